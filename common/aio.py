@@ -21,7 +21,7 @@ else:
     from taskgroup import Runner, TaskGroup, timeout
     from taskgroup.tasks import Task
 
-__all__ = ["Runner", "TaskGroup", "cancelling", "run", "run_alone", "run_anywhere", "timeout"]
+__all__ = ["Runner", "TaskGroup", "cancelling", "run", "run_blocking", "run_in_thread", "timeout"]
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def cancelling() -> bool:
 Stopped = Callable[[], bool]
 
 
-def run_alone(make: Callable[[Stopped], Coroutine[Any, Any, T]]) -> T:
+def run_in_thread(make: Callable[[Stopped], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in a loop on a thread of its own, and return what it returns. For notebooks, whose thread has a loop.
 
     An interruption (Ctrl-C) cancels the coroutine once, and is raised here after the coroutine has ended, however many
@@ -88,10 +88,10 @@ def run_alone(make: Callable[[Stopped], Coroutine[Any, Any, T]]) -> T:
     return done.result()
 
 
-def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on this thread, or on a thread of its own if this one runs a loop already."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return run(work)
-    return run_alone(lambda stopped: work)
+    return run_in_thread(lambda stopped: work)

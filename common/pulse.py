@@ -35,7 +35,7 @@ class Pulse:
     def paced(self) -> bool:
         return self._tick_s > 0
 
-    def keep(self, every_s: float) -> None:
+    def set_pace(self, every_s: float) -> None:
         """Set the pace in seconds, which the server decides (server.keepalive_s)."""
         self._tick_s = max(every_s, LEAST_PACE_S) / TICKS_A_PACE
 

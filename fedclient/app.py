@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from attune.common import homes
-from attune.common.aio import run_anywhere
+from attune.common.aio import run_blocking
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
@@ -25,7 +25,7 @@ def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None
     shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table))
     home = DeviceHome(options.home or homes.device_home(options.server.host, options.server.port, options.data))
     with home.locked(), Worker() as worker:
-        return run_anywhere(live(options, shard, home, console, worker))
+        return run_blocking(live(options, shard, home, console, worker))
 
 
 async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, console: Console, worker: Worker) -> Path:

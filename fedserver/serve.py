@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attune.common import homes
-from attune.common.aio import run_anywhere
+from attune.common.aio import run_blocking
 from attune.common.config import by_section, load_settings, merge
 
 NO_SETTINGS: Mapping[str, Any] = {}
@@ -71,7 +71,7 @@ def serve(
     shown = None if dashboard is None else str(dashboard)
     location = LabLocation(lab, lab_workers)
     options = ServerOptions(place, host, port, exit_when_done, say, shown, join_uses=join_uses, location=location)
-    run_anywhere(run(options, overrides))
+    run_blocking(run(options, overrides))
 
 
 def of_flags(

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from attune.common.aio import Stopped, run_alone
+from attune.common.aio import Stopped, run_in_thread
 from attune.common.plugins import installed
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.options import DeviceOptions
@@ -128,4 +128,4 @@ def simulate(
             return SimulationResult(outcome, state, chosen)
 
         with chosen if isinstance(chosen, RemoteExecutor) else nullcontext(), rare_collection():
-            return run_alone(run)
+            return run_in_thread(run)

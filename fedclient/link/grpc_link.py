@@ -152,7 +152,7 @@ class GrpcLink:
 
     def _keep_pace(self, every_s: float) -> asyncio.Task[None]:
         """From now on this side beats as the server does, and gives up a server that is silent."""
-        self._pulse.keep(every_s)
+        self._pulse.set_pace(every_s)
 
         def say() -> None:
             if self._outbox.empty():

@@ -48,7 +48,7 @@ class Prior:
         return self.without.get(device, self.shares)
 
 
-NOTHING = Prior({}, {})
+NO_PRIOR = Prior({}, {})
 
 
 def votes_of(rows: Iterable[Report]) -> dict[str, dict[Choice, float]]:
@@ -73,7 +73,7 @@ def prior_of(votes: Mapping[str, Mapping[Choice, float]]) -> Prior:
     """
     names = [model for model in CHOICES if any(model in vote for vote in votes.values())]
     if not names:
-        return NOTHING
+        return NO_PRIOR
     log_DK = np.array([[vote.get(name, -np.inf) for name in names] for vote in votes.values()])
     with np.errstate(over="ignore"):  # the largest float64 minus its negative
         likely_DK = np.exp(log_DK - log_DK.max(axis=1, keepdims=True))

@@ -10,7 +10,7 @@ from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import OrderId, Record
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.planning import ResolvedSettings
-from attune.fedserver.core.prior import NOTHING, Prior, prior_of, votes_of
+from attune.fedserver.core.prior import NO_PRIOR, Prior, prior_of, votes_of
 from attune.fedserver.core.records import DeviceRecord, Smaller
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.journal import WORK, Journal, Stage
@@ -54,7 +54,7 @@ class Orders:
         known = await self._known({*record.devices, *devices})
         served = await self._lab.serve(record.devices, _founders(known, record.devices))
         cold_start = await self._lab.cold_start() if work == "evaluate" else {}
-        prior = await self._prior(record, number) if work == "evaluate" else NOTHING
+        prior = await self._prior(record, number) if work == "evaluate" else NO_PRIOR
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         takes = {name: served[name] if self._needs_download(record, known.get(name), work) else {} for name in devices}
         smaller = await self._smaller(record, known, takes, cold_start)

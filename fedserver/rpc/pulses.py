@@ -18,7 +18,7 @@ class Pulses:
     def open(self, name: str) -> Pulse:
         """The pulse of a new stream; transfers from now on show life on it."""
         pulse = self._of[name] = Pulse()
-        pulse.keep(self.every_s)
+        pulse.set_pace(self.every_s)
         return pulse
 
     def close(self, name: str, pulse: Pulse) -> None:

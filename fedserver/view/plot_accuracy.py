@@ -17,9 +17,9 @@ from attune.common.statistics import interval_of
 from attune.common.task import TaskName
 from attune.fedserver.core.accuracy import by_round
 from attune.fedserver.core.records import Report
-from attune.fedserver.view.summary import ClientSummary, CurvePoint, Summary
+from attune.fedserver.view.summary import ClientSummary, Curve, CurvePoint, Figure, Summary
 
-SERIES = {
+SERIES: dict[Curve, tuple[str, str, str]] = {  # label, colour, mark
     "before": ("as served, before local training", figures.BEFORE, "o"),
     "after": ("after local training", figures.AFTER, "o"),
     "common": ("common model", figures.COMMON, "D"),
@@ -49,8 +49,14 @@ def figures_of(summary: Summary) -> Section:
         )
         rows.append([f"FedMCSA: mean over clients of the last {mcsa.evaluations} evaluations", mcsa.mean_of_last])
         rows.append(["FedMCSA: over all test samples, mean of the same evaluations", mcsa.mean_of_last_over_samples])
-    names = {"accuracy": "the clients' own models, latest", "before": "before the latest local training", "after": "after it"}
-    names |= {"common": "common model, latest", "local": "trained on the device alone, latest", "constant": "a constant answer"}
+    names: dict[Figure, str] = {
+        "accuracy": "the clients' own models, latest",
+        "before": "before the latest local training",
+        "after": "after it",
+        "common": "common model, latest",
+        "local": "trained on the device alone, latest",
+        "constant": "a constant answer",
+    }
     for key, average in summary.latest.items():
         rows.append([f"{names[key]}: mean over {average.clients} clients", average.mean_over_clients])
         rows.append([f"{names[key]}: over all test samples", average.over_samples])
@@ -128,10 +134,11 @@ def bars(summary: Summary) -> Section:
         listed.sort(key=lambda client: (client.before or 0.0, client.after or 0.0))
     figure = figures.new(min(max(6.0, 2 + 0.5 * len(listed)), 14.0), 5.4 if many else 4.6)
     axes = figure.add_subplot()
-    for shift, (key, label, colour) in enumerate(
-        (("before", "before local training", figures.BEFORE), ("after", "after local training", figures.AFTER))
+    before, after = [client.before for client in listed], [client.after for client in listed]
+    for shift, (scores, label, colour) in enumerate(
+        ((before, "before local training", figures.BEFORE), (after, "after local training", figures.AFTER))
     ):
-        at, values, errors = _with_intervals(summary, listed, key, (shift - 0.5) * (0.3 if many else 0.4))
+        at, values, errors = _with_intervals(summary, listed, scores, (shift - 0.5) * (0.3 if many else 0.4))
         if many:
             axes.errorbar(at, values, yerr=errors, fmt="o", markersize=3, color=colour, elinewidth=0.7, alpha=0.85, label=label)
         else:
@@ -156,12 +163,11 @@ def bars(summary: Summary) -> Section:
 
 
 def _with_intervals(
-    summary: Summary, listed: Sequence[ClientSummary], key: str, shift: float
+    summary: Summary, listed: Sequence[ClientSummary], scores: Sequence[float | None], shift: float
 ) -> tuple[list[float], list[float], list[list[float]]]:
     """Return positions, values, and how far each interval reaches below and above its value; 0 for R2."""
     at, values, below, above = [], [], [], []
-    for position, client in enumerate(listed):
-        value = getattr(client, key)
+    for position, (client, value) in enumerate(zip(listed, scores, strict=True)):
         if value is not None:
             low, high = interval_of(value, client.test_samples, summary.task) or (value, value)
             at.append(position + shift)

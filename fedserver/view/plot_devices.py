@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -22,9 +23,9 @@ WORDS: dict[Finding | None, str] = {
 }
 SHADES: dict[Finding | None, str] = {"better": figures.COLOURS[0], "worse": figures.COLOURS[8], "unclear": "0.6", None: "0.85"}
 MODELS = (
-    ("local", "trained on the device alone", figures.LOCAL, "s"),
-    ("common", "common model", figures.COMMON, "D"),
-    ("own", "its own model, by federation", figures.BEFORE, "o"),
+    (attrgetter("local"), "trained on the device alone", figures.LOCAL, "s"),
+    (attrgetter("common"), "common model", figures.COMMON, "D"),
+    (attrgetter("own"), "its own model, by federation", figures.BEFORE, "o"),
 )
 
 
@@ -103,8 +104,8 @@ def _models(axes: Any, listed: Sequence[ClientSummary], task: TaskName) -> None:
             axes.plot([position] * 2, [rival, client.own], color=SHADES[client.verdict], linewidth=4 if few else 2, alpha=0.35)
         if client.own is not None and (between := interval_of(client.own, client.test_samples, task)):
             axes.plot([position] * 2, between, color="0.45", linewidth=0.8, zorder=2)
-    for key, label, colour, mark in MODELS:
-        placed = [(at, value) for at, client in enumerate(listed) if (value := getattr(client, key)) is not None]
+    for score, label, colour, mark in MODELS:
+        placed = [(at, value) for at, client in enumerate(listed) if (value := score(client)) is not None]
         if placed:
             at, values = zip(*placed, strict=True)
             axes.plot(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -32,6 +32,8 @@ FEDTP_EVERY = 5  # rounds from one evaluation to the next
 FEDTP_LAST = Fraction(200, 1500)  # share of the rounds, at the end, whose evaluations count
 FEDMCSA_LAST = 20  # evaluations
 
+Curve = Literal["before", "after", "common", "local"]  # curves of accuracy by state
+Figure = Literal["accuracy", "before", "after", "common", "local", "constant"]  # figures of a client
 Scores = dict[str, tuple[float, int]]  # client -> accuracy, and the size of its test part
 Pick = Callable[[Report], tuple[int, float | None]]  # report -> state, and one of its accuracies
 
@@ -101,6 +103,18 @@ class ClientSummary(msgspec.Struct, frozen=True):
     gain_interval: tuple[float, float] | None = None
     verdict: Finding | None = None
 
+    @property
+    def figures(self) -> dict[Figure, float | None]:
+        """Figures by name."""
+        return {
+            "accuracy": self.accuracy,
+            "before": self.before,
+            "after": self.after,
+            "common": self.common,
+            "local": self.local,
+            "constant": self.constant,
+        }
+
 
 class Summary(msgspec.Struct, frozen=True):
     """summary.json."""
@@ -110,11 +124,11 @@ class Summary(msgspec.Struct, frozen=True):
     seed: int
     rounds: int
     closed: int
-    judged: str  # the curve by which the method is judged: "before" or "after" local training
-    curves: dict[str, list[CurvePoint]]  # before, after, common, local
+    judged: Curve  # the curve by which the method is judged: "before" or "after" local training
+    curves: dict[Curve, list[CurvePoint]]
     fedtp: FedTP | None  # None: all devices evaluated none of these states
     fedmcsa: FedMCSA | None
-    latest: dict[str, Average]  # averages of the clients' latest figures: accuracy, before, after, common, local, constant
+    latest: dict[Figure, Average]  # averages of the clients' latest figures
     kept: dict[str, int]  # number of clients that keep the personalized, common or local model
     clients: list[ClientSummary]
     settings: dict[str, Any]
@@ -154,12 +168,12 @@ def summarise(
     )
 
 
-def judged_by(evaluate: Evaluate) -> str:
+def judged_by(evaluate: Evaluate) -> Curve:
     """Return the curve by which a method is judged."""
     return "before" if evaluate == "served" else "after"
 
 
-def curves(rows: Iterable[Report], evaluate: Evaluate, policy: RoundSettings) -> dict[str, list[CurvePoint]]:
+def curves(rows: Iterable[Report], evaluate: Evaluate, policy: RoundSettings) -> dict[Curve, list[CurvePoint]]:
     """Return the curves of accuracy by state: as served, after local training, of the common and of the local model.
 
     A device reports its accuracy with state r before it trains in round r + 1, and in an evaluation of state r. If both exist,
@@ -276,15 +290,14 @@ def _compared(row: Report) -> dict[str, Any]:
     return {"own": row.accuracy_before, "gain": gain, "gain_interval": gain_between(metrics), "verdict": verdict}
 
 
-def averages(listed: Sequence[ClientSummary]) -> dict[str, Average]:
+def averages(listed: Sequence[ClientSummary]) -> dict[Figure, Average]:
     """Return the averages of each figure over the clients that have it."""
-    by_figure = {}
-    for key in ("accuracy", "before", "after", "common", "local", "constant"):
-        values = {client.name: (getattr(client, key), client.test_samples) for client in listed}
-        known = {name: (value, samples) for name, (value, samples) in values.items() if value is not None and samples}
-        if known:
-            by_figure[key] = Average(**_averages(known))
-    return by_figure
+    by_figure: dict[Figure, Scores] = defaultdict(dict)
+    for client in listed:
+        for figure, value in client.figures.items():
+            if value is not None and client.test_samples:
+                by_figure[figure][client.name] = (value, client.test_samples)
+    return {figure: Average(**_averages(by_figure[figure])) for figure in get_args(Figure) if figure in by_figure}
 
 
 def _averages(scores: Mapping[str, tuple[float, int]]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def test_a_process_that_was_stopped_itself_does_not_blame_the_other():
 
     async def scenario():
         pulse, gone = Pulse(), asyncio.Event()
-        pulse.keep(0.4)
+        pulse.set_pace(0.4)
         watching = asyncio.create_task(pulse.watch(lambda: None, gone.set))
         await asyncio.sleep(0)
         time.sleep(2.0)  # noqa: ASYNC251 (a whole process is stopped, for more than twice the pace)

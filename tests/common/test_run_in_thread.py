@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from attune.common.aio import Stopped, run_alone
+from attune.common.aio import Stopped, run_in_thread
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def test_what_the_coroutine_returns_or_raises_is_passed_on() -> None:
             raise ValueError("no")
         return threading.get_ident()
 
-    assert run_alone(lambda stopped: answer(False)) != threading.get_ident()
+    assert run_in_thread(lambda stopped: answer(False)) != threading.get_ident()
     with pytest.raises(ValueError, match="no"):
-        run_alone(lambda stopped: answer(True))
+        run_in_thread(lambda stopped: answer(True))
     assert _alive() == 0
 
 
@@ -56,6 +56,6 @@ def test_however_often_it_is_interrupted_it_ends_in_order_first(again: int) -> N
             told.append(stopped())
 
     with pytest.raises(KeyboardInterrupt):
-        run_alone(work)
+        run_in_thread(work)
     assert told == [True]
     assert _alive() == 0
