@@ -130,4 +130,4 @@ def test_an_interruption_reaches_the_workers(cluster: Any) -> None:
 
     with pytest.raises(InterruptedError):
         attune.simulate(CLOUDS, "fedavg", rounds=50, settings=QUICK, executor="ray", workers=2, progress=interrupt)
-    assert len(heard) == 4
+    assert len(heard) in (4, 5), "both workers may have been done at once"

@@ -86,7 +86,7 @@ class PoolCall:
         self._start()
 
     def _start(self) -> None:
-        self._member = min(self._pool.members, key=lambda member: member.pending_calls)
+        self._member = self._pool.least_busy()
         self._worker = self._member.worker
         self._call = self._worker.call(self._method, *self._arguments)
         self._member.pending_calls += 1
@@ -137,6 +137,13 @@ class WorkerPool:
     def share(self, value: Any) -> Any:
         """As `Cluster.share`. May raise ClusterUnusable."""
         return self._cluster.share(value)
+
+    def least_busy(self) -> _PoolMember:
+        """Return the place with the fewest pending calls; of equal ones, the one that got its last call first."""
+        member = min(self.members, key=lambda member: member.pending_calls)
+        self.members.remove(member)
+        self.members.append(member)
+        return member
 
     def replace(self, member: _PoolMember, lost: WorkerHandle) -> None:
         """Start a new worker in this place, unless another call did it already. May raise ClusterUnusable."""
