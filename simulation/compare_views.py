@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from attune.common.metrics import METRICS
 from attune.common.pictures import figures, page
 from attune.common.pictures.figures import natural
 from attune.common.pictures.page import Cell, PageTable, Picture, Section
-from attune.fedserver.view.status_text import WIDE, share
+from attune.fedserver.view.status_text import share, text_of, text_table
 from attune.simulation.compare import AgainstFirst, ComparedRun, RunData
 
 SHOWN = 60  # devices; --json and the page have them all
@@ -23,20 +18,14 @@ NAMED = 60  # devices whose names fit below the axis
 
 
 def render(compared: Sequence[ComparedRun], runs: Sequence[RunData]) -> str:
-    """Return a line for each run, then a line for each device: plain text off a terminal, colours on one."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
-    with console.capture() as capture:
-        console.print(_table(HEADS, map(line_of, compared)))
-        console.print()
-        listed = devices_of(runs)
-        console.print(_table(("device", *(run.name for run in runs)), listed[:SHOWN]))
-        if len(listed) > SHOWN:
-            console.print(f"... and {len(listed) - SHOWN} more devices: --json and --out have them all")
-        if beaten := [run.name for run in compared if run.no_better]:
-            console.print(f"no better than a constant answer over clients: {', '.join(beaten)}", markup=False)
-        for run in compared[1:]:
-            console.print(sentence(run.name, compared[0].name, run.against_first), markup=False)
-    return capture.get().rstrip("\n")
+    """Return a line for each run, then a line for each device, as text."""
+    listed = devices_of(runs)
+    tables = text_table(HEADS, map(line_of, compared)), text_table(("device", *(run.name for run in runs)), listed[:SHOWN])
+    notes = [f"... and {len(listed) - SHOWN} more devices: --json and --out have them all"] if len(listed) > SHOWN else []
+    if beaten := [run.name for run in compared if run.no_better]:
+        notes.append(f"no better than a constant answer over clients: {', '.join(beaten)}")
+    notes += [sentence(run.name, compared[0].name, run.against_first) for run in compared[1:]]
+    return text_of(tables[0], "", tables[1], *notes)
 
 
 HEADS = (
@@ -89,15 +78,6 @@ def sentence(name: str, first: str, comparison: AgainstFirst | None) -> str:
         f"{name} against {first}: better on {comparison.better} of {comparison.devices} devices, worse on {comparison.worse}, "
         f"{comparison.difference:+.4f} on average: {certain} (sign test, p = {comparison.p:.3g})"
     )
-
-
-def _table(heads: Sequence[str], lines: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for head in heads:
-        table.add_column(Text(head), no_wrap=True)
-    for line in lines:
-        table.add_row(*(Text(cell) for cell in line))
-    return table
 
 
 def write(compared: Sequence[ComparedRun], runs: Sequence[RunData], out: Path) -> list[str]:

@@ -8,14 +8,17 @@ store may address content by digest and keep names in a table (`stores.memory` d
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from attune.common.errors import HomeMismatch
 from attune.common.wire.blobs import Blob, Readable, Target
 from attune.fedserver.core.records import Slot
 
+T = TypeVar("T")
+ATTEMPTS = 5  # of read_again
 STATE, INBOX, UPLOADS, SERVED, REDO = "state/", "inbox/", "uploads/", "serve/", "redo/"
 _OF_ROUND = re.compile(rf"{STATE}(?:.*\.)?(\d+)\.(?:safetensors|json)|{INBOX}(?:train|evaluate)-(\d+)-.*")
 
@@ -45,6 +48,18 @@ class Damaged(HomeMismatch):
     def __init__(self, message: str, name: str = "") -> None:
         super().__init__(message)
         self.name = name
+
+
+def read_again(read: Callable[[], T]) -> T:
+    """Return what `read` returns, tried again if a running server has removed files of an old state meanwhile.
+
+    Raises:
+        Damaged: The last attempt failed, too.
+    """
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(Damaged):
+            return read()
+    return read()
 
 
 class Blobs(Protocol):

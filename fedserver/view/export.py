@@ -17,13 +17,12 @@ from attune.common.wire.tensors import Tensors
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.aggregators.stored import MATRICES, NETWORK
 from attune.fedserver.lab.engine import Engine
-from attune.fedserver.ports.blobs import SERVED, Blobs, Damaged, blob_of
+from attune.fedserver.ports.blobs import SERVED, Blobs, blob_of, read_again
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.disk import scratch_blobs
 from attune.fedserver.view import summary
 from attune.fedserver.view.status import status
 
-ATTEMPTS = 5  # a running server may remove files of the old state while they are read
 ORDER_COLUMNS = ("round", "work", "client", "samples")
 
 
@@ -37,7 +36,8 @@ def export_home(home: ServerHome, out: Path) -> list[str]:
     if snapshot.plan is None:
         raise NoModel(f"{home.path} has no model yet: the first round has not started")
     out.mkdir(parents=True, exist_ok=True)
-    return [*_consistent_tensors(home, out), *write_tables(snapshot, snapshot.plan, out)]
+    tensors = read_again(lambda: write_state(home.snapshot(), home.open().blobs, out))
+    return [*tensors, *write_tables(snapshot, snapshot.plan, out)]
 
 
 def write_tables(
@@ -71,16 +71,6 @@ def summarised(snapshot: Snapshot, plan: Plan) -> summary.Summary:
     """Return the contents of summary.json."""
     settings = snapshot.settings
     return summary.summarise(snapshot.rows, settings, plan.model.name, snapshot.record.round, plan.task)
-
-
-def _consistent_tensors(home: ServerHome, out: Path) -> list[str]:
-    for attempt in range(ATTEMPTS):
-        try:
-            return write_state(home.snapshot(), home.open().blobs, out)
-        except Damaged:
-            if attempt == ATTEMPTS - 1:
-                raise
-    raise AssertionError("the last attempt returns or raises")
 
 
 def write_state(snapshot: Snapshot, blobs: Blobs, out: Path) -> list[str]:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from attune.common.plan import run_name
 from attune.fedserver.core.accuracy import accuracies, over_all
 from attune.fedserver.home import ServerHome
 from attune.fedserver.stores.inbox import Inbox
 from attune.fedserver.view.status import status
-from attune.fedserver.view.status_text import WIDE, share
+from attune.fedserver.view.status_text import share, text_of, text_table
 
 
 def status_of(home: ServerHome, troubles: Sequence[str] = ()) -> dict[str, Any]:
@@ -81,15 +77,11 @@ def _listed(home: ServerHome, name: str | None) -> ListedRun:
 
 
 def render(runs: Iterable[ListedRun]) -> str:
-    """Render the list of runs: plain text, or colours on a terminal."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
-    table = Table(box=None, pad_edge=False)
-    for head in ("run", "", "method", "model", "rounds", "state", "devices", "accuracy"):
-        table.add_column(head, no_wrap=True)
-    for run in runs:
-        now, rounds = "present" if run.present else "", f"{run.round}/{run.rounds}"
-        cells = (run.name, now, run.method, run.model or "-", rounds, run.phase, str(run.devices), share(run.accuracy))
-        table.add_row(*(Text(cell) for cell in cells))
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get().rstrip("\n")
+    """Return the list of runs as text."""
+    heads = ("run", "", "method", "model", "rounds", "state", "devices", "accuracy")
+    return text_of(text_table(heads, map(_cells, runs)))
+
+
+def _cells(run: ListedRun) -> tuple[str, ...]:
+    present, rounds = "present" if run.present else "", f"{run.round}/{run.rounds}"
+    return run.name, present, run.method, run.model or "-", rounds, run.phase, str(run.devices), share(run.accuracy)

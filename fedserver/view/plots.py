@@ -15,13 +15,12 @@ from attune.fedserver.core.accuracy import by_round
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.aggregators import stored
 from attune.fedserver.lab.arrays import ArrayFile
-from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
+from attune.fedserver.ports.blobs import Blobs, blob_of, read_again
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view import plot_accuracy, plot_clients, plot_devices
 from attune.fedserver.view.summary import Summary, read_summary, summarise
 
 T = TypeVar("T")
-ATTEMPTS = 5  # a running server may remove files of the old state while they are read
 
 
 class PictureSource:
@@ -62,17 +61,15 @@ class PictureSource:
 
     def tensors(self, key: str, read: Callable[[ArrayFile], T]) -> T | None:
         """Return what `read` makes of the slot `key` of whichever part has one; None if no part has."""
-        for attempt in range(ATTEMPTS):
+
+        def read_slot() -> T | None:
             slot = next((slot for slot in self._look().slots if slot.key == key), None)
             if slot is None:
                 return None
-            try:
-                with ArrayFile(self._blobs.open(blob_of(slot))) as file:
-                    return read(file)
-            except Damaged:
-                if attempt == ATTEMPTS - 1:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+            with ArrayFile(self._blobs.open(blob_of(slot))) as file:
+                return read(file)
+
+        return read_again(read_slot)
 
 
 def accuracy(source: PictureSource) -> page.Section:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -25,45 +25,64 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def render_status(status: dict[str, Any]) -> str:
-    """Render the status: plain text, or colours on a terminal."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
+def text_of(*parts: str | Table) -> str:
+    """Return lines and tables as text, as wide as the terminal if stdout is one; else nothing is cut or wrapped."""
+    console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDE)
     with console.capture() as capture:
-        running = f"serving {status['address']}" if status["running"] else "not running"
-        console.print(f"{status['state']}: round {status['round']}/{status['rounds']} of {status['method']}, server {running}")
-        if status["paused"]:
-            console.print("paused: no further round opens before `fedserver resume`", markup=False)
-        if status["reason"]:
-            console.print(f"failed: {status['reason']}", markup=False)
-        if status["setback"]:
-            console.print(f"set back: {status['setback']}", markup=False)
-        for trouble in status["troubles"]:
-            console.print(f"trouble: {trouble}", markup=False)
-        if status["todo"]:
-            console.print(f"what to do: {status['todo']}", markup=False)
-        for expiring in status["expiring"]:
-            when = datetime.fromtimestamp(expiring["ends"], timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-            what = f"expired on {when}" if expiring["expired"] else f"expires on {when}"
-            console.print(f"certificate of {expiring['name']} {what}: {expiring['todo']}", markup=False)
-        for refused in status["refused"][:SHOWN_REFUSALS]:
-            ago = f"{max(0.0, time.time() - refused['at']):.0f} s ago"
-            console.print(f"refused: {refused['who']}, {refused['count']} times, last {ago}: {refused['text']}", markup=False)
-            console.print(f"  what to do: {refused['todo']}", markup=False)
-        for awaited in status["awaited"]:
-            console.print(f"awaited: {awaited['name']}, for {time.time() - awaited['since']:.0f} s", markup=False)
-        if status["adapting"]:
-            console.print(f"newcomers in rounds of their own: {', '.join(status['adapting'])}")
-        elif status["state"] == "waiting":
-            connected = sum(client["state"] not in ("disconnected", "revoked") for client in status["clients"])
-            console.print(f"waiting: {connected} of at least {status['min_clients']} devices are connected")
-        console.print(_table(status["clients"], status["metric"]))
-        if status["accuracy"]:
-            console.print(f"{described(status['metric'])}: {_averages(status['accuracy'])}")
-        if status["accuracy"] and status["constant"]:
-            console.print(f"a constant answer: {_averages(status['constant'])}")
-            for line in _no_better(status):
-                console.print(line, markup=False)
+        for part in parts:
+            console.print(part)
     return capture.get().rstrip("\n")
+
+
+def text_table(heads: Sequence[str], rows: Iterable[Sequence[str]], wrapped: str = "") -> Table:
+    """Return a table without lines; only the column `wrapped` may be wrapped."""
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(Text(head), no_wrap=head != wrapped)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def render_status(status: dict[str, Any]) -> str:
+    """Return the status as text."""
+    return text_of(*_parts(status))
+
+
+def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
+    running = f"serving {status['address']}" if status["running"] else "not running"
+    yield f"{status['state']}: round {status['round']}/{status['rounds']} of {status['method']}, server {running}"
+    if status["paused"]:
+        yield "paused: no further round opens before `fedserver resume`"
+    if status["reason"]:
+        yield f"failed: {status['reason']}"
+    if status["setback"]:
+        yield f"set back: {status['setback']}"
+    for trouble in status["troubles"]:
+        yield f"trouble: {trouble}"
+    if status["todo"]:
+        yield f"what to do: {status['todo']}"
+    for expiring in status["expiring"]:
+        when = datetime.fromtimestamp(expiring["ends"], timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        what = f"expired on {when}" if expiring["expired"] else f"expires on {when}"
+        yield f"certificate of {expiring['name']} {what}: {expiring['todo']}"
+    for refused in status["refused"][:SHOWN_REFUSALS]:
+        ago = f"{max(0.0, time.time() - refused['at']):.0f} s ago"
+        yield f"refused: {refused['who']}, {refused['count']} times, last {ago}: {refused['text']}"
+        yield f"  what to do: {refused['todo']}"
+    for awaited in status["awaited"]:
+        yield f"awaited: {awaited['name']}, for {time.time() - awaited['since']:.0f} s"
+    if status["adapting"]:
+        yield f"newcomers in rounds of their own: {', '.join(status['adapting'])}"
+    elif status["state"] == "waiting":
+        connected = sum(client["state"] not in ("disconnected", "revoked") for client in status["clients"])
+        yield f"waiting: {connected} of at least {status['min_clients']} devices are connected"
+    yield _table(status["clients"], status["metric"])
+    if status["accuracy"]:
+        yield f"{described(status['metric'])}: {_averages(status['accuracy'])}"
+    if status["accuracy"] and status["constant"]:
+        yield f"a constant answer: {_averages(status['constant'])}"
+        yield from _no_better(status)
 
 
 def _averages(averages: dict[str, float]) -> str:
@@ -81,35 +100,25 @@ def _no_better(status: dict[str, Any]) -> Iterator[str]:
 
 
 def _table(clients: list[dict[str, Any]], metric: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("device", "state", "samples", metric, "95 %", "common", "local", "constant", "verdict", "keeps", "note"):
-        table.add_column(column, no_wrap=column != "note")
-    for client in clients:
-        accuracy, *others = (_share(client[key]) for key in ("accuracy", *COMPARED))
-        interval = "-" if client["interval"] is None else "{:.3f}-{:.3f}".format(*client["interval"])
-        share = "" if client["progress"] is None else f" {client['progress']:.0%}"
-        state, samples = client["state"] + share, str(client["samples"] or "-")
-        row = (client["name"], state, samples, accuracy, interval, *others)
-        row = (*row, client["verdict"] or "-", client["kept"] or "-", client["note"] or "")
-        table.add_row(*(Text(cell) for cell in row))
-    return table
+    heads = ("device", "state", "samples", metric, "95 %", "common", "local", "constant", "verdict", "keeps", "note")
+    return text_table(heads, map(_cells, clients), "note")
 
 
-def render_tokens(tokens: Sequence[TokenView]) -> str:
-    """Render the join tokens, a line for each, the newest last."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
-    table = Table(box=None, pad_edge=False)
-    for column in ("token", "state", "uses left", "made by", "expires", "for", "devices"):
-        table.add_column(column, no_wrap=column != "devices")
-    for token in tokens:
-        expires = datetime.fromtimestamp(token.expires_at, timezone.utc).strftime("%Y-%m-%d %H:%M")
-        left = f"{token.uses_left} of {token.uses}"
-        row = (token.id, token.state, left, token.origin, expires, token.only_for or "-", ", ".join(token.devices) or "-")
-        table.add_row(*(Text(cell) for cell in row))
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get().rstrip("\n")
+def _cells(client: dict[str, Any]) -> tuple[str, ...]:
+    progress = "" if client["progress"] is None else f" {client['progress']:.0%}"
+    accuracy, *others = (share(client[key]) for key in ("accuracy", *COMPARED))
+    interval = "-" if client["interval"] is None else "{:.3f}-{:.3f}".format(*client["interval"])
+    numbers = (client["name"], client["state"] + progress, str(client["samples"] or "-"), accuracy, interval, *others)
+    return (*numbers, client["verdict"] or "-", client["kept"] or "-", client["note"] or "")
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+def render_tokens(tokens: Iterable[TokenView]) -> str:
+    """Return the join tokens as text, a line for each, the newest last."""
+    heads = ("token", "state", "uses left", "made by", "expires", "for", "devices")
+    return text_of(text_table(heads, map(_token_cells, tokens), "devices"))
+
+
+def _token_cells(token: TokenView) -> tuple[str, ...]:
+    expires = datetime.fromtimestamp(token.expires_at, timezone.utc).strftime("%Y-%m-%d %H:%M")
+    left, devices = f"{token.uses_left} of {token.uses}", ", ".join(token.devices) or "-"
+    return token.id, token.state, left, token.origin, expires, token.only_for or "-", devices

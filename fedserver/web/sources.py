@@ -15,7 +15,7 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.journal import Journal
 from attune.fedserver.lab.aggregators.stored import MATRICES, Arrays, read_matrices
 from attune.fedserver.lab.arrays import ArrayFile
-from attune.fedserver.ports.blobs import Damaged, blob_of
+from attune.fedserver.ports.blobs import blob_of, read_again
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.view.status import status
@@ -24,7 +24,6 @@ from attune.fedserver.web.facts import AttentionMatrix, Kind, LoggedFault, PageF
 
 NO_ATTENTION = "{} stores no matrix of which device learns from which; fedmcsa, fedamp and their relatives do"
 TOO_EARLY = "There is no matrix before the first round is closed."
-ATTEMPTS = 5  # a running server may remove files of the old state while they are read
 
 
 class ProcessView(Protocol):
@@ -88,13 +87,7 @@ class LedgerSource:
         )
 
     def attention(self, unit: str) -> AttentionMatrix:
-        for attempt in range(ATTEMPTS):
-            try:
-                return self._attention(unit)
-            except Damaged:
-                if attempt == ATTEMPTS - 1:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+        return read_again(lambda: self._attention(unit))
 
     def _attention(self, unit: str) -> AttentionMatrix:
         snapshot = self._snapshot()
