@@ -27,7 +27,7 @@ from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.engine import Engine
-from attune.fedserver.ports.blobs import Damaged
+from attune.fedserver.ports.blobs import ATTEMPTS, Damaged
 from attune.fedserver.ports.ledger import Certificate
 from attune.fedserver.view import plot_clients
 from attune.fedserver.view import plots as plot
@@ -263,7 +263,7 @@ def test_a_running_server_may_take_the_old_state_away_meanwhile(federation, tmp_
     monkeypatch.setattr(ServerHome, "snapshot", lambda home: answers.pop(0))
     source = plot.PictureSource.of_home(fed.home, None)
     assert source.tensors("matrices", lambda file: "mean" in file) is True
-    answers[:] = [gone] * plot.ATTEMPTS
+    answers[:] = [gone] * ATTEMPTS
     with pytest.raises(Damaged, match="missing"):
         source.tensors("matrices", lambda file: True)
 
