@@ -88,9 +88,9 @@ class Encodings:
                 "votes": settings.no_vote,
                 "norm-limit": max_norm,
             }
-            chosen = {name: each for name, each in self.transforms.items() if each.applies_to(part)}
+            chosen = {name: transform for name, transform in self.transforms.items() if transform.applies_to(part)}
             present = [*(name for name, used in steps.items() if used), *chosen]
-            check_combination(part, {name: each.excludes for name, each in chosen.items()}, present)
+            check_combination(part, {name: transform.excludes for name, transform in chosen.items()}, present)
 
     def _needed(self) -> Iterable[tuple[str, str]]:
         """Return (the setting that asks for it, the encoding), each encoding once."""

@@ -25,7 +25,7 @@ SHADES: dict[Finding | None, str] = {"better": figures.COLOURS[0], "worse": figu
 MODELS = (
     (attrgetter("local"), "trained on the device alone", figures.LOCAL, "s"),
     (attrgetter("common"), "common model", figures.COMMON, "D"),
-    (attrgetter("own"), "its own model, by federation", figures.BEFORE, "o"),
+    (attrgetter("own_accuracy"), "its own model, by federation", figures.BEFORE, "o"),
 )
 
 
@@ -100,9 +100,15 @@ def _models(axes: Any, listed: Sequence[ClientSummary], task: TaskName) -> None:
     few = len(listed) <= 60
     for position, client in enumerate(listed):
         rival = client.local if client.local is not None else client.common
-        if rival is not None and client.own is not None:
-            axes.plot([position] * 2, [rival, client.own], color=SHADES[client.verdict], linewidth=4 if few else 2, alpha=0.35)
-        if client.own is not None and (between := interval_of(client.own, client.test_samples, task)):
+        if rival is not None and client.own_accuracy is not None:
+            axes.plot(
+                [position] * 2,
+                [rival, client.own_accuracy],
+                color=SHADES[client.verdict],
+                linewidth=4 if few else 2,
+                alpha=0.35,
+            )
+        if client.own_accuracy is not None and (between := interval_of(client.own_accuracy, client.test_samples, task)):
             axes.plot([position] * 2, between, color="0.45", linewidth=0.8, zorder=2)
     for score, label, colour, mark in MODELS:
         placed = [(at, value) for at, client in enumerate(listed) if (value := score(client)) is not None]
@@ -137,7 +143,19 @@ def _table(listed: Sequence[ClientSummary], task: TaskName) -> PageTable:
 
     def row(c: ClientSummary) -> list[Cell]:
         between = "" if c.gain_interval is None else "{:+.3f} to {:+.3f}".format(*c.gain_interval)
-        interval = figures.interval_text(c.own, c.test_samples, task)
-        return [c.name, c.test_samples, c.gain, between, c.verdict, c.own, interval, c.common, c.local, c.constant, c.kept]
+        interval = figures.interval_text(c.own_accuracy, c.test_samples, task)
+        return [
+            c.name,
+            c.test_samples,
+            c.gain,
+            between,
+            c.verdict,
+            c.own_accuracy,
+            interval,
+            c.common,
+            c.local,
+            c.constant,
+            c.kept,
+        ]
 
     return PageTable(heads, [row(client) for client in listed])

@@ -98,7 +98,7 @@ class ClientSummary(msgspec.Struct, frozen=True):
     local: float | None
     kept: str | None
     constant: float | None = None
-    own: float | None = None  # accuracy of its own model, which was compared
+    own_accuracy: float | None = msgspec.field(default=None, name="own")  # of its own model, which was compared
     gain: float | None = None  # gain by federation
     gain_interval: tuple[float, float] | None = None
     verdict: Finding | None = None
@@ -287,7 +287,7 @@ def _compared(row: Report) -> dict[str, Any]:
     """Return the fields of a `ClientSummary` that come from a comparison."""
     metrics = msgspec.structs.asdict(row)
     gain, verdict = gain_of(metrics), verdict_of(metrics)
-    return {"own": row.accuracy_before, "gain": gain, "gain_interval": gain_between(metrics), "verdict": verdict}
+    return {"own_accuracy": row.accuracy_before, "gain": gain, "gain_interval": gain_between(metrics), "verdict": verdict}
 
 
 def averages(listed: Sequence[ClientSummary]) -> dict[Figure, Average]:
