@@ -31,8 +31,7 @@ from attune.fedclient.model.artifact import Model
 from attune.fedclient.work.blend import answers_of
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.split import write_shards
-from attune.simulation.recipes.catalogue import SERVED, get
-from attune.simulation.recipes.recipe import Recipe, RecipePoint
+from attune.simulation.recipes.catalogue import SERVED, Recipe, RecipePoint, get
 from attune.simulation.recipes.run import groups_of, harmed
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulate import simulate

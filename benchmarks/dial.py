@@ -13,8 +13,7 @@ from statistics import fmean
 
 import click
 
-from attune.simulation.recipes.catalogue import MCSA, get
-from attune.simulation.recipes.recipe import FEDAVG, LOCAL, Recipe, RecipeMethod
+from attune.simulation.recipes.catalogue import FEDAVG, LOCAL, MCSA, Recipe, RecipeMethod, get
 from attune.simulation.recipes.run import RecipeRow, run
 
 RECIPES = ("label-shift", "relatedness")

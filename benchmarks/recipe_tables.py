@@ -7,9 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from attune.simulation.recipes.catalogue import RECIPES
+from attune.simulation.recipes.catalogue import LOCAL, RECIPES, TUNED, Recipe
 from attune.simulation.recipes.picture import NO_BETTER, crossovers, gains, no_better
-from attune.simulation.recipes.recipe import LOCAL, TUNED, Recipe
 from attune.simulation.recipes.run import RecipeRow, read, shown
 
 OUT = Path(__file__).parent / "results" / "recipes"

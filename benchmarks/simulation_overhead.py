@@ -26,8 +26,8 @@ from attune.common.seeds import derive
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.learner import Learner, make_learner
 from attune.fedclient.work.orders import MemoryOrders
+from attune.simulation.arguments import shards_by_name
 from attune.simulation.federation import NOWHERE
-from attune.simulation.shards import shards_by_name
 from benchmarks.machine import machine
 
 DEVICES, SAMPLES, FEATURES, CLASSES, STEPS, BATCH = 100, 200, 60, 10, 20, 20

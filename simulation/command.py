@@ -11,7 +11,7 @@ import click
 from attune.common import homes
 from attune.common.config import load_settings
 from attune.fedclient.table_options import table_options
-from attune.simulation.executor_names import NAMES
+from attune.fedclient.work.executor import EXECUTORS
 
 if TYPE_CHECKING:
     from attune.simulation.result import SimulationResult
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on each device alone, for comparison.")
 @click.option(
     "--executor",
-    type=click.Choice(NAMES),
+    type=click.Choice(EXECUTORS),
     help="How devices train: one by one (sequential), together (stacked), the faster of both (auto), in processes, or on Ray.",
 )
 @click.option("--try-executors", is_flag=True, help="Only measure a round of the first method with each executor.")

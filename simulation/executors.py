@@ -6,10 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from attune.common.errors import SettingError, nearest
-from attune.fedclient.work.executor import Executor
+from attune.fedclient.work.executor import AUTO, EXECUTORS, STACKED, Executor
 from attune.fedclient.work.processes.remote_executor import REMOTE_EXECUTORS
 from attune.fedclient.work.stacked.stacked_executor import Advice, StackedExecutor
-from attune.simulation.executor_names import AUTO, NAMES, STACKED
 from attune.simulation.simulation_state import has_record, reconcile_executor, write_record
 
 
@@ -26,8 +25,8 @@ def executor_of(given: str | Executor | None, folder: Path | None, workers: int 
         HomeMismatch: The simulation in `folder` was begun with another executor.
     """
     name = given if isinstance(given, str) or given is None else type(given).__name__
-    if isinstance(given, str) and given not in NAMES:
-        raise SettingError(f"unknown executor {given!r}{nearest(given, NAMES)}")
+    if isinstance(given, str) and given not in EXECUTORS:
+        raise SettingError(f"unknown executor {given!r}{nearest(given, EXECUTORS)}")
     if folder is not None:
         if name != AUTO:
             name = reconcile_executor(folder, name)
@@ -35,7 +34,7 @@ def executor_of(given: str | Executor | None, folder: Path | None, workers: int 
                 write_record(folder, name)
         elif has_record(folder):
             name = reconcile_executor(folder, None)
-        if given in (None, AUTO) and name not in NAMES:
+        if given in (None, AUTO) and name not in EXECUTORS:
             raise SettingError(f"the simulation in {folder} was begun with an executor of its own, {name}: hand it over again")
     if given is not None and not isinstance(given, str):
         return given

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,16 +13,15 @@ from attune.common.plugins import installed
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.read_options import ReadOptions
+from attune.fedclient.work.executor import IN_OTHER_PROCESSES
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor
-from attune.simulation import settings as given_settings
-from attune.simulation.executor_names import SPREAD
+from attune.simulation import arguments
+from attune.simulation.arguments import Shards, shards_by_name
 from attune.simulation.executors import executor_of
 from attune.simulation.federation import NOWHERE, Federation
-from attune.simulation.garbage import rare_collection
 from attune.simulation.own_models import model_name
 from attune.simulation.progress import ProgressFunction, watcher
 from attune.simulation.result import SimulationResult
-from attune.simulation.shards import Shards, shards_by_name
 from attune.simulation.simulation_state import open_state
 from attune.simulation.watching import Dashboard, page_address
 
@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from attune.simulation.own_models import Factory
 
 AWAKE_BYTES = 2 << 30
+COLLECTED_OBJECTS = 50_000  # new objects before a collection of the youngest generation; Python's default is 700
 NO_SETTINGS: Mapping[str, Any] = {}
 
 
 def simulate(
     shards: Shards,
-    method: given_settings.Method | None = None,
+    method: arguments.Method | None = None,
     model: str | Factory | nn.Module | None = None,
     rounds: int | None = None,
     seed: int | None = None,
@@ -105,8 +106,8 @@ def simulate(
         KeyboardInterrupt: The user has stopped it. All state is safe.
     """
     members = shards_by_name(shards, ReadOptions.of(label, **{"task": task, **table}))
-    name = None if model is None else model_name(model, home is not None, executor in SPREAD)
-    overrides = given_settings.overrides(len(members), method, name, rounds, seed, settings, config)
+    name = None if model is None else model_name(model, home is not None, executor in IN_OTHER_PROCESSES)
+    overrides = arguments.overrides(len(members), method, name, rounds, seed, settings, config)
     common = DeviceOptions(
         Path(),
         NOWHERE,
@@ -127,5 +128,25 @@ def simulate(
             outcome = await Federation(members, overrides, common, state, shown, stopped, chosen, awake_bytes, page).run()
             return SimulationResult(outcome, state, chosen)
 
-        with chosen if isinstance(chosen, RemoteExecutor) else nullcontext(), rare_collection():
+        with chosen if isinstance(chosen, RemoteExecutor) else nullcontext(), _rare_collection():
             return run_in_thread(run)
+
+
+@contextmanager
+def _rare_collection() -> Iterator[None]:
+    """Make garbage collection rare during the block, and skip the objects that exist at its beginning.
+
+    A round makes some hundred objects for each device, and few of them are in cycles. With Python's defaults, looking at all
+    objects of torch and Python again and again took a fifth of a round of small models.
+    """
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    if before[0]:
+        gc.set_threshold(max(COLLECTED_OBJECTS, before[0]), *before[1:])
+    if not frozen:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        if not frozen:
+            gc.unfreeze()

@@ -14,9 +14,9 @@ from attune.common.durable import PUBLIC, write_file
 from attune.common.errors import HomeMismatch, NoModel
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.store import FolderStore, MemoryStore, Store
+from attune.fedclient.work.executor import SEQUENTIAL
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.memory import MemoryStorage
-from attune.simulation.executor_names import SEQUENTIAL
 
 if TYPE_CHECKING:
     from attune.fedclient.model.artifact import Model

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from attune.common.config import by_section, merge
 from attune.fedclient.read_options import ReadOptions
-from attune.simulation.executor_names import PROCESSES, SEQUENTIAL, STACKED
+from attune.fedclient.work.executor import PROCESSES, SEQUENTIAL, STACKED
+from attune.simulation.arguments import Method, Shards, shards_by_name
 from attune.simulation.executors import importable
-from attune.simulation.settings import Method
-from attune.simulation.shards import Shards, shards_by_name
 from attune.simulation.simulate import NO_SETTINGS, simulate
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from attune.common.plan import Plan
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from attune.fedclient.messages import OrderResult
     from attune.fedclient.work.orders import OrderStore
     from attune.fedclient.work.trainer import Progress, Tensors
+
+SEQUENTIAL, STACKED, AUTO, PROCESSES, RAY = "sequential", "stacked", "auto", "processes", "ray"
+EXECUTORS = (SEQUENTIAL, STACKED, AUTO, PROCESSES, RAY)
+IN_OTHER_PROCESSES = (PROCESSES, RAY)  # models that other processes cannot import cannot be used with these
+ExecutorName = Literal["sequential", "stacked", "auto", "processes", "ray"]
 
 
 class HostLost(Exception):

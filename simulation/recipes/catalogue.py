@@ -1,9 +1,14 @@
-"""Catalogue of the recipes. No setting was tuned on test parts; docs/choosing.md has the results."""
+"""Recipes: data cut at several points of an axis, and methods that are compared there. No torch is needed.
+
+No setting was tuned on test parts; docs/choosing.md has the results.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,7 +17,61 @@ from attune.fedclient.data.arrays import Array
 from attune.simulation.partition.samples import Dataset, Source
 from attune.simulation.partition.split import Partition, partition
 from attune.simulation.recipes import cuts
-from attune.simulation.recipes.recipe import BASELINES, Recipe, RecipeMethod, RecipePoint
+
+Cut = Callable[[Source, int], Partition]  # a source and a seed
+
+
+@dataclass(frozen=True)
+class RecipeMethod:
+    """Method of a recipe, with its settings and its name in tables."""
+
+    label: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    baseline: Literal["local"] | None = None  # devices also train a model alone
+
+
+@dataclass(frozen=True)
+class RecipePoint:
+    """Place on the axis of a recipe. `series` divides a recipe into several curves."""
+
+    x: float
+    cut: Cut
+    series: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Comparison of methods on one data set at several points.
+
+    Attributes:
+        data: The file that --data must name; empty means the bundled digits.
+        read: Options of the reader, as in `fedclient partition`.
+    """
+
+    name: str
+    title: str
+    axis: str
+    points: tuple[RecipePoint, ...]
+    entries: tuple[RecipeMethod, ...]
+    rounds: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    data: str = ""
+    read: Mapping[str, Any] = field(default_factory=dict)
+    log: bool = True  # the axis is logarithmic
+
+
+LOCAL, FEDAVG, TUNED = "Local", "FedAvg", "FedAvg, tuned"
+RIVALS = (LOCAL, FEDAVG)  # a device that is worse off than with either of them is harmed
+
+# Each score costs a fine-tuning, so devices score at the end alone.
+TUNING = {"method.tune_epochs": 20, "method.alpha": 0.1, "train.evaluate": False}
+BASELINES = (
+    RecipeMethod(LOCAL, "local"),
+    RecipeMethod(FEDAVG, "fedavg"),
+    RecipeMethod(TUNED, "fedavg+ft", TUNING),
+)
 
 DIAL = {"method.dial": True}
 MCSA = (RecipeMethod("FedMCSA", "fedmcsa"), RecipeMethod("FedMCSA, dial", "fedmcsa", DIAL, "local"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attune.common.pictures import figures
-from attune.simulation.recipes.recipe import FEDAVG, LOCAL, TUNED, Recipe
+from attune.simulation.recipes.catalogue import FEDAVG, LOCAL, TUNED, Recipe
 from attune.simulation.recipes.run import RecipeRow, shown
 
 OVER = (LOCAL, TUNED)

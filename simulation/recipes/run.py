@@ -25,7 +25,7 @@ from attune.fedclient.work.permutation import sign_flip
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.samples import Source
 from attune.simulation.partition.split import write_shards
-from attune.simulation.recipes.recipe import LOCAL, RIVALS, Recipe, RecipeMethod, RecipePoint
+from attune.simulation.recipes.catalogue import LOCAL, RIVALS, Recipe, RecipeMethod, RecipePoint
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulate import simulate
 

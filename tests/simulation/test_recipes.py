@@ -18,7 +18,7 @@ from attune.simulation.partition.datasets import load_source
 from attune.simulation.partition.samples import Dataset
 from attune.simulation.partition.split import Partition, partition
 from attune.simulation.recipes import catalogue, cuts, picture
-from attune.simulation.recipes.recipe import BASELINES, Recipe, RecipeMethod, RecipePoint
+from attune.simulation.recipes.catalogue import BASELINES, Recipe, RecipeMethod, RecipePoint
 from attune.simulation.recipes.run import RecipeRow, harmed, read, write
 
 

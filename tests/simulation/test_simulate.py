@@ -26,7 +26,7 @@ from attune.common.errors import FederationFailed, SettingError, ShapeMismatch, 
 from attune.common.plan import ModelSpec
 from attune.common.statistics import wilson
 from attune.fedclient.data.shard import load_shard
-from attune.simulation.shards import shards_by_name
+from attune.simulation.arguments import shards_by_name
 
 ROOT = Path(__file__).parents[2]
 QUICK = {"train.local_epochs": 1, "model.name": "mlr"}

@@ -41,7 +41,7 @@ _SCHEMES = {
     "natural": Scheme("natural:natural", scheme_settings.NaturalSettings, test_part=False, clients="natural"),
     "pachinko": Scheme("coarse:pachinko", scheme_settings.PachinkoSettings),
     "pathological": Scheme("shares:pathological", scheme_settings.PathologicalSettings),
-    "roles": Scheme("roles:roles", scheme_settings.RolesSettings, takes="text", test_part=False, clients="natural"),
+    "roles": Scheme("natural:roles", scheme_settings.RolesSettings, takes="text", test_part=False, clients="natural"),
     "synthetic": Scheme("synthetic:synthetic", scheme_settings.SyntheticSettings, takes="nothing", clients=100),
     "two-class-unequal": Scheme(
         "unequal:unequal", scheme_settings.UnequalSettings, test_part=False, clients=20, normalise="pixel"
