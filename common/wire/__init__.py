@@ -1,1 +1,1 @@
-"""Tensors as bytes: safetensors blobs, written and read tensor by tensor, checked before they are believed."""
+"""Tensors as bytes: safetensors blobs, written and read tensor by tensor, and checked before use."""

@@ -1,6 +1,7 @@
-"""Blobs: named bytes with a digest, where they are read from and where they are written to (no torch here).
+"""Blobs: named bytes with a digest, and the sources and targets for reading and writing them.
 
-A source and a target are interfaces, because the server's blobs need not be files; local files and memory are here.
+Sources and targets are interfaces, because the server's blobs need not be files. The implementations for local files and memory
+are here. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from attune.common.wire.malformed import Truncated
 
 @dataclass(frozen=True)
 class Blob:
-    """Immutable bytes. `name` is where they lie in what holds them; `digest` is of all of them; `size` is in bytes."""
+    """Reference to immutable bytes.
+
+    Attributes:
+        name: Name in the store that holds the bytes.
+        digest: Digest of all bytes.
+        size: Number of bytes.
+    """
 
     name: str
     digest: str
@@ -32,56 +39,72 @@ class Blob:
 
 
 class Readable(Protocol):
-    """Bytes that are there, read by position. Several threads may read; reading after `close` raises OSError."""
+    """Source of bytes, read by position. Several threads may read. Reading after `close` raises OSError."""
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Name of the source in errors."""
         ...
 
     @property
     def size(self) -> int: ...
 
     def read(self, offset: int, count: int) -> bytes:
-        """`count` bytes from `offset` on, fewer only where the source ends."""
+        """Return `count` bytes from `offset` on, fewer only at the end of the source."""
         ...
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        """Fills `target` from `offset` on. Errors: Truncated where the source ends too early."""
+        """Fill `target` with the bytes from `offset` on.
+
+        Raises:
+            Truncated: The source ends too early.
+        """
         ...
 
     def close(self) -> None:
-        """Closing twice is allowed."""
+        """Close the source. Closing twice is allowed."""
         ...
 
 
 class Target(Protocol):
-    """Bytes in the making, written at any position in any order."""
+    """Blob that is being written, at any position in any order."""
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Name of the target in errors."""
         ...
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Errors: DiskFull."""
+        """Write `data` at `offset`.
+
+        Raises:
+            DiskFull: The disk has no room.
+        """
         ...
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        """What was written. Errors: Truncated."""
+        """Fill `target` with written bytes from `offset` on.
+
+        Raises:
+            Truncated: Fewer bytes were written.
+        """
         ...
 
     def finish(self, digest: str, size: int) -> Blob:
-        """All bytes are written, and this is their digest: the blob is there under its name. Errors: DiskFull."""
+        """Publish the blob under its name. All bytes are written, and `digest` is theirs.
+
+        Raises:
+            DiskFull: The disk has no room.
+        """
         ...
 
     def abort(self) -> None:
-        """Gives it up: nothing of it stays. After `finish` nothing happens."""
+        """Remove everything that was written. No-op after `finish`."""
         ...
 
 
 class LocalFile:
-    """A file as a source. A file that shrinks underneath is an error (Truncated), not a crash as through a memory map."""
+    """File as a source. A file that shrinks meanwhile raises Truncated; a memory map would crash the process."""
 
     def __init__(self, path: Path, name: str = "") -> None:
         self.name = name or str(path)
@@ -118,9 +141,10 @@ class LocalFile:
 
 
 class LocalTarget:
-    """A file of `size` bytes that is written under its own name, which shows it unfinished.
+    """File of `size` bytes that is written under its final name, so readers can see it unfinished.
 
-    durable: on stable storage, with its name, when it is finished. Errors: DiskFull, up front and later.
+    With `durable`, the file and its name are on stable storage after `finish`. DiskFull is raised before the first byte if the
+    disk has no room, and later if it fills up.
     """
 
     def __init__(self, path: Path, size: int, durable: bool = False) -> None:
@@ -155,7 +179,7 @@ class LocalTarget:
 
 
 class Buffer:
-    """Bytes in memory as a source."""
+    """Source of bytes in memory."""
 
     def __init__(self, name: str, data: bytes | bytearray) -> None:
         self.name, self.size = name, len(data)
@@ -183,7 +207,11 @@ class Buffer:
 
 
 def check_space(path: Path, needed_bytes: int) -> None:
-    """Errors: DiskFull, before the first byte is written, where `needed_bytes` more do not fit beside `path`."""
+    """Check that `needed_bytes` more fit on the disk of `path`.
+
+    Raises:
+        DiskFull: They do not fit.
+    """
     free_bytes = shutil.disk_usage(path.parent).free
     if needed_bytes > free_bytes:
         missing_mib = (needed_bytes - free_bytes + FRAME_BYTES - 1) // FRAME_BYTES
@@ -191,7 +219,7 @@ def check_space(path: Path, needed_bytes: int) -> None:
 
 
 def write_all(fd: int, data: memoryview, offset: int) -> Iterator[int]:
-    """Writes `data` at `offset`, yielding how many bytes each call to the kernel took: what is yielded is in the file."""
+    """Write `data` at `offset`, and yield how many bytes each call to the kernel has written."""
     done = 0
     while done < len(data):
         count = os.pwrite(fd, data[done:], offset + done)
@@ -200,7 +228,11 @@ def write_all(fd: int, data: memoryview, offset: int) -> Iterator[int]:
 
 
 def read_into(fd: int, target: memoryview, offset: int, who: str) -> None:
-    """Fills `target` from `offset`. Errors: Truncated where the file ends too early."""
+    """Fill `target` with the bytes from `offset` on.
+
+    Raises:
+        Truncated: The file ends too early.
+    """
     done = 0
     while done < len(target):
         count = os.preadv(fd, [target[done:]], offset + done)
@@ -214,7 +246,11 @@ class _Read(Protocol):
 
 
 def hash_span(source: _Read, start: int, end: int, digest: Digest) -> None:
-    """Feeds the bytes [start, end) to `digest`, frame by frame through one buffer. Errors: Truncated."""
+    """Add the bytes [start, end) to `digest`, frame by frame through one buffer.
+
+    Raises:
+        Truncated: The source ends too early.
+    """
     buffer = memoryview(bytearray(min(FRAME_BYTES, end - start)))
     for offset in range(start, end, FRAME_BYTES):
         piece = buffer[: min(FRAME_BYTES, end - offset)]
@@ -223,7 +259,11 @@ def hash_span(source: _Read, start: int, end: int, digest: Digest) -> None:
 
 
 def digest_in(source: Readable) -> str:
-    """Of all bytes. Errors: Truncated."""
-    found = Digest()
-    hash_span(source, 0, source.size, found)
-    return found.text
+    """Return the digest of all bytes of a source.
+
+    Raises:
+        Truncated: The source ends too early.
+    """
+    digest = Digest()
+    hash_span(source, 0, source.size, digest)
+    return digest.text

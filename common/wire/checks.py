@@ -1,4 +1,4 @@
-"""Checks of tensors against what was expected of them: the same names, dtypes and shapes, finite values; norms."""
+"""Checks of tensors: expected names, dtypes and shapes, finite values, and norms."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _BLOCK = 1 << 18  # elements at a time, so that a check needs no second copy of 
 
 
 def check_manifest(actual: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec], who: str) -> None:
-    """Errors: Malformed (missing-tensor, unexpected-tensor, wrong-dtype, wrong-shape), each naming
-    `who` and the first tensor by name. The order of the names does not count.
+    """Check that two manifests agree. The order of names does not count.
+
+    Raises:
+        Malformed: missing-tensor, unexpected-tensor, wrong-dtype or wrong-shape; the message names `who` and the first tensor.
     """
     if missing := sorted(expected.keys() - actual.keys()):
         raise Malformed("missing-tensor", f"{who}: {_first(missing)} missing; both sides must run the same model")
@@ -26,7 +28,11 @@ def check_manifest(actual: Mapping[str, TensorSpec], expected: Mapping[str, Tens
 
 
 def check_spec(name: str, actual: TensorSpec, expected: TensorSpec, who: str) -> None:
-    """Errors: Malformed (wrong-dtype, wrong-shape)."""
+    """Check the dtype and the shape of one tensor.
+
+    Raises:
+        Malformed: wrong-dtype or wrong-shape.
+    """
     if actual.dtype != expected.dtype:
         raise Malformed("wrong-dtype", f"{who}: {name!r} is {actual.dtype}; {expected.dtype} was expected")
     if actual.shape != expected.shape:
@@ -38,7 +44,11 @@ def _first(names: list[str]) -> str:
 
 
 def check_finite(name: str, tensor: torch.Tensor, who: str) -> None:
-    """Errors: Malformed (not-finite), with the number of NaN and infinite values. Integers and empty tensors pass."""
+    """Check that all values are finite. Integers and empty tensors pass.
+
+    Raises:
+        Malformed: not-finite, with the numbers of NaN and infinite values.
+    """
     if is_finite(tensor):
         return
     nans = infinite = 0
@@ -52,7 +62,7 @@ def check_finite(name: str, tensor: torch.Tensor, who: str) -> None:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no value is NaN or infinite, without a temporary tensor. Integers and empty tensors are."""
+    """Return whether no value is NaN or infinite, without a temporary tensor. Integers and empty tensors are finite."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     low, high = torch.aminmax(tensor.detach())  # both are NaN if any value is

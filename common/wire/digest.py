@@ -1,4 +1,4 @@
-"""The digest by which a blob is known, ALGORITHM:HEX: the name of the algorithm travels with it, so that another can follow."""
+"""Digest that identifies a blob, ALGORITHM:HEX. It names its algorithm, so that a later version can use another one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DIGEST = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
 
 
 class Digest:
-    """Of bytes that come one after the other."""
+    """Digest of bytes that arrive piece by piece."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -22,26 +22,30 @@ class Digest:
 
     @property
     def text(self) -> str:
-        """Of all bytes so far."""
+        """Digest of all bytes so far."""
         return f"{ALGORITHM}:{self._hash.hexdigest()}"
 
 
 def digest_of(data: bytes | bytearray | memoryview) -> str:
-    """Of bytes that are all there."""
+    """Return the digest of these bytes."""
     return f"{ALGORITHM}:{hashlib.sha256(data).hexdigest()}"
 
 
 def check_digest(digest: str, who: str) -> None:
-    """Errors: Malformed (bad-digest). A digest becomes part of file names, so a peer's is checked before anything else."""
+    """Check the form of a peer's digest. It becomes part of file names, so it is checked before anything else.
+
+    Raises:
+        Malformed: bad-digest.
+    """
     if not _DIGEST.fullmatch(digest):
         raise Malformed("bad-digest", f"{who}: {digest[:80]!a} is not {ALGORITHM}: and 64 lower-case hexadecimal digits")
 
 
 def file_name(digest: str) -> str:
-    """A checked digest as part of a file name; a colon is not allowed in one everywhere."""
+    """Return a checked digest as part of a file name. Some file systems do not allow colons."""
     return digest.replace(":", "-")
 
 
 def from_file_name(name: str) -> str:
-    """What `file_name` was given."""
+    """Return the digest that `file_name` was given."""
     return name.replace("-", ":", 1)

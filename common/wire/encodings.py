@@ -1,9 +1,9 @@
-"""Encodings of parts: what a tensor is on its way, and how far what is read may be from what was written.
+"""Encodings of parts: the form of a tensor on the wire, and how far the read value may be from the written one.
 
-`bf16`: float32 values as bfloat16, rounded to the nearest (ties to even), everything else as it is. A value x arrives within
-2^-8 |x|, or within 2^-134 where |x| < 2^-126; what rounds beyond the largest bfloat16 arrives as infinite, and is refused.
-`zstd`: without loss, the bytes of floating values by place, compressed (attune.common.wire.planes).
-`int8`: of float32 values the change from what was served, in bytes (attune.common.wire.int8); everything else as it is.
+- `bf16`: float32 values as bfloat16, rounded to the nearest (ties to even); other dtypes are unchanged. A value x arrives
+  within 2^-8 |x|, or within 2^-134 if |x| < 2^-126. Values above the largest bfloat16 arrive as infinite and are refused.
+- `zstd`: lossless; the bytes of floating values by place, compressed (attune.common.wire.planes).
+- `int8`: float32 values as deltas from the served value, in bytes (attune.common.wire.int8); other dtypes are unchanged.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from attune.common.wire.lazy import TensorSource
 from attune.common.wire.tensors import DTYPES, Tensors
 
 _NARROW = {"bf16": ("F32", "BF16", torch.bfloat16)}
-AS_THEY_LIE = ("", *_NARROW)  # what is read of a blob in these are the values themselves, in a dtype of theirs
+AS_THEY_LIE = ("", *_NARROW)  # encodings whose tensors are the values themselves, perhaps in a narrower dtype
 
 
 @dataclass(frozen=True)
 class Written:
-    """Tensors as they are written; `errors`: of each value that lost something, what it lacks of what should arrive."""
+    """Encoded tensors. `errors` has for each lossy tensor the difference of the meant and the read value."""
 
     tensors: Tensors
     errors: Tensors = field(default_factory=dict)
 
 
 def encoded_manifest(manifest: Mapping[str, TensorSpec], encoding: str) -> Manifest:
-    """What tensors of this manifest are on their way; of `zstd` those that are not packed.
+    """Return the manifest of the encoded tensors; for `zstd` that of tensors that are not packed.
 
-    Errors: KeyError for an encoding that is none; "" is no encoding.
+    Raises:
+        KeyError: There is no such encoding. "" means no encoding.
     """
     if encoding in ("", "zstd"):
         return dict(manifest)
@@ -50,10 +51,16 @@ def encode(
     base: Mapping[str, torch.Tensor] | None = None,
     owed: Mapping[str, torch.Tensor] | None = None,
 ) -> Written:
-    """As they are written. Errors: as `encoded_manifest`.
+    """Encode tensors.
 
-    base: what the reader holds of these tensors; None if it holds nothing, or they are changes themselves. owed: the errors of
-    the last update, by tensor, which are made up for with this one if the encoding has errors to keep.
+    Args:
+        tensors: Values by name.
+        encoding: Name of the encoding; "" returns the values.
+        base: The values that the reader has; None if it has none, or if `tensors` are deltas.
+        owed: The rounding errors of the last update by tensor, which a lossy encoding adds to this one.
+
+    Raises:
+        KeyError: There is no such encoding.
     """
     if not encoding:
         return Written(dict(tensors))
@@ -67,7 +74,7 @@ def encode(
 
 def decoded(
     written: Mapping[str, torch.Tensor],
-    found: Manifest,
+    sent: Manifest,
     encoding: str,
     manifest: Manifest,
     base: Mapping[str, torch.Tensor] | None,
@@ -77,26 +84,26 @@ def decoded(
 
     Args:
         written: The tensors as they came.
-        found: Their manifest.
-        encoding: As there.
-        manifest: That of the values.
-        base: As there.
+        sent: Their manifest.
+        encoding: As in `encode`.
+        manifest: The manifest of the decoded values.
+        base: As in `encode`.
         who: The tensors' origin, for errors.
 
     Raises:
-        Malformed: At once for what can be seen by then, and at an access.
-        KeyError: As `encoded_manifest`.
+        Malformed: The manifests do not fit, or (at an access) a tensor cannot be decoded.
+        KeyError: As in `encoded_manifest`.
     """
     expected = encoded_manifest(manifest, encoding)
-    packed = {n for n, spec in found.items() if encoding == "zstd" and n in expected and planes.is_packed(spec, expected[n])}
-    check_manifest(found, expected | {name: found[name] for name in packed}, who)
+    packed = {n for n, spec in sent.items() if encoding == "zstd" and n in expected and planes.is_packed(spec, expected[n])}
+    check_manifest(sent, expected | {name: sent[name] for name in packed}, who)
     if encoding == "int8":
         return _Restored(written, manifest, base or {}, who)
     return _Unpacked(written, manifest, base or {}, who, packed)
 
 
 class _Unpacked(TensorSource):
-    """Values of which those in `packed` are as zstd writes them, and the others in another dtype at most."""
+    """Decoded values: tensors in `packed` are unpacked by zstd, the others are cast to their dtype."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Tensor files: written tensor by tensor in any order, read lazily one at a time or all at once."""
+"""Files of tensors, written tensor by tensor in any order, and read one tensor at a time or all at once."""
 
 from __future__ import annotations
 
@@ -31,18 +31,28 @@ __all__ = ["Blob", "Limits", "TensorFile", "TensorWriter", "digest_of_tensors", 
 
 
 class TensorWriter:
-    """A blob of tensors in the making; nothing but the tensor at hand is in memory.
+    """Writer of a blob of tensors that keeps only one tensor in memory.
 
-    Tensors put in the order of the file (`layout.manifest`) are hashed on their way; the rest is read again at close, so
-    that order is a matter of speed only. As a context manager it closes on a clean exit, and gives the blob up if an exception
-    leaves it. A path is written under its own name: where that must never show an unfinished file, write beside it and
-    rename (write_tensors does). Errors: DiskFull, up front and later; those of layout_of.
+    Tensors that are put in the order of the file (`layout.manifest`) are hashed while they are written. The others are read
+    again at close, so the order matters only for speed. As a context manager it closes on a clean exit, and aborts after an
+    exception. A path is written under its final name. If readers must never see an unfinished file, use `write_tensors`, which
+    renames.
     """
 
     def __init__(
         self, where: Path | Callable[[int], Target], manifest: Mapping[str, TensorSpec], *, durable: bool = False
     ) -> None:
-        """where: a file's path, or what makes the target of so many bytes. durable: of a path, on stable storage at close."""
+        """Open the target and write the header.
+
+        Args:
+            where: A file's path, or a function that makes the target for a number of bytes.
+            manifest: The tensors to come.
+            durable: For a path: the file is on stable storage after `close`.
+
+        Raises:
+            DiskFull: The disk has no room.
+            Malformed: As in layout_of.
+        """
         self.layout = layout_of(manifest)
         self.blob: Blob | None = None
         self._left = set(self.layout.manifest)
@@ -60,9 +70,11 @@ class TensorWriter:
         return f"TensorWriter({self._name}, {len(self._left)} of {len(self.layout.manifest)} tensors to come)"
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        """One tensor, from any device.
+        """Write one tensor, from any processor.
 
-        Errors: Malformed (unexpected-tensor, wrong-dtype, wrong-shape, put-twice, unsupported-tensor), DiskFull.
+        Raises:
+            Malformed: unexpected-tensor, wrong-dtype, wrong-shape, put-twice or unsupported-tensor.
+            DiskFull: The disk has no room.
         """
         expected = self.layout.manifest.get(name)
         if expected is None:
@@ -74,7 +86,12 @@ class TensorWriter:
         self._left.remove(name)
 
     def close(self) -> Blob:
-        """The finished blob. Errors: Malformed (missing-tensor; the blob is given up), DiskFull."""
+        """Finish and return the blob.
+
+        Raises:
+            Malformed: missing-tensor; the blob is removed.
+            DiskFull: The disk has no room.
+        """
         if self._left:
             self.abort()
             raise Malformed(
@@ -85,7 +102,7 @@ class TensorWriter:
         return self.blob
 
     def abort(self) -> None:
-        """Gives the blob up; nothing happens once it is closed."""
+        """Remove the blob. No-op after `close`."""
         self._target.abort()
 
     def __enter__(self) -> Self:
@@ -105,7 +122,10 @@ class TensorWriter:
 
 
 def write_tensors(where: Path | Callable[[int], Target], tensors: Mapping[str, torch.Tensor], *, durable: bool = False) -> Blob:
-    """All tensors as one blob, which appears under its name whole or not at all. Arguments and errors: as TensorWriter."""
+    """Write all tensors as one blob, which appears under its name whole or not at all.
+
+    Arguments and errors are those of TensorWriter.
+    """
     if isinstance(where, Path):
         with replaced(where, durable) as beside:
             blob = _write_all(beside, tensors)
@@ -114,7 +134,7 @@ def write_tensors(where: Path | Callable[[int], Target], tensors: Mapping[str, t
 
 
 def digest_of_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Of the blob that `write_tensors` would make of them, without making it."""
+    """Return the digest of the blob that `write_tensors` would make."""
     layout, digest = layout_of(manifest_of(tensors)), Digest()
     digest.update(layout.header)
     for name in layout.manifest:
@@ -141,22 +161,35 @@ class TensorFile(Opened, TensorSource):
         return True
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """A new tensor on the CPU. Errors: KeyError, Truncated, Malformed (not-boolean)."""
+        """Return a new tensor on the CPU.
+
+        Raises:
+            KeyError: There is no tensor of that name.
+            Truncated: The source ends too early.
+            Malformed: not-boolean.
+        """
         spec = self._layout.manifest[name]
         tensor = empty(spec)
         self._fill(tensor.view(-1), name, 0)
         return tensor
 
     def span(self, name: str, start: int, end: int) -> torch.Tensor:
-        """The elements [start, end) of a tensor in C order, flat, read alone. Errors: as an access."""
+        """Return the elements [start, end) of a tensor in C order, flat. No other elements are read.
+
+        Raises:
+            KeyError, Truncated, Malformed: As in `__getitem__`.
+        """
         tensor_N = torch.empty(end - start, dtype=DTYPES[self._layout.manifest[name].dtype])
         self._fill(tensor_N, name, start)
         return tensor_N
 
     def blocks(self, name: str, count: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """(start, elements) of a tensor in C order, flat, `count` at a time (the last may be fewer).
+        """Yield (start, elements) of a tensor in C order, flat, `count` at a time; the last block may be shorter.
 
-        All in one buffer: a block is gone when the next is asked for. Errors: as an access.
+        All blocks use one buffer: the next block overwrites the one before.
+
+        Raises:
+            KeyError, Truncated, Malformed: As in `__getitem__`.
         """
         spec = self._layout.manifest[name]
         size = math.prod(spec.shape)
@@ -167,7 +200,11 @@ class TensorFile(Opened, TensorSource):
             yield start, block_N
 
     def read_into(self, name: str, out_N: torch.Tensor) -> None:
-        """All elements of a tensor in C order into `out_N`, flat and of its dtype. Errors: as an access; Malformed."""
+        """Read all elements of a tensor in C order into `out_N`, which is flat and has its dtype.
+
+        Raises:
+            KeyError, Truncated, Malformed: As in `__getitem__`; Malformed also if `out_N` does not fit.
+        """
         spec = self.manifest[name]
         check_spec(name, spec_of(name, out_N), TensorSpec(spec.dtype, (math.prod(spec.shape),)), self._name)
         self._fill(out_N, name, 0)
@@ -180,12 +217,16 @@ class TensorFile(Opened, TensorSource):
 
 
 def read_tensors(where: Path | Readable, limits: Limits | None = None) -> Tensors:
-    """Everything, in one read into one buffer of which the tensors are views. Errors: as TensorFile."""
+    """Return all tensors, as views of one buffer that is read at once. Errors are those of TensorFile."""
     return read_checked(where, None, limits)
 
 
 def read_checked(where: Path | Readable, digest: str | None, limits: Limits | None = None) -> Tensors:
-    """As `read_tensors`, of bytes that must have this digest. Errors: DigestMismatch as well, naming the file."""
+    """Return all tensors of a blob that must have this digest (None: any), as `read_tensors` does.
+
+    Raises:
+        DigestMismatch: The bytes have another digest; the message names the file.
+    """
     limits = limits or Limits()
     source = LocalFile(where) if isinstance(where, Path) else where
     try:

@@ -1,4 +1,4 @@
-"""A blob as frames: the unit in which blobs travel and files are read."""
+"""Frames: the unit in which blobs travel and files are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attune.common.wire.malformed import BadOffset
 if TYPE_CHECKING:
     from attune.common.wire.blobs import Readable
 
-FRAME_BYTES = 1 << 20  # between two asyncio ends 1 MiB is the sweet spot: smaller and larger frames are both slower
+FRAME_BYTES = 1 << 20  # between two asyncio ends, smaller and larger frames are both slower than 1 MiB
 
 
 def _longest() -> int:
@@ -19,9 +19,12 @@ def _longest() -> int:
 
 
 def read_frames(source: Path | Readable, offset: int, frame_bytes: Callable[[], int] = _longest) -> Iterator[bytes]:
-    """What is there from `offset` to its end, in frames as long as `frame_bytes` says each time (the last may be shorter).
+    """Yield the bytes from `offset` to the end in frames. `frame_bytes` decides the length of each; the last may be shorter.
 
-    A source is closed at the end, and when the iterator goes. Errors: BadOffset, at once.
+    A source is closed at the end, and when the iterator is closed.
+
+    Raises:
+        BadOffset: The offset is outside the blob. It is raised at the call, not at the first frame.
     """
     size = source.stat().st_size if isinstance(source, Path) else source.size
     if not 0 <= offset <= size:

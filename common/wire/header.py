@@ -1,9 +1,9 @@
-"""The header of a safetensors blob, written canonically and read without believing it; knows bytes, not tensors.
+"""Header of a safetensors blob, written in one canonical form and checked when it is read. This module knows no tensors.
 
-A blob is: the header's length (8 bytes, little-endian), the header (JSON, padded with spaces to a multiple of 8), the
-tensors' bytes without gaps. Tensors are ordered by dtype, wide ones first, then by name, exactly as the `safetensors` package
-does: each is aligned to its own element size, and equal tensors give equal bytes, hence one digest. Offsets are Python
-integers, so nothing here ends at 2 GiB.
+A blob is the header's length (8 bytes, little-endian), the header (JSON, padded with spaces to a multiple of 8), and the
+tensors' bytes without gaps. Tensors are ordered by dtype, wide ones first, then by name, as the `safetensors` package does. So
+each tensor is aligned to its element size, and equal tensors give equal bytes and one digest. Offsets are Python integers, so
+there is no limit at 2 GiB.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ ITEM_BYTES = {  # in the order of the file
 MAX_RANK = 64  # as many dimensions as torch's own loops take
 METADATA = "__metadata__"  # other programs put strings there; they are checked and not read
 _ORDER = {dtype: place for place, dtype in enumerate(ITEM_BYTES)}
-REMEMBERED, REMEMBERED_BYTES = 64, 1 << 16  # headers, and bytes of the longest
+REMEMBERED, REMEMBERED_BYTES = 64, 1 << 16  # size of the cache of headers, and bytes of the longest header in it
 _MEMBERS = {"dtype", "shape", "data_offsets"}
 _NUMBERS_PER_TENSOR = 8  # on average: a rank above 6 in every tensor of a model is not a model
 _QUOTES_PER_TENSOR = 12  # five strings, and a quote in the name
 _FEW_TENSORS_SLACK = 4096  # so that a handful of tensors may have any rank, and there may be metadata
 _INT63 = (1 << 63) - 1
 
-# Of a text without escaped characters. Every match consumes what it has looked at, the unterminated string at the end included,
-# so that the scan is linear.
+# For a text without escaped characters. A match consumes all characters that it has looked at, also an unterminated string at
+# the end, so the scan is linear.
 _STRING = re.compile(rb'"[^"]*"?')
 _LEAF = re.compile(rb"\{\}|\[\]")
 _DEPTH = 3  # {name: {"shape": []}}
@@ -46,7 +46,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a tensor is, without its values. `dtype` is the name that safetensors gives it, a key of ITEM_BYTES."""
+    """Dtype and shape of a tensor. `dtype` is safetensors' name for it, a key of ITEM_BYTES."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ Manifest = dict[str, TensorSpec]
 
 @dataclass(frozen=True)
 class Limits:
-    """What is accepted at most. Reading a header takes at most 8 times its bytes plus 1.5 KiB * max_tensors of memory."""
+    """Limits for accepted blobs. Reading a header takes at most 8 times its bytes plus 1.5 KiB * max_tensors of memory."""
 
     max_blob_bytes: int = 1 << 40
     max_header_bytes: int = 16 << 20
@@ -71,20 +71,24 @@ class Limits:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything lies in a blob. `manifest` and `spans` are in the order of the file."""
+    """Positions of all tensors in a blob. `manifest` and `spans` are in the order of the file."""
 
     manifest: Manifest
     spans: dict[str, tuple[int, int]]  # name -> [start, end) in bytes from the beginning of the blob
     data_start: int  # bytes of length and header
     size: int  # bytes of the whole blob
-    header: bytes = field(default=b"", repr=False)  # length and JSON, for who writes
+    header: bytes = field(default=b"", repr=False)  # length and JSON, for writers
 
 
 _good: dict[tuple[bytes, int, Limits], Layout] = {}
 
 
 def layout_of(manifest: Mapping[str, TensorSpec], limits: Limits | None = None) -> Layout:
-    """The canonical layout. Errors: as parse_header, so that nothing is written that would not be read."""
+    """Return the canonical layout of these tensors.
+
+    Raises:
+        Malformed: As in parse_header, so that a writer makes no blob that a reader would refuse.
+    """
     return _laid_out(tuple(manifest.items()), limits or Limits())
 
 
@@ -116,9 +120,11 @@ def _laid_out(tensors: tuple[tuple[str, TensorSpec], ...], limits: Limits) -> La
 
 
 def header_bytes(prefix: bytes | memoryview, size: int, limits: Limits, who: str) -> int:
-    """How many bytes of JSON follow the first 8 bytes of a blob of `size` bytes; to be asked before they are read.
+    """Return how many bytes of JSON follow the first 8 bytes of a blob of `size` bytes. Call it before reading them.
 
-    Errors: LimitExceeded, Malformed (header-truncated, header-too-large, misaligned).
+    Raises:
+        LimitExceeded: The blob is too large.
+        Malformed: header-truncated, header-too-large or misaligned.
     """
     if size > limits.max_blob_bytes:
         raise LimitExceeded(f"{who}: {size} bytes; at most {limits.max_blob_bytes} are allowed (server.max_blob_bytes)")
@@ -137,11 +143,18 @@ def header_bytes(prefix: bytes | memoryview, size: int, limits: Limits, who: str
 
 
 def parse_header(text: bytes, size: int, limits: Limits, who: str) -> Layout:
-    """The layout that a header claims for a blob of `size` bytes, once every claim is checked. Touches no tensor bytes.
+    """Return the layout of a blob of `size` bytes after checking every claim of its header. No tensor bytes are read.
 
-    `text` is the JSON without its length; `who` names the sender in errors, e.g. "update of device kiel".
-    Devices of one federation send the same few headers again and again: those that were found good are remembered.
-    Errors: Malformed; nothing else, whatever the bytes.
+    Devices of one federation send the same few headers again and again, so good ones are cached.
+
+    Args:
+        text: The JSON without its length.
+        size: Bytes of the whole blob.
+        limits: Limits to check.
+        who: The sender, for errors, such as "update of device kiel".
+
+    Raises:
+        Malformed: The header is wrong. No input raises another error.
     """
     if len(text) > REMEMBERED_BYTES:
         return _parsed(text, size, limits, who)
@@ -160,25 +173,29 @@ def _parsed(text: bytes, size: int, limits: Limits, who: str) -> Layout:
     _check_metadata(entries.pop(METADATA, {}), who)
     if len(entries) > limits.max_tensors:
         raise Malformed("too-many-tensors", f"{who}: {len(entries)} tensors; at most {limits.max_tensors} are allowed")
-    found: list[tuple[int, int, str, TensorSpec]] = []
+    claims: list[tuple[int, int, str, TensorSpec]] = []
     for name, entry in entries.items():
         _check_name(name, limits, who)
-        found.append(_entry(name, entry, who))
-    found.sort(key=lambda item: item[:2])
-    _check_spans(found, size - data_start, who)
-    manifest = {name: spec for _, _, name, spec in found}
-    spans = {name: (data_start + start, data_start + end) for start, end, name, _ in found}
+        claims.append(_entry(name, entry, who))
+    claims.sort(key=lambda item: item[:2])
+    _check_spans(claims, size - data_start, who)
+    manifest = {name: spec for _, _, name, spec in claims}
+    spans = {name: (data_start + start, data_start + end) for start, end, name, _ in claims}
     return Layout(manifest, spans, data_start, size)
 
 
 def layout_in(blob: memoryview, limits: Limits, who: str) -> Layout:
-    """The checked layout of a blob that is wholly in memory. Errors: those of parse_header."""
+    """Return the checked layout of a blob in memory.
+
+    Raises:
+        Malformed: As in parse_header.
+    """
     length = header_bytes(blob[:LENGTH_BYTES], len(blob), limits, who)
     return parse_header(bytes(blob[LENGTH_BYTES : LENGTH_BYTES + length]), len(blob), limits, who)
 
 
 def _check_skeleton(text: bytes, limits: Limits, who: str) -> None:
-    """Bounds depth and number of members by what is left of the text without its strings, before a parser builds anything."""
+    """Check depth and number of members on the text without its strings, before a parser allocates memory for them."""
     if text.count(b'"') > _QUOTES_PER_TENSOR * limits.max_tensors + _FEW_TENSORS_SLACK:
         raise Malformed("header-too-long", f"{who}: more strings than {limits.max_tensors} tensors need")
     skeleton = _STRING.sub(b"", text.replace(b"\\\\", b"").replace(b'\\"', b""))
@@ -256,10 +273,10 @@ def _check_spec(name: str, dtype: Any, shape: Any, who: str = "writing") -> Tens
     return TensorSpec(dtype, tuple(shape))
 
 
-def _check_spans(found: list[tuple[int, int, str, TensorSpec]], data_bytes: int, who: str) -> None:
-    """Tensors, sorted by offset, cover the data exactly once."""
+def _check_spans(claims: list[tuple[int, int, str, TensorSpec]], data_bytes: int, who: str) -> None:
+    """Check that tensors, sorted by offset, cover the data exactly once."""
     last = 0
-    for start, end, name, _ in found:
+    for start, end, name, _ in claims:
         if start < last:
             raise Malformed(
                 "overlap", f"{who}: {_show(name)} begins at {start}, inside the tensor before it, which ends at {last}"
@@ -291,5 +308,5 @@ def _is_unicode(text: str) -> bool:
 
 
 def _show(value: Any) -> str:
-    """A peer's value for a message: short, printable, ASCII; errors travel in gRPC metadata and end in logs."""
+    """Return a peer's value for an error: short, printable, ASCII. Errors travel in gRPC metadata and end in logs."""
     return ascii(value[:80])[:120] if isinstance(value, str) else f"a {type(value).__name__}"

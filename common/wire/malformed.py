@@ -1,6 +1,6 @@
-"""The ways in which bytes, headers and tensors can be malformed; `kind` is the name on the wire.
+"""Errors for malformed bytes, headers and tensors; `kind` is the name on the wire.
 
-Three classes are caught by name, because a transfer can continue after them. Every other way is a kind of Malformed.
+Three classes are caught by name, because a transfer can continue after them. All other errors are kinds of Malformed.
 """
 
 from __future__ import annotations

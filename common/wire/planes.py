@@ -1,12 +1,12 @@
-"""zstd: the bytes of a tensor by their place in the numbers, each place compressed by itself; lossless.
+"""Encoding zstd: the bytes of a tensor, grouped by their place in the numbers, each group compressed separately; lossless.
 
-The first bytes of all numbers are alike (sign and exponent), the last ones are noise: apart, the former compress. Where the
-reader holds an older value of the tensor, what is written are the differences of the numbers' bits, taken as integers modulo
-their size, with the sign in the last bit (0, -1, 1, -2 ... become 0, 1, 2, 3 ...): the less a number has moved, the more of its
-bytes are 0. What does not become smaller is written as it is, and so are integers.
+The first bytes of all numbers are similar (sign and exponent), and the last ones are noise, so the first ones compress well
+when they are separate. If the reader has an older value of the tensor, the differences of the numbers' bits are written, as
+integers modulo their size, with the sign in the last bit (0, -1, 1, -2 ... become 0, 1, 2, 3 ...). The less a number has moved,
+the more of its bytes are 0. Integers, and tensors that do not become smaller, are written unchanged.
 
-A packed tensor is one of bytes (U8): a frame of zstd for each place, the last byte of the numbers first, and before them the
-frames' lengths, 4 bytes each, little-endian. The tensor's shape says how many bytes a frame may hold, before any are made.
+A packed tensor has dtype U8. It holds the frames' lengths, 4 bytes each, little-endian, then a zstd frame for each place,
+beginning with the last byte of the numbers. The tensor's shape limits the bytes of a frame before it is unpacked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def packed(tensor: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
-    """As it is written: bytes, or itself where it would not be smaller. base: of the same dtype and shape."""
+    """Return the packed tensor, or the tensor itself if packing would not make it smaller.
+
+    Args:
+        tensor: Values of any shape.
+        base: The older value that the reader has, of the same dtype and shape, or None.
+    """
     if not (tensor.is_floating_point() and tensor.numel()):
         return tensor
     places = tensor.element_size()
@@ -43,14 +48,18 @@ def packed(tensor: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
 
 
 def is_packed(actual: TensorSpec, expected: TensorSpec) -> bool:
-    """Whether this can be a packed tensor in the place of one of `expected`."""
+    """Return whether a tensor with this spec can be the packed form of one with the spec `expected`."""
     if not (DTYPES[expected.dtype].is_floating_point and actual.dtype == "U8" and len(actual.shape) == 1):
         return False
     return actual.shape[0] < expected.size_bytes
 
 
 def unpacked(packed_B: torch.Tensor, spec: TensorSpec, base: torch.Tensor | None, who: str) -> torch.Tensor:
-    """The tensor that `packed` was given. Errors: Malformed (bad-frame), before more bytes are made than `spec` has."""
+    """Return the tensor that `packed` was given.
+
+    Raises:
+        Malformed: bad-frame, before more bytes are allocated than `spec` has.
+    """
     places, count = ITEM_BYTES[spec.dtype], math.prod(spec.shape)
     planes_PN = torch.empty((places, count), dtype=torch.uint8)
     data = packed_B.numpy().tobytes()
@@ -68,18 +77,18 @@ def unpacked(packed_B: torch.Tensor, spec: TensorSpec, base: torch.Tensor | None
 
 
 def _bytes_of(frame: bytes, count: int, who: str) -> bytearray:
-    """What a frame holds: `count` bytes, and it must say so before it is opened."""
+    """Return the `count` bytes in a frame. The frame must declare this number before it is unpacked."""
     zstandard = _zstandard()
     try:
-        if (said := zstandard.frame_content_size(frame)) != count:
-            raise Malformed("bad-frame", f"{who}: a frame of zstd says that it holds {said} bytes; {count} were expected")
+        if (size := zstandard.frame_content_size(frame)) != count:
+            raise Malformed("bad-frame", f"{who}: a frame of zstd says that it holds {size} bytes; {count} were expected")
         return bytearray(zstandard.ZstdDecompressor().decompress(frame, max_output_size=count, allow_extra_data=False))
     except zstandard.ZstdError as error:
         raise Malformed("bad-frame", f"{who}: a frame of zstd cannot be read ({error}); send it again") from None
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The N numbers of a tensor as integers of their size."""
+    """Return the N numbers of a tensor as integers of the same size."""
     return tensor.contiguous().view(-1).view(_INTEGERS[tensor.element_size()])
 
 
@@ -88,11 +97,11 @@ def _folded(difference_N: torch.Tensor, places: int) -> torch.Tensor:
 
 
 def _unfolded(folded_N: torch.Tensor) -> torch.Tensor:
-    """The shift brings a sign with it, which goes."""
+    """Return the differences that `_folded` was given. The mask removes the sign bits that the shift copies."""
     most = torch.iinfo(folded_N.dtype).max
     return ((folded_N >> 1) & most) ^ -(folded_N & 1)
 
 
 def _zstandard() -> Any:
-    """An extra: only who can use it says so (attune.common.protocol.ENCODINGS)."""
+    """Import zstandard, an extra. Peers without it do not offer the encoding (attune.common.protocol.ENCODINGS)."""
     return importlib.import_module("zstandard")

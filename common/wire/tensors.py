@@ -1,4 +1,4 @@
-"""Tensors <-> the bytes of a blob, without copies and without NumPy's dtypes (it has no bfloat16)."""
+"""Conversion between tensors and the bytes of a blob, without copies and without NumPy's dtypes (it has no bfloat16)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
-    """Errors: Malformed (unsupported-tensor) where the tensor has no plain bytes or a dtype that the format lacks."""
+    """Return dtype and shape of a tensor.
+
+    Raises:
+        Malformed: unsupported-tensor, if it has no plain bytes, or a dtype that the format does not have.
+    """
     if tensor.dtype not in _NAMES or tensor.layout is not torch.strided or tensor.is_meta:
         raise Malformed(
             "unsupported-tensor",
@@ -67,34 +71,48 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def manifest_of(tensors: Mapping[str, torch.Tensor]) -> Manifest:
-    """Name -> dtype and shape, in the order of `tensors`. Errors: Malformed (unsupported-tensor)."""
+    """Return dtype and shape of each tensor by name, in the order of `tensors`.
+
+    Raises:
+        Malformed: unsupported-tensor.
+    """
     return {name: spec_of(name, tensor) for name, tensor in tensors.items()}
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The tensor's bytes in C order (little-endian hosts), as a view that keeps it alive.
+    """Return the tensor's bytes in C order (on little-endian hosts), as a view that keeps it alive.
 
-    Copies nothing if the tensor is contiguous and on the CPU, otherwise this one tensor.
+    A tensor that is contiguous and on the CPU is not copied.
     """
     flat = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
 
 def empty(spec: TensorSpec) -> torch.Tensor:
-    """A tensor on the CPU without values yet."""
+    """Return a tensor on the CPU whose values are not set."""
     return torch.empty(spec.shape, dtype=DTYPES[spec.dtype])
 
 
 def check_boolean(name: str, spec: TensorSpec, raw_B: torch.Tensor, who: str) -> None:
-    """Errors: Malformed (not-boolean) where a BOOL tensor's bytes (raw_B: B bytes, uint8) are not all 0 or 1."""
+    """Check that the bytes of a BOOL tensor (raw_B: B bytes, uint8) are all 0 or 1. Other dtypes pass.
+
+    Raises:
+        Malformed: not-boolean.
+    """
     if spec.dtype == "BOOL" and raw_B.numel() and int(raw_B.max()) > 1:
         raise Malformed("not-boolean", f"{who}: {name!r} is BOOL and has bytes other than 0 and 1; send it again")
 
 
 def views(buffer_B: torch.Tensor, layout: Layout, who: str) -> Tensors:
-    """The tensors of a whole blob as views into it: zero copy, the blob lives as long as any of them.
+    """Return the tensors of a whole blob as views into it. The blob stays in memory as long as one of them.
 
-    buffer_B: uint8, the blob's B bytes. Errors: Malformed (not-boolean).
+    Args:
+        buffer_B: The blob's B bytes, uint8.
+        layout: The checked layout.
+        who: The blob's name in errors.
+
+    Raises:
+        Malformed: not-boolean.
     """
     tensors: Tensors = {}
     for name, spec in layout.manifest.items():
