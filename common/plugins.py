@@ -175,7 +175,13 @@ def implementation_of(settings: type, name: str) -> object:
 
 def installed() -> tuple[str, ...]:
     """Return the names of all packages here that offer components, attune-fl left out."""
-    offers = (offer for group in GROUPS for offers in _offered(group).values() for offer in offers)
+    return _installed(tuple(sys.path))
+
+
+@lru_cache(maxsize=8)
+def _installed(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `installed` for this sys.path, so that no file is read again."""
+    offers = (offer for group in GROUPS for offers in _scanned(group, path).values() for offer in offers)
     return tuple(sorted({_package_of(entry_point).name for entry_point in offers} - {DISTRIBUTION}))
 
 
