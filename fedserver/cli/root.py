@@ -66,7 +66,9 @@ class ServerCommands(ExtensibleGroup):
 @click.option(
     "--dashboard", metavar="[HOST:]PORT|off", help="The page's place (default: the last one, else on this machine alone)."
 )
-@click.option("--lab", default="local", metavar="local|ray|ray://HOST:PORT", show_default=True, help="Who carries out rounds.")
+@click.option(
+    "--lab", default="local", metavar="local|ray|ray://HOST:PORT", show_default=True, help="Where rounds are computed."
+)
 @click.option("--lab-workers", type=click.IntRange(1), help="How many workers of the cluster (default: all).")
 @click.version_option(package_name="attune-fl")
 @click.pass_context

@@ -1,4 +1,4 @@
-"""Commands about who may join, and who may no longer."""
+"""Commands for join tokens, and for revoking devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attune.fedserver.cli.shared import HOME, admin_of, wake
 @click.option("--for", "only_for", metavar="NAME", default="", help="For this device alone, whose certificate has expired.")
 @click.pass_context
 def token(context: click.Context, home: Path | None, uses: int, ttl: str, only_for: str) -> None:
-    """Print a join token for a new device, and nothing else; on a terminal also how many devices it admits."""
+    """Print only a join token for a new device; on a terminal also how many devices it admits."""
     context.obj = home
     if context.invoked_subcommand is not None:
         return

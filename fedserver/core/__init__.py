@@ -1,1 +1,1 @@
-"""Decisions: pure files that read no clock, open nothing and see no tensor; settings and plans."""
+"""Decisions as pure code, without clock, files and tensors: rounds, orders, settings, plans and accuracies."""

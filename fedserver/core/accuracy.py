@@ -67,7 +67,7 @@ def mean_metrics(latest: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 def over_all(latest: Mapping[str, tuple[float, int]]) -> dict[str, float] | None:
     """Return both averages of the papers: FedMCSA's unweighted mean over clients, and FedTP's over all test samples.
 
-    The order of the clients does not matter, not even for the last digit. None if nobody has a test sample.
+    The order of the clients does not matter, not even for the last digit. None if no client has a test sample.
     """
     total = sum(samples for _, samples in latest.values())
     if not total:

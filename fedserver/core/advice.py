@@ -5,26 +5,26 @@ from __future__ import annotations
 from attune.common.errors import AttuneError, DiskFull, HomeMismatch
 
 HANDSHAKE = "handshake"  # the kind of a connection that never came to a call
-OTHERWISE = "read the reason; `fedserver revoke NAME` shuts the device out if it should not be here"
+OTHERWISE = "read the reason; if the device should not be here, revoke it: `fedserver revoke NAME`"
 BY_KIND = {
     "certificate-refused": (
         "nothing if you revoked it; if its certificate has expired: `fedserver token --for NAME`, start it with --token-file"
     ),
-    "forbidden": "look who has this certificate: it is not one of a device here, or it asked for what is another's",
+    "forbidden": "find out which program has this certificate: it is no device's here, or it asked for another device's data",
     "token-refused": "if the device should join: `fedserver token` makes a new one, `fedserver token list` shows the old ones",
     "name-taken": "start the device with another --name; if it lost its home, its old name stays taken",
     "request-refused": "update that device's software",
     "setting": "compare that device's software and data with the federation's; the reason says what differs",
     "shape-mismatch": "convert that device's data to the federation's kind and shape, or leave it out",
     "undeclared-labels": "declare all classes before round 1 (data.classes), or relabel that device's data",
-    "update-refused": "look at that device's log; an update that cannot be comes from other software, or from an attacker",
-    "limit-exceeded": "look at that device's log; a device of this version never exceeds the limits",
-    "too-many": "a device of this version never asks so often: look at its log, or revoke it",
+    "update-refused": "read that device's log; an impossible update comes from other software, or from an attacker",
+    "limit-exceeded": "read that device's log; a device of this version never exceeds the limits",
+    "too-many": "a device of this version never asks so often: read its log, or revoke it",
     "error": "this is a fault of the server: its log has the details; report it",
-    "wire": "update that device's software; if it is the same as here, look at its disk",
+    "wire": "update that device's software; if it has the same version as here, check its disk",
     HANDSHAKE: (
-        "a device whose certificate or token is too old is turned away here: `fedserver status` names the certificates that "
-        "have expired; if it is nobody of yours, close the port to that address"
+        "a device with an expired certificate or token is refused here: `fedserver status` names the expired certificates; if "
+        "it is not a device of yours, close the port to that address"
     ),
 }
 # Refusals that honest devices meet in everyday work. They are retried or resolved without the operator.

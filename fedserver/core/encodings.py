@@ -35,7 +35,7 @@ class Encodings:
     def asked(self, part: str, served: bool) -> str:
         """Return the encoding that a device is asked to use for a part.
 
-        A device that continues from its own state was served nothing, so it cannot send a change relative to that.
+        A device that continues from its own state has no served value from which to send a change.
         """
         encoding = self.handed_in[part]
         return encoding if served or encoding not in RELATIVE else ""

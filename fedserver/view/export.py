@@ -127,6 +127,6 @@ def _tensors(state: _Exported, out: Path) -> Iterator[str]:
     if written:
         yield f"{folder}: each client's own weights, as the server would send them next ({written} files)"
     if any(state.copy(part, MATRICES, out / "attention.safetensors") for part in ("attended", "generated", "shared")):
-        yield f"{out / 'attention.safetensors'}: who learned from whom in the last round"
+        yield f"{out / 'attention.safetensors'}: which client learned from which in the last round"
     if state.copy("generated", NETWORK, out / "server.safetensors"):
         yield f"{out / 'server.safetensors'}: hypernetwork, embeddings and optimiser"

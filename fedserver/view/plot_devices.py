@@ -118,7 +118,7 @@ def _models(axes: Any, listed: Sequence[ClientSummary], task: TaskName) -> None:
                 at, values, mark, color=colour, markersize=7 if few else 3.5, label=label, markeredgecolor="white", zorder=3
             )
     figures.score_axis(axes, task, top=1.03)
-    axes.set_title("Whom federation helps", pad=24)
+    axes.set_title("Which devices federation helps", pad=24)
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.1, fontsize=9)
     figures.plain(axes)
 

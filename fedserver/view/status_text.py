@@ -94,7 +94,7 @@ def _no_better(status: dict[str, Any]) -> Iterator[str]:
     names = {"mean_over_clients": "over clients", "over_samples": "over samples"}
     beaten = [name for key, name in names.items() if status["accuracy"][key] <= status["constant"][key]]
     if beaten:
-        yield f"no better than a constant answer {' and '.join(beaten)}: these models have learned nothing that is worth having"
+        yield f"no better than a constant answer {' and '.join(beaten)}: these models have learned nothing useful"
     if count := len(status["no_better_than_constant"]):
         yield f"on {count} of {len(status['clients'])} devices the model is no better than a constant answer"
 

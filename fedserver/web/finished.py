@@ -90,7 +90,7 @@ class FolderSource:
         return ""  # no step runs
 
     def trouble(self) -> str:
-        return "this is a finished run: nobody is served"
+        return "this is a finished run: no device is served"
 
     def close(self) -> None:
         """No-op: no file is open."""

@@ -98,7 +98,7 @@ def test_status_says_where_models_are_no_better_than_a_constant_answer():
     assert shown(0.8, None, []) == ["accuracy: 0.8000 mean over clients, 0.9000 over samples"]
     assert shown(0.8, 0.5, [])[1:] == ["a constant answer: 0.5000 mean over clients, 0.5000 over samples"]
     assert shown(0.8, 0.85, ["a"])[2:] == [
-        "no better than a constant answer over clients: these models have learned nothing that is worth having",
+        "no better than a constant answer over clients: these models have learned nothing useful",
         "on 1 of 0 devices the model is no better than a constant answer",
     ]
     assert "over clients and over samples" in shown(0.8, 0.9, [])[2]
