@@ -10,8 +10,7 @@ from attune.common import homes
 from attune.common.errors import SettingError
 from attune.common.identity.names import check_name
 from attune.fedclient import app
-from attune.fedclient.address import ServerAddress
-from attune.fedclient.backoff import CONNECT_TIMEOUT_S
+from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.hooks import Evaluate, Hooks, Train

@@ -39,9 +39,9 @@ from attune.common.plan import Plan, Profile, run_name
 from attune.common.protocol import SPOKEN
 from attune.common.text import from_json
 from attune.fedclient import messages, session
-from attune.fedclient.allowed import check_plan
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.limits import accept_plan
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.resource_limits import until_met
@@ -209,7 +209,7 @@ class Device:
         except msgspec.DecodeError as error:
             raise WireError(f"the server sent a plan that this version cannot read ({error}); update one of the two") from None
         try:
-            before = check_plan(plan, self.store, self.options)
+            before = accept_plan(plan, self.store, self.options)
             await self.worker.do(self.options.limits.check_plan, plan, self.shard.profile.samples)
             if before is not None:
                 await self._leave(before, plan)

@@ -1,4 +1,4 @@
-"""`fedclient doctor`: checks whether this device can take part, in the order in which things usually go wrong."""
+"""Checks of a device: whether it can take part (`fedclient doctor`), and whether its home is whole (`fedclient verify`)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from attune import DISTRIBUTION
 from attune.common import homes
-from attune.common.errors import AttuneError, Unreachable
+from attune.common.errors import AttuneError, NoModel, Unreachable
 from attune.common.identity.credential import not_after
+from attune.common.plan import Plan
+from attune.common.text import from_json
+from attune.fedclient import shards
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.read_options import ReadOptions
@@ -164,3 +169,56 @@ def reachable(address: ServerAddress) -> CheckResult:
 
 def _gib(size: int) -> str:
     return f"{size / (1 << 30):.1f} GiB"
+
+
+def damages(home: DeviceHome) -> Iterator[str]:
+    """Yield a line for each thing that is damaged: identity, plan, orders, finished model."""
+    try:
+        identity = home.identity()
+        if identity is not None and not identity.credential.fits():
+            yield f"{home.identity_folder} is damaged: restore it from a backup, or enrol again"
+    except AttuneError as error:
+        yield f"{home.identity_folder} is damaged ({error})"
+    if home.plan.exists():
+        try:
+            from_json(home.plan.read_bytes(), Plan)
+        except msgspec.DecodeError as error:
+            yield f"{home.plan} is damaged ({error}): delete it, the server sends it again"
+    from attune.fedclient.work.state import FolderOrders
+
+    yield from FolderOrders(home.orders).damaged()
+    if home.model.exists():
+        yield from _model(home)
+
+
+def _model(home: DeviceHome) -> Iterator[str]:
+    from attune.fedclient.model.artifact import read_info
+    from attune.fedclient.work.state import damaged_files
+
+    try:
+        for line in damaged_files(home.model, read_info(home.model).files):
+            yield f"{line}: start fedclient again to fetch the model"
+    except AttuneError as error:
+        yield f"{home.model} is damaged ({error}): start fedclient again to fetch the model"
+
+
+def meant(home: Path | None, server: str | None, data: Sequence[str]) -> list[DeviceHome]:
+    """Return the homes that are meant: --home (or all in it), else those of the shards, of the server, or of this user.
+
+    Raises:
+        NoModel: There is no home.
+        SettingError: The address is wrong.
+        ShardError: A pattern matches nothing.
+    """
+    if home is not None:
+        found = [home, *sorted(home.glob("*/"))]
+    else:
+        address = ServerAddress.parse(server) if server else None
+        under = homes.address_folder(address.host, address.port) if address else "*"
+        wanted = {homes.shard_folder(path) for path in shards.expand(data)} if data else None
+        everywhere = sorted(homes.devices_home().glob(f"{under}/*"))
+        found = [path for path in everywhere if wanted is None or path.name in wanted]
+    ready = [DeviceHome(path) for path in found if (path / "device.json").exists()]
+    if not ready:
+        raise NoModel(f"there is no device's home {f'in {home}' if home else f'under {homes.devices_home()}'}")
+    return ready

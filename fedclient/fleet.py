@@ -21,7 +21,7 @@ from attune.common.errors import AttuneError, DiskFull, SettingError
 from attune.common.statistics import Finding
 from attune.common.task import TASKS
 from attune.fedclient import app
-from attune.fedclient.backoff import backoff_s
+from attune.fedclient.address import backoff_s
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.fleet_console import FleetConsole, agreeing
@@ -203,7 +203,7 @@ def exit_code(outcomes: Sequence[DeviceOutcome]) -> int:
 
 def join(members: Sequence[DeviceOptions], say: Callable[[str], None]) -> None:
     """Enrols the device of each shard, so that the fleet needs no token later. Errors: those of the first that is refused."""
-    from attune.fedclient.membership import identity_of
+    from attune.fedclient.app import identity_of
 
     for options in members:
         assert options.home is not None  # noqa: S101 (members() gave every device one)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from attune.fedclient.address import ServerAddress
-from attune.fedclient.backoff import CONNECT_TIMEOUT_S
+from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
 from attune.fedclient.read_options import PLAIN, ReadOptions

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from attune.common.exchange.messages import Farewell, Notice, Order, Welcome
-from attune.fedclient.backoff import CONNECT_TIMEOUT_S, backoff_s
+from attune.fedclient.address import CONNECT_TIMEOUT_S, backoff_s
 from attune.fedclient.messages import (
     Broke,
     Displaced,

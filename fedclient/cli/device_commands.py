@@ -107,7 +107,7 @@ def doctor(data: tuple[str, ...], server: str | None, home: Path | None, **given
 def verify(data: tuple[str, ...], server: str | None, home: Path | None) -> None:
     """Compare every file of this device's home with its digest. The exit code is 4 if a file is damaged."""
     from attune.common.errors import HomeMismatch
-    from attune.fedclient.verify import damages, meant
+    from attune.fedclient.doctor import damages, meant
 
     reports = [(place, list(damages(place))) for place in meant(home, server, data)]
     for place, lines in reports:

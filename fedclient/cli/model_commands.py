@@ -30,25 +30,27 @@ def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_js
     """Measure the finished model's accuracy on a shard's test part, offline."""
     table = read_options(given)
     from attune.fedclient import shards
-    from attune.fedclient.model import evaluate as evaluation
+    from attune.fedclient.model import artifact
 
     if shards.is_fleet(data):
         sys.exit(_evaluate_fleet(data, server, home, as_json, table))
-    result = evaluation.of(home_of(home, server, Path(data[0])), Path(data[0]), table)
+    result = artifact.score_on_test_part(home_of(home, server, Path(data[0])), Path(data[0]), table)
     click.echo(json.dumps(asdict(result)) if as_json else result)
 
 
 def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, table: ReadOptions) -> int:
     """Print the accuracy on each shard, or the reason why there is none, and the mean. Return the exit code."""
     from attune.fedclient import shards
-    from attune.fedclient.model import evaluate as evaluation
+    from attune.fedclient.model import artifact
 
     paths = shards.expand(data)
     labels = shards.labels(paths)
     results, code = [], 0
     for path, label in zip(paths, labels, strict=True):
         try:
-            results.append(evaluation.of(home_of(home / label if home else None, server, path, only_own=True), path, table))
+            results.append(
+                artifact.score_on_test_part(home_of(home / label if home else None, server, path, only_own=True), path, table)
+            )
         except AttuneError as error:
             click.echo(f"fedclient: {label}: {error}", err=True)
             code = code or error.exit_code
@@ -56,9 +58,9 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
         if not as_json:
             click.echo(results[-1])
     if results and as_json:
-        click.echo(json.dumps({"clients": [asdict(result) for result in results]} | evaluation.means(results)))
+        click.echo(json.dumps({"clients": [asdict(result) for result in results]} | artifact.mean_scores(results)))
     elif results:
-        mean = evaluation.means(results)
+        mean = artifact.mean_scores(results)
         over_samples = f"{mean['over_samples']:.4f} over all test samples"
         click.echo(f"mean of {len(results)} clients: {results[0].metric} {mean['accuracy']:.4f} ({over_samples})")
     return code

@@ -13,7 +13,7 @@ import click
 
 from attune.common.durable import NO_SPACE
 from attune.common.errors import AttuneError, DiskFull, SettingError
-from attune.fedclient.backoff import CONNECT_TIMEOUT_S
+from attune.fedclient.address import CONNECT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from attune.fedclient.home import DeviceHome

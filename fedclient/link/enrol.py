@@ -28,8 +28,7 @@ from attune.common.identity.credential import (
 )
 from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
-from attune.fedclient.address import ServerAddress
-from attune.fedclient.backoff import backoff_s
+from attune.fedclient.address import ServerAddress, backoff_s
 from attune.fedclient.home import DeviceHome, DeviceInfo, Identity
 from attune.fedclient.link.diagnose import diagnose
 

@@ -7,7 +7,8 @@ a blend, model.safetensors is the model with the largest weight, and each of the
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,13 @@ from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.plan import Label, ModelSpec, Scale
 from attune.common.plugins import check_installed
-from attune.common.task import TaskName
+from attune.common.task import TASKS, TaskName
 from attune.common.text import from_json
 from attune.common.wire.files import read_checked, write_tensors
 from attune.fedclient.data.prepare import Standardiser, check_columns, check_labelled_alike, prepare_features, y_of
-from attune.fedclient.data.shard import Shard
+from attune.fedclient.data.shard import Shard, load_shard
+from attune.fedclient.home import DeviceHome
+from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.work.blend import Member, answers_of
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.executor import AnyLearner
@@ -233,3 +236,37 @@ def in_unit(numbers: npt.NDArray[Any], scale: Scale | None) -> npt.NDArray[np.fl
     """Predicted numbers (N, K) in the unit of y."""
     mean, std = (np.array(scale.mean), np.array(scale.std)) if scale is not None else (0.0, 1.0)
     return np.asarray(numbers.astype(np.float64) * std + mean)
+
+
+@dataclass(frozen=True)
+class TestPartScore:
+    """Score of a finished model on a shard's test part."""
+
+    name: str  # of the device
+    method: str
+    accuracy: float
+    samples: int
+    round: int
+    kept: str  # which of the device's models this is, or counts most
+    title: str  # the method, and which of the device's models this is
+    metric: str = "accuracy"  # what `accuracy` is: common.task
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.title}): {self.metric} {self.accuracy:.4f} on {self.samples} test samples"
+
+
+def score_on_test_part(home: DeviceHome, shard: Path, table: ReadOptions = PLAIN) -> TestPartScore:
+    """Evaluate the model in `home` on the test part of `shard`. Raises NoModel, and the errors of load_shard and evaluate."""
+    model = Model.load(home.model)
+    accuracy, samples = model.evaluate(load_shard(shard, options=table))
+    info = model.info
+    return TestPartScore(info.name, info.method, accuracy, samples, info.round, info.kept, info.title, TASKS[info.task].metric)
+
+
+def mean_scores(scores: Sequence[TestPartScore]) -> dict[str, float]:
+    """Return `accuracy`, the mean over clients, and `over_samples`, the mean over all their test samples."""
+    total = sum(score.samples for score in scores)
+    return {
+        "accuracy": sum(score.accuracy for score in scores) / len(scores),
+        "over_samples": sum(score.accuracy * score.samples for score in scores) / total,
+    }

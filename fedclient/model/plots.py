@@ -22,7 +22,7 @@ from attune.fedclient.data import labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.prepare import check_labelled_alike, prepare_features
 from attune.fedclient.data.shard import Shard, load_shard
-from attune.fedclient.model import drawings, scatter
+from attune.fedclient.model import drawings
 from attune.fedclient.model.artifact import Model, in_unit
 from attune.fedclient.model.rollout import over_patches
 
@@ -112,8 +112,8 @@ def predicted(source: Drawn) -> page.Section:
     for judged in source.judged:
         scale = judged.model.info.targets
         std_K = np.ones(len(names)) if scale is None else np.array(scale.std)
-        models.append(scatter.Predicted(judged.title, in_unit(judged.found, scale), std_K))
-    return scatter.predicted(source.judged[0].true, names, models)
+        models.append(drawings.Predicted(judged.title, in_unit(judged.found, scale), std_K))
+    return drawings.predicted(source.judged[0].true, names, models)
 
 
 OF_TASK: dict[TaskName, dict[str, Callable[[Drawn], page.Section]]] = {

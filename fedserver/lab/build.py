@@ -13,8 +13,7 @@ from attune.common.methods.method import ConfiguredMethod, PartKind, assign
 from attune.common.methods.settings.aggregators import SETTINGS
 from attune.common.models.structure import components
 from attune.common.plugins import implementation_of, imported
-from attune.fedserver.lab.aggregators.base import Aggregator, Vault
-from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
+from attune.fedserver.lab.aggregators.base import IN_TURN, Aggregator, Carrier, Vault
 
 CLASSES = {
     "mean": "mean:Mean",

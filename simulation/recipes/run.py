@@ -21,7 +21,7 @@ import numpy.typing as npt
 from attune.common.methods.registry import get
 from attune.common.statistics import LEVEL, holm, mcnemar
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.work.permutation import sign_flip
+from attune.fedclient.work.comparison import sign_flip
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.samples import Source
 from attune.simulation.partition.split import write_shards

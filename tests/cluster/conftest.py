@@ -12,7 +12,7 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.method import PartKind
 from attune.common.methods.settings.aggregators import SETTINGS
 from attune.fedserver.core.records import Slot
-from attune.fedserver.lab.aggregators.carrier import IN_TURN
+from attune.fedserver.lab.aggregators.base import IN_TURN
 from attune.fedserver.lab.build import AggregatorSpec, made
 from attune.fedserver.lab.cluster.cluster_carrier import ClusterCarrier
 from attune.fedserver.lab.cluster.worker_pool import WorkerPool

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attune.common.errors import Unreachable
-from attune.fedclient import backoff, fleet, shards
+from attune.fedclient import address, fleet, shards
 from tests.fedclient import conftest
 
 
@@ -28,7 +28,7 @@ def test_a_server_that_vanishes_leaves_no_task_behind(bench, many, tmp_path, mon
         bench.server.stop = lambda: None
 
     threading.Thread(target=strike, daemon=True).start()
-    monkeypatch.setattr(backoff, "LONGEST_DELAY_S", 0.3)  # several connections are tried
+    monkeypatch.setattr(address, "LONGEST_DELAY_S", 0.3)  # several connections are tried
     over = threading.Event()
 
     def collect():

@@ -7,7 +7,7 @@ import pytest
 
 from attune.common.paired import findings_of, pairs_of
 from attune.common.statistics import mcnemar
-from attune.fedclient.work.permutation import EXACT, MANY, sign_flip
+from attune.fedclient.work.comparison import EXACT, MANY, sign_flip
 
 
 def test_by_hand():

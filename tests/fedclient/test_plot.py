@@ -17,7 +17,7 @@ from attune.common.models.structure import tensors_of
 from attune.common.plan import Scale
 from attune.fedclient.cli import main
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.model import artifact, drawings, scatter
+from attune.fedclient.model import artifact, drawings
 from attune.fedclient.model.drawings import effective
 from attune.fedclient.model.plots import PICTURES, plot, spread, titles
 from attune.fedclient.model.rollout import attentions, rollout
@@ -242,10 +242,10 @@ def test_numbers_are_drawn_in_their_unit_with_the_errors_in_the_page(tmp_path):
 def test_a_perfect_and_a_hopeless_number(monkeypatch):
     """Expect R2 1 for perfect predictions, and 1 - 9 for 3 too much with a deviation of 1; NaN is left out."""
     kept = []
-    monkeypatch.setattr(scatter.figures, "png", lambda figure: kept.append(figure) or b"png")
+    monkeypatch.setattr(drawings.figures, "png", lambda figure: kept.append(figure) or b"png")
     true = np.array([[1.0], [2.0], [4.0]])
-    models = [scatter.Predicted(name, true + more, np.ones(1)) for name, more in (("right", 0.0), ("wrong", 3.0))]
-    section = scatter.predicted(true, ["y"], [*models, scatter.Predicted("lost", true * np.inf, np.ones(1))])
+    models = [drawings.Predicted(name, true + more, np.ones(1)) for name, more in (("right", 0.0), ("wrong", 3.0))]
+    section = drawings.predicted(true, ["y"], [*models, drawings.Predicted("lost", true * np.inf, np.ones(1))])
     assert section.table.rows[:2] == [["right", "y", 3, 1.0, 0.0, 0.0, 0.0], ["wrong", "y", 3, -8.0, 3.0, 3.0, 3.0]]
     for axes in kept[0].axes:
         assert axes.get_xlim() == axes.get_ylim()

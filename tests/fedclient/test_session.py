@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attune.common.exchange.messages import BlobRef, Farewell, Notice, Order, Welcome
-from attune.fedclient.backoff import backoff_s
+from attune.fedclient.address import backoff_s
 from attune.fedclient.messages import (
     Broke,
     Displaced,

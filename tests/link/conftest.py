@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attune.common import aio
-from attune.fedclient import backoff
+from attune.fedclient import address
 from attune.fedclient.link.local import LocalLink
 from attune.fedclient.link.port import Link
 from attune.fedclient.messages import OrderResult
@@ -46,8 +46,8 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario],
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(backoff, "FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr(backoff, "LONGEST_DELAY_S", 0.02)
+    monkeypatch.setattr(address, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(address, "LONGEST_DELAY_S", 0.02)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from attune.common.methods.registry import configured_in, configured_on_device
 from attune.common.methods.settings.aggregators import AggregatorSettings
 from attune.common.plan import Plan, Profile
 from attune.fedclient.address import ServerAddress
-from attune.fedclient.allowed import check_plan
+from attune.fedclient.limits import accept_plan
 from attune.fedclient.options import DeviceOptions
 from attune.fedserver.core.planning import make_plan, resolve
 
@@ -32,7 +32,7 @@ class NoStore:
 
 
 def refused_or_not(plan: Plan, *allowed: str) -> None:
-    check_plan(plan, NoStore(), DeviceOptions(Path(), ServerAddress("localhost", 1), allow_plugins=allowed))  # type: ignore[arg-type]
+    accept_plan(plan, NoStore(), DeviceOptions(Path(), ServerAddress("localhost", 1), allow_plugins=allowed))  # type: ignore[arg-type]
 
 
 def plan_of(settings: dict[str, Any]) -> Plan:

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from attune.common.exchange.transform import PartUpdate
-from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Vault, write
-from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
+from attune.fedserver.lab.aggregators.base import IN_TURN, Block, Carrier, Put, Tensors, Vault, write
 from attune.fedserver.lab.aggregators.mean import VALUE, SharedValue
 from attune_example.settings import FedAdamSettings
 

@@ -16,8 +16,7 @@ from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
 from attune.common.wire.files import TensorFile
 from attune.fedserver.lab import accelerator
-from attune.fedserver.lab.aggregators.base import Tensors, Vault, cohort, write
-from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
+from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Tensors, Vault, cohort, write
 from attune.fedserver.lab.aggregators.embeddings import Embeddings
 from attune.fedserver.lab.aggregators.mean import shares_of
 from attune.fedserver.lab.aggregators.network import Head, affine, features, heads_of, initialise

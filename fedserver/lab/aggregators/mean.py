@@ -12,8 +12,7 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AggregatorSettings, MeanSettings
 from attune.common.wire.tensors import DTYPES, Manifest, manifest_of
 from attune.fedserver.lab.aggregators import votes
-from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Unit, Vault, cohort, manifest_in, write
-from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
+from attune.fedserver.lab.aggregators.base import IN_TURN, Block, Carrier, Put, Tensors, Unit, Vault, cohort, manifest_in, write
 from attune.fedserver.lab.aggregators.gram import gram, stack
 
 VALUE, PART = "value", "part"

@@ -17,8 +17,19 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import MixedSettings
 from attune.common.wire.tensors import DTYPES, Manifest
 from attune.fedserver.lab import accelerator
-from attune.fedserver.lab.aggregators.base import Block, Put, Tensors, Unit, Vault, cohort, manifest_in, read_into, write
-from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
+from attune.fedserver.lab.aggregators.base import (
+    IN_TURN,
+    Block,
+    Carrier,
+    Put,
+    Tensors,
+    Unit,
+    Vault,
+    cohort,
+    manifest_in,
+    read_into,
+    write,
+)
 from attune.fedserver.lab.aggregators.gram import gram, mix_, stack
 from attune.fedserver.lab.aggregators.matrices import Matrices
 from attune.fedserver.lab.aggregators.mean import weighted_mean

@@ -12,8 +12,7 @@ import torch
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AmpSettings, HeurAmpSettings
 from attune.fedserver.lab.aggregators.attention import EXACT_SIGMA, cosines
-from attune.fedserver.lab.aggregators.base import Vault
-from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carrier
+from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Vault
 from attune.fedserver.lab.aggregators.mixing import Mixing
 
 

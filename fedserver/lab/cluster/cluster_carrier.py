@@ -14,8 +14,19 @@ from typing import Any
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import MeanSettings
 from attune.common.wire.header import Manifest
-from attune.fedserver.lab.aggregators.base import Aggregator, Block, Blockwise, Put, Tensors, Unit, Vault, manifest_in
-from attune.fedserver.lab.aggregators.carrier import IN_TURN, Carried, in_turn
+from attune.fedserver.lab.aggregators.base import (
+    IN_TURN,
+    Aggregator,
+    Block,
+    Blockwise,
+    Carried,
+    Put,
+    Tensors,
+    Unit,
+    Vault,
+    in_turn,
+    manifest_in,
+)
 from attune.fedserver.lab.build import AggregatorSpec, Maker, made
 from attune.fedserver.lab.cluster.cluster_worker import PackedTensors, pack, pack_updates, unpack
 from attune.fedserver.lab.cluster.parcels import PARCEL_BYTES, UnitBatch, columns_of, unit_batches
@@ -108,7 +119,7 @@ def _puts(applied: dict[str, PackedTensors]) -> Iterator[Put]:
 
 
 class ClusterCarrier:
-    """Implements aggregators.carrier.Carrier for one part. If the cluster is gone, the rest of a round is carried out here.
+    """Implements aggregators.base.Carrier for one part. If the cluster is gone, the rest of a round is carried out here.
 
     Two parcels for each worker are under way at a time, or all parcels of one unit.
     """
