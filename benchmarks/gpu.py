@@ -21,8 +21,8 @@ from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.attention import attention, cosines
 from attune.fedserver.lab.aggregators.base import MemoryVault
-from attune.fedserver.lab.aggregators.gram import gram, mix_
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
+from attune.fedserver.lab.aggregators.votes import gram, mix_
 from benchmarks.hypernetwork import BLOCK, BLOCKS
 from benchmarks.machine import machine
 from benchmarks.mcsa import CASES

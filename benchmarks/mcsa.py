@@ -29,7 +29,7 @@ from attune.common.wire.files import TensorFile, write_tensors
 from attune.fedserver import process
 from attune.fedserver.lab.aggregators.attention import Mcsa, attention, cosines
 from attune.fedserver.lab.aggregators.base import MemoryVault
-from attune.fedserver.lab.aggregators.gram import gram, mix_
+from attune.fedserver.lab.aggregators.votes import gram, mix_
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.folder import FolderBlobs
 from benchmarks.machine import machine

@@ -25,10 +25,10 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AmpSettings, AttentionSettings, HeurAmpSettings, MeanSettings
 from attune.fedserver.lab.aggregators.attention import Mcsa, attention, cosines
 from attune.fedserver.lab.aggregators.base import Aggregator, Block, MemoryVault, Tensors
-from attune.fedserver.lab.aggregators.gram import gram, stack
 from attune.fedserver.lab.aggregators.mean import Mean
 from attune.fedserver.lab.aggregators.mixing import GRAM
 from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp
+from attune.fedserver.lab.aggregators.votes import gram, stack
 
 STEPS, BATCH, LR = 20, 20, 0.02
 Weights = Callable[[torch.Tensor], torch.Tensor]  # cosines (S, S) -> attention (S, S)

@@ -305,7 +305,7 @@ class Device:
                 except HostLost as lost:
                     self.console.say(f"{lost}: doing this again")
                     slot.drop()
-                except messages.Unfit as unfit:
+                except messages.SmallerFormUnusable as unfit:
                     self.console.say(f"{unfit}: fetching it as it is")
                     order = order.whole
         finally:

@@ -12,7 +12,7 @@ from attune.common.metrics import Choice, Metrics
 from attune.common.task import TaskName
 
 
-class Unfit(Exception):
+class SmallerFormUnusable(Exception):
     """What was served in fewer bytes cannot be used; the value itself is there to be fetched."""
 
 

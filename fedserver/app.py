@@ -22,10 +22,10 @@ from attune.fedserver import logs, process, runs
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import Executors
-from attune.fedserver.federation.clock import Clock
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import NOTHING_PERSONAL, goodbye
 from attune.fedserver.federation.refusals import Refusals
+from attune.fedserver.federation.turns import Clock
 from attune.fedserver.home import ServedAddress, ServerHome
 from attune.fedserver.identity.admin import AT_START, FOR_LOCAL, FederationAdmin, user
 from attune.fedserver.identity.authority import Authority
@@ -35,7 +35,7 @@ from attune.fedserver.lab.declared import check_declared
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.storage import Storage
-from attune.fedserver.rpc.server import Door
+from attune.fedserver.rpc.server import GrpcServer
 from attune.fedserver.web.live import Operator, page
 
 LOG = logging.getLogger("fedserver")
@@ -143,21 +143,21 @@ async def _serve(options: ServerOptions, opened: _Opened) -> None:
     ledger, blobs = opened.storage.ledger, opened.storage.blobs
     registrar = Registrar(authority, ledger, settings.server.certificate_days)
     coordinator = Coordinator(ledger, blobs, opened.lab, settings, authority.fingerprint, opened.executors, options.clock)
-    door = Door(
+    grpc_server = GrpcServer(
         settings.server, registrar, opened.admin("operator over the network"), Refusals(ledger), coordinator, opened.storage,
         opened.executors,
     )  # fmt: skip
-    address = _listen(door, options, home.address())
+    address = _listen(grpc_server, options, home.address())
     join = await _begun(options, opened)
     await registrar.refresh()
     found = await coordinator.restore()
     ending = _signals()
     resumed = coordinator.resume(found)
     logs.follow(lambda: coordinator.round.record.open_orders[1])
-    async with door.open():  # while the lab takes up its state, the devices of a server that died shake hands again
+    async with grpc_server.open():  # while the lab takes up its state, the devices of a server that died shake hands again
         home.write_address(address)
         admin = opened.admin("operator on the dashboard")
-        operator = Operator(coordinator, door.members, registrar, admin, f"{_join_host(address)}:{address.port}")
+        operator = Operator(coordinator, grpc_server.members, registrar, admin, f"{_join_host(address)}:{address.port}")
         with page(home, options.dashboard, (address.host, address.port), coordinator, operator) as url:
             _greet(options, address, authority.short_fingerprint, join, settings, url)
             await _until(ending, resumed, coordinator, registrar, options.exit_when_done)
@@ -178,7 +178,7 @@ async def _begun(options: ServerOptions, opened: _Opened) -> str:
     return await starting.new_token(key, options.join_uses, JOIN_TTL_S, origin=AT_START, keep=KEPT_JOIN_TOKENS)
 
 
-def _listen(door: Door, options: ServerOptions, before: ServedAddress | None) -> ServedAddress:
+def _listen(grpc_server: GrpcServer, options: ServerOptions, before: ServedAddress | None) -> ServedAddress:
     """Bind the port of the options, else the port where this home was served before, for its devices look there.
 
     Raises:
@@ -186,7 +186,7 @@ def _listen(door: Door, options: ServerOptions, before: ServedAddress | None) ->
     """
     host = options.host or (before.host if before else ANY_HOST)
     port = options.port if options.port is not None else (before.port if before else DEFAULT_PORT)
-    return ServedAddress(host, door.listen(host, port), os.getpid())
+    return ServedAddress(host, grpc_server.listen(host, port), os.getpid())
 
 
 def _join_host(address: ServedAddress) -> str:

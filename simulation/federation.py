@@ -23,9 +23,9 @@ from attune.fedclient.work.worker import Worker
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import InlineExecutors
-from attune.fedserver.federation.clock import Clock
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
+from attune.fedserver.federation.turns import Clock
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Certificate, Snapshot

@@ -17,6 +17,7 @@ from attune.common.wire.digest import Digest, digest_of
 from attune.common.wire.header import (
     LENGTH_BYTES,
     Limits,
+    Opened,
     TensorSpec,
     header_bytes,
     layout_in,
@@ -24,7 +25,6 @@ from attune.common.wire.header import (
 )
 from attune.common.wire.lazy import TensorSource
 from attune.common.wire.malformed import DigestMismatch, Malformed
-from attune.common.wire.opened import Opened
 from attune.common.wire.tensors import DTYPES, Tensors, bytes_of, check_boolean, empty, manifest_of, spec_of, views
 
 __all__ = ["Blob", "Limits", "TensorFile", "TensorWriter", "digest_of_tensors", "read_checked", "read_tensors", "write_tensors"]

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc
+from grpc.aio import AioRpcError
 
 from attune.common import aio
 from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, Unreachable
@@ -25,19 +26,86 @@ from attune.common.exchange.messages import (
     UploadTarget,
     Welcome,
 )
-from attune.common.exchange.protobuf import CONNECT, DOWNLOAD, RENEW, SUBMIT, TARGET, UPLOAD, UPLOAD_OFFSET
+from attune.common.exchange.protobuf import CONNECT, DOWNLOAD, RENEW, SUBMIT, TARGET, UPLOAD, UPLOAD_OFFSET, Call
+from attune.common.grpc_errors import from_rpc
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential, csr_der, needs_renewal, new_key
 from attune.common.protocol import UPLOAD_KEY
 from attune.common.pulse import Pulse
+from attune.common.text import clean
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.home import Identity
 from attune.fedclient.link.diagnose import diagnose
 from attune.fedclient.link.enrol import DIAGNOSIS_S, check_issued
 from attune.fedclient.link.port import Broken, Handle
-from attune.fedclient.link.wire import Wire
 from attune.fedclient.messages import StreamOpened
 from attune.fedclient.resource_limits import Allowance
+
+C = TypeVar("C")
+
+
+class GrpcChannel:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self._cut_by = ""
+        self._calls: set[Any] = set()
+
+    def __repr__(self) -> str:
+        return f"<GrpcChannel, {len(self._calls)} calls{', cut' if self._cut_by else ''}>"
+
+    def unary(self, call: Call) -> Any:
+        """Return what makes a call with one request and one reply."""
+        return self.channel.unary_unary(call.path, call.request.write, call.reply.read)
+
+    def receiving(self, call: Call) -> Any:
+        """Return what makes a call whose replies are a stream."""
+        return self.channel.unary_stream(call.path, call.request.write, call.reply.read)
+
+    def sending(self, call: Call) -> Any:
+        """Return what makes a call whose requests are a stream."""
+        return self.channel.stream_unary(call.path, call.request.write, call.reply.read)
+
+    def streams(self, call: Call) -> Any:
+        """Return what makes a call with streams both ways."""
+        return self.channel.stream_stream(call.path, call.request.write, call.reply.read)
+
+    @contextlib.contextmanager
+    def call(self, call: C) -> Iterator[C]:
+        """The call inside, which ends with the block, however that ends.
+
+        Its failures become AttuneErrors (what the peer named) or Broken (everything else). A task that is being cancelled
+        hears of nothing but that: the link that breaks and the job that is cancelled for it come in the same moment.
+        """
+        self._calls.add(call)
+        try:
+            yield call
+        except (AioRpcError, TimeoutError, asyncio.CancelledError) as error:
+            if aio.cancelling():
+                raise asyncio.CancelledError from None
+            raise self._named(error) from None
+        finally:
+            self._calls.discard(call)
+            call.cancel()  # type: ignore[attr-defined]
+
+    def _named(self, error: BaseException) -> Exception:
+        if isinstance(error, AioRpcError):
+            named = from_rpc(error)
+            if named is not None and not isinstance(named, Unreachable):
+                return named
+            unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
+            return Broken(f"lost the server ({error.code().name.lower()}: {clean(error.details() or '')})", unavailable)
+        if isinstance(error, TimeoutError):
+            return Broken("the server has stopped answering")
+        # Nobody cancelled this task, so its call was: when the channel was given up.
+        return Broken(self._cut_by or "the connection was given up")
+
+    async def cut(self, reason: str) -> None:
+        """Ends all calls, which are Broken for this reason, and the connection."""
+        self._cut_by = reason
+        for call in list(self._calls):
+            call.cancel()
+        await self.channel.close()
+
 
 OUTBOX = 16  # messages that may wait for the stream; progress beyond that is dropped
 CONNECT_MS = 5000  # for a connection and its handshake
@@ -75,11 +143,11 @@ class GrpcLink:
 
     # --- the channel
 
-    def _new_wire(self) -> Wire:
+    def _new_wire(self) -> GrpcChannel:
         connecting = ("grpc.min_reconnect_backoff_ms", CONNECT_MS)  # the name that gRPC has for it
         options = [*channel_options(self.identity.ca_pem), connecting]
         credentials = channel_credentials(self.identity.ca_pem, self.identity.credential)
-        return Wire(grpc.aio.secure_channel(str(self.address), credentials, options))
+        return GrpcChannel(grpc.aio.secure_channel(str(self.address), credentials, options))
 
     async def _replace(self, reason: str) -> None:
         """Moves over to a new channel; what is under way on the old one is Broken, and goes on."""

@@ -12,7 +12,7 @@ from attune.common.wire.encodings import decoded
 from attune.common.wire.files import digest_of_tensors
 from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import Tensors, manifest_of
-from attune.fedclient.messages import Unfit
+from attune.fedclient.messages import SmallerFormUnusable
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def rebuilt(ref: BlobRef, expected: Manifest, fetched: Tensors, held: Tensors) -
         held: The value of the part from which the blob may be the change.
 
     Raises:
-        Unfit: The blob stands for another value, and the value itself can be fetched.
+        SmallerFormUnusable: The blob stands for another value, and the value itself can be fetched.
         WireError: The same where it cannot.
     """
     if not ref.sent.encoding:
@@ -74,7 +74,7 @@ def rebuilt(ref: BlobRef, expected: Manifest, fetched: Tensors, held: Tensors) -
     except WireError as error:
         if ref.smaller is None:
             raise
-        raise Unfit(str(error)) from error
+        raise SmallerFormUnusable(str(error)) from error
     if ref.smaller is not None and digest_of_tensors(value) != ref.digest:
-        raise Unfit(f"{who}, sent in fewer bytes, comes to other bytes than those of {ref.digest[:20]}")
+        raise SmallerFormUnusable(f"{who}, sent in fewer bytes, comes to other bytes than those of {ref.digest[:20]}")
     return value

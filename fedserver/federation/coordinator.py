@@ -27,16 +27,12 @@ from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.round import left_s, next_wake, step
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
-from attune.fedserver.federation.barred import Barred
-from attune.fedserver.federation.clock import Clock
-from attune.fedserver.federation.closing import Closing, Closings
-from attune.fedserver.federation.journal import Journal, Stage
-from attune.fedserver.federation.orders import Orders
-from attune.fedserver.federation.resuming import taken_up
-from attune.fedserver.federation.standing import Standing
-from attune.fedserver.federation.streams import Streams
-from attune.fedserver.federation.troubles import Troubles
-from attune.fedserver.federation.turns import Turns
+from attune.fedserver.federation.closing import ClosedRound, RoundCloser, taken_up
+from attune.fedserver.federation.device_activity import DeviceActivity, DeviceStage
+from attune.fedserver.federation.orders import OrderSender
+from attune.fedserver.federation.streams import RevokedDevices, Streams
+from attune.fedserver.federation.troubles import PassedOver, Troubles
+from attune.fedserver.federation.turns import Clock, Turns
 from attune.fedserver.ports.blobs import Blobs, Damaged
 from attune.fedserver.ports.lab import Lab
 from attune.fedserver.ports.ledger import Ledger, Snapshot
@@ -69,18 +65,18 @@ class Coordinator:
         self.unusable = asyncio.Event()  # something is damaged: nothing can be done before it is restored
         self.error: AttuneError | None = None
         self.planless: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()  # once no plan could be made
-        self.turns, self.streams, self.troubles, self.barred = Turns(), Streams(), Troubles(), Barred()
-        self.inbox, self.lab, self.journal = Inbox(blobs), lab, Journal(clock.unix)
+        self.turns, self.streams, self.troubles, self.revoked = Turns(), Streams(), Troubles(), RevokedDevices()
+        self.inbox, self.lab, self.activity = Inbox(blobs), lab, DeviceActivity(clock.unix)
         self.round = Round()
         self.plan: Plan | None = None
         self._run = ""  # of several over one fleet
         self.max_bytes: Mapping[str, int] = {}  # part that devices hand in -> the largest blob that can be an answer
         self._rules, self.clock, self._federation = settings.rules, clock, federation
         self._ledger, self._blobs, self._executors = ledger, blobs, executors
-        self._standing = Standing(ledger, self.troubles)
-        self._orders = Orders(settings, ledger, self.streams, lab, blobs, executors, self.journal)
+        self._passed_over = PassedOver(ledger, self.troubles)
+        self._orders = OrderSender(settings, ledger, self.streams, lab, blobs, executors, self.activity)
         self.book = self._orders.book
-        self._closings = Closings(settings.adaptation, self.inbox, lab, self._orders, executors)
+        self._closer = RoundCloser(settings.adaptation, self.inbox, lab, self._orders, executors)
         self._closing_since: float | None = None  # monotonic; while updates are aggregated
         self._saved_record: events.Record | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -104,7 +100,7 @@ class Coordinator:
         self.round = await taken_up(found, self._rules, self.inbox, self._executors)
         for device in found.devices:
             if device.revoked:  # maybe while no server ran
-                self.barred.add(device.name, CertificateRefused(REVOKED.format(device.name)))
+                self.revoked.add(device.name, CertificateRefused(REVOKED.format(device.name)))
                 await self._discard(device.name, self.round.record)
                 self.round = self.round.expelling(device.name)
         self.plan, self._run = found.plan, found.run
@@ -144,8 +140,8 @@ class Coordinator:
             # What follows from it could not be carried out. The update is durable: the round as it stands says its worth.
             taken = step(self._rules, self.round, event, self.clock.unix())
             self.round, counts = taken.state, events.Acknowledge(order.client, accepted=True) in taken.effects
-        if (stage := self.journal.stage(order.client)) is not None and stage is not Stage.ABSENT:
-            self.journal.enter(order.client, Stage.WAITING)
+        if (stage := self.activity.stage(order.client)) is not None and stage is not DeviceStage.ABSENT:
+            self.activity.enter(order.client, DeviceStage.WAITING)
         return counts
 
     async def pause(self, on: bool) -> None:
@@ -267,9 +263,9 @@ class Coordinator:
                 case events.FinishDevices(devices):
                     self._finish(devices)
                 case events.PassOver(devices):
-                    await self._standing.pass_over(devices)
+                    await self._passed_over.pass_over(devices)
                 case events.AskAgain(devices):
-                    await self._standing.ask_again(devices)
+                    await self._passed_over.ask_again(devices)
         self._set_timer()
         return counts
 
@@ -289,7 +285,7 @@ class Coordinator:
         self._closing_since = self.clock.monotonic()
         step_name = f"closing round {number}"
         try:
-            closing = await self.troubles.overcome(step_name, lambda: self._closings.make(self.round, number, cohort, spoiled))
+            closing = await self.troubles.overcome(step_name, lambda: self._closer.make(self.round, number, cohort, spoiled))
         except Exception as error:
             failed = error
             await self.turn(lambda: self._fail(failed))
@@ -302,7 +298,7 @@ class Coordinator:
         await self._executors.disk(self.inbox.clear, number)
         fail_at(SERVER, number, "inbox-cleared")
 
-    async def _commit(self, closing: Closing) -> bool:
+    async def _commit(self, closing: ClosedRound) -> bool:
         """The commit point of a round: the new state, the record and the metrics become durable together; then True."""
         event = events.Aggregated(self.clock.monotonic(), closing.setback)
         taken = step(self._rules, self.round, event, self.clock.unix())
@@ -311,7 +307,7 @@ class Coordinator:
             f"committing round {closing.number}",
             lambda: self._ledger.commit_round(record, closing.outcome.slots, closing.rows, closing.marks),
         )
-        self.journal.close_round(closing.number)
+        self.activity.close_round(closing.number)
         fail_at(SERVER, closing.number, "committed")
         self.round, self._saved_record = taken.state, record
         await self.lab.settle()
@@ -322,7 +318,7 @@ class Coordinator:
         LOG.debug("round %d: %s", number, closing.outcome.metrics)
         if closing.setback:
             LOG.warning("round %d counts for nothing: %s", number, closing.setback)
-        await self._standing.bounded(number, closing.outcome.bounded, closing.outcome.without_vote)
+        await self._passed_over.bounded(number, closing.outcome.bounded, closing.outcome.without_vote)
         await self._follow(taken.effects)
         return True
 

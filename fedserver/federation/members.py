@@ -15,7 +15,7 @@ from attune.common.protocol import CHANGE
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import schema
 from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.journal import WORK, Stage
+from attune.fedserver.federation.device_activity import WORK, DeviceStage
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.ports.ledger import MemberLedger
 
@@ -38,7 +38,7 @@ class Members:
     def __init__(self, coordinator: Coordinator, ledger: MemberLedger) -> None:
         self._coordinator, self._ledger, self._clock = coordinator, ledger, coordinator.clock
         self._settings, self._streams, self._turns = coordinator.settings, coordinator.streams, coordinator.turns
-        self._journal = coordinator.journal
+        self._activity = coordinator.activity
         self._arrived: list[tuple[Stream, str]] = []  # not yet welcomed, each with a note for the operator
         self._early: list[Stream] = []  # of devices that came before there was a plan
 
@@ -53,7 +53,7 @@ class Members:
         """
         profile = read_profile(hello.profile_json, name)
         self._settings.encodings.check_device(name, hello.encodings)
-        self._coordinator.barred.check(name)
+        self._coordinator.revoked.check(name)
         schema.check_possible(profile, name)
         if self._coordinator.plan is not None:
             schema.check_fits(profile, self._coordinator.plan, name)
@@ -90,7 +90,7 @@ class Members:
         if note:
             LOG.warning("%s: %s", name, note, extra={"device": name})
         LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software, extra={"device": name})
-        self._journal.enter(name, Stage.WAITING)
+        self._activity.enter(name, DeviceStage.WAITING)
         if self._coordinator.plan is not None:
             self._streams.send(name, self._coordinator.welcome(self._coordinator.plan))
         return True
@@ -121,7 +121,7 @@ class Members:
         if stream is not None:
             stream.close(error)
             self.disconnect(stream)
-        self._journal.enter(name, Stage.ABSENT, f"refused: {error}")
+        self._activity.enter(name, DeviceStage.ABSENT, f"refused: {error}")
         await self._update(name, note=str(error)[:MAX_NOTE])
 
     def _tell_who_waits(self, stream: Stream) -> None:
@@ -144,8 +144,8 @@ class Members:
             return  # it is back already, and its welcome has had its turn or will have it
         await self._update(stream.name, connected=False, since=self._clock.unix())
         LOG.info("%s disconnected", stream.name, extra={"device": stream.name})
-        if self._journal.stage(stream.name) is not Stage.ABSENT:  # else it has a better reason
-            self._journal.enter(stream.name, Stage.ABSENT, "disconnected")
+        if self._activity.stage(stream.name) is not DeviceStage.ABSENT:  # else it has a better reason
+            self._activity.enter(stream.name, DeviceStage.ABSENT, "disconnected")
         await self._coordinator.handle(events.Disconnected(stream.name, self._clock.monotonic()))
 
     async def excuse(self, name: str, reason: str, *, troubled: bool = False) -> None:
@@ -159,7 +159,7 @@ class Members:
     async def _excused(self, name: str, reason: str, troubled: bool) -> None:
         await self._update(name, note=reason[:MAX_NOTE])
         if self._streams.get(name) is not None:
-            self._journal.enter(name, Stage.WAITING, reason)
+            self._activity.enter(name, DeviceStage.WAITING, reason)
         await self._coordinator.handle(events.Excused(name, self._clock.monotonic(), troubled))
 
     async def progress(self, name: str, order_id: str, done: float) -> None:
@@ -169,7 +169,7 @@ class Members:
             return
         with contextlib.suppress(OrderClosed, UpdateRefused):
             order = self._coordinator.book.order(name, order_id)
-            self._journal.enter(name, WORK[order.work])
+            self._activity.enter(name, WORK[order.work])
             stream = self._streams.get(name)
             if stream is not None and stream.progress != quarter:
                 stream.progress = quarter
@@ -189,12 +189,12 @@ class Members:
     async def _declined(self, name: str, reason: str) -> None:
         """It ends its stream next, and counts as a device that left: one that comes back in time gets its order again."""
         await self._update(name, note=reason[:MAX_NOTE])
-        self._journal.enter(name, Stage.ABSENT, reason)
+        self._activity.enter(name, DeviceStage.ABSENT, reason)
 
     async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
         """Ends the streams of these devices, each with its error. Returns how many devices stay connected."""
         for name, error in error_for.items():
-            if not self._coordinator.barred.add(name, error):
+            if not self._coordinator.revoked.add(name, error):
                 continue
             LOG.warning("%s: %s", name, error, extra={"device": name})
             stream = self._streams.get(name)
@@ -206,7 +206,7 @@ class Members:
 
     async def _expel(self, name: str, reason: str) -> None:
         await self._update(name, note=reason[:MAX_NOTE])
-        self._journal.enter(name, Stage.ABSENT, reason)
+        self._activity.enter(name, DeviceStage.ABSENT, reason)
         await self._coordinator.expel(name)
 
     async def _update(self, name: str, **fields: Any) -> None:

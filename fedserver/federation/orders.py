@@ -1,4 +1,4 @@
-"""Orders: what each device of a step is told to do, from what the round, the settings and the lab say."""
+"""OrderSender: what each device of a step is told to do, from what the round, the settings and the lab say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.prior import NO_PRIOR, Prior, prior_of, votes_of
 from attune.fedserver.core.records import DeviceRecord, Smaller
 from attune.fedserver.executors import Executors
-from attune.fedserver.federation.journal import WORK, Journal, Stage
+from attune.fedserver.federation.device_activity import WORK, DeviceActivity, DeviceStage
 from attune.fedserver.federation.streams import Streams
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.lab import Lab, Served
@@ -23,7 +23,7 @@ LOG = logging.getLogger("fedserver")
 HAS_ORDER = "has its order, and begins"
 
 
-class Orders:
+class OrderSender:
     """Writes orders into its book and sends them."""
 
     def __init__(
@@ -34,15 +34,15 @@ class Orders:
         lab: Lab,
         blobs: Blobs,
         executors: Executors,
-        journal: Journal,
+        activity: DeviceActivity,
     ) -> None:
-        self.book, self._journal = OrderBook(), journal
+        self.book, self._activity = OrderBook(), activity
         self._settings, self._ledger, self._streams, self._lab = settings, ledger, streams, lab
         self._blobs, self._executors = blobs, executors
         self._priors: dict[int, Prior] = {}  # of the evaluation after this round, once it was asked for
 
     def __repr__(self) -> str:
-        return f"Orders({self.book!r})"
+        return f"OrderSender({self.book!r})"
 
     async def open(
         self, parts: Sequence[str], record: Record, left_s: float, work: WorkName, number: int, devices: Collection[str]
@@ -87,7 +87,7 @@ class Orders:
                     data[digest] = await self._executors.disk(self._bytes, blob)
             if stream is not None:
                 whole = all(ref.sent.digest in inline for ref in (*order.downloads, *order.cold_start))
-                self._journal.enter(name, WORK[work] if whole else Stage.WAITING, "" if whole else HAS_ORDER)
+                self._activity.enter(name, WORK[work] if whole else DeviceStage.WAITING, "" if whole else HAS_ORDER)
             self._streams.send(name, order.carrying({digest: data[digest] for digest in inline}))
 
     async def _prior(self, record: Record, number: int) -> Prior:

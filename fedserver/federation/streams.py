@@ -8,6 +8,26 @@ from attune.common.errors import AttuneError, Replaced, Unreachable
 from attune.common.exchange.messages import ToDevice
 from attune.common.plan import Profile
 
+
+class RevokedDevices:
+    """By name, each with the error that it hears. Nobody comes back; a new process refuses them by their certificates."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, AttuneError] = {}
+
+    def __repr__(self) -> str:
+        return f"RevokedDevices({sorted(self._errors)})"
+
+    def add(self, name: str, error: AttuneError) -> bool:
+        """Whether it was not barred before."""
+        return self._errors.setdefault(name, error) is error
+
+    def check(self, name: str) -> None:
+        """Errors: the one that it was barred with."""
+        if name in self._errors:
+            raise self._errors[name]
+
+
 MAX_UNSENT = 256  # messages to a device that does not read; then it is cut off
 
 

@@ -9,7 +9,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
+
+
+@dataclass(frozen=True)
+class Clock:
+    """monotonic: seconds, for spans; nobody can set it. unix: the time of day, for what people are shown.
+
+    stands: monotonic does not move, so nothing ever falls due.
+    """
+
+    monotonic: Callable[[], float] = time.monotonic
+    unix: Callable[[], float] = time.time
+    stands: bool = False
+
 
 T = TypeVar("T")
 

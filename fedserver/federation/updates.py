@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -20,15 +21,53 @@ from attune.fedserver.core.advice import advice
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.executors import Executors
-from attune.fedserver.federation.arrivals import Arrivals
 from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.journal import Stage
+from attune.fedserver.federation.device_activity import DeviceStage
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.troubles import can_pass
 from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.ports.lab import Arrived
 from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.stores.uploads import Sink, Uploads
+
+
+class _PendingUpload:
+    """One blob of one device: how many streams bring it, and whether it is here, or nobody brings it any more."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self.over = asyncio.Event()
+
+
+class PendingUploads:
+    """In memory alone. Nobody waits for longer than a stream that brings the blob may stand still."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[str, str], _PendingUpload] = {}
+
+    def __repr__(self) -> str:
+        return f"PendingUploads({sorted(self._of)})"
+
+    @contextmanager
+    def stream(self, name: str, digest: str) -> Iterator[None]:
+        """A stream that brings this device's blob; if it ends without an error, the blob is here."""
+        arrival = self._of.setdefault((name, digest), _PendingUpload())
+        arrival.streams += 1
+        try:
+            yield
+            arrival.over.set()
+        finally:
+            arrival.streams -= 1
+            if not arrival.streams:
+                arrival.over.set()
+                del self._of[name, digest]
+
+    async def wait(self, name: str, digests: Iterable[str]) -> None:
+        """Until none of these is still on its way."""
+        for digest in digests:
+            if (arrival := self._of.get((name, digest))) is not None:
+                await arrival.over.wait()
+
 
 UPLOADS = "taking uploads in"  # the name of a trouble
 
@@ -41,25 +80,25 @@ class Updates:
     ) -> None:
         self._coordinator, self._members = coordinator, members
         self._uploads, self._ledger, self._executors = uploads, ledger, executors
-        self.arrivals, self.barred = Arrivals(), coordinator.barred
+        self.pending_uploads, self.revoked = PendingUploads(), coordinator.revoked
         self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # --- uploads
 
     async def open(self, name: str, target: UploadTarget) -> Sink:
         """Where the frames of an announced blob go. Errors: OrderClosed, UpdateRefused, LimitExceeded, DiskFull."""
-        self.barred.check(name)
+        self.revoked.check(name)
         max_bytes = self._check(name, target)
         with self._told_of_full_disk():
             sink = await self._executors.disk(self._uploads.sink, name, target, max_bytes)
         if target.offset > sink.offset:
             raise UpdateRefused(f"{name} goes on with {target.part} at {target.offset}; only {sink.offset} bytes are here")
-        self._coordinator.journal.enter(name, Stage.SENDING)
+        self._coordinator.activity.enter(name, DeviceStage.SENDING)
         return sink
 
     async def write(self, name: str, target: UploadTarget, sink: Sink, frames: Sequence[bytes]) -> None:
         """The next frames. Errors: UploadTakenOver if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
-        self.barred.check(name)
+        self.revoked.check(name)
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.write, name, target.part, sink, frames)
 
@@ -68,7 +107,7 @@ class Updates:
 
         Errors: UploadTakenOver as for `write`, Truncated, DigestMismatch, DiskFull.
         """
-        self.barred.check(name)
+        self.revoked.check(name)
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.complete, name, target.part, sink)
         _arrived(OrderId.parse(target.order_id, name))
@@ -106,7 +145,7 @@ class Updates:
         What it names may still be on its way: then this waits for it. Errors: UpdateRefused and WireError, naming what is
         wrong; UnknownBlob (upload again); DiskFull.
         """
-        await self.arrivals.wait(name, [ref.digest for ref in update.parts])
+        await self.pending_uploads.wait(name, [ref.digest for ref in update.parts])
         return await self._coordinator.turns.carry(self._submit_alone(name, update))
 
     async def _submit_alone(self, name: str, update: Update) -> Receipt:
@@ -114,7 +153,7 @@ class Updates:
             return await self._submit(name, update)
 
     async def _submit(self, name: str, update: Update) -> Receipt:
-        self.barred.check(name)
+        self.revoked.check(name)
         try:
             order = self._coordinator.book.order(name, update.order_id)
         except OrderClosed as closed:

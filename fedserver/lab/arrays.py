@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attune.common.wire.header import Opened
 from attune.common.wire.malformed import Malformed
-from attune.common.wire.opened import Opened
 
 Array = npt.NDArray[Any]
 

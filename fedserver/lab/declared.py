@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from attune.common.errors import SettingError
 from attune.common.methods.method import check_task
 from attune.common.models import registry
+from attune.common.models.size import size_bytes
 from attune.common.plan import ModelSpec
 from attune.fedserver.core.planning import ResolvedSettings, roles_of
 
@@ -58,8 +59,6 @@ def check_size(spec: ModelSpec, most_bytes: int) -> None:
     Raises:
         SettingError: It has more than `most_bytes`, or cannot be built.
     """
-    from attune.common.models.size import size_bytes
-
     size = size_bytes(spec)
     if size > most_bytes:
         raise SettingError(

@@ -28,7 +28,7 @@ from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.federation.troubles import Troubles, can_pass
 from attune.fedserver.identity.registrar import Caller, Registrar
 from attune.fedserver.identity.server_tls import peer_fingerprint
-from attune.fedserver.rpc.doorkeeper import Doorkeeper, address_of
+from attune.fedserver.rpc.connection_limiter import ConnectionLimiter, address_of
 
 LOG = logging.getLogger("fedserver")
 _FEDERATION = "/attune.v1.Federation/"
@@ -55,9 +55,9 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses before a handler sees the call, and before its message is read. Handlers learn who calls from `caller`."""
 
     def __init__(
-        self, registrar: Registrar, troubles: Troubles, refusals: Refusals, doorkeeper: Doorkeeper, ready: asyncio.Event
+        self, registrar: Registrar, troubles: Troubles, refusals: Refusals, connections: ConnectionLimiter, ready: asyncio.Event
     ) -> None:
-        self._registrar, self._troubles, self._refusals, self._doorkeeper = registrar, troubles, refusals, doorkeeper
+        self._registrar, self._troubles, self._refusals, self._connections = registrar, troubles, refusals, connections
         self._ready = ready
         self._calls: Counter[str] = Counter()  # by fingerprint (of a token by connection), at this moment
 
@@ -68,7 +68,7 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         try:
             found = await self._registrar.caller(fingerprint)
         finally:
-            self._doorkeeper.came(context.peer(), "" if _by_token(found) else fingerprint)
+            self._connections.came(context.peer(), "" if _by_token(found) else fingerprint)
         if not method.startswith(ALLOWED[found.role]):
             if found.role == "bootstrap":
                 raise TokenRefused("a join token may only enrol: call Enrol, then come back with the certificate")

@@ -16,15 +16,14 @@ from attune.common.exchange.messages import DownloadRequest, UploadTarget
 from attune.common.exchange.protobuf import BLOBS, DOWNLOAD, TARGET, UPLOAD, UPLOAD_OFFSET
 from attune.common.protocol import UPLOAD_KEY
 from attune.common.pulse import Pulse
-from attune.common.wire.frames import FRAME_BYTES, read_frames
-from attune.common.wire.pace import Pace
+from attune.common.wire.frames import FRAME_BYTES, Pace, read_frames
 from attune.fedserver.core.orderbook import OrderBook
 from attune.fedserver.executors import Executors
-from attune.fedserver.federation.journal import WORK, Journal, Stage
+from attune.fedserver.federation.device_activity import WORK, DeviceActivity, DeviceStage
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.rpc.auth import caller
-from attune.fedserver.rpc.pulses import Pulses
+from attune.fedserver.rpc.service import DevicePulses
 
 STALL_TIMEOUT_S = 60.0  # without a frame; progress counts, not the total time
 BATCH_FRAMES = 2  # frames handed to a disk thread at a time, while as many more are on their way
@@ -34,9 +33,15 @@ class BlobService:
     """Raw frames: registered with identity serializers, so that bytes pass through untouched."""
 
     def __init__(
-        self, book: OrderBook, blobs: Blobs, updates: Updates, executors: Executors, pulses: Pulses, journal: Journal
+        self,
+        book: OrderBook,
+        blobs: Blobs,
+        updates: Updates,
+        executors: Executors,
+        pulses: DevicePulses,
+        activity: DeviceActivity,
     ) -> None:
-        self._book, self._blobs, self._updates, self._journal = book, blobs, updates, journal
+        self._book, self._blobs, self._updates, self._activity = book, blobs, updates, activity
         self._executors, self._pulses = executors, pulses
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -52,14 +57,14 @@ class BlobService:
         name = caller().name
         blob = self._book.offer(name, request.digest)
         pace, pulse = Pace(), self._pulses.of(name)
-        self._journal.enter(name, Stage.DOWNLOADING)
+        self._activity.enter(name, DeviceStage.DOWNLOADING)
         frames = read_frames(await self._executors.disk(self._blobs.open, blob), request.offset, pace.frame_bytes)
         with pulse.transfer():
             ahead = asyncio.ensure_future(self._executors.disk(_take, frames))
             try:
                 while batch := await ahead:
                     ahead = asyncio.ensure_future(self._executors.disk(_take, frames))  # read while these are sent
-                    self._updates.barred.check(name)
+                    self._updates.revoked.check(name)
                     caller().check_time()
                     for frame in batch:
                         await context.write(frame)
@@ -67,13 +72,13 @@ class BlobService:
                         pulse.heard()  # there was room in the window, which the device opens
             finally:
                 await _given_up(ahead)
-        self._journal.enter(name, WORK[self._book.work(name)])
+        self._activity.enter(name, WORK[self._book.work(name)])
 
     async def upload(self, frames: object, context: grpc.aio.ServicerContext) -> int:
         name = caller().name
         target = _target_of(context, name)
         pulse = self._pulses.of(name)
-        with self._updates.arrivals.stream(name, target.digest), pulse.transfer():
+        with self._updates.pending_uploads.stream(name, target.digest), pulse.transfer():
             sink = await self._updates.open(name, target)
             skip = sink.offset - target.offset  # what an earlier stream has already brought
             written = asyncio.ensure_future(asyncio.sleep(0))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1.health_pb2_grpc import HealthServicer
 
 from attune.common.errors import TooMany
+from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.rpc.auth import caller
 
 WATCHES_A_CALLER, WATCHES = 2, 256
@@ -59,3 +60,23 @@ class Health(HealthServicer):  # type: ignore[misc]
             self._watches[who] -= 1
             if not self._watches[who]:
                 del self._watches[who]
+
+
+WATCHDOG = "watchdog"  # the name of a trouble
+LOOKS = 4  # in the span that it allows
+
+
+async def watch(coordinator: Coordinator, limit_s: float, tell: Callable[[bool], None]) -> None:
+    """Never ends. `tell` is called with False when a step makes no headway for `limit_s`, and with True when it does again."""
+    healthy = True
+    while True:
+        await asyncio.sleep(limit_s / LOOKS)
+        stuck_s = coordinator.stuck_s
+        if stuck_s >= limit_s:
+            phase = coordinator.round.record.phase
+            coordinator.troubles.set(WATCHDOG, f"the step {phase} has made no headway for {limit_s:.0f} s or longer")
+        else:
+            coordinator.troubles.clear(WATCHDOG)
+        if healthy != (stuck_s < limit_s):
+            healthy = not healthy
+            tell(healthy)

@@ -21,7 +21,6 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.federation.updates import Updates
-from attune.fedserver.federation.watchdog import watch
 from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.identity.server_tls import server_options
@@ -30,17 +29,16 @@ from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.rpc.blob_service import BlobService
-from attune.fedserver.rpc.doorkeeper import BUSY_S, LOOK_S, Bounds, Doorkeeper, raise_limit, shut
-from attune.fedserver.rpc.health import Health
-from attune.fedserver.rpc.pulses import Pulses
-from attune.fedserver.rpc.service import FederationService
+from attune.fedserver.rpc.connection_limiter import BUSY_S, LOOK_S, Bounds, ConnectionLimiter, raise_limit, shut
+from attune.fedserver.rpc.health import Health, watch
+from attune.fedserver.rpc.service import DevicePulses, FederationService
 from attune.fedserver.stores.uploads import Uploads
 
 DOOR = "looking after connections"  # the name of a trouble
 STOP_GRACE_S = 5.0  # for what is in flight when the server is told to stop
 
 
-class Door:
+class GrpcServer:
     """The server and its port. It listens once `listen` was called, and answers while `open` is entered."""
 
     def __init__(
@@ -58,13 +56,13 @@ class Door:
         members = self.members = Members(coordinator, ledger)
         updates = Updates(coordinator, members, Uploads(storage), ledger, executors)
         self._health, self._refusals = Health(), refusals
-        self._doorkeeper, self._port = Doorkeeper(Bounds.of(raise_limit()), settings.handshake_s), 0
-        pulses = Pulses(settings.keepalive_s)
-        options = server_options(handshake_s=settings.handshake_s, connections=self._doorkeeper.bounds.connections)
-        auth = Auth(registrar, coordinator.troubles, refusals, self._doorkeeper, coordinator.ready)
+        self._connections, self._port = ConnectionLimiter(Bounds.of(raise_limit()), settings.handshake_s), 0
+        pulses = DevicePulses(settings.keepalive_s)
+        options = server_options(handshake_s=settings.handshake_s, connections=self._connections.bounds.connections)
+        auth = Auth(registrar, coordinator.troubles, refusals, self._connections, coordinator.ready)
         self._server = server = grpc.aio.server(interceptors=[auth], options=options)
         federation = FederationService(members, updates, registrar, pulses)
-        transfers = BlobService(coordinator.book, blobs, updates, executors, pulses, coordinator.journal)
+        transfers = BlobService(coordinator.book, blobs, updates, executors, pulses, coordinator.activity)
         server.add_generic_rpc_handlers((federation.handler(), transfers.handler()))
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, admin, ledger), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -108,7 +106,7 @@ class Door:
             await asyncio.sleep(pause_s)
             begun = self._registrar.tls.handshakes
             try:
-                look = self._doorkeeper.look(self._port, time.monotonic())
+                look = self._connections.look(self._port, time.monotonic())
             except OSError as error:  # no descriptor is left to look with
                 self._coordinator.troubles.set(DOOR, str(error.strerror))
                 continue
@@ -120,7 +118,7 @@ class Door:
                 )
             for address, number in shut(look.too_many).items():
                 self._refusals.tell(TooMany.kind, f"{number} connections of one certificate were dropped", address)
-            failed = begun - self._doorkeeper.called - look.unfinished
+            failed = begun - self._connections.called - look.unfinished
             if failed > told:
                 told = failed
                 self._refusals.tell(HANDSHAKE, "connections ended before their first call", "somebody")

@@ -26,13 +26,39 @@ from attune.fedserver.federation.streams import Stream
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.rpc.auth import caller
-from attune.fedserver.rpc.pulses import Pulses
+
+
+class DevicePulses:
+    """One pulse a device, that of its newest stream. `every_s`: the pace that this server sets (server.keepalive_s)."""
+
+    def __init__(self, every_s: float) -> None:
+        self.every_s = every_s
+        self._of: dict[str, Pulse] = {}
+
+    def __repr__(self) -> str:
+        return f"DevicePulses({len(self._of)} devices, every {self.every_s:g} s)"
+
+    def open(self, name: str) -> Pulse:
+        """The pulse of a new stream; transfers from now on show life on it."""
+        pulse = self._of[name] = Pulse()
+        pulse.set_pace(self.every_s)
+        return pulse
+
+    def close(self, name: str, pulse: Pulse) -> None:
+        """The stream is gone; a newer one of the same device stays."""
+        if self._of.get(name) is pulse:
+            del self._of[name]
+
+    def of(self, name: str) -> Pulse:
+        """Of a device without a stream: one that nobody watches."""
+        return self._of.get(name) or Pulse()
+
 
 HELLO_TIMEOUT_S = 30.0
 
 
 class FederationService:
-    def __init__(self, members: Members, updates: Updates, registrar: Registrar, pulses: Pulses) -> None:
+    def __init__(self, members: Members, updates: Updates, registrar: Registrar, pulses: DevicePulses) -> None:
         self._members, self._updates, self._registrar, self._pulses = members, updates, registrar, pulses
 
     def handler(self) -> grpc.GenericRpcHandler:

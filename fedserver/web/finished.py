@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from attune.common.errors import SettingError
-from attune.fedserver.federation.journal import Journal
+from attune.fedserver.federation.device_activity import DeviceActivity
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.ledger import Snapshot
@@ -28,7 +28,7 @@ from attune.fedserver.web.sources import LedgerSource, no_attention, read_attent
 class StoppedHome:
     """ProcessView of a home that this process does not serve."""
 
-    journal: Journal | None = None
+    activity: DeviceActivity | None = None
     faults: Sequence[LoggedFault] = ()
     fault_totals: Mapping[str, int] = MappingProxyType({})
     troubles: Sequence[str] = ()

@@ -9,7 +9,7 @@ from typing import Any
 from attune.common.metrics import METRICS
 from attune.common.paired import gain_of
 from attune.common.task import described
-from attune.fedserver.federation.journal import Span, Stage
+from attune.fedserver.federation.device_activity import DeviceStage, Span
 from attune.fedserver.web.facts import PageFacts
 
 RUN = (
@@ -58,9 +58,9 @@ def left_s(facts: PageFacts) -> float | None:
 def _device(client: Mapping[str, Any], facts: PageFacts) -> dict[str, Any]:
     spans = facts.spans.get(client["name"])
     stage, why = (spans[-1].stage, spans[-1].why) if spans else (_stage(client["state"]), "")
-    if client["state"] in (REVOKED, AWAY) and stage is not Stage.ABSENT:
-        stage, why = Stage.ABSENT, ""
-    if client["state"] == REVOKED or (stage is Stage.ABSENT and not why):
+    if client["state"] in (REVOKED, AWAY) and stage is not DeviceStage.ABSENT:
+        stage, why = DeviceStage.ABSENT, ""
+    if client["state"] == REVOKED or (stage is DeviceStage.ABSENT and not why):
         why = absence(client, facts)
     return {name: client.get(name) for name in (*DEVICE, *METRICS)} | {
         "gain": gain_of(client),
@@ -85,10 +85,10 @@ def absence(client: Mapping[str, Any], facts: PageFacts) -> str:
     return "disconnected" if facts.status["running"] else "no server runs"
 
 
-def _stage(state: str) -> Stage:
+def _stage(state: str) -> DeviceStage:
     if state == "working":
-        return Stage.TRAINING
-    return Stage.ABSENT if state in (AWAY, REVOKED) else Stage.WAITING
+        return DeviceStage.TRAINING
+    return DeviceStage.ABSENT if state in (AWAY, REVOKED) else DeviceStage.WAITING
 
 
 def _spans(spans: Sequence[Span]) -> list[list[Any]]:

@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from attune.common.metrics import METRICS
 from attune.fedserver.core.accuracy import mean_metrics
-from attune.fedserver.federation.journal import Stage
+from attune.fedserver.federation.device_activity import DeviceStage
 from attune.fedserver.web.facts import PageFacts
 from attune.fedserver.web.parts import parts
 
@@ -54,7 +54,7 @@ class FederationCollector:
         yield _one("attune_paused", "Whether the operator has paused the federation.", run["paused"])
         yield _one("attune_rounds_closed", "Rounds closed.", run["round"])
         yield _one("attune_rounds_planned", "Rounds planned.", run["rounds"])
-        stages = {str(stage): sum(device["stage"] == stage for device in self._devices) for stage in Stage}
+        stages = {str(stage): sum(device["stage"] == stage for device in self._devices) for stage in DeviceStage}
         yield _by("attune_devices", "Devices by what they do.", "stage", stages)
         yield _one("attune_troubles", "Problems that keep the server from going on.", len(run["troubles"]))
         if run["left_s"] is not None:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from attune.common.text import clean
 from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.journal import Journal
+from attune.fedserver.federation.device_activity import DeviceActivity
 from attune.fedserver.lab.aggregators.stored import MATRICES, Arrays, read_matrices
 from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.blobs import blob_of, read_again
@@ -36,7 +36,7 @@ class ProcessView(Protocol):
     def troubles(self) -> Sequence[str]: ...
 
     @property
-    def journal(self) -> Journal | None: ...
+    def activity(self) -> DeviceActivity | None: ...
 
     @property
     def faults(self) -> Sequence[LoggedFault]: ...
@@ -170,8 +170,8 @@ class RunningServer:
         return self._coordinator.troubles.lines
 
     @property
-    def journal(self) -> Journal:
-        return self._coordinator.journal
+    def activity(self) -> DeviceActivity:
+        return self._coordinator.activity
 
     @property
     def faults(self) -> Sequence[LoggedFault]:

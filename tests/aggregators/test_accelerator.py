@@ -15,9 +15,9 @@ from attune.common.methods.settings.aggregators import AmpSettings, AttentionSet
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.attention import Mcsa
 from attune.fedserver.lab.aggregators.base import MemoryVault
-from attune.fedserver.lab.aggregators.gram import gram, mix_
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork, _HeadRound
 from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp
+from attune.fedserver.lab.aggregators.votes import gram, mix_
 
 GPU = torch.device("cuda", 0)
 PARTS = {"a": ["a"], "b": ["b"]}

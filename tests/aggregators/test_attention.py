@@ -13,7 +13,7 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.fedserver.lab.aggregators.attention import Mcsa, attention, cosines
 from attune.fedserver.lab.aggregators.base import MemoryVault
-from attune.fedserver.lab.aggregators.gram import gram
+from attune.fedserver.lab.aggregators.votes import gram
 
 
 def oracle(

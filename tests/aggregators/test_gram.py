@@ -10,7 +10,7 @@ from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.fedserver.lab.aggregators import gram as subject
 from attune.fedserver.lab.aggregators.attention import Mcsa, cosines
 from attune.fedserver.lab.aggregators.base import MemoryVault
-from attune.fedserver.lab.aggregators.gram import BLOCK, EXACT, gram, mix_
+from attune.fedserver.lab.aggregators.votes import BLOCK, EXACT, gram, mix_
 
 
 def rows_of(S: int, D: int, spread: float, seed: int = 0) -> torch.Tensor:

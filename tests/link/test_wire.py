@@ -12,9 +12,9 @@ from grpc.aio import AioRpcError, Metadata
 
 from attune.common import aio
 from attune.common.exchange.messages import Hello
+from attune.fedclient.link.grpc_link import GrpcChannel
 from attune.fedclient.link.port import Broken
 from attune.fedclient.link.transfer import persist, together
-from attune.fedclient.link.wire import Wire
 from tests.link.server import OverGrpc, Scripted
 
 CUT = AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), "cut")
@@ -43,7 +43,7 @@ def struck(strike, nested):
     """Count the tries of a transfer after `strike(call, job, wire)`, and return whether its job ended as cancelled."""
 
     async def scenario():
-        wire, calls, link = Wire(Channel()), [], Always()
+        wire, calls, link = GrpcChannel(Channel()), [], Always()
         link.open = asyncio.Event()
         link.open.set()
 
@@ -88,7 +88,7 @@ def test_a_job_whose_connection_is_replaced_goes_on(nested):
 
 def test_what_was_cut_says_why():
     async def scenario():
-        wire = Wire(Channel())
+        wire = GrpcChannel(Channel())
 
         async def wait():
             with wire.call(Call()) as call:

@@ -27,13 +27,13 @@ from attune.fedserver.federation import troubles
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
-from attune.fedserver.federation.watchdog import watch
 from attune.fedserver.identity.registrar import Caller
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs, Damaged
 from attune.fedserver.ports.ledger import Certificate, Ledger
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.auth import ABOUT_ORDERS, Auth
+from attune.fedserver.rpc.health import watch
 from tests.server.conftest import World, world_on_disk
 
 PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)

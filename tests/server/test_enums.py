@@ -9,10 +9,10 @@ import pytest
 
 from attune.fedserver.core.messages import Phase, StrEnum
 from attune.fedserver.core.phases import PhaseKey
-from attune.fedserver.federation.journal import Stage
+from attune.fedserver.federation.device_activity import DeviceStage
 
 
-@pytest.mark.parametrize("kind", [Phase, PhaseKey, Stage])
+@pytest.mark.parametrize("kind", [Phase, PhaseKey, DeviceStage])
 def test_a_member_is_its_text(kind: type[StrEnum]) -> None:
     for member in kind:
         text = str.__str__(member)

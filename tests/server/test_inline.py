@@ -12,8 +12,7 @@ from attune.common.errors import LimitExceeded, UnknownBlob
 from attune.common.exchange.messages import BlobRef, Order, Receipt, Update, UploadTarget
 from attune.common.wire.digest import digest_of
 from attune.common.wire.malformed import DigestMismatch
-from attune.fedserver.federation.arrivals import Arrivals
-from attune.fedserver.federation.updates import Updates
+from attune.fedserver.federation.updates import PendingUploads, Updates
 from attune.fedserver.stores.uploads import Sink, Uploads
 from tests.server.conftest import World
 from tests.server.test_coordinator import Server, hello, next_order, process
@@ -99,7 +98,7 @@ def test_an_update_waits_for_the_blobs_that_are_on_their_way(world: World) -> No
         with pytest.raises(UnknownBlob):
             await updates.submit("a", named)
         target = UploadTarget(order.id, "shared", digest_of(data), len(data))
-        with updates.arrivals.stream("a", target.digest):
+        with updates.pending_uploads.stream("a", target.digest):
             waiting = asyncio.create_task(updates.submit("a", named))
             sink = await updates.open("a", target)
             await updates.write("a", target, sink, [data])
@@ -112,7 +111,7 @@ def test_an_update_waits_for_the_blobs_that_are_on_their_way(world: World) -> No
 
 def test_nobody_waits_for_what_has_come_or_nobody_brings() -> None:
     async def scenario() -> None:
-        arrivals = Arrivals()
+        arrivals = PendingUploads()
         await arrivals.wait("a", ["x"])
         older, newer = arrivals.stream("a", "x"), arrivals.stream("a", "x")
         older.__enter__()  # it makes no progress, and is taken over
@@ -131,7 +130,7 @@ def test_nobody_waits_for_what_has_come_or_nobody_brings() -> None:
             raise ZeroDivisionError
         async with aio.timeout(10):
             await waiting
-        assert repr(arrivals) == "Arrivals([])"
+        assert repr(arrivals) == "PendingUploads([])"
 
     aio.run(scenario())
 

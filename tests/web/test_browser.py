@@ -154,7 +154,7 @@ def test_what_devices_say_is_text(served, open_page):
     """Use notes, faults and troubles, which are in a peer's words; names are checked when a device enrols."""
     from attune.fedserver.core.messages import Record
     from attune.fedserver.core.records import DeviceRecord
-    from attune.fedserver.federation.journal import Span, Stage
+    from attune.fedserver.federation.device_activity import DeviceStage, Span
     from attune.fedserver.ports.ledger import Snapshot
     from attune.fedserver.view.status import status
     from attune.fedserver.web.facts import LoggedFault, PageFacts
@@ -162,7 +162,7 @@ def test_what_devices_say_is_text(served, open_page):
 
     device = DeviceRecord(SCRIPT, "key", connected=True, since=1.0, note=SCRIPT)
     said = status(Snapshot(None, None, Record(reason=SCRIPT), (device,), (), ()), set(), SCRIPT, [SCRIPT])
-    spans = {SCRIPT: [Span(Stage.WAITING, 1.0, SCRIPT)]}
+    spans = {SCRIPT: [Span(DeviceStage.WAITING, 1.0, SCRIPT)]}
     here = served(Source(PageFacts("server", said, [], spans=spans, faults=[LoggedFault(1.0, "error", SCRIPT)])))
     page, wrong = open_page(f"http://127.0.0.1:{here.port}/?token={TOKEN}")
     page.locator("#devices tbody tr").first.wait_for()

@@ -13,7 +13,7 @@ from attune.common.methods.settings.aggregators import AggregatorSettings, MeanS
 from attune.common.wire.tensors import DTYPES, Manifest, manifest_of
 from attune.fedserver.lab.aggregators import votes
 from attune.fedserver.lab.aggregators.base import IN_TURN, Block, Carrier, Put, Tensors, Unit, Vault, cohort, manifest_in, write
-from attune.fedserver.lab.aggregators.gram import gram, stack
+from attune.fedserver.lab.aggregators.votes import gram, stack
 
 VALUE, PART = "value", "part"
 GRAM, SHARES = "gram", "shares"

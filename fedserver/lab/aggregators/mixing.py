@@ -30,10 +30,9 @@ from attune.fedserver.lab.aggregators.base import (
     read_into,
     write,
 )
-from attune.fedserver.lab.aggregators.gram import gram, mix_, stack
 from attune.fedserver.lab.aggregators.matrices import Matrices
 from attune.fedserver.lab.aggregators.mean import weighted_mean
-from attune.fedserver.lab.aggregators.votes import limited
+from attune.fedserver.lab.aggregators.votes import gram, limited, mix_, stack
 
 COLD_START, CLIENT = "cold-start", "client/"
 GRAM, WEIGHTS = "gram", "weights"

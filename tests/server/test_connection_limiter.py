@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from attune.fedserver.rpc import doorkeeper
-from attune.fedserver.rpc.doorkeeper import Bounds, Doorkeeper, address_of, shut, sockets
+from attune.fedserver.rpc import connection_limiter
+from attune.fedserver.rpc.connection_limiter import Bounds, ConnectionLimiter, address_of, shut, sockets
 
 PORT = 7
 
@@ -16,11 +16,11 @@ PORT = 7
 def present(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[str, int]]:
     """Return the peers that the process holds now, by descriptor."""
     found: dict[int, tuple[str, int]] = {}
-    monkeypatch.setattr(doorkeeper, "sockets", lambda port: list(found.items()))
+    monkeypatch.setattr(connection_limiter, "sockets", lambda port: list(found.items()))
     return found
 
 
-def fds(gone: list[doorkeeper.Socket]) -> list[int]:
+def fds(gone: list[connection_limiter.Socket]) -> list[int]:
     return [each.fd for each in gone]
 
 
@@ -31,7 +31,7 @@ def test_bounds_leave_descriptors_for_what_runs() -> None:
 
 
 def test_what_has_made_no_call_in_ten_seconds_goes_and_what_has_stays(present: dict[int, tuple[str, int]]) -> None:
-    keeper = Doorkeeper(Bounds.of(256), 10.0)
+    keeper = ConnectionLimiter(Bounds.of(256), 10.0)
     present.update({3: ("10.0.0.1", 1000), 4: ("10.0.0.2", 1000)})
     assert keeper.look(PORT, 0.0).unfinished == 2
     keeper.came("ipv4:10.0.0.2:1000", "ada")
@@ -43,7 +43,7 @@ def test_what_has_made_no_call_in_ten_seconds_goes_and_what_has_stays(present: d
 
 
 def test_of_one_address_and_in_all_the_oldest_beyond_the_bound_go(present: dict[int, tuple[str, int]]) -> None:
-    keeper = Doorkeeper(Bounds(connections=20, unfinished=6, an_address=4), 10.0)
+    keeper = ConnectionLimiter(Bounds(connections=20, unfinished=6, an_address=4), 10.0)
     for number in range(5):
         present[number] = ("10.0.0.9", number)
         keeper.look(PORT, number * 0.1)
@@ -55,7 +55,7 @@ def test_of_one_address_and_in_all_the_oldest_beyond_the_bound_go(present: dict[
 
 
 def test_one_certificate_holds_its_newest_connections(present: dict[int, tuple[str, int]]) -> None:
-    keeper = Doorkeeper(Bounds.of(256), 10.0)
+    keeper = ConnectionLimiter(Bounds.of(256), 10.0)
     for number in range(10):
         present[number] = ("10.0.0.9", 100 + number)
         keeper.came(f"ipv4:10.0.0.9:{100 + number}", "mallory")
@@ -66,8 +66,8 @@ def test_one_certificate_holds_its_newest_connections(present: dict[int, tuple[s
 
 
 def test_who_enrols_has_called_and_has_the_time_of_a_handshake(present: dict[int, tuple[str, int]]) -> None:
-    """Allow any number of connections under a token, because many devices share it."""
-    keeper = Doorkeeper(Bounds.of(256), 10.0)
+    """Many devices share a token, so that no number of connections under it is too many."""
+    keeper = ConnectionLimiter(Bounds.of(256), 10.0)
     for number in range(12):
         present[number] = ("10.0.0.9", 100 + number)
         keeper.look(PORT, 0.0)
@@ -105,9 +105,9 @@ def test_real_sockets_of_the_port_are_found_and_shut_and_no_others(family: socke
         with mine, theirs, ours, apart:
             assert dict(sockets(port)) == {ours.fileno(): mine.getsockname()[:2]}
             [fd] = dict(sockets(port))
-            wrong = doorkeeper.Socket(fd, ("10.0.0.1", 1), 0.0)
+            wrong = connection_limiter.Socket(fd, ("10.0.0.1", 1), 0.0)
             assert not shut([wrong]), "the descriptor has become another's"
-            assert shut([doorkeeper.Socket(fd, mine.getsockname()[:2], 0.0)]) == {host: 1}
+            assert shut([connection_limiter.Socket(fd, mine.getsockname()[:2], 0.0)]) == {host: 1}
             assert mine.recv(1) == b""
             theirs.sendall(b"x")
             assert apart.recv(1) == b"x"

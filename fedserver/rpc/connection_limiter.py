@@ -62,7 +62,7 @@ class Socket:
 
 
 @dataclass(frozen=True)
-class Look:
+class ConnectionReport:
     """Sockets to be shut: that have not finished the handshake, and of callers that hold too many. unfinished: how many.
 
     flooded: some are to be shut before their time.
@@ -74,7 +74,7 @@ class Look:
     flooded: bool
 
 
-class Doorkeeper:
+class ConnectionLimiter:
     """Knows which connections have made a call, and says which are too many. `shut` carries it out.
 
     handshake_s: how soon a connection must have made its first call.
@@ -87,7 +87,7 @@ class Doorkeeper:
         self.called = 0  # connections that have made a call, ever
 
     def __repr__(self) -> str:
-        return f"Doorkeeper({len(self._callers)} known of {len(self._since)})"
+        return f"ConnectionLimiter({len(self._callers)} known of {len(self._since)})"
 
     def came(self, peer: str, fingerprint: str) -> None:
         """A call came on this connection, under this certificate; empty: under a join token, which may only enrol.
@@ -98,7 +98,7 @@ class Doorkeeper:
         self.called += known not in self._callers
         self._callers[known] = fingerprint
 
-    def look(self, port: int, now: float) -> Look:
+    def look(self, port: int, now: float) -> ConnectionReport:
         """What is there at this port, and what of it is to be shut. Errors: OSError if no descriptor is left to look with."""
         found = list(sockets(port))
         peers = {peer for _, peer in found}
@@ -108,7 +108,7 @@ class Doorkeeper:
         too_many = self._too_many([each for each in known if self._callers.get(each.peer)])
         too_long = self._too_long([each for each in known if not self._callers.get(each.peer)], now)
         flooded = any(self._has_time(each, now) for each in too_long)
-        return Look(too_long, too_many, sum(each.peer not in self._callers for each in known), flooded)
+        return ConnectionReport(too_long, too_many, sum(each.peer not in self._callers for each in known), flooded)
 
     def _has_time(self, each: Socket, now: float) -> bool:
         return each.since >= now - self._handshake_s

@@ -15,7 +15,7 @@ KEPT_SPANS = 200  # of each device
 KEPT_ROUNDS = 50
 
 
-class Stage(StrEnum):
+class DeviceStage(StrEnum):
     WAITING = "waiting"
     DOWNLOADING = "downloading"
     TRAINING = "training"
@@ -24,35 +24,35 @@ class Stage(StrEnum):
     ABSENT = "absent"
 
 
-WORK = {"train": Stage.TRAINING, "evaluate": Stage.EVALUATING}
+WORK = {"train": DeviceStage.TRAINING, "evaluate": DeviceStage.EVALUATING}
 
 
 @dataclass(frozen=True)
 class Span:
     """A device was in `stage` from the unix time `began_at` to that of its next span."""
 
-    stage: Stage
+    stage: DeviceStage
     began_at: float
     why: str = ""
 
 
-class Journal:
+class DeviceActivity:
     def __init__(self, unix: Callable[[], float]) -> None:
         self._unix = unix
         self._spans: dict[str, deque[Span]] = {}
         self._closed: deque[tuple[int, float]] = deque(maxlen=KEPT_ROUNDS)
 
     def __repr__(self) -> str:
-        return f"Journal({len(self._spans)} devices)"
+        return f"DeviceActivity({len(self._spans)} devices)"
 
-    def enter(self, name: str, stage: Stage, why: str = "") -> None:
+    def enter(self, name: str, stage: DeviceStage, why: str = "") -> None:
         """The device is in this stage from now on. Entering it again changes nothing, unless there is a new reason."""
         spans = self._spans.setdefault(name, deque(maxlen=KEPT_SPANS))
         if spans and spans[-1].stage is stage and why in ("", spans[-1].why):
             return
         spans.append(Span(stage, self._unix(), why))
 
-    def stage(self, name: str) -> Stage | None:
+    def stage(self, name: str) -> DeviceStage | None:
         """Where the device is; None: this process has not seen it."""
         return self._spans[name][-1].stage if name in self._spans else None
 
