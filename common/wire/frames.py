@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attune.common.wire.blobs import Readable
 from attune.common.wire.malformed import BadOffset
 
 if TYPE_CHECKING:
