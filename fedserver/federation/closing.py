@@ -10,7 +10,7 @@ import msgspec
 
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.messages import Phase, Record
-from attune.fedserver.core.phases.base import Rules
+from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.records import Report
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors

@@ -73,7 +73,7 @@ class LedgerSource:
     def look(self) -> PageFacts:
         snapshot, life = self._snapshot(), self._life
         status_object = status(snapshot, set(life.reported(snapshot)), life.address, life.troubles)
-        spans, round_s = (life.journal.spans, life.journal.round_s()) if life.journal is not None else ({}, None)
+        spans, round_s = (life.activity.spans, life.activity.round_s()) if life.activity is not None else ({}, None)
         return PageFacts(
             self._kind,
             status_object,
