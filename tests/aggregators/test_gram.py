@@ -7,7 +7,7 @@ import torch
 
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings
-from attune.fedserver.lab.aggregators import gram as subject
+from attune.fedserver.lab.aggregators import votes as subject
 from attune.fedserver.lab.aggregators.attention import Mcsa, cosines
 from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.votes import BLOCK, EXACT, gram, mix_
