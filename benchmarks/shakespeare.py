@@ -35,7 +35,7 @@ from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import components, tensors_of
 from attune.common.seeds import derive
 from attune.fedclient.work.objectives.sgd import Sgd
-from attune.fedclient.work.predictors.model import Model
+from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Trainer
 from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.mean import VALUE, Mean
@@ -92,7 +92,7 @@ def federation(roles: dict[str, Role], window: int, leaky: bool, rounds: int, sh
     )
     model = build(spec, seed)
     settings = replace(TRAIN, batch_size=BATCHES[window])
-    device = Trainer(model, Sgd(SgdSettings()), Model(ModelSettings()), settings, torch.device("cpu"))
+    device = Trainer(model, Sgd(SgdSettings()), PlainPredictor(ModelSettings()), settings, torch.device("cpu"))
     vault = MemoryVault()
     mean = Mean(MeanSettings(), vault, seed, components(model))
     mean.start({name: tensor.clone() for name, tensor in tensors_of(model).items()})

@@ -25,7 +25,7 @@ from attune.common.seeds import derive
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.objectives.base import Trained
 from attune.fedclient.work.objectives.sgd import Sgd
-from attune.fedclient.work.predictors.model import Model
+from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.stacked.lockstep import Stacked
 from attune.fedclient.work.trainer import Trainer
 from benchmarks.machine import machine
@@ -53,7 +53,7 @@ class Device:
         settings = TrainSettings(batch_size=BATCH, local_steps=STEPS)
         network = build(model, 0)
         self.trainer = Trainer(
-            network, Sgd(SgdSettings()), Model(ModelSettings()), settings, torch.device("cpu"), family=model.name
+            network, Sgd(SgdSettings()), PlainPredictor(ModelSettings()), settings, torch.device("cpu"), family=model.name
         )
         draw = torch.Generator().manual_seed(number)
         *sides, last = model.shape

@@ -39,7 +39,7 @@ from attune.fedclient.work.blend import Member, answers_of
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.executor import AnyLearner
 from attune.fedclient.work.measures import MEASURES, mean_score
-from attune.fedclient.work.predictors.model import Model as PlainModel
+from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Tensors, Trainer
 
 
@@ -175,7 +175,7 @@ class Model:
         network, where = build(info.model, info.seed), choose(device)
 
         def member(name: Choice, weight: float) -> Member:
-            predictor = predictor_for(configured) if name == info.own else PlainModel(ModelSettings())
+            predictor = predictor_for(configured) if name == info.own else PlainPredictor(ModelSettings())
             trainer = Trainer(network, objective_for(configured), predictor, info.train, where, measure=self.measure)
             return Member(weight, trainer, dict(tensors[name]), info.sharpness.get(name, 1.0))
 

@@ -169,7 +169,6 @@ def by_class(shares: Sequence[tuple[str, Sequence[tuple[int, int]]]], names: Seq
     return Section(f"Accuracy by {word}", caption, Picture(name, figures.png(figure)), table)
 
 
-COLUMNS = 3
 SIDE = 3.4  # inches of a panel
 FAINT = 200  # points from which on they are half transparent
 

@@ -26,7 +26,7 @@ from attune.fedclient.work.calibration import Calibrated, log_likelihood
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, Measure
 from attune.fedclient.work.objectives.sgd import Sgd
-from attune.fedclient.work.predictors.model import Model
+from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Progress, Seeds, Tensors, Trainer
 
 Candidates = Mapping[Choice, tuple[Trainer, Tensors]]
@@ -46,7 +46,7 @@ class Baselines:
         self._trainer = Trainer(
             model,
             Sgd(SgdSettings()),
-            Model(ModelSettings()),
+            PlainPredictor(ModelSettings()),
             plan.train,
             device,
             family=family,

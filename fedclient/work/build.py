@@ -25,11 +25,11 @@ OBJECTIVES = {
     "two-heads": "objectives.two_heads:TwoHeads",
 }
 PREDICTORS = {
-    "model": "predictors.model:Model",
+    "model": "predictors.base:PlainPredictor",
     "fine-tune": "predictors.fine_tune:FineTune",
     "knn": "predictors.knn:Knn",
-    "own-model": "predictors.own_model:OwnModel",
-    "two-heads": "predictors.two_heads:TwoHeads",
+    "own-model": "predictors.base:OwnModelPredictor",
+    "two-heads": "predictors.base:TwoHeadsPredictor",
 }
 
 

@@ -9,17 +9,6 @@ import pytest
 from benchmarks import measure
 from benchmarks.measure import Source
 
-# Names that stand twice today. This list is to become empty, and then to go away.
-PENDING_CLASSES = frozenset(
-    """
-    Model OwnModel OwnModelSettings TwoHeads TwoHeadsSettings
-    """.split()  # noqa: SIM905
-)
-PENDING_MODULES = frozenset(
-    """
-    fedclient/own_model fedclient/two_heads
-    """.split()  # noqa: SIM905
-)
 PENDING_VARIABLES = 300  # with names that say too little
 
 
@@ -29,13 +18,11 @@ def product(root: Path) -> list[Source]:
 
 
 def test_a_class_name_is_defined_once_in_the_product(product: list[Source]) -> None:
-    doubles = measure.duplicate_classes(product)
-    assert {name: paths for name, paths in doubles.items() if name not in PENDING_CLASSES} == {}
+    assert measure.duplicate_classes(product) == {}
 
 
 def test_a_module_name_stands_once_in_a_package(product: list[Source]) -> None:
-    doubles = measure.duplicate_modules(product)
-    assert {name: paths for name, paths in doubles.items() if name not in PENDING_MODULES} == {}
+    assert measure.duplicate_modules(product) == {}
 
 
 def test_variables_have_names_that_say_something(product: list[Source]) -> None:

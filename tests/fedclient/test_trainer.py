@@ -14,7 +14,7 @@ from attune.common.methods.settings.predictors import ModelSettings
 from attune.fedclient.work.measures import mean_cross_entropy
 from attune.fedclient.work.objectives.proximal import Proximal
 from attune.fedclient.work.objectives.sgd import Sgd
-from attune.fedclient.work.predictors.model import Model
+from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Cancelled, Trainer, TrainingDiverged, batches
 
 CPU = torch.device("cpu")
@@ -29,7 +29,9 @@ SEEDS = seeds(1, 2)
 
 def trainer(model, objective=None, **settings):
     usual = {"lr": 0.5, "momentum": 0.0, "batch_size": 100, "local_epochs": 1, "clip_norm": 0.0}
-    return Trainer(model, objective or Sgd(SgdSettings()), Model(ModelSettings()), TrainSettings(**(usual | settings)), CPU)
+    return Trainer(
+        model, objective or Sgd(SgdSettings()), PlainPredictor(ModelSettings()), TrainSettings(**(usual | settings)), CPU
+    )
 
 
 def two_weights():

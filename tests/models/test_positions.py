@@ -19,7 +19,7 @@ from attune.common.models.options import cautions
 from attune.common.models.structure import tensors_of
 from attune.common.plan import ModelSpec
 from attune.fedclient.work.objectives.sgd import Sgd
-from attune.fedclient.work.predictors.model import Model
+from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Trainer
 
 STEPS, LETTERS = 6, 7
@@ -46,7 +46,7 @@ def tokens(count: int, steps: int = STEPS, letters: int = LETTERS, seed: int = 0
 
 def trainer(model: nn.Module) -> Trainer:
     settings = TrainSettings(lr=0.1, batch_size=32, local_epochs=10)
-    return Trainer(model, Sgd(SgdSettings()), Model(ModelSettings()), settings, torch.device("cpu"))
+    return Trainer(model, Sgd(SgdSettings()), PlainPredictor(ModelSettings()), settings, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", MODELS)

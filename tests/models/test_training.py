@@ -15,7 +15,7 @@ from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.models import registry
 from attune.common.models.structure import components, tensors_of
 from attune.fedclient.work.objectives.sgd import Sgd
-from attune.fedclient.work.predictors.model import Model
+from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Trainer
 from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.mean import Mean
@@ -46,7 +46,7 @@ def samples(kind: str, shape: tuple[int, ...], count: int) -> tuple[torch.Tensor
 
 def trainer(model: nn.Module, **settings: float) -> Trainer:
     usual = TrainSettings(**({"batch_size": 8, "local_epochs": 2, "lr": 0.02} | settings))
-    return Trainer(model, Sgd(SgdSettings()), Model(ModelSettings()), usual, torch.device("cpu"))
+    return Trainer(model, Sgd(SgdSettings()), PlainPredictor(ModelSettings()), usual, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("name", "kind", "shape", "options"), CASES)

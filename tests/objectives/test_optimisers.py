@@ -18,7 +18,7 @@ from attune.common.methods.settings.objectives import SgdSettings
 from attune.common.methods.settings.predictors import ModelSettings
 from attune.fedclient.work.objectives.augment import augmented
 from attune.fedclient.work.objectives.sgd import Sgd
-from attune.fedclient.work.predictors.model import Model
+from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Trainer
 
 START = 1.0
@@ -41,7 +41,7 @@ def moved(round_: int = 0, **settings: Any) -> float:
     trainer = Trainer(
         OneWeight(),
         Sgd(SgdSettings()),
-        Model(ModelSettings()),
+        PlainPredictor(ModelSettings()),
         convert(TrainSettings, usual | settings, ""),
         torch.device("cpu"),
     )

@@ -16,8 +16,7 @@ from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.seeds import derive
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import Objective, Tensors, Trained
-from attune.fedclient.work.predictors.base import Predictor
-from attune.fedclient.work.predictors.model import Model
+from attune.fedclient.work.predictors.base import PlainPredictor, Predictor
 from attune.fedclient.work.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -77,7 +76,13 @@ def make() -> Make:
             network = model().to(dtype)
             kinds = {name: "private" if name.startswith("head") else "shared" for name in network.state_dict()}
             trainer = Trainer(
-                network, objective, predictor or Model(ModelSettings()), TrainSettings(**usual | settings), CPU, kinds, "these"
+                network,
+                objective,
+                predictor or PlainPredictor(ModelSettings()),
+                TrainSettings(**usual | settings),
+                CPU,
+                kinds,
+                "these",
             )
             torch.manual_seed(number)
             start = {

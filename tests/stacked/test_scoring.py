@@ -10,8 +10,7 @@ from torch import nn
 from attune.common.config import TrainSettings
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.methods.settings.objectives import SgdSettings, TwoHeadsSettings
-from attune.common.methods.settings.predictors import FineTuneSettings, KnnSettings
-from attune.common.methods.settings.predictors import TwoHeadsSettings as TwoHeadsScored
+from attune.common.methods.settings.predictors import FineTuneSettings, KnnSettings, TwoHeadsPredictorSettings
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.contrib.gp.method import GpPredictorSettings
@@ -25,16 +24,19 @@ from attune.fedclient.work.job import alone
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.objectives.two_heads import TwoHeads
+from attune.fedclient.work.predictors.base import TwoHeadsPredictor
 from attune.fedclient.work.predictors.fine_tune import FineTune
 from attune.fedclient.work.predictors.knn import Knn
-from attune.fedclient.work.predictors.two_heads import TwoHeads as BothHeads
 from attune.fedclient.work.stacked import scoring
 from attune.fedclient.work.stacked.lockstep import Stacked
 from attune.fedclient.work.state import FolderOrders
 from tests.stacked.conftest import SIZES
 
 TESTED = (3, 700, 41, 1, 90)  # test samples: none, one and two batches of an evaluation; padding in all but one
-PREDICTORS = {"fine-tune": FineTune(FineTuneSettings(tune_epochs=2)), "two-heads": BothHeads(TwoHeadsScored())}
+PREDICTORS = {
+    "fine-tune": FineTune(FineTuneSettings(tune_epochs=2)),
+    "two-heads": TwoHeadsPredictor(TwoHeadsPredictorSettings()),
+}
 BY_ITSELF = {"knn": Knn(KnnSettings()), "gp": GpPredictor(GpPredictorSettings())}
 
 

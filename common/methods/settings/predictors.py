@@ -44,13 +44,13 @@ class FineTuneSettings(PredictorSettings, frozen=True, forbid_unknown_fields=Tru
     alpha: Positive | None = None
 
 
-class OwnModelSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
+class OwnModelPredictorSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
     """The device's own model has nothing to set."""
 
     own_model: ClassVar[bool] = True
 
 
-class TwoHeadsSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
+class TwoHeadsPredictorSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
     """The sum of both heads has nothing to set."""
 
     needs_features: ClassVar[bool] = True
@@ -76,7 +76,7 @@ SETTINGS: PluginRegistry[type[PredictorSettings]] = PluginRegistry(
         "model": ModelSettings,
         "fine-tune": FineTuneSettings,
         "knn": KnnSettings,
-        "own-model": OwnModelSettings,
-        "two-heads": TwoHeadsSettings,
+        "own-model": OwnModelPredictorSettings,
+        "two-heads": TwoHeadsPredictorSettings,
     },
 )

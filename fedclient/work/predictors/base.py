@@ -1,4 +1,4 @@
-"""The interface of a predictor."""
+"""The interface of a predictor, and the predictors that only choose among the tensors that a device has."""
 
 from __future__ import annotations
 
@@ -8,29 +8,66 @@ from typing import ClassVar
 
 import torch
 
+from attune.common.methods.settings.predictors import PredictorSettings
 from attune.fedclient.work.job import Jobs
-from attune.fedclient.work.objectives.base import LocalTask, Tensors
+from attune.fedclient.work.objectives.base import LocalTask, Tensors, split
 from attune.fedclient.work.objectives.network import Network
 
 
 class Predictor(ABC):
-    """How a device scores classes. Constructed with its settings."""
+    """How a device scores classes. The class is called with its settings."""
 
     by_itself: ClassVar[str] = ""  # why devices cannot be evaluated together with it; empty: they can
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     @abstractmethod
     def prepare(self, task: LocalTask) -> Tensors:
-        """From what the device has (`task.start`, with its training samples) the tensors that it predicts with.
+        """Return the tensors that the device predicts with, from those that it has (`task.start`) and its training samples.
 
-        They are also what a finished model is saved as, so that predicting needs neither training samples nor server. They need
-        not be the model's alone. Errors: TrainingDiverged, Cancelled.
+        A finished model is saved as these tensors, so that predicting needs neither training samples nor server. They may be
+        more than the model's.
+
+        Raises:
+            TrainingDiverged: The predictor trains, and a tensor is not finite.
+            Cancelled: The work was given up.
         """
 
     def work(self, task: LocalTask) -> Jobs[Tensors]:
-        """`prepare`, which stops at what many devices can compute together."""
+        """Return `prepare` as a generator, which stops at what many devices can compute together."""
         yield from ()
         return self.prepare(task)
 
     def logits(self, network: Network, tensors: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """(N, ..., C) of prepared tensors: the largest is the prediction. Without gradients, in evaluation mode."""
+        """Return scores (N, ..., C) of x by prepared tensors; the largest is the prediction. No gradients, evaluation mode."""
         return network(tensors, x)
+
+
+class PlainPredictor(Predictor):
+    """The trained model's own logits."""
+
+    def __init__(self, settings: PredictorSettings) -> None:
+        self._settings = settings
+
+    def prepare(self, task: LocalTask) -> Tensors:
+        return split(task.start)[0]
+
+
+class OwnModelPredictor(PlainPredictor):
+    """The model that a device keeps beside the shared one (pFedMe's personal model, Ditto)."""
+
+    def prepare(self, task: LocalTask) -> Tensors:
+        model, own = split(task.start)
+        return model | own
+
+
+class TwoHeadsPredictor(PlainPredictor):
+    """The sum of the generic and the personal head's logits (FedRoD).
+
+    Both heads are linear in the same features, so one head with the sum of their weights has the sum of their logits.
+    """
+
+    def prepare(self, task: LocalTask) -> Tensors:
+        model, own = split(task.start)
+        return model | {name: model[name] + tensor for name, tensor in own.items()}
