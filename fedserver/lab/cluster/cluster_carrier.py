@@ -127,9 +127,6 @@ class ClusterCarrier:
     def __init__(self, pool: WorkerPool, spec: AggregatorSpec, parcel_bytes: int = PARCEL_BYTES) -> None:
         self._pool, self._spec, self._parcel_bytes = pool, spec, parcel_bytes
 
-    def __repr__(self) -> str:
-        return f"ClusterCarrier({self._spec.part} on {self._pool})"
-
     def carry(self, aggregator: Blockwise, updates: Sequence[PartUpdate]) -> Iterator[Carried]:
         units, done = aggregator.units(), 0
         if self._pool.usable:

@@ -111,9 +111,6 @@ class RayCluster:
             ) from error
         self.size = workers or max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
 
-    def __repr__(self) -> str:
-        return f"<RayCluster of {self.size}>"
-
     def start_worker(self) -> RayWorkerHandle:
         return RayWorkerHandle(self._threads)
 

@@ -127,9 +127,6 @@ class WorkerPool:
             cluster.close()
             raise
 
-    def __repr__(self) -> str:
-        return f"<WorkerPool of {len(self.members)}>"
-
     def call(self, method: str, *arguments: Any) -> PoolCall:
         """Call a method of the least busy worker. May raise ClusterUnusable."""
         return PoolCall(self, method, arguments)

@@ -1,11 +1,18 @@
-"""Server for devices in the same process. It does for fedclient.link.local what fedserver.rpc does for gRPC."""
+"""In-process counterparts of the network's parts: the server's side of a call, and workers on the caller's thread."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from attune.common.exchange.messages import Hello, Update, UploadTarget
 from attune.common.wire.frames import read_frames
+from attune.fedclient.messages import OrderResult
+from attune.fedclient.work.executor import Executor, Work, result_of
+from attune.fedclient.work.worker import LearnerCache, Worker, deliver, local_learner
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
@@ -73,3 +80,57 @@ class InProcessServer:
         receipt = await self._updates.submit(name, update)
         self._on_answer()
         return not receipt.late
+
+
+T = TypeVar("T")
+
+
+class InlineWorker(Worker):
+    """One order after the other, each as soon as its values are here.
+
+    Args:
+        stopped: Whether to give up all work.
+        awake_bytes: What learners of devices that wait may hold in memory.
+    """
+
+    def __init__(self, stopped: Callable[[], bool], awake_bytes: float) -> None:
+        self.learners, self.make_learner = LearnerCache(awake_bytes), local_learner
+        self.turn, self._stopped = contextlib.nullcontext(), stopped
+
+    def __exit__(self, *error: object) -> None:
+        """No-op: there is no thread to end."""
+
+    async def do(self, work: Callable[..., T], *arguments: Any) -> T:
+        return work(*arguments)
+
+    async def carry_out(self, work: Work) -> OrderResult:
+        return await super().carry_out(work.cancelled_by(self._stopped))
+
+
+class CohortWorker(InlineWorker):
+    """Orders wait for each other, and go to `executor` together.
+
+    Args:
+        stopped: Whether to give up all work.
+        awake_bytes: What learners of devices that wait may hold in memory.
+        executor: Carries out all orders of a cohort.
+        awaited: How many devices have an order and have not answered it; `answered` must be called after each answer.
+    """
+
+    def __init__(self, stopped: Callable[[], bool], awake_bytes: float, executor: Executor, awaited: Callable[[], int]) -> None:
+        super().__init__(stopped, awake_bytes)
+        self.executor, self._awaited = executor, awaited
+        self._waiting: list[tuple[Work, asyncio.Future[Future[OrderResult]]]] = []
+
+    async def carry_out(self, work: Work) -> OrderResult:
+        begun: asyncio.Future[Future[OrderResult]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((work.cancelled_by(self._stopped), begun))
+        self.answered()
+        return await result_of(await begun)
+
+    def answered(self) -> None:
+        """Begin if no device is missing any longer."""
+        if not self._waiting or len(self._waiting) < self._awaited():
+            return
+        cohort, self._waiting = self._waiting, []
+        deliver(cohort, self.executor.run([work for work, _ in cohort]))
