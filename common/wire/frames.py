@@ -54,7 +54,10 @@ LEAST_BYTES = 1 << 14
 
 
 class Pace:
-    """Of one transfer, by the bytes that the transport has taken since its beginning. `clock`: seconds, monotonic."""
+    """Frame length of one transfer, chosen by its speed so far. A frame is about a quarter of a second of the link.
+
+    `clock` returns seconds and never goes back.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._began_s, self._sent_bytes = clock, clock(), 0
@@ -63,11 +66,11 @@ class Pace:
         return f"<Pace, frames of {self.frame_bytes()} bytes>"
 
     def sent(self, size: int) -> None:
-        """The transport has taken a frame of `size` bytes."""
+        """Note that the transport has taken a frame of `size` bytes."""
         self._sent_bytes += size
 
     def frame_bytes(self) -> int:
-        """The size of the next frame."""
+        """Return the length of the next frame."""
         if not self._sent_bytes:
             return FIRST_BYTES
         rate = self._sent_bytes / max(self._clock() - self._began_s, 1e-6)
@@ -75,7 +78,11 @@ class Pace:
 
 
 def paced_frames(source: Path | Readable, offset: int) -> Iterator[bytes]:
-    """What is there from `offset` on, in frames that fit the pace at which they are asked for. Errors: BadOffset, at once."""
+    """Yield the bytes from `offset` on in frames whose length fits the speed of the transfer.
+
+    Raises:
+        BadOffset: The offset is outside the blob. It is raised at the call.
+    """
     pace = Pace()
     return _counted(read_frames(source, offset, pace.frame_bytes), pace)
 

@@ -353,7 +353,7 @@ class Opened:
         return len(self.manifest)
 
     def close(self) -> None:
-        """Closing twice is allowed; reading afterwards raises OSError."""
+        """Close the blob. Closing twice is allowed; reading afterwards raises OSError."""
         self._source.close()
 
     def __enter__(self) -> Self:

@@ -1,1 +1,1 @@
-"""What carries the decisions out: the coordinator, orders and updates, and the devices' streams."""
+"""Execution of the round's decisions: the coordinator, orders, updates, and the devices' streams."""

@@ -1,4 +1,4 @@
-"""What a round came to: its updates aggregated into the next state, which waits beside the present one to be committed."""
+"""Closing of a round: its updates are aggregated into the next state, which waits beside the present one for the commit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attune.fedserver.stores.inbox import Inbox
 
 @dataclass(frozen=True)
 class ClosedRound:
-    """What a round came to, before it is committed."""
+    """Result of a round, before it is committed."""
 
     number: int
     rows: Sequence[Report]
@@ -32,7 +32,7 @@ class ClosedRound:
 
 
 class RoundCloser:
-    """Makes a closing of what lies in the inbox. Making it again writes the same files."""
+    """Aggregator of the updates in the inbox. Closing a round again writes the same files."""
 
     def __init__(
         self, adaptation: AdaptationSpec | None, inbox: Inbox, lab: Lab, orders: OrderSender, executors: Executors
@@ -41,12 +41,19 @@ class RoundCloser:
         self._orders, self._executors = orders, executors
 
     async def make(self, state: Round, number: int, cohort: frozenset[str], spoiled: str) -> ClosedRound:
-        """cohort: whose updates count. spoiled: why the present state is given up for the one before it, instead.
+        """Aggregate the updates of a round.
 
-        Errors: those of the lab, the inbox and the ledger.
+        Args:
+            state: The round.
+            number: Its number.
+            cohort: The devices whose updates count.
+            spoiled: Why the state goes back to the one before, instead of an aggregation; empty: it does not.
+
+        Raises:
+            AttuneError: As in the lab, the inbox and the ledger.
         """
-        found = await self._executors.disk(self._inbox.entries, "train", number)
-        entries = {name: entry for name, entry in found.items() if name in state.reported}  # others are late
+        accepted = await self._executors.disk(self._inbox.entries, "train", number)
+        entries = {name: entry for name, entry in accepted.items() if name in state.reported}  # others are late
         rows = [entry.row for entry in entries.values()]
         marks = await self._orders.fetched(state.record, entries, number - 1, "train")
         if spoiled:
@@ -65,37 +72,40 @@ class RoundCloser:
         return ClosedRound(number, rows, marks, outcome, outcome.refused)
 
 
-async def taken_up(found: Snapshot, rules: Rules, inbox: Inbox, executors: Executors) -> Round:
-    """The round of `found`, with what was reported to it. What the inbox holds for no open order is removed."""
-    record = found.record
+async def taken_up(snapshot: Snapshot, rules: Rules, inbox: Inbox, executors: Executors) -> Round:
+    """Return the round of a snapshot with what was reported to it. Entries of the inbox for no open order are removed."""
+    record = snapshot.record
     await executors.disk(inbox.clear_except, *record.open_orders, record.round)
     handed_in = await executors.disk(inbox.names, *record.open_orders)
-    reported = await _reported(found, inbox, executors)
+    reported = await _reported(snapshot, inbox, executors)
     losses = {name: row.loss for name, row in reported.items() if row.work == "train" and row.loss is not None}
-    return Round.of(_reopened(record, handed_in - reported.keys()), reported, _finished(found, rules), losses)
+    return Round.of(_reopened(record, handed_in - reported.keys()), reported, _finished(snapshot, rules), losses)
 
 
-async def _reported(found: Snapshot, inbox: Inbox, executors: Executors) -> dict[str, Report]:
-    """Who has answered the open orders: from the inbox, or after the end from the evaluation that was committed."""
-    record = found.record
+async def _reported(snapshot: Snapshot, inbox: Inbox, executors: Executors) -> dict[str, Report]:
+    """Return the reports on the open orders: from the inbox, or after the end from the evaluation that was committed."""
+    record = snapshot.record
     if record.revive().phase is Phase.DONE:
-        return {row.client: row for row in found.rows if (row.work, row.round) == ("evaluate", record.round)}
+        return {row.client: row for row in snapshot.rows if (row.work, row.round) == ("evaluate", record.round)}
     entries = await executors.disk(inbox.entries, *record.open_orders)
     return {name: entry.row for name, entry in entries.items()}
 
 
 def _reopened(record: Record, damaged: AbstractSet[str]) -> Record:
-    """A round that was about to be closed is open again if an update of it is damaged.
+    """Open a round again that was about to be closed, if one of its updates is damaged.
 
-    Its device sends it once more, and the state gets the same bits as without the damage.
+    The device sends the update once more, and the state gets the same bits as without the damage.
     """
     if damaged and record.revive().phase is Phase.AGGREGATING:
         return msgspec.structs.replace(record.revive(), phase=Phase.TRAINING)
     return record
 
 
-def _finished(found: Snapshot, rules: Rules) -> set[str]:
-    """Who has evaluated the end, or what adaptations have made of it where they change what everybody is served."""
+def _finished(snapshot: Snapshot, rules: Rules) -> set[str]:
+    """Return the devices that have evaluated the end.
+
+    If adaptations change what all devices are served, the latest adaptation counts as the end.
+    """
     rounds = rules.settings.rounds
-    first = max(found.record.round, rounds) if rules.common else rounds
-    return {row.client for row in found.rows if row.work == "evaluate" and row.round >= first}
+    first = max(snapshot.record.round, rounds) if rules.common else rounds
+    return {row.client for row in snapshot.rows if row.work == "evaluate" and row.round >= first}

@@ -41,13 +41,11 @@ from attune.fedserver.stores.inbox import Inbox, check_age
 LOG = logging.getLogger("fedserver")
 REVOKED = "the operator of this federation has revoked {}"
 PLANNING = "making the plan"  # the name of a trouble
-
-
 T = TypeVar("T")
 
 
 class Coordinator:
-    """Who is connected, which orders are out, and what is durable."""
+    """Federation on the event loop: connected devices, open orders, and what is durable."""
 
     def __init__(
         self,
@@ -85,37 +83,39 @@ class Coordinator:
         return f"Coordinator({self.round.record.phase} round={self.round.record.round}, {self.streams!r})"
 
     async def start(self) -> None:
-        """Takes up the step at which the last process stopped. Errors: those of `restore` and `resume`."""
-        found = await self.restore()
-        await self.resume(found)
+        """Continue the step at which the last process stopped. Errors are those of `restore` and `resume`."""
+        snapshot = await self.restore()
+        await self.resume(snapshot)
 
     async def restore(self) -> Snapshot:
-        """What is durable, without a tensor. From here on devices may connect: their welcome follows `resume`.
+        """Read the durable state, without tensors. Devices may connect from now on; they are welcomed after `resume`.
 
-        Errors: HomeMismatch for a ledger older than the state.
+        Raises:
+            HomeMismatch: The ledger is older than the state.
         """
         await self._ledger.disconnect_all(self.clock.unix())
-        found = await self._ledger.snapshot()
-        await self._executors.disk(check_age, self._blobs, found.record.round)
-        self.round = await taken_up(found, self._rules, self.inbox, self._executors)
-        for device in found.devices:
+        snapshot = await self._ledger.snapshot()
+        await self._executors.disk(check_age, self._blobs, snapshot.record.round)
+        self.round = await taken_up(snapshot, self._rules, self.inbox, self._executors)
+        for device in snapshot.devices:
             if device.revoked:  # maybe while no server ran
                 self.revoked.add(device.name, CertificateRefused(REVOKED.format(device.name)))
                 await self._discard(device.name, self.round.record)
                 self.round = self.round.expelling(device.name)
-        self.plan, self._run = found.plan, found.run
-        return found
+        self.plan, self._run = snapshot.plan, snapshot.run
+        return snapshot
 
-    def resume(self, found: Snapshot) -> asyncio.Future[None]:
-        """The first turn: the lab takes up its state, which may take seconds, then the step at which the last process
-        stopped. It is asked for at once, so whatever a device does comes after it. Errors: those of the lab for a
-        damaged state; nobody else hears them.
+    def resume(self, snapshot: Snapshot) -> asyncio.Future[None]:
+        """Start the first turn: the lab loads its state, which may take seconds, then the interrupted step continues.
+
+        The turn is requested at once, so events of devices come after it. Only the returned future raises the lab's errors for
+        a damaged state.
         """
-        return self.turns.start(self.turns.take(lambda: self._resume(found)))
+        return self.turns.start(self.turns.take(lambda: self._resume(snapshot)))
 
-    async def _resume(self, found: Snapshot) -> None:
-        if found.plan is not None:
-            started = await self.lab.start(found.plan, found.slots, found.record.round)
+    async def _resume(self, snapshot: Snapshot) -> None:
+        if snapshot.plan is not None:
+            started = await self.lab.start(snapshot.plan, snapshot.slots, snapshot.record.round)
             self.max_bytes = started.max_bytes
             for name in started.remade:
                 LOG.warning("%s was damaged; it was made again from the round before, with the same bits", name)
@@ -125,7 +125,7 @@ class Coordinator:
         self.ready.set()
 
     async def stop(self) -> None:
-        """What is under way is left: a restart takes it up."""
+        """Stop the work under way. A restart continues it."""
         if self._timer is not None:
             self._timer.cancel()
         await self.turns.stop()
@@ -133,7 +133,11 @@ class Coordinator:
     # --- answers
 
     async def report(self, order: events.OrderId, loss: float | None = None) -> bool:
-        """The update (or evaluation) for this order is durable in the inbox. False: too late, it does not count."""
+        """Tell the round that the update or evaluation for this order is durable in the inbox.
+
+        Returns:
+            Whether it counts; False if it is late.
+        """
         event = events.Reported(order.client, order.round, self.clock.monotonic(), order.work, loss)
         counts = await self.turn(self.handle, event)
         if counts is None:
@@ -145,14 +149,14 @@ class Coordinator:
         return counts
 
     async def pause(self, on: bool) -> None:
-        """No further training round opens, or they open again. It is durable when this returns."""
+        """Hold back further training rounds, or let them open again. The change is durable when this returns."""
         await self.dispatch(events.Paused(on, self.clock.monotonic()))
         LOG.info("paused: the open round goes on to its end, and no other opens" if on else "no longer paused")
 
     async def expel(self, name: str) -> None:
-        """The operator has shut this device out: the round goes on as if it was not there, and its update leaves the inbox.
+        """Continue the round without a revoked device, and remove its update from the inbox.
 
-        For whoever has the turn. A round that is being aggregated is not begun anew.
+        The caller must have the turn. A round that is being aggregated is not started again.
         """
         before = self.round.record
         self._orders.count_votes_anew()
@@ -160,13 +164,13 @@ class Coordinator:
         await self._discard(name, before)
 
     async def _discard(self, name: str, record: events.Record) -> None:
-        """What this device has handed in for the record's open orders."""
+        """Remove what this device has handed in for the record's open orders."""
         await self._executors.disk(self.inbox.discard, events.OrderId(*record.open_orders, name))
 
     # --- the plan
 
     async def try_plan(self, profiles: Mapping[str, Profile]) -> bool:
-        """Whether there is a plan now. Data that fit no model do not end the server: the next device may bring others."""
+        """Make a plan, and return whether there is one now. Data that fit no model do not end the server."""
         try:
             await self._make_plan(profiles)
         except AttuneError as error:
@@ -176,7 +180,7 @@ class Coordinator:
         return True
 
     def cannot_begin(self, error: AttuneError) -> None:
-        """No plan can be made of what the connected devices declare: everybody is told, and others are waited for."""
+        """Tell the connected devices that no plan can be made of their data, and wait for other devices."""
         self.troubles.set(PLANNING, str(error))
         for name in self.streams.profiles():
             self.streams.send(name, Notice(f"the server cannot begin: {for_devices(error)}"))
@@ -184,7 +188,7 @@ class Coordinator:
             self.planless.set_result(error)
 
     async def _make_plan(self, profiles: Mapping[str, Profile]) -> None:
-        """Fixes the plan and makes the state before round 1 durable; then everyone who waits is told."""
+        """Fix the plan, make the state before round 1 durable, and tell all waiting devices."""
         plan = planning.make_plan(self.settings, profiles, self._federation, self._run)
         started = await self.troubles.overcome("making the first state", lambda: self.lab.start(plan, [], 0))
         plan, record = planning.pinned(plan, started.body_digest), self.round.record
@@ -205,12 +209,11 @@ class Coordinator:
     # --- events and their effects
 
     async def dispatch(self, event: events.Event) -> bool:
-        """One event after the other, each with all that follows from it. Whether an update that it reports counts."""
+        """Handle one event with everything that follows from it. Return whether an update that it reports counts."""
         return await self.turn(self.handle, event) or False
 
     async def turn(self, work: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T | None:
-        """`work(*arguments)` in a turn of its own. What it raises fails the step, and not who asked for it."""
-
+        """Run `work(*arguments)` in a separate turn. Its errors fail the federation's step and do not reach the caller."""
         return await self.turns.take(lambda: self._or_fail(work(*arguments)))
 
     async def _or_fail(self, work: Coroutine[Any, Any, T]) -> T | None:
@@ -221,10 +224,12 @@ class Coordinator:
             return None
 
     async def handle(self, *happened: events.Event) -> bool:
-        """One step, for whoever has the turn. What it decides becomes durable, then true, then it is carried out.
+        """Take one step. Its decisions become durable first, then known, and then they are carried out.
 
-        Of several events, as of devices that come at once, the orders are made together. Returns whether an update that is
-        reported counts.
+        The caller must have the turn. For several events, such as devices that connect at once, the orders are made together.
+
+        Returns:
+            Whether a reported update counts.
         """
         before, state = self.round.record, self.round
         effects: list[events.Effect] = []
@@ -246,7 +251,7 @@ class Coordinator:
             fail_at(SERVER, record.round, "record-written")
 
     async def _follow(self, effects: Iterable[events.Effect]) -> bool:
-        """Carries effects out; returns whether an update that was reported counts."""
+        """Carry out effects, and return whether a reported update counts."""
         counts = False
         for effect in effects:
             match effect:
@@ -278,9 +283,12 @@ class Coordinator:
         )
 
     async def _close_round(self, number: int, cohort: frozenset[str], spoiled: str = "") -> None:
-        """Aggregates without a turn, so that devices come and go meanwhile, and commits in one.
+        """Aggregate without a turn, so that devices come and go meanwhile, and commit in a turn.
 
-        spoiled: why the present state is given up for the one before it, instead of aggregating.
+        Args:
+            number: The round.
+            cohort: The devices whose updates count.
+            spoiled: Why the state goes back to the one before, instead of an aggregation; empty: it does not.
         """
         self._closing_since = self.clock.monotonic()
         step_name = f"closing round {number}"
@@ -299,7 +307,7 @@ class Coordinator:
         fail_at(SERVER, number, "inbox-cleared")
 
     async def _commit(self, closing: ClosedRound) -> bool:
-        """The commit point of a round: the new state, the record and the metrics become durable together; then True."""
+        """Commit a round: the new state, the record and the metrics become durable together. Return True."""
         event = events.Aggregated(self.clock.monotonic(), closing.setback)
         taken = step(self._rules, self.round, event, self.clock.unix())
         record = taken.state.record
@@ -324,7 +332,7 @@ class Coordinator:
 
     @property
     def task(self) -> TaskName:
-        """Of the plan, once there is one."""
+        """Task of the plan, or "classes" without a plan."""
         return self.plan.task if self.plan else "classes"
 
     async def _commit_evaluation(self, record: events.Record) -> None:
@@ -348,9 +356,9 @@ class Coordinator:
             self.finished.set()
 
     async def _fail(self, error: Exception) -> None:
-        """The step cannot be carried out: the reason is in the status, and a restart tries the same step again.
+        """Record that the step failed. The status has the reason, and a restart tries the same step again.
 
-        What is damaged must be restored before that, so this process ends.
+        After damage this process ends, because something must be restored first.
         """
         known = isinstance(error, AttuneError)
         LOG.error("failed: %s", error, exc_info=None if known else error)
@@ -367,7 +375,7 @@ class Coordinator:
 
     @property
     def stuck_s(self) -> float:
-        """For how long the present step has made no headway; 0: nothing is under way."""
+        """Seconds since the present step began; 0 if no step is under way."""
         closing_s = 0.0 if self._closing_since is None else self.clock.monotonic() - self._closing_since
         return max(self.turns.busy_s, closing_s)
 

@@ -1,6 +1,6 @@
-"""What each device does now and did before, as the server can tell: for people's eyes, in memory alone.
+"""Activity of each device, as far as the server knows it: for people, in memory only.
 
-One thread writes; any thread may read, because what is read are copies of values that never change.
+One thread writes. Any thread may read, because it gets copies of values that never change.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ KEPT_ROUNDS = 50
 
 
 class DeviceStage(StrEnum):
+    """Stage of a device's work."""
+
     WAITING = "waiting"
     DOWNLOADING = "downloading"
     TRAINING = "training"
@@ -29,7 +31,7 @@ WORK = {"train": DeviceStage.TRAINING, "evaluate": DeviceStage.EVALUATING}
 
 @dataclass(frozen=True)
 class Span:
-    """A device was in `stage` from the unix time `began_at` to that of its next span."""
+    """Time in which a device was in `stage`: from the unix time `began_at` to that of its next span."""
 
     stage: DeviceStage
     began_at: float
@@ -37,6 +39,8 @@ class Span:
 
 
 class DeviceActivity:
+    """Spans of all devices, and the times of the last closed rounds."""
+
     def __init__(self, unix: Callable[[], float]) -> None:
         self._unix = unix
         self._spans: dict[str, deque[Span]] = {}
@@ -46,14 +50,14 @@ class DeviceActivity:
         return f"DeviceActivity({len(self._spans)} devices)"
 
     def enter(self, name: str, stage: DeviceStage, why: str = "") -> None:
-        """The device is in this stage from now on. Entering it again changes nothing, unless there is a new reason."""
+        """Note that the device is in this stage now. Entering the same stage again changes only the reason."""
         spans = self._spans.setdefault(name, deque(maxlen=KEPT_SPANS))
         if spans and spans[-1].stage is stage and why in ("", spans[-1].why):
             return
         spans.append(Span(stage, self._unix(), why))
 
     def stage(self, name: str) -> DeviceStage | None:
-        """Where the device is; None: this process has not seen it."""
+        """Return the stage of the device, or None if this process has not seen it."""
         return self._spans[name][-1].stage if name in self._spans else None
 
     def close_round(self, number: int) -> None:
@@ -61,15 +65,15 @@ class DeviceActivity:
 
     @property
     def spans(self) -> dict[str, tuple[Span, ...]]:
-        """Of each device that was seen by this process, the oldest first."""
+        """Spans of each device that this process has seen, oldest first."""
         return {name: tuple(spans) for name, spans in list(self._spans.items())}
 
     @property
     def closed(self) -> tuple[tuple[int, float], ...]:
-        """The last rounds that this process closed, each with its unix time."""
+        """Last rounds that this process closed, each with its unix time."""
         return tuple(self._closed)
 
     def round_s(self) -> float | None:
-        """How long a round takes, from the last ones; None before two were closed."""
+        """Return the mean seconds of the last rounds, or None before two were closed."""
         closed = self.closed
         return (closed[-1][1] - closed[0][1]) / (len(closed) - 1) if len(closed) > 1 else None

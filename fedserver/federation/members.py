@@ -1,4 +1,4 @@
-"""Devices come and go: their streams, what the ledger knows of them, and what the round is told."""
+"""Arrival and departure of devices: their streams, their rows in the ledger, and events for the round."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SECOND_STREAM = "connected while its older stream was open: it came back after a
 
 
 def quarter_of(done: float) -> float | None:
-    """How much of an order is done, in quarters; None for what is no number."""
+    """Return how much of an order is done, in quarters; None for NaN."""
     return None if math.isnan(done) else int(min(max(done, 0.0), 1.0) * 4) / 4
 
 
 class Members:
-    """What the services call when a device says something on its stream, or the stream ends."""
+    """Handlers of what devices say on their streams, and of the end of a stream."""
 
     def __init__(self, coordinator: Coordinator, ledger: MemberLedger) -> None:
         self._coordinator, self._ledger, self._clock = coordinator, ledger, coordinator.clock
@@ -67,7 +67,10 @@ class Members:
         return stream
 
     async def _welcome(self) -> None:
-        """All who came since the last such turn: after a break a whole fleet is back at once, and its orders are one step."""
+        """Receive all devices that arrived since the last such turn.
+
+        After a break a whole fleet returns at once; its orders are one step.
+        """
         arrived, self._arrived = self._arrived, []
         streams = [stream for stream, note in arrived if await self._is_in(stream, note)]
         if self._coordinator.plan is not None:
@@ -81,7 +84,7 @@ class Members:
             self._tell_who_waits(stream)
 
     async def _is_in(self, stream: Stream, note: str) -> bool:
-        """Whether the stream is its device's still; that it is connected is known to everybody then."""
+        """Mark the device connected if this is its current stream, and return whether it is."""
         name, profile = stream.name, stream.profile
         if not self._streams.is_current(stream):
             return False
@@ -96,24 +99,24 @@ class Members:
         return True
 
     async def _enter(self, streams: Sequence[Stream]) -> None:
-        """The round learns of devices that know the plan."""
+        """Tell the round about devices that know the plan."""
         names = [stream.name for stream in streams if self._streams.is_current(stream)]
         contributed = {device.name for device in await self._ledger.devices(names) if device.contributed}
         now = self._clock.monotonic()
         await self._coordinator.handle(*(events.Connected(name, now, name not in contributed) for name in names))
 
     async def _planned(self) -> bool:
-        """Whether there is a plan now. Those whose data are not the majority's are refused."""
+        """Return whether there is a plan now. Devices whose data differ from the majority's are refused."""
         if len(self._streams) < self._settings.round.min_clients:
             return False
-        found = schema.agree(self._streams.profiles())
-        if found.tie:
-            self._coordinator.cannot_begin(ShapeMismatch(found.tie))
+        agreement = schema.agree(self._streams.profiles())
+        if agreement.tie:
+            self._coordinator.cannot_begin(ShapeMismatch(agreement.tie))
             return False
-        for name, error in found.odd.items():
+        for name, error in agreement.odd.items():
             await self._refuse(name, error)
-        enough = len(found.agreed) >= self._settings.round.min_clients
-        return enough and await self._coordinator.try_plan(found.agreed)
+        enough = len(agreement.agreed) >= self._settings.round.min_clients
+        return enough and await self._coordinator.try_plan(agreement.agreed)
 
     async def _refuse(self, name: str, error: AttuneError) -> None:
         LOG.warning("%s: %s", name, error, extra={"device": name})
@@ -135,7 +138,7 @@ class Members:
             stream.send(Notice(f"round {record.round + 1} is under way; waiting for the next"))
 
     def disconnect(self, stream: Stream) -> None:
-        """The stream is gone. An older stream of a device that has reconnected changes nothing."""
+        """Handle the end of a stream. The end of an older stream of a device that has reconnected changes nothing."""
         if self._streams.leave(stream):
             self._turns.start(self._coordinator.turn(self._left, stream))
 
@@ -149,9 +152,12 @@ class Members:
         await self._coordinator.handle(events.Disconnected(stream.name, self._clock.monotonic()))
 
     async def excuse(self, name: str, reason: str, *, troubled: bool = False) -> None:
-        """The round does not wait for this device any longer; the reason is shown to the operator.
+        """Let the round go on without this device, and show the reason to the operator.
 
-        troubled: the device says itself that it cannot.
+        Args:
+            name: The device.
+            reason: The reason, for people.
+            troubled: The device itself says that it cannot carry out its order.
         """
         LOG.warning("%s: %s", name, reason, extra={"device": name})
         await self._coordinator.turn(self._excused, name, reason, troubled)
@@ -163,7 +169,7 @@ class Members:
         await self._coordinator.handle(events.Excused(name, self._clock.monotonic(), troubled))
 
     async def progress(self, name: str, order_id: str, done: float) -> None:
-        """A device says how far it is with an order; written down at each quarter. What is no number says nothing."""
+        """Note how much of an order a device has done. Each quarter is written to the ledger; NaN is ignored."""
         quarter = quarter_of(done)
         if quarter is None:
             return
@@ -177,7 +183,7 @@ class Members:
             await self._coordinator.dispatch(events.DeviceProgressed(name, self._clock.monotonic()))
 
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
-        """A device says that it cannot carry out an order; without an order, that it takes no part at all."""
+        """Handle a device's report that it cannot carry out an order; without an order, that it takes no part at all."""
         if not order_id:
             LOG.warning("%s takes no part: %s", name, reason, extra={"device": name})
             await self._coordinator.turn(self._declined, name, reason)
@@ -187,12 +193,12 @@ class Members:
             await self.excuse(name, reason, troubled=True)
 
     async def _declined(self, name: str, reason: str) -> None:
-        """It ends its stream next, and counts as a device that left: one that comes back in time gets its order again."""
+        """Note that a device takes no part. It ends its stream next; if it returns in time, it gets its order again."""
         await self._update(name, note=reason[:MAX_NOTE])
         self._activity.enter(name, DeviceStage.ABSENT, reason)
 
     async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
-        """Ends the streams of these devices, each with its error. Returns how many devices stay connected."""
+        """End the streams of these devices, each with its error, and return how many devices stay connected."""
         for name, error in error_for.items():
             if not self._coordinator.revoked.add(name, error):
                 continue
@@ -216,7 +222,7 @@ class Members:
 
 
 async def goodbye(coordinator: Coordinator) -> None:
-    """Until the federation is done or has failed, and the devices that were told have hung up (or had time to)."""
+    """Wait until the federation is done or has failed, and until its devices have hung up or had time to."""
     await coordinator.finished.wait()
     for _ in range(GOODBYE_STEPS):
         if not coordinator.streams:

@@ -1,4 +1,4 @@
-"""OrderSender: what each device of a step is told to do, from what the round, the settings and the lab say."""
+"""Orders of a step: what each device is told to do, by the round, the settings and the lab."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HAS_ORDER = "has its order, and begins"
 
 
 class OrderSender:
-    """Writes orders into its book and sends them."""
+    """Writer of orders into the order book, and their sender."""
 
     def __init__(
         self,
@@ -47,9 +47,17 @@ class OrderSender:
     async def open(
         self, parts: Sequence[str], record: Record, left_s: float, work: WorkName, number: int, devices: Collection[str]
     ) -> None:
-        """Sends orders, to be done in `left_s` seconds. parts: those that devices hand in.
+        """Send the orders of a step.
 
-        What is served is made for everyone at once, so that it is the same bits after a restart.
+        Served values are made for all devices at once, so they have the same bits after a restart.
+
+        Args:
+            parts: The parts that devices hand in.
+            record: The round's record.
+            left_s: Seconds until the deadline.
+            work: The kind of work.
+            number: The round.
+            devices: The devices that get an order.
         """
         known = await self._known({*record.devices, *devices})
         served = await self._lab.serve(record.devices, _founders(known, record.devices))
@@ -91,8 +99,9 @@ class OrderSender:
             self._streams.send(name, order.carrying({digest: data[digest] for digest in inline}))
 
     async def _prior(self, record: Record, number: int) -> Prior:
-        """What devices found before this evaluation. Until one of them is revoked no row of it changes, so it is the same after
-        a restart, and read once for all who come one by one.
+        """Return what devices found before this evaluation. It is read once.
+
+        Its rows change only when a device is revoked, so the prior is the same after a restart.
         """
         if number not in self._priors:
             rows = await self._ledger.last_evaluations(number, record.given_up)
@@ -100,14 +109,15 @@ class OrderSender:
         return self._priors[number]
 
     def count_votes_anew(self) -> None:
-        """One of those who voted is revoked."""
+        """Forget the priors, because a device that voted was revoked."""
         self._priors.clear()
 
     async def _smaller(
         self, record: Record, known: Mapping[str, DeviceRecord], takes: Served, cold_start: Mapping[str, Blob]
     ) -> dict[str, dict[str, Smaller]]:
-        """For each device, by the digest of a blob that it takes, what is sent in its place: the change where it seems to hold
-        what it was served before, else all of it in fewer bytes.
+        """Return for each device the smaller form of each blob that it takes, by digest.
+
+        It is the delta if the device seems to have the older value, else the compressed value.
         """
         parts = self._settings.encodings.packed
         if not parts:
@@ -124,21 +134,21 @@ class OrderSender:
         return {name: packed | (changes if name in holders else {}) for name in takes}
 
     def _holds(self, name: str, device: DeviceRecord | None, record: Record) -> bool:
-        """Whether a device should have what it was served with this state or the one before; else it fetches all of it."""
+        """Return whether a device should still have what it was served with this state or the one before."""
         stream = self._streams.get(name)
         takes_changes = stream is not None and stream.changes and not self.book.forgets(name)
         return takes_changes and device is not None and 0 <= record.round - 1 <= device.fetched
 
     def _inline(self, name: str, order: Order) -> dict[str, Blob]:
-        """The blobs that fit into the order itself, by digest, of a device that takes them so."""
+        """Return the blobs that fit into the order itself, by digest, if the device accepts them there."""
         stream = self._streams.get(name)
         room = 0 if stream is None else min(stream.inline_bytes, self._settings.server.inline_bytes)
-        found: dict[str, Blob] = {}
-        for ref in (each.sent for each in (*order.downloads, *order.cold_start)):
-            if ref.digest not in found and ref.size <= room:
-                found[ref.digest] = self.book.offered(name, ref.digest)
+        inline: dict[str, Blob] = {}
+        for ref in (reference.sent for reference in (*order.downloads, *order.cold_start)):
+            if ref.digest not in inline and ref.size <= room:
+                inline[ref.digest] = self.book.offered(name, ref.digest)
                 room -= ref.size
-        return found
+        return inline
 
     def _bytes(self, blob: Blob) -> bytes:
         source = self._blobs.open(blob)
@@ -148,12 +158,12 @@ class OrderSender:
             source.close()
 
     async def founders(self, names: Iterable[str]) -> list[str]:
-        """Who of them enrolled before the first round was closed."""
+        """Return which of these devices enrolled before the first round was closed."""
         asked = list(names)
         return _founders(await self._known(asked), asked)
 
     async def fetched(self, record: Record, names: Iterable[str], state_round: int, work: str) -> dict[str, dict[str, int]]:
-        """Marks for those of `names` that were served the state after `state_round`."""
+        """Return marks for those devices that were served the state after `state_round`."""
         asked = list(names)
         known = await self._known(asked)
         return {name: {"fetched": state_round} for name in asked if self._needs_download(record, known.get(name), work)}
@@ -162,7 +172,7 @@ class OrderSender:
         return {device.name: device for device in await self._ledger.devices(names)}
 
     def _task_of(self, parts: Sequence[str], record: Record, name: str) -> tuple[Sequence[str], Sequence[str]]:
-        """What a device trains (all, if nothing is named) and which parts it hands in."""
+        """Return the kinds of tensors that a device trains (empty: all) and the parts that it hands in."""
         adaptation = self._settings.adaptation
         if record.adapting and adaptation is not None:
             return adaptation.trains, [part for part in parts if part in adaptation.returns]

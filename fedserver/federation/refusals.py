@@ -1,7 +1,7 @@
-"""Who was turned away, and why: a line in the log, a row in the ledger, a note on the device, a line in the audit log.
+"""Refused callers and the reasons: a line in the log, a row in the ledger, a note on the device, a line in the audit log.
 
-However often somebody is refused, it costs little: one writing a minute for each who and kind, so many a minute in all, and one
-line of the audit log an hour.
+Refusals are cheap for the server: one entry per minute for each caller and kind, a bounded number per minute in all, and one
+line of the audit log per hour.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LONGEST_SHOWN = 400  # characters of a reason: with what to do about it, a line
 
 @dataclass
 class _Seen:
-    """One who and kind: how many since the last writing, and when that was."""
+    """Counter of one caller and kind: refusals since the last entry, and the time of that entry."""
 
     count: int = 0
     written_at: float = float("-inf")
@@ -36,6 +36,8 @@ class _Seen:
 
 
 class Refusals:
+    """Writer of refusals, with limits on how much it writes."""
+
     def __init__(self, ledger: MemberLedger) -> None:
         self._ledger = ledger
         self._seen: dict[tuple[str, str], _Seen] = {}
@@ -46,12 +48,18 @@ class Refusals:
         return f"Refusals({len(self._seen)} kinds)"
 
     def note(self, error: AttuneError, who: str, device: str = "") -> None:
-        """Not what happens to honest devices day by day. device: the one whose certificate the caller showed."""
+        """Write a refusal, unless honest devices cause it every day.
+
+        Args:
+            error: The error that the caller got.
+            who: The caller, for people.
+            device: The device whose certificate the caller showed.
+        """
         if error.kind not in ORDINARY:
             self.tell(error.kind, str(error), who, device)
 
     def tell(self, kind: str, text: str, who: str, device: str = "") -> None:
-        """Never waits: what is to be written is written by itself. device: gets a note."""
+        """Write a refusal in a task, without waiting. The device, if given, gets a note."""
         now = time.monotonic()
         self._written = [at for at in self._written if at > now - EVERY_S]
         if (who, kind) not in self._seen and len(self._written) >= MOST_A_MINUTE:
@@ -84,6 +92,6 @@ class Refusals:
                 await self._ledger.note("refused", "server", **facts)
 
     def _forget(self, now: float) -> None:
-        """Old ones go, so that memory is bounded."""
+        """Drop old counters, so that memory is bounded."""
         if len(self._seen) > 2 * KEPT:
             self._seen = {key: seen for key, seen in self._seen.items() if seen.written_at > now - AUDIT_EVERY_S}

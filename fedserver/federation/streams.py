@@ -1,4 +1,4 @@
-"""The devices' control streams: one a device, the newest. In memory alone: a new process has none."""
+"""Control streams of the devices, only the newest of each. They are in memory only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from attune.common.plan import Profile
 
 
 class RevokedDevices:
-    """By name, each with the error that it hears. Nobody comes back; a new process refuses them by their certificates."""
+    """Devices that were revoked while this process runs, each with its error.
+
+    A new process refuses them by their certificates.
+    """
 
     def __init__(self) -> None:
         self._errors: dict[str, AttuneError] = {}
@@ -19,11 +22,15 @@ class RevokedDevices:
         return f"RevokedDevices({sorted(self._errors)})"
 
     def add(self, name: str, error: AttuneError) -> bool:
-        """Whether it was not barred before."""
+        """Add a device, and return whether it is new."""
         return self._errors.setdefault(name, error) is error
 
     def check(self, name: str) -> None:
-        """Errors: the one that it was barred with."""
+        """Check that the device is not revoked.
+
+        Raises:
+            AttuneError: The error with which it was revoked.
+        """
         if name in self._errors:
             raise self._errors[name]
 
@@ -32,7 +39,7 @@ MAX_UNSENT = 256  # messages to a device that does not read; then it is cut off
 
 
 class Stream:
-    """The server's end of a control stream. The newest stream of a device owns its orders; an older one is closed."""
+    """Server's end of a control stream. The newest stream of a device owns its orders; an older one is closed."""
 
     def __init__(self, name: str, profile: Profile, software: str = "", inline_bytes: int = 0, changes: bool = False) -> None:
         self.name = name
@@ -49,7 +56,7 @@ class Stream:
         return f"Stream({self.name}, unsent={self._unsent.qsize()}, closed={self._closed})"
 
     def send(self, message: ToDevice) -> None:
-        """Queues one message. Never waits; a full queue closes the stream."""
+        """Queue one message without waiting. A full queue closes the stream."""
         if self._closed:
             return
         try:
@@ -60,7 +67,7 @@ class Stream:
             )
 
     def close(self, error: AttuneError | None = None) -> None:
-        """Ends the stream, with `error` if there is one; what is queued is dropped."""
+        """End the stream, with `error` if there is one. Queued messages are dropped."""
         if self._closed:
             return
         self._closed, self._error = True, error
@@ -69,7 +76,11 @@ class Stream:
         self._unsent.put_nowait(None)
 
     async def next(self) -> ToDevice | None:
-        """The next message to write, or None at the end. Errors: the one the stream was closed with."""
+        """Return the next message to write, or None at the end.
+
+        Raises:
+            AttuneError: The error with which the stream was closed.
+        """
         message = await self._unsent.get()
         if message is None and self._error is not None:
             raise self._error
@@ -77,7 +88,7 @@ class Stream:
 
 
 class Streams:
-    """Who is connected, those that came first first."""
+    """Streams of the connected devices, in the order in which they connected."""
 
     def __init__(self) -> None:
         self._streams: dict[str, Stream] = {}
@@ -89,7 +100,7 @@ class Streams:
         return len(self._streams)
 
     def enter(self, stream: Stream) -> bool:
-        """A device's messages go to this stream from now on. True if an older one was closed for it."""
+        """Make this the device's stream, and return whether an older one was closed for it."""
         older = self._streams.pop(stream.name, None)
         if older is not None:
             older.close(Replaced(f"{stream.name} opened a newer stream"))
@@ -97,7 +108,7 @@ class Streams:
         return older is not None
 
     def leave(self, stream: Stream) -> bool:
-        """The stream is gone. False if the device has a newer one, for which this changes nothing."""
+        """Remove the stream. Return False, without a change, if the device has a newer one."""
         stream.close()
         if not self.is_current(stream):
             return False
@@ -111,15 +122,15 @@ class Streams:
         return self._streams.get(stream.name) is stream
 
     def profiles(self) -> dict[str, Profile]:
-        """What the connected devices declared."""
+        """Return what the connected devices declared."""
         return {name: stream.profile for name, stream in self._streams.items()}
 
     def send(self, name: str, message: ToDevice) -> None:
-        """Dropped if the device is not connected."""
+        """Queue a message for a device. It is dropped if the device is not connected."""
         if name in self._streams:
             self._streams[name].send(message)
 
     def hang_up(self) -> None:
-        """Ends every stream, because the server stops; devices come back by themselves when there is one again."""
+        """End every stream, because the server stops. Devices return when there is a server again."""
         for stream in self._streams.values():
             stream.close()

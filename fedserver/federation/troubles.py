@@ -1,4 +1,4 @@
-"""Errors that can pass: the step is tried again with back-off, the operator is told, and the federation goes on by itself."""
+"""Errors that can pass: the step is retried with back-off, and the operator is told."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ T = TypeVar("T")
 
 
 def can_pass(error: BaseException) -> bool:
-    """Whether the same step may succeed later without a restart: when a lock is let go, or somebody makes room."""
+    """Return whether the same step may succeed later without a restart.
+
+    An example is a lock that is released, or a full disk on which space is freed.
+    """
     return isinstance(error, (LedgerBusy, DiskFull)) or (isinstance(error, OSError) and error.errno in PASSING)
 
 
 class Troubles:
-    """What keeps a step from being carried out now, by the step's name."""
+    """Present obstacles, by the name of the step that they hold up."""
 
     def __init__(self) -> None:
         self._present: dict[str, str] = {}
@@ -37,11 +40,11 @@ class Troubles:
 
     @property
     def lines(self) -> list[str]:
-        """A line for each, for people."""
+        """One line per obstacle, for people."""
         return [f"{step}: {text}" for step, text in sorted(self._present.items())]
 
     def set(self, step: str, text: str) -> None:
-        """Said once in the log, however often it is set."""
+        """Note an obstacle. The log gets it once, however often it is set."""
         if self._present.get(step) != text:
             LOG.warning("%s: %s (trying again)", step, text)
         self._present[step] = text
@@ -51,7 +54,11 @@ class Troubles:
             LOG.info("%s: goes on", step)
 
     async def overcome(self, step: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The result of the first attempt that succeeds. Errors: those of `attempt` that cannot pass."""
+        """Retry `attempt` until it succeeds, and return its result.
+
+        Raises:
+            Exception: An error of `attempt` that cannot pass.
+        """
         delay_s = FIRST_DELAY_S
         while True:
             try:
@@ -78,6 +85,8 @@ SHOWN = 3  # names in a line of the log
 
 
 class PassedOver:
+    """Notes for the operator about devices that are passed over or whose updates are bounded."""
+
     def __init__(self, ledger: MemberLedger, troubles: Troubles) -> None:
         self._ledger, self._troubles = ledger, troubles
         self._told: set[str] = set()  # devices whose first bounded change was a warning
@@ -88,7 +97,7 @@ class PassedOver:
             await self._note(name, PASSED_OVER)
 
     async def ask_again(self, devices: Iterable[str]) -> None:
-        """A note that came after ours stays."""
+        """Remove the note of devices that are asked again. A newer note stays."""
         for name in devices:
             LOG.info("%s is asked again", name, extra={"device": name})
             device = await self._troubles.overcome("reading a device's note", partial(self._ledger.device, name))
@@ -96,10 +105,15 @@ class PassedOver:
                 await self._note(name, "")
 
     async def bounded(self, number: int, bounded: Mapping[str, float], without_vote: Collection[str]) -> None:
-        """bounded: whose change was above the bound, and how many median norms it was; without_vote: who did not count.
+        """Note the devices whose updates were bounded.
 
-        A device's first time is a warning. Honest devices with unlike data pass the bound in most rounds, so after that it is a
-        line among others.
+        The first time of a device is a warning. Honest devices with unlike data pass the bound in most rounds, so later times
+        are information.
+
+        Args:
+            number: The round.
+            bounded: For each bounded device, its norm in medians of the cohort.
+            without_vote: Devices whose update did not count at all.
         """
         if not bounded:
             return

@@ -1,6 +1,6 @@
-"""One piece of work after the other, each carried through to its end, whoever asked for it.
+"""Turns: one piece of work after another, each carried through to its end.
 
-A caller may be a peer's call, which is cancelled when the peer vanishes. So the work is a task of its own: the caller waits for
+The caller may be a peer's call, which is cancelled when the peer vanishes. So the work is a separate task; the caller waits for
 it and can go away.
 """
 
@@ -15,9 +15,12 @@ from typing import Any, TypeVar
 
 @dataclass(frozen=True)
 class Clock:
-    """monotonic: seconds, for spans; nobody can set it. unix: the time of day, for what people are shown.
+    """Clocks of a process, as values that tests can replace.
 
-    stands: monotonic does not move, so nothing ever falls due.
+    Attributes:
+        monotonic: Seconds, for spans; no person can set it.
+        unix: The time of day, for people.
+        stands: The monotonic clock does not move, so no deadline passes.
     """
 
     monotonic: Callable[[], float] = time.monotonic
@@ -29,6 +32,8 @@ T = TypeVar("T")
 
 
 class Turns:
+    """Queue of work, of which one piece has the turn."""
+
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -39,26 +44,26 @@ class Turns:
 
     @property
     def busy_s(self) -> float:
-        """For how many seconds the present turn has lasted; 0: nobody has one."""
+        """Seconds since the present turn began; 0 if there is none."""
         return 0.0 if self._began_at is None else time.monotonic() - self._began_at
 
     async def take(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What `work` returns or raises, once it had its turn. Cancelling the caller does not cancel the work."""
+        """Run `work` in a turn, and return its result. Cancelling the caller does not cancel the work."""
         return await asyncio.shield(self.start(self._in_turn(work)))
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Work that needs no turn, and that nobody waits for."""
+        """Start work that needs no turn, and return its task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def carry(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns or raises. It needs no turn, and cancelling the caller does not cancel it."""
+        """Run work that needs no turn, and return its result. Cancelling the caller does not cancel the work."""
         return await asyncio.shield(self.start(work))
 
     async def stop(self) -> None:
-        """Cancels what is under way, because the process ends: a restart takes it up again."""
+        """Cancel the work under way, because the process ends. A restart continues it."""
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Where updates come in: announced, uploaded, checked, made durable, and only then counted."""
+"""Intake of updates: announced, uploaded, checked, made durable, and only then counted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from attune.fedserver.stores.uploads import Sink, Uploads
 
 
 class _PendingUpload:
-    """One blob of one device: how many streams bring it, and whether it is here, or nobody brings it any more."""
+    """Upload of one blob: the number of streams that send it, and an event for its end."""
 
     def __init__(self) -> None:
         self.streams = 0
@@ -40,7 +40,7 @@ class _PendingUpload:
 
 
 class PendingUploads:
-    """In memory alone. Nobody waits for longer than a stream that brings the blob may stand still."""
+    """Blobs that are being uploaded, in memory only. A wait is as long as a stream may stand still, at most."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[str, str], _PendingUpload] = {}
@@ -50,7 +50,7 @@ class PendingUploads:
 
     @contextmanager
     def stream(self, name: str, digest: str) -> Iterator[None]:
-        """A stream that brings this device's blob; if it ends without an error, the blob is here."""
+        """Count a stream that sends this device's blob during the block. Without an error, the blob has arrived."""
         arrival = self._of.setdefault((name, digest), _PendingUpload())
         arrival.streams += 1
         try:
@@ -63,7 +63,7 @@ class PendingUploads:
                 del self._of[name, digest]
 
     async def wait(self, name: str, digests: Iterable[str]) -> None:
-        """Until none of these is still on its way."""
+        """Wait until none of these blobs is being uploaded."""
         for digest in digests:
             if (arrival := self._of.get((name, digest))) is not None:
                 await arrival.over.wait()
@@ -73,7 +73,7 @@ UPLOADS = "taking uploads in"  # the name of a trouble
 
 
 class Updates:
-    """Announced blobs on their way in, and the updates that name them."""
+    """Announced blobs that arrive, and the updates that name them."""
 
     def __init__(
         self, coordinator: Coordinator, members: Members, uploads: Uploads, ledger: Ledger, executors: Executors
@@ -86,7 +86,14 @@ class Updates:
     # --- uploads
 
     async def open(self, name: str, target: UploadTarget) -> Sink:
-        """Where the frames of an announced blob go. Errors: OrderClosed, UpdateRefused, LimitExceeded, DiskFull."""
+        """Return the sink for the frames of an announced blob.
+
+        Raises:
+            OrderClosed: The order is not open.
+            UpdateRefused: The order does not ask for this part, or the offset is behind the received bytes.
+            LimitExceeded: The blob is too large.
+            DiskFull: The disk has no room.
+        """
         self.revoked.check(name)
         max_bytes = self._check(name, target)
         with self._told_of_full_disk():
@@ -97,15 +104,25 @@ class Updates:
         return sink
 
     async def write(self, name: str, target: UploadTarget, sink: Sink, frames: Sequence[bytes]) -> None:
-        """The next frames. Errors: UploadTakenOver if a newer stream has taken the upload over, LimitExceeded, DiskFull."""
+        """Write the next frames.
+
+        Raises:
+            UploadTakenOver: A newer stream continues the upload.
+            LimitExceeded: More bytes came than were announced.
+            DiskFull: The disk has no room.
+        """
         self.revoked.check(name)
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.write, name, target.part, sink, frames)
 
     async def complete(self, name: str, target: UploadTarget, sink: Sink) -> None:
-        """Checks the digest.
+        """Check the digest of a whole upload.
 
-        Errors: UploadTakenOver as for `write`, Truncated, DigestMismatch, DiskFull.
+        Raises:
+            UploadTakenOver: A newer stream continues the upload.
+            Truncated: Bytes are missing.
+            DigestMismatch: The bytes are not the announced ones.
+            DiskFull: The disk has no room.
         """
         self.revoked.check(name)
         with self._told_of_full_disk():
@@ -114,7 +131,7 @@ class Updates:
 
     @contextlib.contextmanager
     def _told_of_full_disk(self) -> Iterator[None]:
-        """The operator sees a full disk in log and status until an upload finds room again."""
+        """Show a full disk to the operator in log and status, until an upload finds room again."""
         try:
             yield
         except DiskFull as full:
@@ -123,12 +140,17 @@ class Updates:
         self._coordinator.troubles.clear(UPLOADS)
 
     def offset(self, name: str, target: UploadTarget) -> int:
-        """How many bytes of an announced blob are here."""
+        """Return how many bytes of an announced blob are here."""
         self._check(name, target)
         return self._uploads.offset(name, target)
 
     def _check(self, name: str, target: UploadTarget) -> int:
-        """The largest size this blob may have. Errors: OrderClosed, UpdateRefused."""
+        """Return the largest size that this blob may have.
+
+        Raises:
+            OrderClosed: The order is not open.
+            UpdateRefused: The order does not ask for this part.
+        """
         order = self._coordinator.book.order(name, target.order_id)
         if target.part not in order.returns:
             raise UpdateRefused(
@@ -140,10 +162,13 @@ class Updates:
     # --- updates
 
     async def submit(self, name: str, update: Update) -> Receipt:
-        """Take an update in.
+        """Take in an update. If its blobs are still being uploaded, wait for them.
 
-        What it names may still be on its way: then this waits for it. Errors: UpdateRefused and WireError, naming what is
-        wrong; UnknownBlob (upload again); DiskFull.
+        Raises:
+            UpdateRefused: The update does not fit its order; the message says how.
+            WireError: A blob is malformed.
+            UnknownBlob: A blob is not here; it must be uploaded again.
+            DiskFull: The disk has no room.
         """
         await self.pending_uploads.wait(name, [ref.digest for ref in update.parts])
         return await self._coordinator.turns.carry(self._submit_alone(name, update))
@@ -167,7 +192,7 @@ class Updates:
         return Receipt(late=f"round {order.round} is closed")
 
     async def _accept(self, order_id: OrderId, order: Order, update: Update) -> Report:
-        """Into the inbox, with what the device reports; or refused, and the round does not wait for it any longer."""
+        """Put the update and its report into the inbox. If it is refused, the round does not wait for the device any longer."""
         name, here = order_id.client, dict[str, Blob]()
         try:
             row = row_of(order_id, update, await self._ledger.device(name), self._coordinator.task)
@@ -181,8 +206,8 @@ class Updates:
             here |= blobs
             row = msgspec.structs.replace(row, bytes_up=sum(blob.size for blob in blobs.values()))
             arrived = await self._arrive(name, order, blobs)
-            values = {part: each.blob for part, each in arrived.items()}
-            facts = {part: each.facts for part, each in arrived.items() if each.facts}
+            values = {part: part_update.blob for part, part_update in arrived.items()}
+            facts = {part: part_update.facts for part, part_update in arrived.items() if part_update.facts}
             with self._told_of_full_disk():
                 await self._executors.disk(self._coordinator.inbox.accept, order_id, row, values, facts)
         except UnknownBlob:
@@ -199,7 +224,7 @@ class Updates:
         return row
 
     async def _arrive(self, name: str, order: Order, blobs: Mapping[str, Blob]) -> dict[str, Arrived]:
-        """Have the parts decoded and checked. What is kept as it came is made durable meanwhile."""
+        """Let the lab decode and check the parts. Parts that are kept as they came are made durable meanwhile."""
         kept = [blob for part, blob in blobs.items() if order.encodings.get(part, "") not in REWRITTEN]
         arrived, _ = await asyncio.gather(self._checked(name, order, blobs), self._executors.disk(self._uploads.sync, kept))
         return arrived
@@ -214,7 +239,7 @@ class Updates:
             }
 
     async def _take_in(self, order_id: OrderId, update: Update) -> None:
-        """The blobs that came within the update, as if they were uploaded."""
+        """Store the blobs that came within the update, as if they were uploaded."""
         limit = self._coordinator.settings.server.inline_bytes
         if sum(len(ref.data) for ref in update.parts) > limit:
             raise LimitExceeded(f"{order_id.client} sent more than {limit} bytes of blobs within its update: upload them")
@@ -232,7 +257,11 @@ def _arrived(order: OrderId) -> None:
 
 
 def row_of(order: OrderId, update: Update, device: DeviceRecord | None, task: TaskName = "classes") -> Report:
-    """What is kept of a report. Errors: UpdateRefused for more samples than declared, and metrics that cannot be."""
+    """Return what is kept of a report.
+
+    Raises:
+        UpdateRefused: It claims more samples than the device declared, or has impossible metrics.
+    """
     declared = device.samples if device is not None and device.samples is not None else 0
     if not 0 <= update.samples <= declared:
         raise UpdateRefused(f"{order.client} claims {update.samples} samples; it declared {declared} when it connected")

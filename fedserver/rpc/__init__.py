@@ -1,1 +1,1 @@
-"""The server's door to the network: gRPC services, who may call them, and the devices' streams."""
+"""Network side of the server: gRPC services, authorisation of callers, and the devices' streams."""

@@ -1,4 +1,4 @@
-"""The calls of this home's commands to its running server."""
+"""Calls of this home's commands to its running server."""
 
 from __future__ import annotations
 
@@ -20,19 +20,28 @@ ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104
 
 
 def wake(home: ServerHome) -> int:
-    """Makes the server look at its database again; returns the number of connected devices. Errors: Unreachable."""
+    """Let the server read its database again, and return the number of connected devices.
+
+    Raises:
+        Unreachable: The server does not answer.
+    """
     return int(_call(home, lambda admin: admin.Wake(WakeRequest(), timeout=TIMEOUT_S)).connected)
 
 
 def troubles(home: ServerHome) -> list[str]:
-    """What keeps the running server from carrying a step out, a line each. Errors: Unreachable."""
+    """Return a line for each step that the running server cannot carry out now.
+
+    Raises:
+        Unreachable: The server does not answer.
+    """
     return list(_call(home, lambda admin: admin.Troubles(TroublesRequest(), timeout=TIMEOUT_S)).troubles)
 
 
 def pause(home: ServerHome, on: bool) -> tuple[str, int]:
-    """Holds further rounds back, or lets them open; the phase that goes on, and how many rounds are closed.
+    """Hold back further rounds, or let them open. Return the phase that goes on, and how many rounds are closed.
 
-    Errors: Unreachable.
+    Raises:
+        Unreachable: The server does not answer.
     """
     reply = _call(home, lambda admin: admin.Pause(PauseRequest(paused=on), timeout=TIMEOUT_S))
     return str(reply.phase), int(reply.round)

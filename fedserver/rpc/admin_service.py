@@ -1,4 +1,4 @@
-"""What the commands of a home ask of its running server, and what an operator can do over the network."""
+"""Admin service: calls of the home's commands, and of operators over the network."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ LONGEST_TTL_S = 3650 * DAY_S
 
 
 class AdminService(AdminServicer):
+    """Calls that only an operator's certificate may make."""
+
     def __init__(
         self, coordinator: Coordinator, members: Members, registrar: Registrar, admin: FederationAdmin, ledger: MemberLedger
     ) -> None:
@@ -27,7 +29,7 @@ class AdminService(AdminServicer):
         self._registrar, self._admin, self._ledger = registrar, admin, ledger
 
     async def Wake(self, request: pb.WakeRequest, context: grpc.aio.ServicerContext) -> pb.WakeReply:  # noqa: N802
-        """Looks at the database again: new tokens count, and devices that were revoked are cut off."""
+        """Read the database again: new tokens become valid, and revoked devices are cut off."""
         return pb.WakeReply(connected=await self._wake())
 
     async def _wake(self) -> int:
@@ -40,7 +42,7 @@ class AdminService(AdminServicer):
         return await self._members.shut_out(dict(revoked))
 
     async def Troubles(self, request: pb.TroublesRequest, context: grpc.aio.ServicerContext) -> pb.TroublesReply:  # noqa: N802
-        """What keeps a step from being carried out now."""
+        """Return a line for each step that cannot be carried out now."""
         return pb.TroublesReply(troubles=self._coordinator.troubles.lines)
 
     async def Pause(self, request: pb.PauseRequest, context: grpc.aio.ServicerContext) -> pb.PauseReply:  # noqa: N802
@@ -59,7 +61,7 @@ class AdminService(AdminServicer):
         return pb.NewTokenReply(token=token)
 
     async def Tokens(self, request: pb.TokensRequest, context: grpc.aio.ServicerContext) -> pb.TokensReply:  # noqa: N802
-        return pb.TokensReply(tokens=[pb.Token(**msgspec.structs.asdict(each)) for each in await self._admin.tokens()])
+        return pb.TokensReply(tokens=[pb.Token(**msgspec.structs.asdict(token)) for token in await self._admin.tokens()])
 
     async def RevokeToken(  # noqa: N802
         self, request: pb.RevokeTokenRequest, context: grpc.aio.ServicerContext

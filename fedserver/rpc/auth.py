@@ -1,8 +1,8 @@
-"""Every call passes here first: who is it by certificate, and may that role call this method? What is not listed is refused.
+"""Authorisation of every call: the caller's certificate decides its role, and the role decides which methods it may call.
 
-Nothing of a message is read before that. What fails for want of something that the server lacks for the moment can be called
-again, and the operator is told; so is who was refused, and why. A caller hears nothing of the server's files. Calls about an
-order wait until a server that has just begun has given its orders out again.
+A method that is not listed is refused. No message is read before the check. If the server lacks something for the moment, the
+caller may call again, and the operator is told. The operator also sees who was refused and why. Errors name no file of the
+server to a caller. Calls about an order wait until a restarted server has sent its orders again.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ CALLER: ContextVar[Caller] = ContextVar("caller")
 
 
 def caller() -> Caller:
-    """Who makes the call that is being handled: by certificate, never by a message."""
+    """Return the caller of the call that is being handled, by its certificate."""
     return CALLER.get()
 
 
 class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses before a handler sees the call, and before its message is read. Handlers learn who calls from `caller`."""
+    """Interceptor that refuses calls before a handler sees them and before their message is read."""
 
     def __init__(
         self, registrar: Registrar, troubles: Troubles, refusals: Refusals, connections: ConnectionLimiter, ready: asyncio.Event
@@ -62,26 +62,36 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._calls: Counter[str] = Counter()  # by fingerprint (of a token by connection), at this moment
 
     async def check(self, method: str, context: grpc.aio.ServicerContext) -> Caller:
-        """Errors: CertificateRefused, Forbidden, TokenRefused, LedgerBusy."""
+        """Return the caller if it may call the method.
+
+        Raises:
+            CertificateRefused: The certificate is not one of a caller.
+            Forbidden: The caller's role may not call the method.
+            TokenRefused: A join token may only enrol.
+            LedgerBusy: The database cannot be read now.
+        """
         fingerprint = peer_fingerprint(context.auth_context())
-        found: Caller | None = None
+        known: Caller | None = None
         try:
-            found = await self._registrar.caller(fingerprint)
+            known = await self._registrar.caller(fingerprint)
         finally:
-            self._connections.came(context.peer(), "" if _by_token(found) else fingerprint)
-        if not method.startswith(ALLOWED[found.role]):
-            if found.role == "bootstrap":
+            self._connections.came(context.peer(), "" if _by_token(known) else fingerprint)
+        if not method.startswith(ALLOWED[known.role]):
+            if known.role == "bootstrap":
                 raise TokenRefused("a join token may only enrol: call Enrol, then come back with the certificate")
-            raise Forbidden(f"{found.role} {found.name} may not call {method}")
-        CALLER.set(found)
-        return found
+            raise Forbidden(f"{known.role} {known.name} may not call {method}")
+        CALLER.set(known)
+        return known
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        """A message of a unary call stays bytes until the caller may call; one of a stream is read by its handler only."""
+        """Wrap the handler.
+
+        The message of a unary call stays bytes until the caller is checked. A stream is read by its handler only.
+        """
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler
@@ -92,7 +102,10 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return handler._replace(**{kind: wrapped, "request_deserializer": read if handler.request_streaming else None})
 
     def _wrap(self, method: str, behaviour: Any, read: Callable[[bytes], Any] | None) -> Any:
-        """The same behaviour behind the check. gRPC tells generators from coroutines by inspection, so each keeps its form."""
+        """Return the behaviour behind the check.
+
+        gRPC inspects whether it is a generator or a coroutine, so each keeps its form.
+        """
 
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
             async with self._answering(method, context) as answering:
@@ -114,12 +127,16 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await self._ready.wait()
 
     @contextlib.contextmanager
-    def _counted(self, found: Caller, context: grpc.aio.ServicerContext) -> Iterator[None]:
-        """Errors: TooMany."""
-        who = context.peer() if _by_token(found) else found.fingerprint
+    def _counted(self, known: Caller, context: grpc.aio.ServicerContext) -> Iterator[None]:
+        """Count the call during the block.
+
+        Raises:
+            TooMany: The caller makes too many calls at once.
+        """
+        who = context.peer() if _by_token(known) else known.fingerprint
         if self._calls[who] >= CALLS_A_CALLER:
             raise TooMany(
-                f"{found.name or 'the holder of this token'} makes {CALLS_A_CALLER} calls already: wait for an answer"
+                f"{known.name or 'the holder of this token'} makes {CALLS_A_CALLER} calls already: wait for an answer"
             )
         self._calls[who] += 1
         try:
@@ -131,7 +148,7 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     @contextlib.asynccontextmanager
     async def _answering(self, method: str, context: grpc.aio.ServicerContext) -> AsyncIterator[_Answering]:
-        """Ends the call with the error that was raised inside. An OSError that can pass becomes LedgerBusy."""
+        """End the call with the error that was raised inside. An OSError that can pass becomes LedgerBusy."""
         step = f"answering {method.rpartition('/')[2]}"
         answering = _Answering(context.peer())
         try:
@@ -150,20 +167,24 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._troubles.clear(step)
 
     async def _failed(self, step: str, error: Exception, answering: _Answering, context: grpc.aio.ServicerContext) -> None:
-        """What nobody has foreseen: all of it for the operator, and for the caller that it happened."""
+        """Report an unexpected error: all details to the operator, and to the caller only that it happened."""
         LOG.error("%s: %s", step, error, exc_info=error)
         self._refusals.tell(AttuneError.kind, f"{step} failed: {type(error).__name__}: {error}", *answering.who())
         await abort(context, AttuneError(f"{step} failed on the server; its log says why"))
 
 
 class _Answering:
-    """One call: where it comes from, and who it says to be where no certificate says it yet."""
+    """One call: its address, and the name that it claims if its certificate gives none."""
 
     def __init__(self, peer: str) -> None:
         self._peer, self._claimed = peer, ""
 
     def takes(self, request: Any, read: Callable[[bytes], Any] | None) -> Any:
-        """The request as a message. Errors: WireError."""
+        """Return the request as a message.
+
+        Raises:
+            WireError: It cannot be read.
+        """
         if read is None:
             return request
         message = read(request)
@@ -171,22 +192,26 @@ class _Answering:
         return message
 
     def who(self) -> tuple[str, str]:
-        """For the operator's eyes; and the device's name, if it is one."""
-        found, address = CALLER.get(None), address_of(self._peer)[0]
-        if found is not None and found.role == "device":
-            return found.name, found.name
-        if found is not None and found.role == "operator":
+        """Return the caller for the operator, and its name if it is a device."""
+        known, address = CALLER.get(None), address_of(self._peer)[0]
+        if known is not None and known.role == "device":
+            return known.name, known.name
+        if known is not None and known.role == "operator":
             return "the operator", ""
         return f"{self._claimed or 'somebody'} from {address}", ""
 
 
-def _by_token(found: Caller | None) -> bool:
-    """Many devices may share a token, so it is not one caller."""
-    return found is not None and found.role == "bootstrap"
+def _by_token(known: Caller | None) -> bool:
+    """Return whether the caller shows a join token. Many devices may share a token, so it is not one caller."""
+    return known is not None and known.role == "bootstrap"
 
 
 def _read(method: str, deserialize: Callable[[bytes], Any] | None, message: bytes) -> Any:
-    """Errors: WireError, in one line."""
+    """Return the message in these bytes.
+
+    Raises:
+        WireError: They cannot be read.
+    """
     if deserialize is None:
         return message
     try:

@@ -1,4 +1,4 @@
-"""Bulk transfer over gRPC: blobs that a device was offered, and uploads that go on where they broke off."""
+"""Bulk transfer over gRPC: downloads of offered blobs, and uploads that continue after a break."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BATCH_FRAMES = 2  # frames handed to a disk thread at a time, while as many more
 
 
 class BlobService:
-    """Raw frames: registered with identity serializers, so that bytes pass through untouched."""
+    """Transfer of raw frames, registered with identity serializers, so that bytes are not copied into messages."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class BlobService:
 
 
 async def _given_up(task: asyncio.Future[Any]) -> None:
-    """Nobody asks for what it comes to any more; asyncio would say so on stderr."""
+    """Cancel a task whose result is not needed. Waiting for it avoids a warning of asyncio."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -112,9 +112,11 @@ def _take(frames: Iterator[bytes]) -> list[bytes]:
 
 
 async def _batch(context: grpc.aio.ServicerContext, name: str, pulse: Pulse) -> list[bytes]:
-    """The next frames, up to BATCH_FRAMES; none at the end.
+    """Return the next frames, up to BATCH_FRAMES; an empty list at the end.
 
-    Errors: LimitExceeded for too long a frame, Stalled when nothing comes.
+    Raises:
+        LimitExceeded: A frame is too long.
+        Stalled: No frame came in time.
     """
     batch: list[bytes] = []
     while len(batch) < BATCH_FRAMES:

@@ -1,8 +1,8 @@
-"""Who holds connections to the server's port: bounds on those that have not finished the handshake, and on those of one caller.
+"""Limits on connections to the server's port: on those without a finished handshake, and on those of one caller.
 
-gRPC's core accepts connections, shakes hands and gives up after a while; it knows a bound on all, and none by address. So the
-process looks at its own sockets from outside: what has made a call by its certificate is known, everything else is
-unfinished. What is too much is shut down on the kernel's side, and the core lets go of it.
+gRPC's core limits the number of connections and the time of a handshake, and knows no addresses. So the process looks at its
+own sockets. A connection that has made a call is known; all others are unfinished. Surplus connections are shut down in the
+kernel, and the core then drops them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Peer = tuple[str, int]
 
 
 def raise_limit() -> int:
-    """How many descriptors this process may have, after asking for more."""
+    """Ask for more descriptors, and return how many this process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MOST_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -40,7 +40,13 @@ def raise_limit() -> int:
 
 @dataclass(frozen=True)
 class Bounds:
-    """connections: in all, which the core keeps. unfinished, an_address: without a call, in all and of one address."""
+    """Limits on connections.
+
+    Attributes:
+        connections: All connections, which the core limits.
+        unfinished: Connections without a call.
+        an_address: Connections without a call from one address.
+    """
 
     connections: int
     unfinished: int
@@ -54,7 +60,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Socket:
-    """One of this process. since: when it was first seen (monotonic)."""
+    """Connection of this process. `since` is when it was first seen (monotonic)."""
 
     fd: int
     peer: Peer
@@ -63,9 +69,13 @@ class Socket:
 
 @dataclass(frozen=True)
 class ConnectionReport:
-    """Sockets to be shut: that have not finished the handshake, and of callers that hold too many. unfinished: how many.
+    """Sockets to shut: those without a finished handshake, and those of callers with too many.
 
-    flooded: some are to be shut before their time.
+    Attributes:
+        too_long: Sockets without a finished handshake that must go.
+        too_many: Surplus sockets of callers.
+        unfinished: How many sockets have no finished handshake.
+        flooded: Some must go before their time is over.
     """
 
     too_long: list[Socket]
@@ -75,9 +85,9 @@ class ConnectionReport:
 
 
 class ConnectionLimiter:
-    """Knows which connections have made a call, and says which are too many. `shut` carries it out.
+    """Record of which connections have made a call, and the choice of those that are too many. `shut` ends them.
 
-    handshake_s: how soon a connection must have made its first call.
+    A connection must make its first call within `handshake_s`.
     """
 
     def __init__(self, bounds: Bounds, handshake_s: float) -> None:
@@ -90,62 +100,69 @@ class ConnectionLimiter:
         return f"ConnectionLimiter({len(self._callers)} known of {len(self._since)})"
 
     def came(self, peer: str, fingerprint: str) -> None:
-        """A call came on this connection, under this certificate; empty: under a join token, which may only enrol.
+        """Note a call on this connection under a certificate. An empty fingerprint means a join token, which may only enrol.
 
-        What comes with a token has the time and the bounds of a handshake, and no other connection counts against it.
+        A connection under a token has the time and the bounds of a handshake, and does not count against another connection.
         """
         known = address_of(peer)
         self.called += known not in self._callers
         self._callers[known] = fingerprint
 
     def look(self, port: int, now: float) -> ConnectionReport:
-        """What is there at this port, and what of it is to be shut. Errors: OSError if no descriptor is left to look with."""
-        found = list(sockets(port))
-        peers = {peer for _, peer in found}
+        """Return the connections at this port that must be shut.
+
+        Raises:
+            OSError: No descriptor is left to look with.
+        """
+        present = list(sockets(port))
+        peers = {peer for _, peer in present}
         self._since = {peer: self._since.get(peer, now) for peer in peers}
         self._callers = {peer: who for peer, who in self._callers.items() if peer in peers}
-        known = [Socket(fd, peer, self._since[peer]) for fd, peer in found]
-        too_many = self._too_many([each for each in known if self._callers.get(each.peer)])
-        too_long = self._too_long([each for each in known if not self._callers.get(each.peer)], now)
-        flooded = any(self._has_time(each, now) for each in too_long)
-        return ConnectionReport(too_long, too_many, sum(each.peer not in self._callers for each in known), flooded)
+        known = [Socket(fd, peer, self._since[peer]) for fd, peer in present]
+        too_many = self._too_many([sock for sock in known if self._callers.get(sock.peer)])
+        too_long = self._too_long([sock for sock in known if not self._callers.get(sock.peer)], now)
+        flooded = any(self._has_time(sock, now) for sock in too_long)
+        return ConnectionReport(too_long, too_many, sum(sock.peer not in self._callers for sock in known), flooded)
 
-    def _has_time(self, each: Socket, now: float) -> bool:
-        return each.since >= now - self._handshake_s
+    def _has_time(self, sock: Socket, now: float) -> bool:
+        return sock.since >= now - self._handshake_s
 
     def _too_long(self, strangers: list[Socket], now: float) -> list[Socket]:
-        """Those that have had their time; and the oldest beyond the bounds, for an honest handshake takes a moment."""
-        gone = {each for each in strangers if not self._has_time(each, now)}
+        """Return the connections whose time is over, and the oldest ones beyond the bounds.
+
+        The oldest go, because an honest handshake takes a moment.
+        """
+        gone = {sock for sock in strangers if not self._has_time(sock, now)}
         of_address: dict[str, list[Socket]] = defaultdict(list)
-        for each in sorted(strangers, key=lambda each: each.since):
-            of_address[each.peer[0]].append(each)
+        for sock in sorted(strangers, key=lambda sock: sock.since):
+            of_address[sock.peer[0]].append(sock)
         for those in of_address.values():
             gone.update(those[: max(0, len(those) - self.bounds.an_address)])
-        left = sorted((each for each in strangers if each not in gone), key=lambda each: each.since)
+        left = sorted((sock for sock in strangers if sock not in gone), key=lambda sock: sock.since)
         gone.update(left[: max(0, len(left) - self.bounds.unfinished)])
-        return sorted(gone, key=lambda each: each.since)
+        return sorted(gone, key=lambda sock: sock.since)
 
     def _too_many(self, known: list[Socket]) -> list[Socket]:
-        """The oldest of a caller that holds too many: an honest one has moved on to its newest."""
+        """Return the oldest connections of callers with too many. An honest caller uses its newest one."""
         of_caller: dict[str, list[Socket]] = defaultdict(list)
-        for each in sorted(known, key=lambda each: each.since):
-            of_caller[self._callers[each.peer]].append(each)
-        return [each for those in of_caller.values() for each in those[: max(0, len(those) - CONNECTIONS_A_CALLER)]]
+        for sock in sorted(known, key=lambda sock: sock.since):
+            of_caller[self._callers[sock.peer]].append(sock)
+        return [sock for those in of_caller.values() for sock in those[: max(0, len(those) - CONNECTIONS_A_CALLER)]]
 
 
 def shut(gone: Iterable[Socket]) -> Counter[str]:
-    """Ends these connections, if they are still those; how many of each address."""
+    """Shut these connections if they are still the same, and return how many of each address."""
     count: Counter[str] = Counter()
-    for each in gone:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(each.fd)) as same:  # the number may have another by now
-            if _address(same.getpeername()) == each.peer:
+    for sock in gone:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(sock.fd)) as same:  # the number may have another by now
+            if _address(same.getpeername()) == sock.peer:
                 same.shutdown(socket.SHUT_RDWR)
-                count[each.peer[0]] += 1
+                count[sock.peer[0]] += 1
     return count
 
 
 def sockets(port: int) -> Iterator[tuple[int, Peer]]:
-    """The connections of this process that were made to its port, each with its descriptor."""
+    """Yield the connections of this process that were made to its port, each with its descriptor."""
     for name in os.listdir(DESCRIPTORS):  # noqa: PTH208 - names are enough
         with contextlib.suppress(OSError, ValueError):
             fd = int(name)
@@ -163,6 +180,9 @@ def _address(name: tuple[str, int] | tuple[str, int, int, int]) -> Peer:
 
 
 def address_of(peer: str) -> Peer:
-    """As gRPC writes it, `ipv4:127.0.0.1:50051` or `ipv6:%5B::1%5D:50051`; another form has the port 0."""
+    """Return address and port of a peer.
+
+    gRPC writes it as `ipv4:127.0.0.1:50051` or `ipv6:%5B::1%5D:50051`. In another form the port is 0.
+    """
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return (host.strip("[]").removeprefix("::ffff:"), int(port)) if port.isdecimal() else (peer, 0)

@@ -1,4 +1,4 @@
-"""The standard health service, bounded: so many watchers a caller and in all, and one that does not read holds nobody up."""
+"""Standard health service with limits: watchers per caller and in all. A slow watcher holds up no other call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WATCHES_A_CALLER, WATCHES = 2, 256
 
 
 class Health(HealthServicer):  # type: ignore[misc]
-    """Of the whole server (the service ""); it knows no other."""
+    """Health of the whole server (the service ""). There are no other services."""
 
     def __init__(self) -> None:
         self._status = pb.HealthCheckResponse.SERVING
@@ -41,7 +41,11 @@ class Health(HealthServicer):  # type: ignore[misc]
     async def Watch(  # noqa: N802
         self, request: pb.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.HealthCheckResponse]:
-        """What it is now, then each change that there is time for. Errors: TooMany."""
+        """Yield the present status, then each change that there is time for.
+
+        Raises:
+            TooMany: The caller, or all callers together, watch too often.
+        """
         who = caller().fingerprint
         if self._watches[who] >= WATCHES_A_CALLER or self._watches.total() >= WATCHES:
             raise TooMany(f"{caller().name} watches the health of this server {WATCHES_A_CALLER} times already, or too many do")
@@ -67,7 +71,7 @@ LOOKS = 4  # in the span that it allows
 
 
 async def watch(coordinator: Coordinator, limit_s: float, tell: Callable[[bool], None]) -> None:
-    """Never ends. `tell` is called with False when a step makes no headway for `limit_s`, and with True when it does again."""
+    """Call `tell` with False when a step makes no progress for `limit_s`, and with True when it does again. This never ends."""
     healthy = True
     while True:
         await asyncio.sleep(limit_s / LOOKS)

@@ -1,4 +1,4 @@
-"""The gRPC server of a federation: one port, mutual TLS, every service behind the authorisation by certificate."""
+"""gRPC server of a federation: one port, mutual TLS, and every service behind the authorisation by certificate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STOP_GRACE_S = 5.0  # for what is in flight when the server is told to stop
 
 
 class GrpcServer:
-    """The server and its port. It listens once `listen` was called, and answers while `open` is entered."""
+    """Server and its port. It listens after `listen`, and answers while `open` is entered."""
 
     def __init__(
         self,
@@ -70,7 +70,11 @@ class GrpcServer:
         reflection.enable_server_reflection([*SERVICES, *names, reflection.SERVICE_NAME], server)
 
     def listen(self, host: str, port: int) -> int:
-        """Binds the port, or a free one for 0; which it is. Errors: PortInUse."""
+        """Bind the port, or a free one for 0, and return it.
+
+        Raises:
+            PortInUse: The port is in use, or the host is no address of this machine.
+        """
         try:
             self._port = int(self._server.add_secure_port(f"{host}:{port}", self._registrar.tls.credentials))
         except RuntimeError:
@@ -81,7 +85,7 @@ class GrpcServer:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Answers until the end of the block; then streams are ended, and what is in flight has a moment to finish."""
+        """Answer calls during the block. At its end streams are closed, and calls in flight have a moment to finish."""
         self._health.set(False)
         await self._server.start()
         watching = [asyncio.create_task(self._guard()), asyncio.create_task(self._watch())]
@@ -100,8 +104,8 @@ class GrpcServer:
             await watch(self._coordinator, self._settings.watchdog_s, self._health.set)
 
     async def _guard(self) -> None:
-        """Looks after the connections; who is put out is told to the operator."""
-        told, pause_s = 0, LOOK_S
+        """Enforce the limits on connections, and tell the operator which were dropped."""
+        reported, pause_s = 0, LOOK_S
         while True:
             await asyncio.sleep(pause_s)
             begun = self._registrar.tls.handshakes
@@ -119,8 +123,8 @@ class GrpcServer:
             for address, number in shut(look.too_many).items():
                 self._refusals.tell(TooMany.kind, f"{number} connections of one certificate were dropped", address)
             failed = begun - self._connections.called - look.unfinished
-            if failed > told:
-                told = failed
+            if failed > reported:
+                reported = failed
                 self._refusals.tell(HANDSHAKE, "connections ended before their first call", "somebody")
 
 

@@ -1,4 +1,4 @@
-"""Enrolment, the control stream and the receipt over gRPC: messages in, coordinator and updates called, messages out."""
+"""Federation service over gRPC: enrolment, the control stream and the receipt of updates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from attune.fedserver.rpc.auth import caller
 
 
 class DevicePulses:
-    """One pulse a device, that of its newest stream. `every_s`: the pace that this server sets (server.keepalive_s)."""
+    """Pulse of each device's newest stream. `every_s` is the pace that this server sets (server.keepalive_s)."""
 
     def __init__(self, every_s: float) -> None:
         self.every_s = every_s
@@ -39,18 +39,18 @@ class DevicePulses:
         return f"DevicePulses({len(self._of)} devices, every {self.every_s:g} s)"
 
     def open(self, name: str) -> Pulse:
-        """The pulse of a new stream; transfers from now on show life on it."""
+        """Return the pulse of a new stream. Transfers show life on it from now on."""
         pulse = self._of[name] = Pulse()
         pulse.set_pace(self.every_s)
         return pulse
 
     def close(self, name: str, pulse: Pulse) -> None:
-        """The stream is gone; a newer one of the same device stays."""
+        """Drop the pulse of a stream that ended. A newer stream's pulse stays."""
         if self._of.get(name) is pulse:
             del self._of[name]
 
     def of(self, name: str) -> Pulse:
-        """Of a device without a stream: one that nobody watches."""
+        """Return the pulse of a device; without a stream, one that is not watched."""
         return self._of.get(name) or Pulse()
 
 
@@ -58,6 +58,8 @@ HELLO_TIMEOUT_S = 30.0
 
 
 class FederationService:
+    """Handlers of the calls Enrol, Renew, Connect and Submit."""
+
     def __init__(self, members: Members, updates: Updates, registrar: Registrar, pulses: DevicePulses) -> None:
         self._members, self._updates, self._registrar, self._pulses = members, updates, registrar, pulses
 
@@ -123,7 +125,7 @@ class FederationService:
             raise SettingError(f"{name} opened a stream and said nothing for {HELLO_TIMEOUT_S:.0f} s") from None
 
     async def _listen(self, stream: Stream, pulse: Pulse, context: grpc.aio.ServicerContext) -> None:
-        """Reads what the device says until it hangs up, or is silent for too long; either ends the stream."""
+        """Read what the device says until it hangs up or is silent for too long. Either ends the stream."""
         watching: asyncio.Task[None] | None = None
 
         def gone() -> None:
