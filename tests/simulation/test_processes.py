@@ -74,12 +74,12 @@ def test_what_a_process_that_died_was_doing_is_done_again(
 
         asked = 0
 
-        def _answer(self, *arguments: Any) -> Any:
+        def _exchange(self, *arguments: Any) -> Any:
             Dying.asked += 1
             if Dying.asked in deaths:
                 os.kill(self.pid, signal.SIGKILL)
                 killed.append(self.pid)
-            return super()._answer(*arguments)
+            return super()._exchange(*arguments)
 
     monkeypatch.setattr(process_host, "process_host", Dying)
     place = tmp_path / "home" if home else None

@@ -91,12 +91,12 @@ def test_shards_are_placed_once_and_a_worker_that_died_is_replaced(cluster: Any,
                 self.dying = orders in (4, 7)
             return super().ask(life, request, *more)
 
-        def _answer(self, *arguments: Any) -> Any:
+        def _exchange(self, *arguments: Any) -> Any:
             if self.dying:
                 self.dying = False
                 killed.append(cluster.get(self.worker.__ray_call__.remote(lambda held: os.getpid())))
                 os.kill(killed[-1], signal.SIGKILL)
-            return super()._answer(*arguments)
+            return super()._exchange(*arguments)
 
     monkeypatch.setattr(ray_host, "RayHost", Watched)
     settings = QUICK | {"round.clients": 2, "round.evaluate_every": 1}

@@ -13,7 +13,6 @@ from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner, make_learner
 from attune.fedclient.work.processes.pipe import packed, receive, send, unpacked
 from attune.fedclient.work.processes.requests import (
-    CarriedOut,
     CarryOut,
     FinishedModels,
     ForgetAll,
@@ -104,9 +103,8 @@ class HostedLearners:
             case MakeReady(name):
                 return self._state(name)
             case CarryOut(name, order, fetched, bytes_down):
-                learner = self._learner(name)
-                result = learner.carry_out(Work(learner, order, fetched, bytes_down, progress, cancelled))
-                return CarriedOut(result, learner.served, learner.size_bytes, learner.orders)
+                Work(self._learner(name), order, fetched, bytes_down, progress, cancelled).run()
+                return self._state(name)
             case GetFinished(name):
                 return FinishedModels(self._learner(name).finished())
             case ForgetAll(path):

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
-from threading import Lock
+from typing import cast
 
 from attune.common.errors import SettingError
-from attune.fedclient.work.executor import HostDied, HostLost
+from attune.fedclient.work.executor import HostLost
 from attune.fedclient.work.processes.pipe import receive, send
+from attune.fedclient.work.processes.remote_executor import LearnerHost
 from attune.fedclient.work.processes.requests import ForgetAll, Forgotten, GiveUpWork, HostAnswer, HostRequest, WorkProgress
 from attune.fedclient.work.trainer import Progress
 
@@ -34,20 +35,18 @@ def process_host() -> ProcessHost:
     return ProcessHost()
 
 
-class ProcessHost:
-    """Implements remote_executor.LearnerHost. Several threads may call it.
+class ProcessHost(LearnerHost):
+    """A process of this machine.
 
     It is not a process of multiprocessing: those import the parent's script again, so a script without a guard would run twice.
     """
 
+    called, failures = "process", (EOFError, OSError)
+
     def __init__(self) -> None:
         if sys.platform == "win32":
             raise SettingError("devices cannot be spread over processes on this system: use another executor")
-        self.life, self._dropped, self._lock, self._closed = 0, set[str](), Lock(), False
-        self._start()
-
-    def __repr__(self) -> str:
-        return f"<ProcessHost {self._process.pid}, life {self.life}>"
+        super().__init__()
 
     @property
     def pid(self) -> int:
@@ -64,27 +63,8 @@ class ProcessHost:
         self._end: Connection = mine
         self.life += 1
 
-    def drop(self, name: str) -> None:
-        """Have the learner of this device dropped with the next request."""
-        self._dropped.add(name)
-
-    def ask(self, life: int, request: HostRequest, progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
-        """As LearnerHost.ask."""
-        with self._lock:
-            if life != self.life:
-                raise HostLost("the process that held this device has died")
-            try:
-                send(self._end, (self._some_dropped(request.name), request))
-                return self._answer(progress, cancelled)
-            except (EOFError, OSError):
-                raise HostDied(f"the process that held this device has died ({self._restart()})") from None
-
-    def _some_dropped(self, name: str) -> set[str]:
-        self._dropped.discard(name)
-        some, self._dropped = self._dropped, set()
-        return some
-
-    def _answer(self, progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
+    def _exchange(self, message: tuple[set[str], HostRequest], progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
+        send(self._end, message)
         stopped = False
         while True:
             if not self._end.poll(CHECK_S):
@@ -92,14 +72,12 @@ class ProcessHost:
                     stopped = True
                     send(self._end, GiveUpWork())
                 continue
-            message = receive(self._end)
-            if not isinstance(message, WorkProgress):
-                answer: HostAnswer = message
-                return answer
-            progress(message.share)
+            answer = receive(self._end)
+            if not isinstance(answer, WorkProgress):
+                return cast(HostAnswer, answer)
+            progress(answer.share)
 
-    def _restart(self) -> str:
-        """Start the next life, unless it was ended on purpose; return how the last one ended."""
+    def _restart(self, error: Exception) -> str:
         self._end.close()
         self._process.kill()
         code = self._process.wait()

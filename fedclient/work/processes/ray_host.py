@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from attune.fedclient.work.executor import HostDied, HostLost
 from attune.fedclient.work.processes.pipe import receive, send
+from attune.fedclient.work.processes.remote_executor import LearnerHost
 from attune.fedclient.work.processes.requests import HostAnswer, HostRequest
 from attune.fedclient.work.trainer import Progress
 
@@ -87,61 +86,33 @@ def _remote() -> Any:
     return ray.remote(num_cpus=1, max_restarts=0, concurrency_groups=dict.fromkeys(METHODS.values(), 1))(worker)
 
 
-class RayHost:
-    """Implements remote_executor.LearnerHost. Several threads may call it. Ray must be connected to its cluster."""
+class RayHost(LearnerHost):
+    """A worker of the Ray cluster that this process is connected to."""
 
-    def __init__(self) -> None:
-        self.life, self._dropped, self._lock = 0, set[str](), Lock()
-        self._closed = False
-        self._start()
-
-    def __repr__(self) -> str:
-        return f"<RayHost, life {self.life}>"
+    called, failures = "Ray worker", (RayError,)
 
     def _start(self) -> None:
         self.worker = _remote().remote()
         self.life += 1
 
-    def drop(self, name: str) -> None:
-        """Have the learner of this device dropped with the next request."""
-        self._dropped.add(name)
-
-    def ask(self, life: int, request: HostRequest, progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
-        """As LearnerHost.ask."""
-        with self._lock:
-            if life != self.life:
-                raise HostLost("the Ray worker that held this device has died")
-            self._dropped.discard(request.name)
-            some, self._dropped = self._dropped, set()
-            try:
-                answer: HostAnswer = read(self._answer(written((some, request)), progress, cancelled))
-                return answer
-            except RayError as error:
-                self._restart()
-                raise HostDied(f"the Ray worker that held this device has died ({_reason(error)})") from None
-
-    def _answer(self, arrays: ByteArrays, progress: Progress, cancelled: Callable[[], bool]) -> ByteArrays:
-        waited = self.worker.answer.remote(arrays)
+    def _exchange(self, message: tuple[set[str], HostRequest], progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
+        waited = self.worker.answer.remote(written(message))
         while not ray.wait([waited], timeout=CHECK_S)[0]:
             if share := ray.get(self.worker.watch.remote(cancelled())):
                 progress(share)
-        answer: ByteArrays = ray.get(waited)
-        return answer
+        return cast(HostAnswer, read(ray.get(waited)))
 
-    def _restart(self) -> None:
-        """Start the next life. A worker that looked dead may just be unreachable, so it is ended: work is not done twice."""
+    def _restart(self, error: Exception) -> str:
+        """As LearnerHost. A worker that looked dead may just be unreachable, so it is ended: work is not done twice."""
         ray.kill(self.worker)
         self._dropped = set()
         if not self._closed:
             self._start()
         if self._closed:  # perhaps while it started: the worker would keep its processor
             ray.kill(self.worker)
+        return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
     def close(self) -> None:
         """End the worker, also while another thread waits for its answer; no further life begins."""
         self._closed = True
         ray.kill(self.worker)
-
-
-def _reason(error: RayError) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from typing_extensions import Self
 
@@ -17,7 +18,7 @@ from attune.common.errors import SettingError
 from attune.common.plan import Plan
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.options import DeviceOptions
-from attune.fedclient.work.executor import Work, result_of
+from attune.fedclient.work.executor import HostDied, HostLost, Work, result_of
 from attune.fedclient.work.worker import LearnerCache, Worker
 
 if TYPE_CHECKING:
@@ -30,14 +31,22 @@ if TYPE_CHECKING:
 TURNS_EACH = 2  # devices that have a turn, for each process: one trains while the next one downloads
 
 
-class LearnerHost(Protocol):
-    """A process that holds learners.
+class LearnerHost(ABC):
+    """A process that holds learners. It is started again when it has died. Several threads may call it.
 
     Attributes:
         life: How often the process was started. With each life all that it held is gone.
     """
 
-    life: int
+    called: ClassVar[str]  # what errors call it
+    failures: ClassVar[tuple[type[Exception], ...]]  # raised by `_exchange` where the process has died
+
+    def __init__(self) -> None:
+        self.life, self._dropped, self._lock, self._closed = 0, set[str](), Lock(), False
+        self._start()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, life {self.life}>"
 
     def ask(self, life: int, request: HostRequest, progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
         """Return the answer.
@@ -46,11 +55,34 @@ class LearnerHost(Protocol):
             HostLost: This life is over.
             HostDied: It ended before the answer, and the next life has begun.
         """
+        with self._lock:
+            if life != self.life:
+                raise HostLost(f"the {self.called} that held this device has died")
+            dropped, self._dropped = self._dropped, set()
+            dropped.discard(request.name)
+            try:
+                return self._exchange((dropped, request), progress, cancelled)
+            except self.failures as error:
+                raise HostDied(f"the {self.called} that held this device has died ({self._restart(error)})") from None
 
     def drop(self, name: str) -> None:
         """Have the learner of this device dropped with the next request."""
+        self._dropped.add(name)
 
+    @abstractmethod
     def close(self) -> None: ...
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Start a life."""
+
+    @abstractmethod
+    def _exchange(self, message: tuple[set[str], HostRequest], progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
+        """Send a request, with the names of the learners to drop before it, and wait for the answer."""
+
+    @abstractmethod
+    def _restart(self, error: Exception) -> str:
+        """Start the next life, unless the process was closed; return how the last one ended."""
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import cast
 
 from attune.common.errors import AttuneError
@@ -16,7 +15,6 @@ from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import HostDied, HostLost, Work
 from attune.fedclient.work.processes.remote_executor import Placement
 from attune.fedclient.work.processes.requests import (
-    CarriedOut,
     CarryOut,
     FinishedModels,
     GetFinished,
@@ -43,7 +41,7 @@ class RemoteLearner:
     def __init__(self, placement: Placement, device: PlaceDevice) -> None:
         self._placement, self._device = placement, device
         self.plan, self.name, self.orders = device.plan, device.name, device.orders
-        self._state = self._made_ready()
+        self._update(cast(LearnerState, self._ask_until_answered(MakeReady(self.name))))
 
     def __repr__(self) -> str:
         return f"<RemoteLearner {self.name} at {self._placement.host}>"
@@ -72,12 +70,11 @@ class RemoteLearner:
     def carry_out(self, work: Work) -> OrderResult:
         """As Learner.carry_out. After HostLost a new learner must say again what is missing, and carry the order out."""
         request = CarryOut(self.name, work.order, work.fetched, work.bytes_down)
-        done = cast(CarriedOut, self._ask(request, work.progress, work.cancelled))
+        self._update(cast(LearnerState, self._ask(request, work.progress, work.cancelled)))
         self._placement.deaths = 0
-        self.orders.adopt(done.orders)
-        holdings = replace(self._state.holdings, served=done.served)
-        self._state = replace(self._state, holdings=holdings, size_bytes=done.size_bytes, newest=done.result)
-        return done.result
+        result = self._state.newest
+        assert result is not None  # noqa: S101 (an order was carried out)
+        return result
 
     def finished(self) -> dict[Choice, Tensors]:
         """As Learner.finished."""
@@ -87,10 +84,9 @@ class RemoteLearner:
         """Drop the learner. Its device stays where it was placed."""
         self._placement.host.drop(self.name)
 
-    def _made_ready(self) -> LearnerState:
-        state = cast(LearnerState, self._ask_until_answered(MakeReady(self.name)))
+    def _update(self, state: LearnerState) -> None:
+        self._state = state
         self.orders.adopt(state.orders)
-        return state
 
     def _ask_until_answered(self, request: HostRequest) -> object:
         """Return the answer of this life of the host or of a later one: the request changes nothing, so it can be repeated."""

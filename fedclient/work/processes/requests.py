@@ -40,7 +40,7 @@ class MakeReady:
 
 @dataclass(frozen=True)
 class CarryOut:
-    """Carry out an order: the fields are those of Work. Answer: CarriedOut."""
+    """Carry out an order: the fields are those of Work. Answer: LearnerState, with the result as `newest`."""
 
     name: str
     order: Order
@@ -72,22 +72,12 @@ HostRequest = PlaceDevice | MakeReady | CarryOut | GetFinished | ForgetAll
 
 @dataclass(frozen=True)
 class LearnerState:
-    """What a device needs to know of a learner that is ready."""
+    """What a device needs to know of a learner. `orders` has all that another process needs to go on from here."""
 
     holdings: Holdings
     standardiser: Standardiser | None
     size_bytes: int
     newest: OrderResult | None
-    orders: OrderStore
-
-
-@dataclass(frozen=True)
-class CarriedOut:
-    """A result. `orders` has all that another process needs to go on from here."""
-
-    result: OrderResult
-    served: Mapping[str, str]
-    size_bytes: int
     orders: OrderStore
 
 
@@ -120,4 +110,4 @@ class GiveUpWork:
     """Sent while an order is carried out: give it up."""
 
 
-HostAnswer = LearnerState | CarriedOut | FinishedModels | Forgotten | RequestFailed
+HostAnswer = LearnerState | FinishedModels | Forgotten | RequestFailed
