@@ -10,12 +10,18 @@ from attune.common.errors import SettingError
 
 @dataclass(frozen=True)
 class ServerAddress:
+    """Address of a server, as `--server` takes it."""
+
     host: str  # without brackets
     port: int
 
     @classmethod
     def parse(cls, text: str) -> ServerAddress:
-        """`host:port`, `1.2.3.4:port` or `[::1]:port`. Errors: SettingError."""
+        """Read `host:port`, `1.2.3.4:port` or `[::1]:port`.
+
+        Raises:
+            SettingError: The text has another form.
+        """
         host, colon, port = text.rpartition(":")
         bracketed = host.startswith("[") and host.endswith("]")
         host = host[1:-1] if bracketed else host
@@ -43,5 +49,8 @@ CONNECT_TIMEOUT_S = 300.0  # without a word from the server, unless the device's
 
 
 def backoff_s(failures: int) -> float:
-    """After so many failures in a row (1, 2, ...): doubling, bounded. The caller adds jitter."""
+    """Return the seconds to wait after so many failures in a row (1, 2, ...).
+
+    They double up to a limit. The caller adds jitter.
+    """
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 10))

@@ -25,9 +25,15 @@ from attune.fedclient.work.worker import Worker
 
 
 def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None) -> Path:
-    """One device's life; returns where the finished model lies. shard: its data, if not those of the options.
+    """Run one device until its federation is over, and return the path of the finished model.
 
-    Errors: AttuneError of the kind that ended it.
+    Args:
+        options: The device's options.
+        console: Where it prints.
+        shard: Its data, if they are not those of the options.
+
+    Raises:
+        AttuneError: The error that ended it.
     """
     shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table))
     home = DeviceHome(options.home or homes.device_home(options.server.host, options.server.port, options.data))
@@ -36,7 +42,7 @@ def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None
 
 
 async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, console: Console, worker: Worker) -> Path:
-    """The life of a device whose home is locked; other devices may share the worker. Errors: as `run`."""
+    """Run a device whose home is locked. Other devices may share the worker. Errors are those of `run`."""
     for warning in shard.warnings:
         console.say(f"warning: {warning}")
     link = await link_of(options, shard.name, home, console.say)
@@ -45,10 +51,15 @@ async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, conso
 
 
 async def identity_of(options: DeviceOptions, shard_name: str, home: DeviceHome, say: Callable[[str], None]) -> Identity:
-    """The enrolled identity; else what `join` left; else a new one by the token given, or by that of a server on this machine.
+    """Return the device's identity, and enrol it if it has none.
 
-    Errors: HomeMismatch if --name contradicts it, NotEnrolled without any token, and those of `enrol`. An enrolled device
-    ignores the token, unless its certificate has expired.
+    It is the enrolled identity, else what `join` stored, else a new one by the given token or by that of a server on this
+    machine. An enrolled device ignores the token, unless its certificate has expired.
+
+    Raises:
+        HomeMismatch: --name is not the home's device.
+        NotEnrolled: There is no token.
+        AttuneError: As in `enrol`.
     """
     address = options.server
     name = options.name or default_name(socket.gethostname(), options.label or shard_name)
@@ -75,7 +86,7 @@ async def identity_of(options: DeviceOptions, shard_name: str, home: DeviceHome,
 
 
 async def link_of(options: DeviceOptions, shard_name: str, home: DeviceHome, say: Callable[[str], None]) -> Link:
-    """The way to the server over the network, for the device that this home is, or becomes. Errors: those of `identity_of`."""
+    """Return the link to the server over the network for the device of this home. Errors are those of `identity_of`."""
     identity = await identity_of(options, shard_name, home, say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
     return GrpcLink(options.server, identity, home.keep, Allowance(options.resources.bytes_per_s))

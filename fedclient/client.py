@@ -28,18 +28,26 @@ Factory = str | Callable[..., Any]
 
 
 class Client:
-    """One device of a federation over the network.
+    """Device of a federation over the network. Other arguments are those of `fedclient`.
 
-    server: HOST:PORT. data: a shard's folder or file; or arrays or torch data sets as for `attune.simulate`, and then `name`
-    says which device this is. model: code of the federation that may run here: "package.module:factory", the function, or
-    several of them. train(model, data, context), evaluate(model, data): this device's own training and scores
-    (docs/own-training.md). label: where `data` is a table (.csv, .parquet), the column with the classes; table: its other
-    options, by the names that `fedclient` gives them, such as {"columns": "age,dose"}. task: as for `attune.simulate`.
-    limits: on what the server may ask of this device. stay: wait for the federation's next run instead of returning. resources:
-    what of the machine it may use, and when; of these bounds priority and memory are of the whole process: `resources.apply()`.
-    plugins: names of installed packages whose code the federation may run here.
-    The rest as the options of `fedclient`.
-    Errors: SettingError, ShardError.
+    Args:
+        server: HOST:PORT.
+        data: A shard's folder or file; or arrays or torch data sets as for `attune.simulate`, and then `name` names the device.
+        model: Code of the federation that may run here: "package.module:factory", the function, or several of them.
+        train: The user's training loop, train(model, data, context): docs/own-training.md.
+        evaluate: The user's scores, evaluate(model, data).
+        label: The column with the classes, if `data` is a table (.csv, .parquet).
+        table: Its other options, by the names that `fedclient` gives them, such as {"columns": "age,dose"}.
+        task: As for `attune.simulate`.
+        limits: Bounds on what the server may ask of this device.
+        stay: Wait for the federation's next run instead of returning.
+        resources: Parts of the machine that it may use, and when. Priority and memory apply to the process:
+            `resources.apply()`.
+        plugins: Names of installed packages whose code the federation may run here.
+
+    Raises:
+        SettingError: An option is wrong.
+        ShardError: The data cannot be read.
     """
 
     def __init__(
@@ -99,16 +107,22 @@ class Client:
         return f"<Client on {self.options.data} for {self.options.server}>"
 
     def run(self, console: Console | None = None) -> Model:
-        """Takes part until the federation is over; the device's finished model. Errors: AttuneError of the kind that ended it.
+        """Take part until the federation is over, and return the device's finished model.
 
-        An interruption loses nothing that was finished: call it again. console: hears what the command prints.
+        An interruption loses no finished work: call it again.
+
+        Args:
+            console: Receives the lines that the command would print.
+
+        Raises:
+            AttuneError: The error that ended it.
         """
         from attune.fedclient.model.artifact import Model
 
         return Model.load(self.take_part(console or Console()))
 
     def take_part(self, console: Console) -> Path:
-        """As `run`; where the finished model lies."""
+        """Take part as in `run`, and return the path of the finished model."""
         return app.run(self.options, console, self._shard)
 
 

@@ -86,9 +86,12 @@ class Device:
         return f"<Device {self.link.name}: {self.session}>"
 
     async def run(self) -> Path | None:
-        """Until the model is kept; returns where, if it is in files. Errors: AttuneError.
+        """Run until the model is kept, and return its path if it is in files.
 
-        One that stays keeps the model of every run, and waits for the next one.
+        A device that stays keeps the model of every run and waits for the next one.
+
+        Raises:
+            AttuneError: The error that ended it.
         """
         try:
             self._spawn(self._stream(0.0))
@@ -140,7 +143,7 @@ class Device:
                 raise HomeMismatch(reason)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task of this device; whatever ends it other than by plan ends the device with that error."""
+        """Start a task of this device. An unplanned end of the task ends the device with its error."""
         task = asyncio.create_task(self._guard(work))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -155,7 +158,7 @@ class Device:
     # --- the control stream --------------------------------------------------------------------------------------------
 
     async def _stream(self, after_s: float) -> None:
-        """One connection, from the wait before it to the break."""
+        """Keep one connection, from the wait before it to its end."""
         await asyncio.sleep(after_s * random.uniform(0.5, 1.0))  # noqa: S311 (jitter, so that devices do not come in step)
         opened_at: float | None = None
 
@@ -182,7 +185,7 @@ class Device:
             await self.events.put(messages.Broke(reason, now - self.last_contact, lived_s))
 
     async def _keep_renewed(self) -> None:
-        """Beside a stream that lasts; without one, the next connection asks."""
+        """Renew the certificate beside a stream that lasts. Without a stream, the next connection renews it."""
         while True:
             await asyncio.sleep(RENEWAL_LOOK_S)
             if self.link.open.is_set():
@@ -239,7 +242,7 @@ class Device:
         self.session.finished = slot.newest.order_id if slot.newest is not None else None
 
     async def _leave(self, before: Plan, plan: Plan) -> None:
-        """The federation goes on with another run: what this device has of the last one is put aside."""
+        """Put aside what this device has of the last run, because the federation goes on with another one."""
         old, new = run_name(before.run), run_name(plan.run)
         kept = await self.worker.do(self._put_aside, old)
         self.slot = None
@@ -259,7 +262,7 @@ class Device:
         self._set_deadline(order)
 
     def _set_deadline(self, order: Order) -> None:
-        """The job at hand ends when the order's deadline, which counts from now, has passed, or the device's own limit."""
+        """End the present job when the order's deadline, counted from now, or the device's own limit has passed."""
         if self.job is None:
             return
         if self.job.deadline is not None:

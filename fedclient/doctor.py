@@ -211,14 +211,14 @@ def meant(home: Path | None, server: str | None, data: Sequence[str]) -> list[De
         ShardError: A pattern matches nothing.
     """
     if home is not None:
-        found = [home, *sorted(home.glob("*/"))]
+        homes_found = [home, *sorted(home.glob("*/"))]
     else:
         address = ServerAddress.parse(server) if server else None
         under = homes.address_folder(address.host, address.port) if address else "*"
         wanted = {homes.shard_folder(path) for path in shards.expand(data)} if data else None
         everywhere = sorted(homes.devices_home().glob(f"{under}/*"))
-        found = [path for path in everywhere if wanted is None or path.name in wanted]
-    ready = [DeviceHome(path) for path in found if (path / "device.json").exists()]
+        homes_found = [path for path in everywhere if wanted is None or path.name in wanted]
+    ready = [DeviceHome(path) for path in homes_found if (path / "device.json").exists()]
     if not ready:
         raise NoModel(f"there is no device's home {f'in {home}' if home else f'under {homes.devices_home()}'}")
     return ready

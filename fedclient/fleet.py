@@ -53,17 +53,27 @@ class DeviceOutcome:
 
 
 def run(members: Sequence[DeviceOptions], screen: Console, executor: How = "sequential") -> list[DeviceOutcome]:
-    """Runs all devices until the last one ends. Errors: SettingError if this process may not open enough files.
+    """Run all devices until the last one ends.
 
-    executor: as for StackedExecutor; "sequential": one device after the other; "processes": in a process for each processor;
-    "ray": in the workers of a Ray cluster, which must see the same files.
+    Args:
+        members: Options of each device.
+        screen: Where they print.
+        executor: As for StackedExecutor; "sequential": one device after the other; "processes": in a process per processor;
+            "ray": in the workers of a Ray cluster, which must see the same files.
+
+    Raises:
+        SettingError: This process may not open enough files.
     """
     make_room(len(members))
     return aio.run(_host(members, screen, executor))
 
 
 def make_room(devices: int) -> None:
-    """Raises the limit of open files as far as this process may. Errors: SettingError if that is not enough."""
+    """Raise the limit of open files as far as this process may.
+
+    Raises:
+        SettingError: The limit is still too low.
+    """
     if sys.platform == "win32":
         return  # it has no such limit
     import resource
@@ -90,7 +100,7 @@ async def _host(members: Sequence[DeviceOptions], screen: Console, executor: How
 
 @contextmanager
 def _worker(executor: How, screen: Console) -> Iterator[Worker]:
-    """Where all devices work on tensors."""
+    """Yield the worker that computes for all devices."""
     if executor == "sequential":
         with Worker(TURNS, AWAKE_BYTES) as worker:
             yield worker
@@ -107,24 +117,24 @@ def _worker(executor: How, screen: Console) -> Iterator[Worker]:
 
 async def _life(options: DeviceOptions, console: FleetConsole, worker: Worker) -> DeviceOutcome:
     label = str(options.label)
-    own = console.console_of(label)
+    device_console = console.console_of(label)
     assert options.home is not None  # noqa: S101 (members() gave every device one)
     home = DeviceHome(options.home)
     try:
         shard = await worker.do(LazyShard.on_disk, options.data, options.table)
         with home.locked():
-            path = await _lived(options, shard, home, own, worker)
-        return DeviceOutcome(_name(home, label), path, own.last)
+            path = await _lived(options, shard, home, device_console, worker)
+        return DeviceOutcome(_name(home, label), path, device_console.last)
     except Exception as error:
         # Any error of one device is reported with its name, and the others continue.
-        own.say(f"FAILED: {_text(error)}")
+        device_console.say(f"FAILED: {_text(error)}")
         return DeviceOutcome(_name(home, label), error=error)
     finally:
         console.ended(label)
 
 
 async def _lived(options: DeviceOptions, shard: LazyShard, home: DeviceHome, console: Console, worker: Worker) -> Path:
-    """As app.live; a full disk is waited for, as a service unit that restarts its device does. The others go on meanwhile."""
+    """Run a device as app.live does. It waits while the disk is full; the others go on meanwhile."""
     failures = 0
     while True:
         try:
@@ -150,15 +160,16 @@ def _text(error: Exception) -> str:
 
 
 def table(outcomes: Sequence[DeviceOutcome]) -> list[str]:
-    """First a line with the mean accuracy, and one with how many devices are better with their own model.
+    """Return the lines of a table of all devices.
 
-    Then a line for each device: name, accuracy, the model with the largest weight, whether the own model is better, path.
+    The first lines have the mean accuracy, and how many devices are better with their own model. Then each device has a line:
+    name, accuracy, the model with the largest weight, whether its own model is better, path.
     """
     width = max(len(outcome.name) for outcome in outcomes)
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     metric = TASKS[results[0].task].metric if results else "accuracy"
-    found = [result.accuracy for result in results if result.accuracy is not None]
-    mean = f", mean {metric} {sum(found) / len(found):.3f}" if found else ""
+    accuracies = [result.accuracy for result in results if result.accuracy is not None]
+    mean = f", mean {metric} {sum(accuracies) / len(accuracies):.3f}" if accuracies else ""
     lines = [f"done: {sum(outcome.error is None for outcome in outcomes)} of {len(outcomes)} clients have their model{mean}"]
     findings = {outcome.name: _finding(outcome.result) for outcome in outcomes}
     count = Counter(finding for finding in findings.values() if finding is not None)
@@ -175,7 +186,7 @@ def table(outcomes: Sequence[DeviceOutcome]) -> list[str]:
 
 
 def _no_better(results: Sequence[OrderResult], metric: str) -> Iterator[str]:
-    """What constant answers reach, and on how many devices the model is no better."""
+    """Yield what constant answers reach, and on how many devices the model is no better."""
     constant = [result.accuracy_constant for result in results if result.accuracy_constant is not None]
     if constant:
         beaten = sum(result.no_better_than_constant for result in results)
@@ -189,12 +200,12 @@ def _finding(result: OrderResult | None) -> Finding | None:
 
 
 def failures(outcomes: Sequence[DeviceOutcome]) -> list[str]:
-    """The devices that failed, and why; devices with the same reason share a line."""
+    """Return the devices that failed, with the reasons. Devices with the same reason share a line."""
     return agreeing((outcome.name, _text(outcome.error)) for outcome in outcomes if outcome.error is not None)
 
 
 def exit_code(outcomes: Sequence[DeviceOutcome]) -> int:
-    """0 if all devices succeeded, else that of the first device that failed."""
+    """Return 0 if all devices succeeded, else the exit code of the first that failed."""
     for outcome in outcomes:
         if outcome.error is not None:
             return outcome.error.exit_code if isinstance(outcome.error, AttuneError) else AttuneError.exit_code
@@ -202,7 +213,7 @@ def exit_code(outcomes: Sequence[DeviceOutcome]) -> int:
 
 
 def join(members: Sequence[DeviceOptions], say: Callable[[str], None]) -> None:
-    """Enrols the device of each shard, so that the fleet needs no token later. Errors: those of the first that is refused."""
+    """Enrol the device of each shard, so that the fleet needs no token later. Errors are those of the first refused device."""
     from attune.fedclient.app import identity_of
 
     for options in members:

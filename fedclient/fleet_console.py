@@ -1,4 +1,4 @@
-"""What the person at a hosted fleet sees: lines with their device's name; many devices share a line if they print the same."""
+"""Console of a hosted fleet: lines with the device's name. Devices that print the same share a line."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class FleetConsole:
         return f"<FleetConsole of {len(self.alive)}>"
 
     def console_of(self, label: str) -> DeviceConsole:
-        """The console of one device."""
+        """Return the console of one device."""
         return DeviceConsole(self, label)
 
     def say(self, label: str, text: str) -> None:
-        """At once for few devices; else within GATHER_S, together with devices that print the same."""
+        """Print a line at once for few devices; else within GATHER_S, together with devices that print the same."""
         if self.few:
             self.screen.say(f"{label}: {text}")
             return
@@ -44,7 +44,7 @@ class FleetConsole:
         self._waiting.append((label, text))
 
     def result(self, label: str, result: OrderResult) -> None:
-        """At once for few devices; else when all have reported the round, or one has reported a later round."""
+        """Print a result at once for few devices; else when all have reported the round, or one has reported a later round."""
         if self.few:
             self.screen.say(f"{label}: {line_of(result)}")
             return
@@ -55,7 +55,7 @@ class FleetConsole:
         self._flush_complete()
 
     def progress(self, what: str, done: float) -> None:
-        """The fleet's progress in the round of the device that is working."""
+        """Show the fleet's progress in the round of the device that is working."""
         counted = len(self._results[max(self._results)]) if self._results else 0
         self.screen.progress(what, done if self.few else min(1.0, (counted + done) / max(1, len(self.alive))))
 
@@ -64,7 +64,7 @@ class FleetConsole:
         self._flush_complete()
 
     def flush(self) -> None:
-        """Prints all lines that still wait for others."""
+        """Print all lines that still wait for others."""
         self._flush_waiting()
         for key in sorted(self._results):
             self._flush_results(key)
@@ -104,7 +104,10 @@ class DeviceConsole(Console):
 
 
 def agreeing(lines_of: Iterable[tuple[str, str]]) -> list[str]:
-    """(name, text) pairs as lines. Texts that differ only in the name and in numbers become one line with their number."""
+    """Return (name, text) pairs as lines.
+
+    Texts that differ only in the name and in numbers become one line with their count.
+    """
     groups: dict[str, dict[str, str]] = {}
     for name, text in lines_of:
         groups.setdefault(re.sub(r"\d+", "0", text.replace(name, "NAME")), {})[name] = text
@@ -116,7 +119,10 @@ def agreeing(lines_of: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def line_of_all(results: Mapping[str, OrderResult]) -> str:
-    """`round 3  100 clients  loss 0.41  accuracy 0.93 -> 0.97`: means over the clients that have the number."""
+    """Return a line with means over the clients that have a value.
+
+    An example is `round 3  100 clients  loss 0.41  accuracy 0.93 -> 0.97`.
+    """
     import msgspec
 
     listed = list(results.values())

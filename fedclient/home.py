@@ -31,7 +31,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this device is: its name, its key and certificate, and the only authority it trusts (PEM)."""
+    """Identity of a device: its name, its key and certificate, and the only authority it trusts (PEM)."""
 
     name: str
     credential: Credential
@@ -54,7 +54,11 @@ class DeviceHome:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the home. Errors: HomeBusy if another live process does."""
+        """Hold the home's lock during the block.
+
+        Raises:
+            HomeBusy: Another live process has it.
+        """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = FileLock(self.path / "lock")
         try:
@@ -70,7 +74,7 @@ class DeviceHome:
             lock.release()
 
     def _sweep(self) -> None:
-        """What a killed process has left unfinished goes. A model that was about to be replaced is put back."""
+        """Remove unfinished files of a killed process. A model that was about to be replaced is put back."""
         for folder in (self.path, self.identity_folder):
             sweep_files(folder)
         sweep(self.path)
@@ -81,7 +85,11 @@ class DeviceHome:
             old.rename(self.model)
 
     def record(self) -> DeviceInfo | None:
-        """device.json. Errors: HomeMismatch if it is damaged."""
+        """Return the content of device.json, or None.
+
+        Raises:
+            HomeMismatch: It is damaged.
+        """
         path = self.path / "device.json"
         try:
             return from_json(path.read_bytes(), DeviceInfo)
@@ -95,9 +103,16 @@ class DeviceHome:
             write_file(self.path / "device.json", msgspec.json.format(msgspec.json.encode(record)), PUBLIC)
 
     def put_aside(self, run: str, orders: int) -> Path:
-        """Model, orders and plan of a run go to a folder of their own; returns it. The plan goes last: until then it counts.
+        """Move model, orders and plan of a run to a separate folder, and return it.
 
-        orders: how many were carried out in it. Errors: DiskFull.
+        The plan goes last: until then the run counts.
+
+        Args:
+            run: The run's name.
+            orders: How many orders were carried out in it.
+
+        Raises:
+            DiskFull: The disk has no room.
         """
         place = _unused(self.runs / run)
         with disk_errors(place):
@@ -111,7 +126,11 @@ class DeviceHome:
         return place
 
     def spent(self) -> int:
-        """Orders carried out in runs that were put aside. Errors: HomeMismatch if that is damaged."""
+        """Return how many orders were carried out in runs that were put aside.
+
+        Raises:
+            HomeMismatch: The record is damaged.
+        """
         total = 0
         for path in self.runs.glob(f"*/{ORDERS_DONE}"):
             try:
@@ -121,7 +140,11 @@ class DeviceHome:
         return total
 
     def identity(self) -> Identity | None:
-        """The enrolled identity, or None before enrolment. Errors: HomeMismatch if it is damaged."""
+        """Return the enrolled identity, or None before enrolment.
+
+        Raises:
+            HomeMismatch: It is damaged.
+        """
         ca = self.identity_folder / "ca.pem"
         record = self.record()
         if record is None or not ca.exists() or not (self.identity_folder / "device.pem").exists():
@@ -135,12 +158,12 @@ class DeviceHome:
         return identity
 
     def keep(self, identity: Identity) -> None:
-        """Makes a new or renewed identity durable; the credential, which makes it count, comes last."""
+        """Write a new or renewed identity durably. The credential, which makes it valid, is written last."""
         write_file(self.identity_folder / "ca.pem", identity.ca_pem, PUBLIC)
         identity.credential.save(self.identity_folder)
 
     def adopt(self, joined: DeviceHome, record: DeviceInfo) -> bool:
-        """Takes over the identity that `fedclient join` stored. False if there is none (any more)."""
+        """Take over the identity that `fedclient join` stored. Return False if there is none."""
         if joined.identity() is None:
             return False
         old = joined.record()
@@ -155,16 +178,20 @@ class DeviceHome:
 
 
 def _unused(place: Path) -> Path:
-    """A run of this name that was put aside whole stays; one that was not is gone on with."""
+    """Return a folder for a run. A run that was put aside completely keeps its folder; an incomplete one is continued."""
     number = 2
-    found = place
-    while (found / "plan.json").exists():
-        found, number = place.with_name(f"{place.name}.{number}"), number + 1
-    return found
+    folder = place
+    while (folder / "plan.json").exists():
+        folder, number = place.with_name(f"{place.name}.{number}"), number + 1
+    return folder
 
 
 def check_name(home: DeviceHome, asked: str | None, identity: Identity) -> None:
-    """Errors: HomeMismatch if --name is not the name of this home's device."""
+    """Check that --name is the name of this home's device.
+
+    Raises:
+        HomeMismatch: It is another name.
+    """
     if asked is not None and asked != identity.name:
         raise HomeMismatch(
             f"{home.path} belongs to device {identity.name!r}, not {asked!r}; drop --name, or use another --home"
@@ -172,7 +199,7 @@ def check_name(home: DeviceHome, asked: str | None, identity: Identity) -> None:
 
 
 def local_token(address: ServerAddress) -> str | None:
-    """The join token that a server of this user on this machine, in its default home, left for its own devices."""
+    """Return the join token that a server of this user on this machine left for its devices, or None."""
     if not address.is_this_machine:
         return None
     folder = homes.server_home()
@@ -186,18 +213,20 @@ def local_token(address: ServerAddress) -> str | None:
 
 
 def with_model(home: Path | None, address: ServerAddress | None, shard: Path | None, only_own: bool = False) -> DeviceHome:
-    """The home of the finished model: --home, else the shard's, else (not with `only_own`) the only one.
+    """Return the home of the finished model: --home, else the shard's, else (without `only_own`) the only one.
 
-    Errors: NoModel, SettingError.
+    Raises:
+        NoModel: There is no model.
+        SettingError: Several homes have one.
     """
     if home is not None:
-        found = [home]
+        candidates = [home]
     else:
         under = homes.devices_home() / (homes.address_folder(address.host, address.port) if address else "*")
         everywhere = sorted(homes.devices_home().glob(f"{under.name}/*"))
-        own = [path for path in everywhere if shard is not None and path.name == homes.shard_folder(shard)]
-        found = own if own or only_own else everywhere
-    ready = [path for path in found if (path / "model" / "model.json").exists()]
+        of_shard = [path for path in everywhere if shard is not None and path.name == homes.shard_folder(shard)]
+        candidates = of_shard if of_shard or only_own else everywhere
+    ready = [path for path in candidates if (path / "model" / "model.json").exists()]
     if len(ready) == 1:
         return DeviceHome(ready[0])
     if ready:

@@ -25,15 +25,19 @@ class Hooks:
 
     @classmethod
     def of_module(cls, name: str) -> Self:
-        """`train` and `evaluate` of a module, where it has them. Errors: SettingError."""
+        """Return `train` and `evaluate` of a module, or the one that it has.
+
+        Raises:
+            SettingError: The module cannot be imported, or has neither.
+        """
         try:
             module = importlib.import_module(name)
         except ImportError as error:
             raise SettingError(f"the module {name!r} of --hooks cannot be imported: {error}") from None
-        found = {key: getattr(module, key, None) for key in ("train", "evaluate")}
-        if not any(map(callable, found.values())):
+        functions = {key: getattr(module, key, None) for key in ("train", "evaluate")}
+        if not any(map(callable, functions.values())):
             raise SettingError(f"the module {name!r} of --hooks has neither a function train nor a function evaluate")
-        return cls(**{key: each if callable(each) else None for key, each in found.items()})
+        return cls(**{key: function if callable(function) else None for key, function in functions.items()})
 
 
 NONE = Hooks()

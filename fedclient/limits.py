@@ -33,7 +33,11 @@ class OrderLimits:
     orders: int = 100_000
 
     def check_plan(self, plan: Plan, samples: int) -> None:
-        """Before anything is built from it. Errors: LimitExceeded, with the option that allows it; those of `build`."""
+        """Check a plan before anything is built from it. Errors of `build` are raised too.
+
+        Raises:
+            LimitExceeded: The plan asks for too much; the message has the option that allows it.
+        """
         from attune.common.models.size import size_bytes
 
         if (epochs := epochs_of(plan, samples)) > self.epochs:
@@ -49,7 +53,11 @@ class OrderLimits:
             )
 
     def check_order(self, done: int) -> None:
-        """done: orders that this home has carried out. Errors: LimitExceeded."""
+        """Check that the home may carry out another order after `done` orders.
+
+        Raises:
+            LimitExceeded: It may not.
+        """
         if done >= self.orders:
             raise LimitExceeded(f"this device has carried out {done:,} orders, as many as it allows (--max-orders)")
 
@@ -58,16 +66,16 @@ DEFAULT_LIMITS = OrderLimits()
 
 
 def epochs_of(plan: Plan, samples: int) -> float:
-    """Passes over so many samples that one order's training takes, with what objective and predictor add to it."""
+    """Return how many passes over the samples one order's training takes, with those of objective and predictor."""
     configured, train = configured_on_device(plan), plan.train
     batches = max(1, math.ceil(samples / train.batch_size))
-    own = train.local_steps / batches if train.local_steps else train.local_epochs
+    training_passes = train.local_steps / batches if train.local_steps else train.local_epochs
     added = 0.0
     for settings in (configured.objective, configured.predictor):
         steps = getattr(settings, "tune_steps", 0)  # in place of epochs
         passes = [getattr(settings, name) for name in settings.__struct_fields__ if name.endswith("_epochs")]
         added += steps / batches if steps else sum(passes)
-    return (own + added) * float(getattr(configured.objective, "inner_steps", 1))
+    return (training_passes + added) * float(getattr(configured.objective, "inner_steps", 1))
 
 
 def accept_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None:

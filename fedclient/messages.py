@@ -13,7 +13,7 @@ from attune.common.task import TaskName
 
 
 class SmallerFormUnusable(Exception):
-    """What was served in fewer bytes cannot be used; the value itself is there to be fetched."""
+    """Error for a served value whose smaller form cannot be used. The value itself can still be fetched."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -53,16 +53,16 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
 
     @property
     def accuracies(self) -> dict[Choice, float | None]:
-        """Of each model that the device could keep, on its test part."""
-        own = self.accuracy_after if self.trained else self.accuracy_before
-        return {self.own: own} | {name: value for name, value in self._others().items() if name != self.own}
+        """Accuracy of each model that the device could keep, on its test part."""
+        own_accuracy = self.accuracy_after if self.trained else self.accuracy_before
+        return {self.own: own_accuracy} | {name: value for name, value in self._others().items() if name != self.own}
 
     def _others(self) -> dict[Choice, float | None]:
         return {"common": self.accuracy_common, "local": self.accuracy_local}
 
     @property
     def accuracy(self) -> float | None:
-        """Of what the device predicts with."""
+        """Accuracy of the model with which the device predicts."""
         return self.accuracies[self.choice] if self.accuracy_kept is None else self.accuracy_kept
 
     @property
@@ -107,12 +107,16 @@ class WorkDone:
 
 @dataclass(frozen=True)
 class WorkFailed:
+    """Event: the present work failed."""
+
     order_id: str
     reason: str
 
 
 @dataclass(frozen=True)
 class Sent:
+    """Event: a result was handed in."""
+
     order_id: str
     late: bool
 
@@ -140,6 +144,8 @@ Event = StreamOpened | ToDevice | Broke | Displaced | WorkDone | WorkFailed | Se
 
 @dataclass(frozen=True)
 class Say:
+    """Effect: print a line."""
+
     text: str
 
 
@@ -152,6 +158,8 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Start:
+    """Effect: start an order."""
+
     order: Order
 
 
@@ -164,6 +172,8 @@ class Extend:
 
 @dataclass(frozen=True)
 class StopWork:
+    """Effect: stop the present work."""
+
     order_id: str
 
 
@@ -177,11 +187,15 @@ class Send:
 
 @dataclass(frozen=True)
 class StopSending:
+    """Effect: stop handing in."""
+
     order_id: str
 
 
 @dataclass(frozen=True)
 class ReportTrouble:
+    """Effect: tell the server that an order cannot be carried out."""
+
     order_id: str
     reason: str
 
@@ -195,6 +209,8 @@ class Reconnect:
 
 @dataclass(frozen=True)
 class GiveUp:
+    """Effect: end the device with an error."""
+
     reason: str
 
 

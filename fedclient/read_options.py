@@ -1,4 +1,4 @@
-"""What a user declares about a file: which column is the class, which columns are not features, and what is asked."""
+"""Options for reading a file: the column of the class, columns that are not features, and the task."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ class ReadOptions:
         group: str = "",
         task: str = "classes",
     ) -> ReadOptions:
-        """From what was typed. Errors: SettingError."""
+        """Return the options that a user typed.
+
+        Raises:
+            SettingError: An option is wrong.
+        """
         match = _THRESHOLD.fullmatch(label)
         if match is None and (">" in label or "<" in label):
             raise SettingError(f"--label takes NAME or NAME>NUMBER, not {label!r}")
@@ -70,7 +74,11 @@ class ReadOptions:
         )
 
     def classes_of(self, y: Array, where: str) -> Array:
-        """`y` itself, or 0 and 1 by the threshold. Errors: SettingError for a threshold on labels that are no numbers."""
+        """Return `y`, or 0 and 1 by the threshold.
+
+        Raises:
+            SettingError: There is a threshold, and the labels are no numbers.
+        """
         if self.threshold is None:
             return y
         if y.dtype.kind not in "biuf":
@@ -78,7 +86,7 @@ class ReadOptions:
         return np.asarray(operator.gt(y, self.threshold)).astype(np.int64)
 
     def labels(self) -> list[str]:
-        """The columns that are given for y; "" is the usual one."""
+        """Return the columns of y; "" is the usual one."""
         return [name.strip() for name in self.label.split(",")] if self.task != "classes" else [self.label]
 
 

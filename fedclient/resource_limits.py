@@ -1,6 +1,6 @@
-"""What of the machine a device may use, and when: priority, memory, disk, bandwidth; only while idle, only while charging.
+"""Resources of the machine that a device may use, and when: priority, memory, disk, bandwidth, only while idle or charging.
 
-Owners of devices say it; servers cannot.
+The device's owner sets them; servers cannot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ class ResourceLimits:
     when: tuple[When, ...] = ()
 
     def apply(self) -> None:
-        """Priority and memory, for the whole process. Errors: SettingError where the system does not let it."""
+        """Set priority and memory for the whole process.
+
+        Raises:
+            SettingError: The system does not allow it.
+        """
         try:
             if self.nice:
                 os.nice(self.nice)
@@ -45,7 +49,11 @@ class ResourceLimits:
             raise SettingError(f"this system does not take --nice or --max-memory: {error}") from None
 
     def check_disk(self, home: Path, coming_bytes: int) -> None:
-        """Before an order is carried out. Errors: LimitExceeded where the home would grow beyond what its owner allows."""
+        """Check that the home may grow by `coming_bytes`, before an order is carried out.
+
+        Raises:
+            LimitExceeded: It would grow beyond what its owner allows.
+        """
         if self.disk_bytes and (size := size_of(home) + coming_bytes) > self.disk_bytes:
             raise LimitExceeded(
                 f"{home} would have {size:,} bytes with this order, and this device allows {self.disk_bytes:,} (--max-disk)"
@@ -56,7 +64,7 @@ NO_BOUNDS = ResourceLimits()
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below."""
+    """Return the bytes of all files in a folder and below."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -67,7 +75,13 @@ def size_of(folder: Path) -> int:
 
 
 def unmet(when: Collection[When], load: Callable[[], float] = lambda: os.getloadavg()[0], power: Path = POWER) -> str:
-    """Why the device does not train now, in words; empty: it may. load: processes that want to run, mean of a minute."""
+    """Return in words why the device does not train now; empty if it may.
+
+    Args:
+        when: The conditions.
+        load: Processes that want to run, mean of a minute.
+        power: The folder with the system's power supplies.
+    """
     if "charging" in when and on_battery(power):
         return "it runs on its battery"
     if "idle" in when:
@@ -78,7 +92,10 @@ def unmet(when: Collection[When], load: Callable[[], float] = lambda: os.getload
 
 
 def on_battery(power: Path = POWER) -> bool:
-    """Whether no mains is plugged in. Where the system tells of none, a battery that loses charge says it; without one: no."""
+    """Return whether no mains is plugged in.
+
+    If the system reports no mains, a discharging battery decides. Without a battery the answer is False.
+    """
     supplies = {path: _word(path / "type") for path in sorted(power.glob("*"))}
     mains = [path for path, kind in supplies.items() if kind in ("Mains", "USB")]
     if mains:
@@ -94,7 +111,7 @@ def _word(path: Path) -> str:
 
 
 async def until_met(when: Collection[When], say: Callable[[str], None], why: Callable[[Collection[When]], str] = unmet) -> None:
-    """Returns when the device may train; says once why it waits."""
+    """Wait until the device may train, and say once why it waits."""
     said = False
     while reason := why(when) if when else "":
         if not said:
@@ -114,7 +131,7 @@ class Allowance:
         return f"Allowance({self._rate:g} bytes/s)"
 
     def owed_s(self, size: int) -> float:
-        """How long to wait after `size` more bytes. A rest does not save up."""
+        """Return the seconds to wait after `size` more bytes. Idle time is not saved up."""
         if not self._rate:
             return 0.0
         now = self._clock()

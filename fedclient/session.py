@@ -1,8 +1,8 @@
-"""What the device does next after any message or break: pure decisions, events in and effects out; no clock, no I/O.
+"""Decisions of a device after each message or break: events in, effects out; no clock, no I/O.
 
-The same order may arrive many times (streams break, either side restarts): its id decides. An order that is finished on disk
-is handed in again without training, one being worked on is left alone, and any other replaces what was going on. A break
-stops no work, but results are handed in only on a stream on which the server has asked for them.
+The same order may arrive many times, because streams break and both sides restart: its id decides. A finished order is handed
+in again without training, the order at work is left alone, and any other order replaces the present one. A break stops no work,
+but results are handed in only on a stream on which the server has asked for them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Session:
         return f"<Session {phase}, sending {self.sending}, finished {self.finished}, breaks {self.breaks}>"
 
     def on(self, event: Event) -> list[Effect]:
-        """The effects of `event`, in order. After Farewell nothing has any effect, unless the device stays."""
+        """Return the effects of `event`, in order. After Farewell there are none, unless the device stays."""
         if self.over:
             return []
         match event:
@@ -101,7 +101,7 @@ class Session:
                 return self._expired(order_id)
 
     def _welcomed(self, plan_json: bytes) -> list[Effect]:
-        """Another plan than before is another run of the federation, or a reason to end: that shows when it is prepared."""
+        """Handle a plan. Another plan is another run of the federation, or an error; preparing it shows which."""
         if plan_json == self.plan_json:
             return []
         if self.plan_json is not None:
@@ -163,7 +163,7 @@ class Session:
         return [said] if known or order_id != self.asked else [said, ReportTrouble(order_id, f"update refused: {reason}")]
 
     def _expired(self, order_id: str) -> list[Effect]:
-        """What is trained already is still handed in: the server may have extended the round."""
+        """Handle a deadline. Finished training is still handed in, because the server may have extended the round."""
         if order_id != self.working:
             return []
         return [StopWork(order_id), *self._failed(order_id, "the deadline passed")]

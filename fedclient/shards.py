@@ -17,41 +17,46 @@ from attune.fedclient.options import DeviceOptions
 
 
 def is_fleet(given: Sequence[str]) -> bool:
-    """Several --data, or one that is a pattern: a process hosts a device for each shard, even if it comes to one."""
+    """Return whether one process hosts several devices: several --data, or a pattern, even if it matches one shard."""
     return len(given) > 1 or any(map(_is_pattern, given))
 
 
 def expand(given: Sequence[str]) -> list[Path]:
-    """The shards, each once, in the order given; those of a pattern by name, numbers by their value.
+    """Return the shards, each once, in the given order; those of a pattern by name, with numbers by their value.
 
-    A pattern means folders, .npz files and tables; other matches (a picture beside the shards) are ignored.
-    Errors: ShardError for a pattern that matches none.
+    A pattern matches folders, .npz files and tables. Other files beside the shards are ignored.
+
+    Raises:
+        ShardError: A pattern matches no shard.
     """
-    found: dict[Path, Path] = {}
+    shards: dict[Path, Path] = {}
     for text in given:
         for path in _matches(text) if _is_pattern(text) else [Path(text)]:
-            found.setdefault(path.expanduser().resolve(), path)
-    return list(found.values())
+            shards.setdefault(path.expanduser().resolve(), path)
+    return list(shards.values())
 
 
 def members(paths: Iterable[Path], common: DeviceOptions) -> list[DeviceOptions]:
-    """Options of the device of each shard: `common` with the shard's own data, home, name and label.
+    """Return the options of each shard's device: `common` with the shard's data, home, name and label.
 
-    --home DIR becomes DIR/LABEL, --name NAME becomes NAME-LABEL. Errors: SettingError for a name that cannot begin names.
+    --home DIR becomes DIR/LABEL, --name NAME becomes NAME-LABEL.
+
+    Raises:
+        SettingError: The name cannot be the beginning of names.
     """
     if common.name is not None:
         check_name(common.name)
     listed = list(paths)
-    found = []
+    options = []
     for path, label in zip(listed, labels(listed), strict=True):
         where = common.home / label if common.home else homes.device_home(common.server.host, common.server.port, path)
         name = default_name(common.name, label) if common.name is not None else None
-        found.append(replace(common, data=path, home=where, name=name, label=label))
-    return found
+        options.append(replace(common, data=path, home=where, name=name, label=label))
+    return options
 
 
 def labels(paths: Iterable[Path]) -> list[str]:
-    """A name for each shard: that of its folder or file; where several have the same, with a digest of the whole path."""
+    """Return a name for each shard: that of its folder or file. Equal names get a digest of the whole path."""
     listed = list(paths)
     plain = [default_name("", _stem(path)) for path in listed]
     count = Counter(plain)
@@ -67,8 +72,8 @@ def _is_pattern(text: str) -> bool:
 
 def _matches(pattern: str) -> list[Path]:
     everything = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207 (absolute patterns too)
-    found = [Path(text) for text in everything]
-    shards = [path for path in found if path.is_dir() or path.suffix == ".npz" or is_table(path)]
+    paths = [Path(text) for text in everything]
+    shards = [path for path in paths if path.is_dir() or path.suffix == ".npz" or is_table(path)]
     if not shards:
         raise ShardError(f"no shard matches {pattern!r}; --data takes folders with train.npz, .npz files and tables (.csv)")
     return sorted(shards, key=lambda path: [(len(part), part) if part.isdigit() else (0, part) for part in _pieces(path)])

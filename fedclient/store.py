@@ -1,4 +1,4 @@
-"""What a device keeps, as a port with two implementations: the folder of its home, and memory."""
+"""Store of a device, as a port with two implementations: the folder of its home, and memory."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Store(Protocol):
-    """Of one device: the plan that it is bound to, its orders, and the finished model. Errors of all that keep: DiskFull."""
+    """Plan, orders and finished model of one device. Methods that write raise DiskFull."""
 
     @property
     def where(self) -> str:
-        """What errors call it."""
+        """Name of the store in errors."""
 
     def plan(self) -> bytes | None:
-        """As JSON; None before the first."""
+        """Return the plan as JSON; None before the first."""
 
     def keep_plan(self, plan_json: bytes) -> None: ...
 
@@ -34,16 +34,20 @@ class Store(Protocol):
         """Plan, orders and model of this run make place for the next; where they are kept. orders: carried out in it."""
 
     def spent(self) -> int:
-        """Orders carried out in runs that were put aside."""
+        """Return how many orders were carried out in runs that were put aside."""
 
     def check_room(self, resources: ResourceLimits, coming_bytes: int) -> None:
-        """Errors: LimitExceeded where so much more is too much for the device's owner."""
+        """Check that the owner allows `coming_bytes` more.
+
+        Raises:
+            LimitExceeded: That is too much.
+        """
 
     def orders(self, who: str) -> OrderStore:
-        """Of the device `who`. torch is imported, so this belongs to the thread of tensors."""
+        """Return the orders of the device `who`. This imports torch, so only the thread of tensors may call it."""
 
     def keep_model(self, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]]) -> Path | None:
-        """The finished model, in place of an older one; where its folder is, if it is in files."""
+        """Write the finished model in place of an older one, and return its folder, if it is in files."""
 
 
 class FolderStore:
@@ -86,7 +90,7 @@ class FolderStore:
 
 
 class MemoryStore:
-    """Nothing is written. model: the finished one, once there is one."""
+    """Store in memory. `model` is the finished model, once there is one."""
 
     def __init__(self) -> None:
         self.model: tuple[ModelInfo, Mapping[Choice, Mapping[str, Tensor]]] | None = None
@@ -116,7 +120,7 @@ class MemoryStore:
         return self._spent
 
     def check_room(self, resources: ResourceLimits, coming_bytes: int) -> None:
-        """Nothing is written."""
+        """Accept everything, because no file is written."""
 
     def orders(self, who: str) -> OrderStore:
         if self._orders is None:

@@ -1,4 +1,4 @@
-"""What commands are told of a table, as options: those of `fedclient` and `fedserver simulate`. Imports nothing heavy."""
+"""Options about tables of `fedclient` and `fedserver simulate`. This module imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = ("label", "columns", "apart", "split", "group", "missing", "task")
 
 
 def table_options(command: F) -> F:
-    """What is said of a table, where --data is one; the task of any data."""
+    """Add the options about a table, and the task, to a command."""
     for option in (
         click.option(
             "--label",
@@ -41,7 +41,11 @@ def table_options(command: F) -> F:
 
 
 def read_options(given: Mapping[str, Any]) -> ReadOptions:
-    """What `table_options` found. Errors: SettingError."""
+    """Return the options that `table_options` collected.
+
+    Raises:
+        SettingError: An option is wrong.
+    """
     from attune.fedclient.read_options import ReadOptions
 
     return ReadOptions.of(**{name: given[name] for name in NAMES})

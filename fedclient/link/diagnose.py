@@ -32,10 +32,10 @@ class _Closed(Exception):
 def diagnose(
     host: str, port: int, root_pem: bytes, credential: Credential, timeout_s: float, *, bootstrap: bool = False
 ) -> AttuneError:
-    """The error that explains a failed connection, to be raised by the caller. Blocks up to `timeout_s`: use a thread.
+    """Return the error that explains a failed connection; the caller raises it. This blocks up to `timeout_s`: use a thread.
 
-    Unreachable means: try again later. Whatever else comes back will not change by waiting. With `bootstrap`, the
-    credential is a join token's, and a refusal is TokenRefused instead of CertificateRefused.
+    Unreachable means that a later try can succeed; any other error stays until somebody acts. With `bootstrap`, the credential
+    is a join token's, and a refusal is TokenRefused instead of CertificateRefused.
     """
     address = f"{host}:{port}"
     deadline = time.monotonic() + timeout_s
@@ -58,7 +58,11 @@ def diagnose(
 
 
 def _reach(host: str, port: int, deadline: float) -> socket.socket:
-    """Errors: Unreachable."""
+    """Open a TCP connection.
+
+    Raises:
+        Unreachable: No server answers.
+    """
     try:
         return socket.create_connection((host, port), timeout=_left_s(deadline))
     except (socket.gaierror, UnicodeError) as error:

@@ -44,10 +44,13 @@ async def enrol(
     connect_timeout_s: float,
     say: Callable[[str], None],
 ) -> Identity:
-    """Asks the server at `address` for a certificate in `record.name`, and keeps it in `home`.
+    """Ask the server for a certificate in `record.name`, and keep it in `home`.
 
-    The key is kept before it is used: if the answer gets lost, the same key asks again and gets a fresh certificate.
-    Errors: TokenRefused, FingerprintMismatch and NameTaken at once; Unreachable after `connect_timeout_s`.
+    The key is kept before it is used. If the answer is lost, the same key asks again and gets a fresh certificate.
+
+    Raises:
+        TokenRefused, FingerprintMismatch, NameTaken: At once.
+        Unreachable: No server answered within `connect_timeout_s`.
     """
     key_path = home.identity_folder / "key.pem"
     key = load_or_new_key(key_path)
@@ -65,9 +68,11 @@ async def stay_enrolled(
     connect_timeout_s: float,
     say: Callable[[str], None],
 ) -> Identity:
-    """The identity as it is; if its certificate has expired, with a fresh one for the same name and key, by the token.
+    """Return the identity; if its certificate has expired, get a fresh one for the same name and key by the token.
 
-    Errors: CertificateRefused without a token; those of `enrol`.
+    Raises:
+        CertificateRefused: It has expired, and there is no token.
+        AttuneError: As in `enrol`.
     """
     now = datetime.now(timezone.utc)
     if now <= not_after(identity.credential.certificate_pem):
@@ -92,7 +97,7 @@ async def _certify(
     connect_timeout_s: float,
     say: Callable[[str], None],
 ) -> Identity:
-    """A certificate for `key`, checked and kept."""
+    """Get a certificate for `key`, check it and keep it."""
     token = JoinToken.parse(token_text)
     request = EnrolRequest(check_name(record.name), csr_der(key, record.name))
     answer = await _ask(address, token, request, connect_timeout_s, say)
@@ -137,9 +142,11 @@ async def _ask(
 
 
 def check_issued(credential: Credential, ca_pem: bytes, name: str) -> None:
-    """The certificate is in this device's name and for its key, and issued by the authority that is trusted.
+    """Check that the certificate has this device's name and key, and that the trusted authority issued it.
 
-    Errors: CertificateRefused, FingerprintMismatch.
+    Raises:
+        CertificateRefused: It has another name or key.
+        FingerprintMismatch: Another authority issued it.
     """
     check_common_name(credential.certificate_pem, name)
     if not credential.fits():

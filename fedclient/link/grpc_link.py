@@ -45,6 +45,8 @@ C = TypeVar("C")
 
 
 class GrpcChannel:
+    """gRPC channel that can end all its calls with a reason."""
+
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
         self._cut_by = ""
@@ -71,10 +73,10 @@ class GrpcChannel:
 
     @contextlib.contextmanager
     def call(self, call: C) -> Iterator[C]:
-        """The call inside, which ends with the block, however that ends.
+        """Track a call during the block, which ends it in any case.
 
-        Its failures become AttuneErrors (what the peer named) or Broken (everything else). A task that is being cancelled
-        hears of nothing but that: the link that breaks and the job that is cancelled for it come in the same moment.
+        Failures become AttuneErrors (what the peer named) or Broken (all others). A task that is being cancelled gets only
+        CancelledError, because a link breaks and its job is cancelled in the same moment.
         """
         self._calls.add(call)
         try:
@@ -100,7 +102,7 @@ class GrpcChannel:
         return Broken(self._cut_by or "the connection was given up")
 
     async def cut(self, reason: str) -> None:
-        """Ends all calls, which are Broken for this reason, and the connection."""
+        """End all calls, which raise Broken with this reason, and the connection."""
         self._cut_by = reason
         for call in list(self._calls):
             call.cancel()
@@ -150,7 +152,7 @@ class GrpcLink:
         return GrpcChannel(grpc.aio.secure_channel(str(self.address), credentials, options))
 
     async def _replace(self, reason: str) -> None:
-        """Moves over to a new channel; what is under way on the old one is Broken, and goes on."""
+        """Move to a new channel. Calls on the old one raise Broken and are repeated."""
         old, self._wire = self._wire, self._new_wire()
         await old.cut(reason)
 
@@ -158,7 +160,7 @@ class GrpcLink:
         await self._wire.cut("this device is ending")
 
     async def renew(self) -> bool:
-        """A certificate for a new key, kept and used from the next call on, once the present one is two thirds through."""
+        """Get a certificate for a new key if two thirds of the present one's life are over. The next call uses it."""
         if not needs_renewal(self.identity.credential.certificate_pem, datetime.now(timezone.utc)):
             return False
         key = new_key()
@@ -219,7 +221,7 @@ class GrpcLink:
         raise Broken("the server closed the connection")
 
     def _keep_pace(self, every_s: float) -> asyncio.Task[None]:
-        """From now on this side beats as the server does, and gives up a server that is silent."""
+        """Send beats at the server's pace from now on, and give up a silent server."""
         self._pulse.set_pace(every_s)
 
         def say() -> None:
@@ -230,7 +232,7 @@ class GrpcLink:
         return asyncio.create_task(self._pulse.watch(say, self._gone))
 
     def _gone(self) -> None:
-        """The server is silent: nothing more is expected of this connection."""
+        """Give up this connection, because the server is silent."""
         replacing = asyncio.create_task(self._replace("the server has stopped answering"))
         self._tasks.add(replacing)
         replacing.add_done_callback(self._tasks.discard)
@@ -242,7 +244,7 @@ class GrpcLink:
         self._tell(Trouble(order_id, reason))
 
     async def decline(self, reason: str) -> None:
-        """The last word on the stream: the server answers it by ending the stream, so that it has been heard by then."""
+        """Send the last message on the stream. The server ends the stream after it has read it."""
         self._tell(Trouble("", reason))
         self._tell(None)
         with contextlib.suppress(TimeoutError):
@@ -297,7 +299,7 @@ class GrpcLink:
 
 
 async def _speak(call: Any, outbox: asyncio.Queue[ToServer | Beat | None]) -> None:
-    """Says what is in the outbox until the stream ends, which whoever reads it hears as well. None: nothing more is said."""
+    """Send the messages in the outbox until the stream ends. None ends this side of the stream."""
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         while (message := await outbox.get()) is not None:
             await call.write(message)

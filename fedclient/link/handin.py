@@ -25,10 +25,10 @@ RESUMES = (UploadBusy, UploadTakenOver, Stalled, Truncated, BadOffset)  # the se
 async def send(
     link: Link, orders: OrderStore, result: OrderResult, resume: bool, say: Callable[[str], None]
 ) -> Sent | SendRefused:
-    """Hands a result in; what came of it, for the session.
+    """Hand in a result, and return the outcome for the session.
 
-    A server whose disk is full is told, once, that this device is in trouble, so that the round need not wait; the transfer
-    goes on, and what arrives before the round has closed counts. Errors: FINAL.
+    A server with a full disk is told once that this device is in trouble, so that the round need not wait. The transfer goes
+    on, and an update that arrives before the round closes counts. Errors in FINAL are raised.
     """
     said = False
 
@@ -75,7 +75,7 @@ class _Attempt:
         self.refused = False  # what the server refused last was the update itself
 
     async def run(self) -> bool:
-        """Whether the update came in time. Errors: what the server named."""
+        """Return whether the update came in time. Errors are those that the server named."""
         uploads = [self._upload(part) for part in self._result.parts if part.part in self._sent]
         first = persist(self._link, self._submit, self._complain)
         return (await together([first, *uploads]))[0] is True
@@ -125,6 +125,6 @@ class _Attempt:
 
 
 def _then(frames: Iterator[bytes], done: Callable[[], None]) -> Iterator[bytes]:
-    """The frames; `done` is called when the transport has taken the last one."""
+    """Yield the frames, and call `done` when the transport has taken the last one."""
     yield from frames
     done()

@@ -19,11 +19,14 @@ class LocalStream(Protocol):
     """The server's end of a control stream."""
 
     async def next(self) -> ToDevice | None:
-        """Return the server's next message; None at the end. Errors: what the stream was ended with."""
+        """Return the server's next message; None at the end. An error that ended the stream is raised."""
 
 
 class LocalServer(Protocol):
-    """What a server offers a device that it knows by `name`. A ConnectionError stands for every failure of a transport."""
+    """Interface of a server in this process for a device with `name`.
+
+    ConnectionError stands for every failure of a transport.
+    """
 
     async def connect(self, name: str, hello: Hello) -> LocalStream:
         """Open a device's new stream, in place of an older one."""
@@ -36,20 +39,24 @@ class LocalServer(Protocol):
     async def trouble(self, name: str, order_id: str, reason: str) -> None: ...
 
     def download(self, name: str, digest: str, offset: int) -> AsyncIterator[bytes]:
-        """The bytes of an offered blob from `offset` on. Errors: UnknownBlob, while they are read."""
+        """Yield the bytes of an offered blob from `offset` on.
+
+        Raises:
+            UnknownBlob: The server does not offer it (raised while reading).
+        """
 
     async def upload_offset(self, name: str, target: UploadTarget) -> int: ...
 
     async def upload(self, name: str, target: UploadTarget, frames: Iterator[bytes]) -> int:
-        """Takes in the bytes from target.offset on; returns how many of the blob are there and checked."""
+        """Take in the bytes from target.offset on, and return how many bytes of the blob are here and checked."""
 
     async def submit(self, name: str, update: Update) -> bool:
-        """Whether the update counts."""
+        """Return whether the update counts."""
 
 
 @contextlib.contextmanager
 def _breaking() -> Iterator[None]:
-    """Inside, what stands for a failing transport becomes Broken."""
+    """Turn errors that stand for a failing transport into Broken during the block."""
     try:
         yield
     except (ConnectionError, Unreachable) as error:
@@ -102,7 +109,7 @@ class LocalLink:
         self._say(order_id, reason)
 
     async def decline(self, reason: str) -> None:
-        """Whoever is beside the device in this process hears the error itself."""
+        """Do no more than end: the simulation gets the device's error itself."""
 
     def _say(self, order_id: str, what: float | str) -> None:
         if self.open.is_set():

@@ -1,8 +1,8 @@
-"""What a device needs of the network: its whole life below the session passes through here.
+"""Link of a device to its server: a port with two implementations.
 
-An implementation is a way to a server: fedclient.link.grpc_link over the network, fedclient.link.local within the process. What
-the server names (a `kind`) is raised as that error; every way in which a transport can fail is raised as Broken, and a task
-that is cancelled hears CancelledError, whatever else happens in the same moment.
+They are fedclient.link.grpc_link over the network, and fedclient.link.local within the process. An error that the server names
+(a `kind`) is raised as that error. Every failure of a transport is raised as Broken. A task that is cancelled gets
+CancelledError, whatever else happens in the same moment.
 """
 
 from __future__ import annotations
@@ -50,37 +50,71 @@ class Link(Protocol):
         """Under which the server knows the device."""
 
     async def control(self, hello: Hello, handle: Handle) -> NoReturn:
-        """Opens the control stream and hands over what comes, Opened first. Errors: Broken, or what the server named."""
+        """Open the control stream and pass on its messages, StreamOpened first.
+
+        Raises:
+            Broken: The transport failed.
+            AttuneError: The server named an error.
+        """
 
     def progress(self, order_id: str, done: float) -> None:
-        """Dropped while there is no stream, or when too much waits for it."""
+        """Send the progress of an order. It is dropped without a stream, or if too many messages wait."""
 
     def trouble(self, order_id: str, reason: str) -> None:
-        """Dropped while there is no stream: the server sends the order again on the next one."""
+        """Report that an order cannot be carried out.
+
+        The report is dropped without a stream, because the server sends the order again on the next one.
+        """
 
     async def decline(self, reason: str) -> None:
-        """Says that this device takes no part, and why, and ends the stream; at once or after a moment, heard or not."""
+        """Say that this device takes no part, and why, and end the stream, whether the server hears it or not."""
 
     async def read(self, digest: str, offset: int, take: Callable[[bytes], None]) -> None:
-        """Hands the blob's bytes from `offset` on to `take`, in order. Errors: Broken, UnknownBlob, Forbidden."""
+        """Pass the blob's bytes from `offset` on to `take`, in order.
+
+        Raises:
+            Broken: The transport failed.
+            UnknownBlob, Forbidden: The server does not offer the blob.
+        """
 
     async def upload_offset(self, target: UploadTarget) -> int:
-        """How many bytes of the target the server has. Errors: Broken, or what the server named."""
+        """Return how many bytes of the target the server has.
+
+        Raises:
+            Broken: The transport failed.
+            AttuneError: The server named an error.
+        """
 
     async def upload(self, target: UploadTarget, frames: Iterator[bytes]) -> None:
-        """Sends the bytes from target.offset on; returns when the server has checked the whole.
+        """Send the bytes from target.offset on, and return when the server has checked the whole blob.
 
-        Errors: Broken (also if the server has not got all), or what the server named.
+        Raises:
+            Broken: The transport failed, or the server did not get all bytes.
+            AttuneError: The server named an error.
         """
 
     async def submit(self, update: Update) -> bool:
-        """Whether the update came in time. Errors: Broken, or what the server named."""
+        """Hand in an update, and return whether it came in time.
+
+        Raises:
+            Broken: The transport failed.
+            AttuneError: The server named an error.
+        """
 
     async def renew(self) -> bool:
-        """Renews what the device shows itself by, if that is due: whether it was. Errors: Broken, CertificateRefused."""
+        """Renew the device's certificate if that is due, and return whether it was.
+
+        Raises:
+            Broken: The transport failed.
+            CertificateRefused: The server refuses the device.
+        """
 
     async def diagnosis(self) -> str:
-        """Why nobody answered, if waiting can help. Errors: FingerprintMismatch, CertificateRefused if it cannot."""
+        """Return why no server answered, if waiting can help.
+
+        Raises:
+            FingerprintMismatch, CertificateRefused: Waiting cannot help.
+        """
 
     async def close(self) -> None:
-        """Ends everything that is under way."""
+        """End all calls."""

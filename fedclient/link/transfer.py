@@ -23,10 +23,13 @@ from attune.fedclient.messages import SmallerFormUnusable
 
 
 class ReceiveBuffer:
-    """An announced blob of `size` bytes on its way in.
+    """Buffer for an announced blob of `size` bytes.
 
-    Errors: Malformed (bad-digest), LimitExceeded, before anything is allocated.
-    The pages of the buffer are touched only as bytes arrive: a peer that announces much and sends little costs little.
+    Memory pages are touched only as bytes arrive, so an announcement alone costs little.
+
+    Raises:
+        Malformed: bad-digest, before memory is allocated.
+        LimitExceeded: The announced size is too large, before memory is allocated.
     """
 
     def __init__(self, size: int, digest: str, max_bytes: int, who: str = "the peer") -> None:
@@ -43,7 +46,11 @@ class ReceiveBuffer:
         return f"ReceiveBuffer({self.offset}/{self.size} bytes of {self.digest[:12]} from {self._who})"
 
     def write(self, frame: bytes | memoryview) -> None:
-        """The next bytes. Errors: LimitExceeded where they are more than announced; nothing of that frame is kept."""
+        """Append the next bytes.
+
+        Raises:
+            LimitExceeded: They are more than announced; nothing of that frame is kept.
+        """
         end = self.offset + len(frame)
         if end > self.size:
             raise LimitExceeded(f"{self._who}: sent {end} bytes after it had announced {self.size}")
@@ -52,9 +59,12 @@ class ReceiveBuffer:
         self.offset = end
 
     def finish(self, expected: Manifest | None = None) -> Tensors:
-        """All tensors, as views into the one buffer, once digest, header and (if given) `expected` are checked.
+        """Return all tensors as views into the buffer, after digest, header and (if given) `expected` are checked.
 
-        Errors: Truncated, DigestMismatch, and those of parse_header, check_manifest and views.
+        Raises:
+            Truncated: Bytes are missing.
+            DigestMismatch: The bytes are not the announced ones.
+            Malformed: As in parse_header, check_manifest and views.
         """
         if self.offset < self.size:
             raise Truncated(f"{self._who}: {self.offset} of {self.size} bytes arrived; go on at offset {self.offset}")
@@ -76,10 +86,10 @@ Complain = Callable[[Exception], None]
 
 
 async def together(work: list[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results; the first failure cancels the rest and is raised."""
+    """Run all coroutines and return their results. The first failure cancels the others and is raised."""
     if len(work) < 2:
-        return [await each for each in work]
-    tasks = [asyncio.ensure_future(each) for each in work]
+        return [await coroutine for coroutine in work]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -89,9 +99,9 @@ async def together(work: list[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def persist(link: Link, attempt: Callable[[], Awaitable[T]], complain: Complain) -> T:
-    """Repeats `attempt` while the link is Broken or the server's disk full, whenever there is a stream, until it is cancelled.
+    """Repeat `attempt` while the link is Broken or the server's disk is full, whenever there is a stream, until cancelled.
 
-    `complain` hears of it once, when it has failed so often that somebody should know.
+    `complain` is called once, after so many failures that a person should know.
     """
     failures = 0
     while True:
@@ -129,10 +139,10 @@ async def fetch(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[str
 
 
 async def _fetched(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[str], None], asks: int) -> dict[str, Tensor]:
-    """The tensors of a blob, checked against `expected` if it is in no encoding.
+    """Fetch the tensors of a blob, checked against `expected` if it is not encoded.
 
-    A server that was started again offers a blob only once it has sent its order again. So a blob that it does not know is
-    asked for `asks` times: whoever has another order by then cancels this.
+    A restarted server offers a blob only after it has sent its order again. So an unknown blob is asked for `asks` times;
+    another order cancels this.
     """
     unknown, limit_bytes, who = 0, layout_of(expected).size + ROOM_BYTES, f"the part {ref.part} from the server"
     if ref.encoding and ref.encoding not in ENCODINGS:
@@ -170,7 +180,7 @@ async def _fetched(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[
 
 
 def complaint(error: Exception) -> str:
-    """What a person is told of a transfer that keeps failing."""
+    """Return the line that tells a person about a transfer that keeps failing."""
     if isinstance(error, DiskFull):
         return f"the server has no room for this update: {error} (trying on)"
     return f"a transfer keeps failing: {error} (trying on)"

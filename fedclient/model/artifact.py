@@ -79,12 +79,16 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 def save(folder: Path, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]]) -> Path:
-    """Writes all files beside `folder`, then puts them in its place. Errors: DiskFull."""
+    """Write all files beside `folder`, then replace it, and return it.
+
+    Raises:
+        DiskFull: The disk has no room.
+    """
     old = folder.with_name(f"{folder.name}.old")
     with committed_folder(folder) as fresh:
         files = {}
-        for name, each in tensors.items():
-            blob = write_tensors(fresh / _file_of(name, info), each)
+        for name, values in tensors.items():
+            blob = write_tensors(fresh / _file_of(name, info), values)
             files[blob.name] = blob.digest
         info = msgspec.structs.replace(info, files=files)
         write_file(fresh / "model.json", msgspec.json.format(msgspec.json.encode(info)), PUBLIC, durable=False)
@@ -104,7 +108,11 @@ def _weights_of(info: ModelInfo) -> dict[Choice, float]:
 
 
 def _tensors_in(path: Path, info: ModelInfo) -> Tensors:
-    """Errors: NoModel."""
+    """Read the tensors of a finished model.
+
+    Raises:
+        NoModel: The file is missing or damaged.
+    """
     try:
         # Homes of older versions have no digests.
         return read_checked(path, info.files.get(path.name))
@@ -113,7 +121,11 @@ def _tensors_in(path: Path, info: ModelInfo) -> Tensors:
 
 
 def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors]]:
-    """What the device predicts with now: what `save` takes. Errors: NoModel before the first order."""
+    """Return what the device predicts with now, in the form that `save` takes.
+
+    Raises:
+        NoModel: There was no order yet.
+    """
     plan, result, tensors = learner.plan, learner.newest, learner.finished()
     assert result is not None  # noqa: S101 (there is a finished model)
     standardiser = learner.standardiser
@@ -145,15 +157,21 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors
 
 
 def save_model(learner: AnyLearner, folder: Path) -> Path:
-    """What the device predicts with now, as the finished model in `folder`.
+    """Save what the device predicts with now as the finished model in `folder`.
 
-    Errors: NoModel before the first order, DiskFull.
+    Raises:
+        NoModel: There was no order yet.
+        DiskFull: The disk has no room.
     """
     return save(folder, *finished_model(learner))
 
 
 def read_info(folder: Path) -> ModelInfo:
-    """Errors: NoModel if there is none, or it is damaged."""
+    """Read the description of a finished model.
+
+    Raises:
+        NoModel: There is none, or it is damaged.
+    """
     try:
         return from_json((folder / "model.json").read_bytes(), ModelInfo)
     except (OSError, msgspec.DecodeError) as error:
@@ -161,9 +179,14 @@ def read_info(folder: Path) -> ModelInfo:
 
 
 class Model:
-    """A finished model, ready to predict.
+    """Finished model, ready to predict.
 
-    tensors: of each of its models, as `save` took them. Errors: SettingError where it cannot be built here.
+    Args:
+        info: Its description.
+        tensors: The tensors of each of its models, as `save` took them.
+
+    Raises:
+        SettingError: It cannot be built here.
     """
 
     def __init__(self, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]], device: str = "cpu") -> None:
@@ -185,7 +208,11 @@ class Model:
 
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> Model:
-        """Errors: NoModel if `folder` holds none, or one that is damaged."""
+        """Load the model in a folder.
+
+        Raises:
+            NoModel: `folder` holds none, or a damaged one.
+        """
         info = read_info(folder)
         return cls(info, {name: _tensors_in(folder / _file_of(name, info), info) for name in _weights_of(info)}, device)
 
@@ -193,27 +220,33 @@ class Model:
         return f"<Model of {self.info.name}, {self.info.method}, accuracy {self.info.accuracy}>"
 
     def predict(self, x: npt.NDArray[Any], who: str = "the given data") -> list[Any]:
-        """The original label of each sample of x (N, ...), or of each position of each sample if the model labels those.
+        """Return the original label of each sample of x (N, ...), or of each position of each sample if the model labels those.
 
-        In regression a number in the unit of y, or K of them; of several labels 0 or 1 for each.
-        Errors: ShapeMismatch, NonFiniteFeatures.
+        In regression it returns a number in the unit of y, or K of them; with several labels 0 or 1 for each.
+
+        Raises:
+            ShapeMismatch: x has another shape than the model takes.
+            NonFiniteFeatures: x has NaN or infinite values.
         """
-        found, classes = self.answers_of(prepare_features(x, self.info.model, self.standardiser, who)), self.info.classes
+        answers, classes = self.answers_of(prepare_features(x, self.info.model, self.standardiser, who)), self.info.classes
         if self.info.task == "regression":
-            numbers = in_unit(found, self.info.targets)
+            numbers = in_unit(answers, self.info.targets)
             return list((numbers[:, 0] if len(classes) == 1 else numbers).tolist())
         if self.info.task == "multilabel":
-            return list(found.astype(np.int64).tolist())
+            return list(answers.astype(np.int64).tolist())
         if self.info.model.per_position:
-            return [[classes[index] for index in row] for row in found.tolist()]
-        return [classes[index] for index in found.tolist()]
+            return [[classes[index] for index in row] for row in answers.tolist()]
+        return [classes[index] for index in answers.tolist()]
 
     def evaluate(self, shard: Shard) -> tuple[float, int]:
-        """(accuracy, samples) on the test part; the accuracy is over all positions where each has a label.
+        """Return (accuracy, samples) on the test part. With a label per position, the accuracy is over all positions.
 
-        Of other tasks R2 or label accuracy: common.task.
+        For other tasks it is R2 or label accuracy (common.task).
 
-        Errors: as predict; UndeclaredLabels; ShardError if there is no test part.
+        Raises:
+            UndeclaredLabels: The test part has unknown labels.
+            ShardError: There is no test part.
+            AttuneError: As in `predict`.
         """
         if shard.kind != self.info.model.kind:
             raise ShapeMismatch(f"shard {shard.name} holds {shard.kind}, but the model takes {self.info.model.kind}")
@@ -227,13 +260,13 @@ class Model:
         return mean_score(right), len(right)
 
     def answers_of(self, features: Tensor) -> npt.NDArray[Any]:
-        """The positions in `classes`, (N,), or (N, T) where every position has a label; (N, K) of other tasks."""
+        """Return indices into `classes`, (N,), or (N, T) with a label per position; (N, K) for other tasks."""
         torch.set_num_threads(1)
         return np.asarray(answers_of(list(self.members.values()), features))
 
 
 def in_unit(numbers: npt.NDArray[Any], scale: Scale | None) -> npt.NDArray[np.float64]:
-    """Predicted numbers (N, K) in the unit of y."""
+    """Return predicted numbers (N, K) in the unit of y."""
     mean, std = (np.array(scale.mean), np.array(scale.std)) if scale is not None else (0.0, 1.0)
     return np.asarray(numbers.astype(np.float64) * std + mean)
 

@@ -36,7 +36,7 @@ class RolloutPanel:
 
 
 def rollouts(images: Floats, numbers: Sequence[int], true: Sequence[str], looks: Sequence[RolloutPanel]) -> Section:
-    """Images (N, H, W, channels) in a row, and under them a row for each model, brighter where it has looked."""
+    """Draw images (N, H, W, channels) in a row, and below them a row for each model, brighter where it looks."""
     figure = figures.new(1.3 + 1.5 * len(images), 0.4 + 1.85 * (1 + len(looks)))
     grid: Any = figure.subplots(1 + len(looks), len(images), squeeze=False)
     for n, axes in enumerate(grid[0]):
@@ -71,19 +71,19 @@ def rollouts(images: Floats, numbers: Sequence[int], true: Sequence[str], looks:
 
 
 def _shown(image_HWC: Floats) -> Floats:
-    """As matplotlib takes it, within 0 and 1: stretched only where values lie outside."""
+    """Return an image as matplotlib takes it, within 0 and 1; it is stretched only if values lie outside."""
     low, high = min(0.0, float(image_HWC.min())), max(1.0, float(image_HWC.max()))
     scaled = (image_HWC - low) / (high - low)
     return scaled if image_HWC.shape[-1] == 3 else scaled.mean(axis=-1)
 
 
 def _in_shares(map_hw: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """In multiples of an equal share: the mean is 1."""
+    """Return a map in multiples of an equal share, so that its mean is 1."""
     return np.asarray(map_hw * (map_hw.size / map_hw.sum()))
 
 
 def _overlay(axes: Any, image_HWC: Floats, map_hw: npt.NDArray[np.float64], most: float) -> Any:
-    """The image under its map, which is stretched over whole patches, also where those reach beyond the image."""
+    """Draw an image under its map. The map covers whole patches, also where they reach beyond the image."""
     height, width = image_HWC.shape[:2]
     rows, columns = map_hw.shape
     patch = max(-(-height // rows), -(-width // columns))
@@ -96,14 +96,14 @@ def _overlay(axes: Any, image_HWC: Floats, map_hw: npt.NDArray[np.float64], most
 
 
 def effective(map_hw: npt.NDArray[np.float64]) -> float:
-    """The exponential of the entropy of the map's shares."""
+    """Return the exponential of the entropy of the map's shares."""
     share = map_hw.flatten() / map_hw.sum()
     share = share[share > 0]
     return float(np.exp(-(share * np.log(share)).sum()))
 
 
 def confusions(counts: Sequence[tuple[str, Ints]], names: Sequence[str]) -> Section:
-    """A panel a model: rows are true labels, columns what the model found, coloured by the share of the row."""
+    """Draw a panel per model: rows are true labels, columns predicted ones, coloured by the share of the row."""
     columns = min(COLUMNS, len(counts))
     rows = -(-len(counts) // columns)
     side = min(max(2.6, 0.42 * len(names) + 1.2), 7.0)
@@ -138,21 +138,21 @@ def _share(right: int, total: int) -> str:
 
 
 def by_class(shares: Sequence[tuple[str, Sequence[tuple[int, int]]]], names: Sequence[str], word: str = "class") -> Section:
-    """For each model (title, (right, samples) of each class, or of each label): bars with 95 % intervals."""
+    """Draw bars with 95 % intervals for each model (title, (right, samples) of each class or label)."""
     wide = max(map(len, names)) > 6 or len(names) > 20
     figure = figures.new(min(max(5.0, 2.0 + 0.35 * len(names) * (1 + len(shares))), 14.0), 4.2)
     axes = figure.add_subplot()
     thick = 0.8 / len(shares)
     rows: list[list[Cell]] = []
-    for number, (title, found) in enumerate(shares):
+    for number, (title, counts) in enumerate(shares):
         at = [k - 0.4 + thick * (number + 0.5) for k in range(len(names))]
-        value_C = np.array([right / total for right, total in found])
-        interval_C2 = np.array([wilson(right / total, total) for right, total in found])
+        value_C = np.array([right / total for right, total in counts])
+        interval_C2 = np.array([wilson(right / total, total) for right, total in counts])
         colour = figures.COLOURS[number % len(figures.COLOURS)]
         axes.bar(at, value_C, width=thick, color=colour, label=title)
         reach = np.clip([value_C - interval_C2[:, 0], interval_C2[:, 1] - value_C], 0, None)
         axes.errorbar(at, value_C, yerr=reach, fmt="none", ecolor="0.25", elinewidth=0.9, capsize=2)
-        for name, (right, total), value, (low, high) in zip(names, found, value_C, interval_C2, strict=True):
+        for name, (right, total), value, (low, high) in zip(names, counts, value_C, interval_C2, strict=True):
             rows.append([title, name, total, right, float(value), f"{low:.3f}-{high:.3f}"])
     axes.set_xticks(range(len(names)), names, rotation=90 if wide else 0)
     axes.set_ylim(0, 1.02)
@@ -183,7 +183,7 @@ class Predicted:
 
 
 def predicted(true_NK: Floats, names: Sequence[str], models: Sequence[Predicted]) -> Section:
-    """A panel for each target and model, with the line on which predictions are right."""
+    """Draw a panel for each target and model, with the line on which predictions are right."""
     count = len(names) * len(models)
     columns = min(COLUMNS, count) if len(names) > 1 and len(models) == 1 else min(COLUMNS, len(models))
     rows = -(-count // columns)
@@ -215,7 +215,7 @@ def _line(title: str, name: str, true_N: Floats, found_N: Floats, std: float) ->
 
 
 def _ends(numbers: Floats) -> tuple[float, float]:
-    """Of both axes, for all models of a target: the line is the diagonal, and models can be compared."""
+    """Return the ends of both axes for all models of a target, so that the line is the diagonal and models can be compared."""
     finite = numbers[np.isfinite(numbers)]
     margin = 0.04 * float(np.ptp(finite)) or 1.0
     return float(finite.min()) - margin, float(finite.max()) + margin

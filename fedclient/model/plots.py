@@ -42,20 +42,26 @@ class Judged:
         return answers.reshape(-1) if self.model.info.task == "classes" else answers
 
     def maps(self, chosen: Sequence[int]) -> npt.NDArray[np.float64]:
-        """The rollout over these samples: (len(chosen), h, w). Of a blend, that of what counts most. Errors: SettingError."""
+        """Return the rollout over these samples, (len(chosen), h, w).
+
+        For a blend it is that of the model with the largest weight.
+
+        Raises:
+            SettingError: The model has no attention that can be shown.
+        """
         if self.model.info.model.kind != "images":
             raise SettingError(f"a rollout is over images, and this model takes {self.model.info.model.kind}")
         network = self.model.trainer.network
         x = self.features[list(chosen)].to(self.model.trainer.device)
         network.model.eval()
         with torch.no_grad():
-            found = over_patches(network.model, x.shape[-2], x.shape[-1], lambda: network(self.model.tensors, x))
-        return np.asarray(found)
+            maps = over_patches(network.model, x.shape[-2], x.shape[-1], lambda: network(self.model.tensors, x))
+        return np.asarray(maps)
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What pictures are made of; all models have the same classes."""
+    """Models and samples of the pictures. All models have the same classes."""
 
     shard: str
     classes: list[Label]
@@ -64,6 +70,7 @@ class Drawn:
 
 
 def rollout(source: Drawn) -> page.Section:
+    """Draw where each model looks."""
     first = source.judged[0]
     chosen = spread(first.true, source.images)
     maps = [judged.maps(chosen) for judged in source.judged]
@@ -77,7 +84,7 @@ def rollout(source: Drawn) -> page.Section:
 
 
 def confusion(source: Drawn) -> page.Section:
-    """Of the classes that occur, as true or as found."""
+    """Draw the confusion of the classes that occur, as true or as predicted."""
     occurring = sorted({int(k) for judged in source.judged for k in (*judged.true, *judged.found)})
     counts = []
     for judged in source.judged:
@@ -88,6 +95,7 @@ def confusion(source: Drawn) -> page.Section:
 
 
 def classes(source: Drawn) -> page.Section:
+    """Draw the accuracy of each class."""
     present = sorted({int(k) for k in source.judged[0].true})
     shares = []
     for judged in source.judged:
@@ -97,7 +105,7 @@ def classes(source: Drawn) -> page.Section:
 
 
 def labels_of(source: Drawn) -> page.Section:
-    """Of each of several labels how often it is answered right."""
+    """Draw how often each of several labels is predicted right."""
     shares = []
     for judged in source.judged:
         right_NK = (judged.true > 0) == (judged.found > 0)
@@ -106,7 +114,7 @@ def labels_of(source: Drawn) -> page.Section:
 
 
 def predicted(source: Drawn) -> page.Section:
-    """Of the targets, in their own units."""
+    """Draw predicted against true targets, in their units."""
     names = [str(name) for name in source.classes]
     models = []
     for judged in source.judged:
@@ -125,10 +133,14 @@ PICTURES = {name: task for task, pictures in OF_TASK.items() for name in picture
 
 
 def plot(folders: Sequence[Path], shard: Path, out: Path, images: int, wanted: Sequence[str]) -> list[str]:
-    """Pictures of these models and a page into `out`; a line for each.
+    """Write pictures of these models and a page into `out`, and return a line for each.
 
-    Without `wanted`: all pictures that are possible, and why others are not.
-    Errors: NoModel, those of load_shard and of preparing its test part, and SettingError for a wanted picture that cannot be.
+    Without `wanted` all possible pictures are drawn, and lines say why others are not.
+
+    Raises:
+        NoModel: A folder has no model.
+        SettingError: A wanted picture is not possible.
+        AttuneError: As in load_shard and the preparation of its test part.
     """
     models, loaded = [Model.load(model_folder(folder)) for folder in folders], load_shard(shard)
     source = Drawn(loaded.name, models[0].info.classes, judge(models, loaded), images)
@@ -142,15 +154,17 @@ def plot(folders: Sequence[Path], shard: Path, out: Path, images: int, wanted: S
 
 
 def model_folder(folder: Path) -> Path:
-    """A finished model's folder, or a device's home that holds one."""
+    """Return the folder of a finished model: the folder itself, or that in a device's home."""
     return folder / "model" if (folder / "model" / "model.json").exists() else folder
 
 
 def judge(models: Sequence[Model], shard: Shard) -> list[Judged]:
-    """Each model with the test part as it takes it.
+    """Return each model with the test part in the form that it takes.
 
-    Errors: ShardError without a test part, ShapeMismatch and UndeclaredLabels where a model does not fit it, SettingError
-    where models do not fit each other.
+    Raises:
+        ShardError: There is no test part.
+        ShapeMismatch, UndeclaredLabels: A model does not fit the shard.
+        SettingError: The models do not fit each other.
     """
     if not len(shard.test_x):
         raise ShardError(f"shard {shard.path} has no test samples to draw")
@@ -158,11 +172,11 @@ def judge(models: Sequence[Model], shard: Shard) -> list[Judged]:
         check_labelled_alike(shard, model.info.model, model.info.task, model.info.classes)
     if any(model.info.classes != models[0].info.classes for model in models):
         raise SettingError("these models know different classes: compare models of federations with the same ones")
-    found = []
+    judged = []
     for title, model in zip(titles([model.info for model in models]), models, strict=True):
         features = prepare_features(shard.test_x, model.info.model, model.standardiser, f"shard {shard.name}")
-        found.append(Judged(title, model, features, _true(shard, model)))
-    return found
+        judged.append(Judged(title, model, features, _true(shard, model)))
+    return judged
 
 
 def _true(shard: Shard, model: Model) -> Array:
@@ -172,7 +186,7 @@ def _true(shard: Shard, model: Model) -> Array:
 
 
 def titles(infos: Sequence[Any]) -> list[str]:
-    """A title for each model: its own, and if that is not enough, which of the device's models it is, and the device."""
+    """Return a title for each model: its own; if that is not unique, with the kind of model and the device."""
     plain = [info.title for info in infos]
     count = Counter(plain)
     with_name = [title if count[title] == 1 else f"{title} ({info.name})" for title, info in zip(plain, infos, strict=True)]
@@ -181,7 +195,7 @@ def titles(infos: Sequence[Any]) -> list[str]:
 
 
 def spread(true: Array, count: int) -> list[int]:
-    """So many samples, the first of each class, then the second of each, and so on; in the order of classes."""
+    """Return so many samples in the order of classes: the first of each class, then the second of each, and so on."""
     rank_N = np.zeros(len(true), dtype=np.int64)
     seen: Counter[int] = Counter()
     for i, k in enumerate(true.tolist()):

@@ -64,8 +64,8 @@ class Portable(nn.Module):
             x = x.permute(0, 3, 1, 2)
         body = {name: self.get_buffer(key) for name, key in self._body.items()}
         shares = [member(x, body) for member in self.members]
-        found = torch.stack(shares).sum(dim=0)
-        return (found.double() * self.unit + self.origin).float() if self._numbers else found
+        shares_sum = torch.stack(shares).sum(dim=0)
+        return (shares_sum.double() * self.unit + self.origin).float() if self._numbers else shares_sum
 
 
 class _Member(nn.Module):
@@ -83,7 +83,7 @@ class _Member(nn.Module):
 
 
 def _held(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Copies of the tensors as buffers of the module: name -> buffer."""
+    """Copy the tensors into buffers of the module, and return the buffers' names by tensor."""
     names = {name: f"tensor{number}" for number, name in enumerate(sorted(tensors))}
     for name, key in names.items():
         module.register_buffer(key, tensors[name].detach().clone())
@@ -91,12 +91,18 @@ def _held(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def export(model: Model, out: Path, samples: npt.NDArray[Any] | None = None) -> float:
-    """Writes the file, runs it, and returns the largest difference from the original: of probabilities, or of numbers in
-    standard deviations.
+    """Write the file, run it, and return the largest difference from the original.
 
-    samples: (N, ...) as in a shard, to check on; some that are drawn where None. model: on the CPU.
-    Errors: SettingError for another ending, without the packages, or for a model that cannot be exported; NoModel if the file
-    computes something else, and then there is none.
+    The difference is one of probabilities, or of numbers in standard deviations.
+
+    Args:
+        model: The model, on the CPU.
+        out: The file.
+        samples: (N, ...) as in a shard, for the check; None takes drawn ones.
+
+    Raises:
+        SettingError: The ending is unknown, packages are missing, or the model cannot be exported.
+        NoModel: The file computes something else; it is removed.
     """
     if out.suffix not in FORMATS:
         raise SettingError(f"{out.name} must end in {' or '.join(FORMATS)}, which says in what form it is written")
@@ -109,8 +115,8 @@ def export(model: Model, out: Path, samples: npt.NDArray[Any] | None = None) -> 
     write, run = (_write_onnx, _run_onnx) if out.suffix == ".onnx" else (_write_program, _run_program)
     with replaced(out) as beside:
         _written(write, Portable(model).eval(), torch.from_numpy(x[:2]), beside, model)
-        found = run(beside, x)
-        difference = float((np.abs(found - wanted) / unit_of(model)).max())
+        computed = run(beside, x)
+        difference = float((np.abs(computed - wanted) / unit_of(model)).max())
         if not difference <= TOLERANCE:
             raise NoModel(
                 f"the exported model's outputs differ from the original's by up to {difference:.2g}, so no file was "
@@ -120,7 +126,7 @@ def export(model: Model, out: Path, samples: npt.NDArray[Any] | None = None) -> 
 
 
 def drawn(model: Model) -> npt.NDArray[Any]:
-    """Samples like those that the model takes, of no meaning."""
+    """Return random samples of the form that the model takes."""
     spec, draw = model.info.model, np.random.default_rng(0)
     if spec.kind == "tokens":
         return draw.integers(0, spec.vocabulary, (SAMPLES, *spec.shape), dtype=np.int64)
@@ -131,20 +137,20 @@ def drawn(model: Model) -> npt.NDArray[Any]:
 
 
 def _plain(x: npt.NDArray[Any], model: Model) -> npt.NDArray[Any]:
-    """As the file takes them."""
+    """Return samples as the file takes them."""
     if model.info.model.kind == "tokens":
         return np.ascontiguousarray(x, dtype=np.int64)
     return np.ascontiguousarray(x / 255 if x.dtype == np.uint8 else x, dtype=np.float32)
 
 
 def _original(model: Model, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """What the model itself predicts with, by its own way from features to scores."""
+    """Return what the model itself predicts."""
     features = prepare_features(x, model.info.model, model.standardiser)
     return in_unit(np.asarray(blended_shares(list(model.members.values()), features)), model.info.targets)
 
 
 def unit_of(model: Model) -> list[float]:
-    """In which its outputs are compared: of numbers a standard deviation each."""
+    """Return the units in which outputs are compared: for numbers a standard deviation each."""
     return model.info.targets.std if model.info.targets else [1.0]
 
 

@@ -1,4 +1,4 @@
-"""Where a Transformer looks: attention rollout (Abnar & Zuidema, ACL 2020), as FedTP's figures use it.
+"""Attention rollout (Abnar & Zuidema, ACL 2020), as FedTP's figures use it: where a Transformer looks.
 
 B samples, T positions, H heads, P patches in h rows and w columns.
 """
@@ -19,11 +19,12 @@ DISCARDED = 0.3  # of the weights of a layer: the lowest, as FedTP has it
 
 
 def attentions(model: nn.Module, run: Callable[[], object]) -> list[Tensor]:
-    """The weights (B, H, T, T) of every self-attention that `run` passes through, in the order of passing.
+    """Return the weights (B, H, T, T) of every self-attention that `run` passes through, in that order.
 
-    Errors: SettingError for a model without attention, and for attention of an unknown kind.
+    Raises:
+        SettingError: The model has no attention, or attention of an unknown kind.
     """
-    paths = list(dict.fromkeys(name.rpartition(".")[0] for name, found in roles(model).items() if "qkv" in found))
+    paths = list(dict.fromkeys(name.rpartition(".")[0] for name, its_roles in roles(model).items() if "qkv" in its_roles))
     owners = [model.get_submodule(path.rpartition(".")[0]) for path in paths]
     who = f"the model {type(model).__name__}"
     if not owners:
@@ -46,10 +47,10 @@ def attentions(model: nn.Module, run: Callable[[], object]) -> list[Tensor]:
 
 
 def rollout(layers: Sequence[Tensor], discarded: float = DISCARDED) -> Tensor:
-    """How much of each input position is in each output position, (B, T, T) float64, of weights (B, H, T, T) layer by layer.
+    """Return how much of each input position is in each output position, (B, T, T) float64.
 
-    Of each layer: the maximum over heads; the lowest share `discarded` of an image's weights becomes 0; the identity is added
-    for the residual path; rows are normalised. The layers are multiplied, the last on the left.
+    For each layer's weights (B, H, T, T): take the maximum over heads, set the lowest share `discarded` of an image's weights
+    to 0, add the identity for the residual path, and normalise rows. The layers are multiplied, the last on the left.
     """
     _, _, steps, _ = layers[0].shape
     identity_TT = torch.eye(steps, dtype=torch.float64)
@@ -63,9 +64,12 @@ def rollout(layers: Sequence[Tensor], discarded: float = DISCARDED) -> Tensor:
 
 
 def over_patches(model: nn.Module, height: int, width: int, run: Callable[[], object]) -> Tensor:
-    """How much of each patch is in the class token after the last layer: (B, h, w) float64, for images of this size.
+    """Return how much of each patch is in the class token after the last layer, (B, h, w) float64, for images of this size.
 
-    `run` passes the images through the model. Errors: SettingError as `attentions`, and for a model without a class token.
+    `run` passes the images through the model.
+
+    Raises:
+        SettingError: As in `attentions`, or the model has no class token.
     """
     layers = attentions(model, run)
     if not isinstance(model, VisionTransformer):
