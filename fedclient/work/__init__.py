@@ -1,1 +1,1 @@
-"""What a device does with tensors: learning, evaluation, and the state between orders."""
+"""Work of a device with tensors: learning, evaluation, and the state between orders."""

@@ -67,7 +67,7 @@ class Baselines:
     def trained(
         self, data: Prepared, seeds: Seeds, progress: Progress, cancelled: Callable[[], bool], round_: int
     ) -> Jobs[Tensors | None]:
-        """The local model after one more order's worth of training; bit by bit what the method `local` does with it."""
+        """Train the local model as in one more order, bit by bit as the method `local` does."""
         if self.local is None:
             return None
         trained = yield from self._trainer.training(
@@ -76,9 +76,10 @@ class Baselines:
         return trained.tensors
 
     def candidates(self, common: Tensors) -> Candidates:
-        """The models there are, each with what evaluates it.
+        """Return the models that exist, each with what evaluates it.
 
-        common: what a device of which nothing is known is served; empty if that is no model that could be used.
+        Args:
+            common: The cold-start model; empty if it cannot be used.
         """
         found: dict[Choice, tuple[Trainer, Tensors]] = {}
         if common:
@@ -89,7 +90,7 @@ class Baselines:
 
 
 def own_name(method: Method, part_of: Mapping[str, PartKind]) -> Choice:
-    """What the model is that a method leads to: the common one or a local one, if nothing in it tells devices apart."""
+    """Return what a method's model is: the common or a local one, if no part of it differs between devices."""
     if method.predictor == "model" and set(part_of.values()) == {"private"}:
         return "local"
     if method.predictor == "model" and set(part_of.values()) == {"shared"} and method.evaluate == "served":
@@ -98,13 +99,16 @@ def own_name(method: Method, part_of: Mapping[str, PartKind]) -> Choice:
 
 
 def has_common(part_of: Mapping[str, PartKind], settings: ObjectiveSettings) -> bool:
-    """Whether a device of which nothing is known can be served a whole model. Else some of its tensors are as they began: those
-    that never leave a device, or a head that the objective does not train."""
+    """Return whether the cold start is a whole model.
+
+    It is not if some tensors keep their initial values: those that never leave a device, or a head that the objective does not
+    train.
+    """
     return "private" not in part_of.values() and settings.uses_head
 
 
 def right_on_test(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, torch.Tensor]]:
-    """Which labels each finds of the test part, as Trainer.right; none where there is no test part."""
+    """Return which labels of the test part each model predicts, as Trainer.right; empty without a test part."""
     right: dict[Choice, torch.Tensor] = {}
     if len(data.test_x):
         for name, (trainer, tensors) in candidates.items():
@@ -113,9 +117,9 @@ def right_on_test(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, t
 
 
 def constant_answer(data: Prepared, measure: Measure) -> float | None:
-    """The score on the test part of always giving the answer that is best for the training part (Measure.constant).
+    """Return the score on the test part of the constant answer that is best for the training part (Measure.constant).
 
-    None without samples in either part. A model that reaches no more has learned nothing of use.
+    It is None without samples in one of the parts. A model that scores no more has learned nothing useful.
     """
     trained, tested = torch.cat([data.train_y, data.validation_y]), data.test_y
     return measure.constant(trained, tested) if len(trained) and len(tested) else None
@@ -132,9 +136,9 @@ class Weighed(NamedTuple):
 
 
 def weighed(candidates: Candidates, own: Choice, data: Prepared, prior: Mapping[Choice, float]) -> Jobs[Weighed]:
-    """The models by the samples held out of training, and by what other devices found (`prior`, as blend.pseudo_counts).
+    """Weigh the models by held-out samples and by what other devices found (`prior`, as in blend.pseudo_counts).
 
-    One whose scores are no numbers is left out: in a blend it would make every answer none.
+    A model whose scores are NaN is left out, because it would make every answer of a blend NaN.
     """
     if len(candidates) == 1:
         return Weighed({}, {})

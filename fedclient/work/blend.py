@@ -37,15 +37,17 @@ class Member:
     sharpness: float = 1.0
 
     def shares_of(self, scores: Tensor) -> Tensor:
-        """Its part of the blend's probabilities, or numbers, from its scores of a batch (B, ..., C)."""
+        """Return its part of the blend's probabilities, or numbers, from its scores of a batch (B, ..., C)."""
         return self.weight * self.trainer.measure.shares(self.sharpness * scores)
 
 
 def pseudo_counts(models: Collection[Choice], prior: Mapping[Choice, float]) -> list[float]:
-    """How many samples each of these models is said to explain beforehand, (K,): K PSEUDO_COUNT in all.
+    """Return how many samples each model is said to explain beforehand, (K,): K PSEUDO_COUNT in all.
 
-    prior: shares of models, as other devices found them; of those that are not among `models` nothing is made. Equal ones if
-    it lacks one of them.
+    Args:
+        models: The K models.
+        prior: Shares of models, as other devices found them. Other models in it are ignored; if one of `models` is missing, the
+            counts are equal.
     """
     known = [prior.get(model, 0.0) for model in models]
     shares = known if all(known) else [1.0] * len(known)
@@ -55,12 +57,16 @@ def pseudo_counts(models: Collection[Choice], prior: Mapping[Choice, float]) -> 
 def weights_of(
     probability: Mapping[Choice, Tensor], prior: Mapping[Choice, float] = NOTHING, weight: Tensor | None = None
 ) -> dict[Choice, float]:
-    """Weights >= 0 that sum to 1 and are the likeliest a posteriori for the mixture of these models.
+    """Return the most probable weights of a mixture of these models; they are >= 0 and sum to 1.
 
-    probability: what each gives to the right labels of the same V samples, (V,) or (V, T); a sequence counts as one sample. Of
-    numbers a density: weights depend on ratios alone. prior: as `pseudo_counts`. weight (V,) float64: what each sample counts.
-    The prior is Dirichlet(1 + the pseudo counts); the method is expectation maximisation for mixing proportions (Dempster,
+    The prior is Dirichlet(1 + the pseudo counts). The method is expectation maximisation for mixing proportions (Dempster,
     Laird, Rubin, J. of the Royal Statistical Society B 1977).
+
+    Args:
+        probability: What each model gives to the right labels of the same V samples, (V,) or (V, T); a sequence counts as one
+            sample. For numbers it is a density: weights depend on ratios alone.
+        prior: As in `pseudo_counts`.
+        weight: What each sample counts, (V,) float64.
     """
     p_KVT = torch.stack([each.double().reshape(len(each), -1).clamp_min(FLOOR) for each in probability.values()])
     p_KN, labels = p_KVT.flatten(1).numpy(), p_KVT.shape[2]  # of arrays this small, numpy's operations take half as long
@@ -127,24 +133,24 @@ def unweighed(
 
 
 def _fit(probability: Tensor) -> float:
-    """Of what the right labels are given, (V,) or (V, T): the log-likelihood of V samples."""
+    """Return the log-likelihood of V samples from the probabilities of their right labels, (V,) or (V, T)."""
     return float(log_likelihoods(probability.unsqueeze(0)))
 
 
 def _as_sure(sharpnesses: Sequence[float], probability_GV: Tensor, fit: float) -> float:
-    """The least of ascending sharpnesses with which samples are explained as well as that; else the one that does best."""
+    """Return the least of ascending sharpnesses that explains samples as well as `fit`; else the best one."""
     fit_G = log_likelihoods(probability_GV)
     reached = torch.nonzero(fit_G >= fit)
     return sharpnesses[int(reached[0]) if len(reached) else int(fit_G.argmax())]
 
 
 def answers_of(members: Sequence[Member], x: Tensor) -> Tensor:
-    """What is answered to each sample of x (N, ...), as Measure.of_scores; on the CPU. One member at least."""
+    """Return the blend's answers for x (N, ...), as Measure.of_scores, on the CPU. There is at least one member."""
     return alone(answering(members, x))
 
 
 def answering(members: Sequence[Member], x: Tensor) -> Jobs[Tensor]:
-    """`answers_of`, which stops at what many devices can compute together."""
+    """Compute `answers_of` with jobs that many devices can compute together."""
     found, measure = [], members[0].trainer.measure
     answers = measure.of_shares if len(members) > 1 else measure.of_scores
     for at in range(0, len(x), EVALUATION_BATCH):
@@ -158,10 +164,10 @@ def answering(members: Sequence[Member], x: Tensor) -> Jobs[Tensor]:
 
 
 def blended_logits(members: Sequence[Member], x: Tensor) -> Tensor:
-    """Scores that have the blend's probabilities (or are its numbers), (B, ..., C), for one batch x (B, ...)."""
+    """Return scores with the blend's probabilities (or its numbers), (B, ..., C), for one batch x (B, ...)."""
     return members[0].trainer.measure.scores_of(blended_shares(members, x))
 
 
 def blended_shares(members: Sequence[Member], x: Tensor) -> Tensor:
-    """The blend's probabilities, or its numbers, (B, ..., C), for one batch x (B, ...)."""
+    """Return the blend's probabilities, or its numbers, (B, ..., C), for one batch x (B, ...)."""
     return torch.stack([member.shares_of(member.trainer.scores(member.tensors, x)) for member in members]).sum(dim=0)

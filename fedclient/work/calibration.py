@@ -30,7 +30,7 @@ class Calibrated(NamedTuple):
 
 
 def sharpened(scores: Tensor, sharpnesses: Sequence[float]) -> Iterator[Tensor]:
-    """Scores (B, ...) times each of G sharpnesses, (some of G, B, ...) at a time, as memory allows."""
+    """Yield scores (B, ...) times each of G sharpnesses, (some of G, B, ...) at a time, as memory allows."""
     some = max(1, SHARPENED_ELEMENTS // max(scores.numel(), 1))
     factors_G = torch.tensor(sharpnesses, dtype=scores.dtype, device=scores.device)
     for at in range(0, len(factors_G), some):
@@ -38,30 +38,40 @@ def sharpened(scores: Tensor, sharpnesses: Sequence[float]) -> Iterator[Tensor]:
 
 
 def log_likelihood(probability: Tensor, weight: Tensor | None = None) -> float:
-    """Of V samples, from what their right labels are given, (V,) or (V, T); a sequence counts as one sample."""
+    """Return the log-likelihood of V samples from the probabilities of their right labels, (V,) or (V, T).
+
+    A sequence counts as one sample.
+    """
     return float(log_likelihoods(probability.unsqueeze(0), weight))
 
 
 def log_likelihoods(probability: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Of each of G times V samples, (G, V) or (G, V, T): (G,). weight (V,) float64: what each counts; None: as one."""
+    """Return G log-likelihoods, (G,), from probabilities (G, V) or (G, V, T).
+
+    Args:
+        probability: The probabilities of the right labels.
+        weight: What each sample counts, (V,) float64; None: 1.
+    """
     p_GVT = probability.double().reshape(*probability.shape[:2], -1).clamp_min(FLOOR)
     each_GV = p_GVT.log().mean(dim=2)
     return each_GV.sum(dim=1) if weight is None else each_GV @ weight
 
 
 def spread(samples: float) -> float:
-    """The prior's standard deviation of log sharpness: 1 with many samples (95 % between a seventh and seven), 0 with none.
+    """Return the prior's standard deviation of log sharpness: 1 with many samples (95 % between 1/7 and 7), 0 with none.
 
-    Two samples are easily right or wrong by chance, and then say nothing of how sure a model may be.
+    Two samples are easily right or wrong by chance, so they say little about how sure a model may be.
     """
     return samples / (samples + PRIOR_SAMPLES)
 
 
 def calibrated(sharpnesses: Sequence[float], probability: Tensor, weight: Tensor | None = None) -> Calibrated:
-    """The likeliest of G sharpnesses a posteriori; of equal ones the first.
+    """Return the most probable of G sharpnesses; of equal ones the first. The prior of log sharpness is normal about 0.
 
-    probability: with each sharpness, what the right labels are given, (G, V) or (G, V, T). weight: as `log_likelihoods`.
-    The prior of log sharpness is normal about 0.
+    Args:
+        sharpnesses: The G sharpnesses.
+        probability: The probabilities of the right labels with each sharpness, (G, V) or (G, V, T).
+        weight: As in `log_likelihoods`.
     """
     log_G = torch.tensor(sharpnesses, dtype=torch.float64).log()
     samples = probability.shape[1] if weight is None else float(weight.sum())

@@ -23,20 +23,25 @@ Places = npt.NDArray[np.intp]
 
 
 def comparisons_of(result: OrderResult) -> list[Pair]:
-    """One for each rival; none where nothing was compared or there are no test samples."""
+    """Return a comparison for each rival; empty if nothing was compared, or without test samples."""
     return pairs_of(msgspec.structs.asdict(result)) if result.test_samples else []
 
 
 def finding_of(comparisons: list[Pair]) -> Finding:
-    """Worse, if the own model is worse than any rival; better, if it is better than every rival; else unclear."""
+    """Return worse, if the own model is worse than any rival; better, if it is better than every rival; else unclear."""
     return overall(findings_of(comparisons).values())
 
 
 def compared(own: torch.Tensor, rival: torch.Tensor, name: Rival, groups: Places | None = None) -> dict[str, float]:
-    """What is reported of the own model against the rival `name`: numbers of Metrics, as common.paired reads them.
+    """Return what is reported of the own model against the rival `name`: numbers of Metrics, as common.paired reads them.
 
-    Arguments: which labels each finds, (N,) or (N, T) bool, or scores (N,). The positions of a sequence are not independent, so
-    a sequence counts once. groups (N,): places from 0 on; nor are the samples of one group, so a group counts once, too.
+    Positions of a sequence are not independent, so a sequence counts once. A group of samples counts once for the same reason.
+
+    Args:
+        own: Which labels the own model predicts, (N,) or (N, T) bool, or scores (N,).
+        rival: The same for the rival.
+        name: The rival's name.
+        groups: The group of each sample as a number from 0 on, (N,).
     """
     gain_N = (own.double() - rival.double()).reshape(len(own), -1).mean(dim=1).numpy()
     names = RIVALS[name]
@@ -50,9 +55,9 @@ def compared(own: torch.Tensor, rival: torch.Tensor, name: Rival, groups: Places
 
 
 def _error(sum_G: npt.NDArray[np.float64], size_G: npt.NDArray[Any], mean: float) -> float:
-    """The standard error of a mean over samples that come in G independent groups (Liang and Zeger, Biometrika 1986).
+    """Return the standard error of a mean over samples in G independent groups (Liang and Zeger, Biometrika 1986).
 
-    Where each group is a sample it is the usual one; 0 if there is one group.
+    If each group is a sample, it is the usual one. With one group it is 0.
     """
     groups = len(sum_G)
     spread = float(np.square(sum_G - size_G * mean).sum()) * groups / max(1, groups - 1)
@@ -66,10 +71,11 @@ ROWS = 512  # draws at a time: 512 * 2000 signs are 8 MB
 
 
 def sign_flip(gains: Sequence[float] | npt.NDArray[np.float64]) -> float:
-    """p value, two-sided, of 'gains have mean 0 and are symmetric about it': how often other signs give as large a sum.
+    """Return the two-sided p-value of 'gains have mean 0 and are symmetric about it'.
 
-    Fisher, The Design of Experiments 1935, section 21; drawn signs are counted as in Phipson and Smyth (Statistical
-    Applications in Genetics and Molecular Biology 2010), so the level holds exactly. The same gains have the same p.
+    It is how often other signs give as large a sum (Fisher, The Design of Experiments 1935, section 21). Drawn signs are
+    counted as in Phipson and Smyth (Statistical Applications in Genetics and Molecular Biology 2010), so the level holds
+    exactly. Equal gains have equal p-values.
     """
     gain_N = np.asarray(gains, dtype=np.float64)
     gain_N = gain_N[gain_N != 0]
@@ -86,7 +92,7 @@ def sign_flip(gains: Sequence[float] | npt.NDArray[np.float64]) -> float:
 
 
 def _as_large(gain_N: npt.NDArray[np.float64], observed: float) -> int:
-    """In how many of the draws the sum is as large."""
+    """Return in how many draws the sum is as large."""
     draw, found = np.random.default_rng(len(gain_N)), 0
     for first in range(0, DRAWS, ROWS):
         rows = min(ROWS, DRAWS - first)

@@ -32,12 +32,12 @@ class Dialled:
     positions: Positions
 
     def share(self, position: Position) -> float:
-        """Of the components that stand there."""
+        """Return the share of components in this position."""
         return sum(each == position for each in self.positions.values()) / len(self.positions)
 
 
 def price(samples: int) -> float:
-    """Of each component that stands elsewhere than most, in nats: half a logarithm, as BIC has it for a parameter.
+    """Return the price of each component that differs from the base, in nats: half a logarithm, as BIC's price of a parameter.
 
     Without it, many components could be set to suit a few samples.
     """
@@ -47,10 +47,10 @@ def price(samples: int) -> float:
 def searched(
     components: Sequence[str], values: Sequence[Position], score: Callable[[Positions], Jobs[float]], cost: float
 ) -> Jobs[Positions]:
-    """Positions with a high score(positions) - cost * (components that stand elsewhere than the base).
+    """Find positions with a high score(positions) - cost * (components that differ from the base).
 
-    Base: the value with the highest score for all components alike, of equal ones the first. From there one component after
-    the other moves while that gains; where components do not interact, what is found is the best of all.
+    The base is the value with the highest score for all components; of equal ones the first. Then one component after another
+    moves while that gains. If components do not interact, the result is the best of all.
     """
     alike: dict[Position, float] = {}
     for value in values:
@@ -79,9 +79,13 @@ def dialled(
     probability: Callable[[Tensors], Jobs[Tensor]],
     samples: int,
 ) -> Jobs[Dialled]:
-    """The candidates' values (by tensor) put together, component by component (by its tensors).
+    """Combine the candidates' values (by tensor), component by component (by its tensors).
 
-    probability: what these tensors of the part give to the labels of the held-out samples.
+    Args:
+        components: The tensors of each component.
+        candidates: The values.
+        probability: What the combined tensors give to the labels of the held-out samples.
+        samples: How many samples are held out.
     """
 
     def tensors_at(positions: Positions) -> Tensors:
@@ -97,7 +101,7 @@ def dialled(
 def dial_of(
     settings: AttentionSettings | None, part_of: Mapping[str, str], layers: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
-    """Component -> names of its tensors, as the aggregator of the attended part has them; none without a dial."""
+    """Return for each component the names of its tensors, as the attended part's aggregator has them; empty without a dial."""
     if settings is None:
         return {}
     if settings.components == "tensor":

@@ -1,4 +1,4 @@
-"""What a device finds when it evaluates: the score of every model that it could predict with, and the blend that it keeps."""
+"""Evaluation on a device: the score of every model with which it could predict, and the blend that it keeps."""
 
 from __future__ import annotations
 
@@ -38,10 +38,12 @@ class DeviceModels:
 
 
 class Evaluation:
-    """Of one device.
+    """Evaluation of one device's models.
 
-    Arguments: `own` is what the method leads to (baselines.own_name); `blends`: whether the device may keep more than that;
-    `dial`: the components of each attended part, empty without a dial.
+    Args:
+        own: What the method's model is (baselines.own_name).
+        blends: Whether the device may keep more than that model.
+        dial: The components of each attended part; empty without a dial.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Evaluation:
         return f"<Evaluation of a {self._own} model{', with a dial' if self._dial else ''}>"
 
     def accuracy(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[float | None]:
-        """Of the own model on the test part; None without one."""
+        """Return the accuracy of the own model on the test part; None without a test part."""
         data = self._data
         if not len(data.test_x):
             return None
@@ -72,9 +74,9 @@ class Evaluation:
         seeds: Seeds,
         cancelled: Callable[[], bool],
     ) -> Jobs[tuple[OrderResult, dict[Choice, Tensors]]]:
-        """(the result with the accuracy of every model, the tensors of the models of the blend beside the own one).
+        """Return (the result with the accuracy of every model, the tensors of the blend's models beside the own one).
 
-        prior: what other devices found, as blend.pseudo_counts.
+        `prior` is what other devices found, as in blend.pseudo_counts.
         """
         data, theta = self._data, held.theta
         mixed = yield from self._dialled(held, seeds, cancelled)
@@ -111,12 +113,12 @@ class Evaluation:
         return result, {name: candidates[name][1] for name in candidates if name in beside}
 
     def _prepared(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[Tensors]:
-        """The own model, ready to predict."""
+        """Return the own model, ready to predict."""
         data = self._data
         return (yield from self._trainer.preparing(theta, received, data.train_x, data.train_y, seeds, cancelled))
 
     def _dialled(self, held: DeviceModels, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[Dialled | None]:
-        """What the dial makes of the attended part. None without one, or without samples held out to choose by."""
+        """Return the dial's choice for the attended part; None without a dial or without held-out samples."""
         data = self._data
         if not self._dial or not len(data.validation_x):
             return None
@@ -131,7 +133,7 @@ class Evaluation:
         return (yield from dialled(self._dial, known, probability, len(data.validation_x)))
 
     def _blended(self, members: Sequence[Member]) -> Jobs[torch.Tensor]:
-        """What the blend finds of the test part, as Trainer.right."""
+        """Return what the blend predicts of the test part, as Trainer.right."""
         data = self._data
         if self._score is None:
             return self._measure.right((yield from answering(members, data.test_x)), data.test_y.cpu())

@@ -1,4 +1,4 @@
-"""What a device must fetch for an order, by what it holds already, and the value that a compressed blob stands for."""
+"""Values that a device holds and must fetch for an order, and the value that a compressed blob stands for."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from attune.fedclient.messages import SmallerFormUnusable
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a device holds. It has no tensors, so it is known where a learner is in another process.
+    """Digests and manifests of what a device holds. They have no tensors, so they are known beside a remote learner too.
 
     Attributes:
-        parts: For each part that is not private, what a blob of it must hold.
-        has_rival: Whether the device compares a common model with its own one.
-        served: The digest of what is held of each part.
+        parts: For each part that is not private, the tensors of its blob.
+        has_rival: The device compares a common model with its own one.
+        served: The digest of the held value of each part.
     """
 
     parts: Mapping[str, Manifest]
@@ -30,19 +30,26 @@ class Holdings:
     served: Mapping[str, str]
 
     def expected(self, part: str) -> Manifest:
-        """What a blob of this part must hold. Errors: Forbidden for a private part, or one that this method does not have."""
+        """Return the tensors that a blob of this part must hold.
+
+        Raises:
+            Forbidden: The part is private, or the method does not have it.
+        """
         if part not in self.parts:
             raise Forbidden(f"the server asked for, or sent, the part {part[:40]!r}, which is private or not in this method")
         return self.parts[part]
 
     def cold_start(self, order: Order) -> tuple[BlobRef, ...]:
-        """The common model of an order, if this device compares with it."""
+        """Return the common model of an order, if this device compares with it."""
         return order.cold_start if self.has_rival else ()
 
     def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
-        """The values of `order` that are not held, each once, and the tensors that each must hold. Errors: Forbidden.
+        """Return the values of `order` that are not held, each once, and the tensors of each.
 
-        What is sent in the place of one is named where it can be used here.
+        A smaller form is named if this device can use it.
+
+        Raises:
+            Forbidden: The order has a part that is private, or that the method does not have.
         """
         refs = {ref.digest: ref for ref in (*self.cold_start(order), *order.downloads)}
         wanted = [(ref, self.expected(ref.part)) for ref in refs.values() if self.served.get(ref.part) != ref.digest]

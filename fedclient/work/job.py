@@ -17,7 +17,7 @@ class Job(Protocol):
     """One computation of one device, with all that it needs."""
 
     def alone(self) -> Any:
-        """Its result, by the definition: what any other way to compute it must agree with."""
+        """Return the job's result by its definition. Every other way to compute it must agree."""
 
 
 Jobs = Generator[Job, Any, T]  # which come to a T
@@ -31,7 +31,7 @@ class FailedWork:
 
 
 def alone(work: Jobs[T]) -> T:
-    """What `work` comes to, one job after the other. Errors: those of the jobs, raised where the work waits for them."""
+    """Run a generator of jobs one job after another, and return its result. Errors of a job are raised where it was yielded."""
     try:
         job = next(work)
         while True:

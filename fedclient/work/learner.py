@@ -53,10 +53,17 @@ RECEIVED, LOCAL, TRAINED, OWED, KEPT = "received", "local", "trained", "owed", "
 
 
 class Learner:
-    """One device's model.
+    """Model of one device.
 
-    Arguments: `name` is the device's, and part of every seed; `prepared` its data; `orders` where results are kept; `keep` and
-    `baseline` as in Options. Errors: SettingError for a model or method that cannot be built here.
+    Args:
+        name: The device's name, which is part of every seed.
+        prepared: Its data.
+        orders: The store of results.
+        keep: As in DeviceOptions.
+        baseline: As in DeviceOptions.
+
+    Raises:
+        SettingError: The model or the method cannot be built here.
     """
 
     def __init__(
@@ -131,15 +138,15 @@ class Learner:
         return self.data.standardiser
 
     def expected(self, part: str) -> Manifest:
-        """As Holdings."""
+        """Return the tensors of a part, as Holdings.expected."""
         return self.holdings.expected(part)
 
     def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
-        """As Holdings."""
+        """Return the missing values of an order, as Holdings.missing."""
         return self.holdings.missing(order)
 
     def let_go(self) -> None:
-        """Nobody asks it again: its tensors go with it."""
+        """Do no more than end: the tensors are freed with the learner."""
 
     def carry_out(self, work: Work) -> OrderResult:
         """Carry out the order and commit the result. An order that is committed already is not repeated.
@@ -207,7 +214,7 @@ class Learner:
         return self.newest
 
     def _rebuilt(self, order: Order, fetched: Mapping[str, Tensors]) -> dict[str, Tensors]:
-        """What was fetched, as the values that it stands for. Errors: as `rebuilt`."""
+        """Return the values that the fetched blobs stand for. Errors are those of `rebuilt`."""
         there = [(ref, expected) for ref, expected in self.missing(order) if ref.digest in fetched]
         return {
             ref.digest: rebuilt(ref, expected, fetched[ref.digest], self._of_part(ref.part, self.received))
@@ -215,7 +222,7 @@ class Learner:
         }
 
     def _merged(self, order: Order, fetched: Mapping[str, Tensors]) -> tuple[Tensors, Tensors, dict[str, str]]:
-        """(theta, received, digest of each part received) with what the order serves."""
+        """Return (theta, received, digest of each received part) with what the order serves."""
         theta, received, served = dict(self.theta), dict(self.received), dict(self.served)
         for ref in order.downloads:
             tensors = fetched[ref.digest] if ref.digest in fetched else self._of_part(ref.part, received)
@@ -229,7 +236,10 @@ class Learner:
     def _trained(
         self, result: OrderResult, theta: Tensors, received: Tensors, work: Work
     ) -> Jobs[tuple[OrderResult, Tensors, Tensors | None]]:
-        """(the result, theta, the local baseline) after local training, with accuracies before and after it where wanted."""
+        """Return (the result, theta, the local baseline) after local training.
+
+        The result has accuracies before and after it, if wanted.
+        """
         order, cancelled = work.order, work.cancelled
         data, seeds, passes = self.data, self._seeds(order.round), 1 if self.baselines.local is None else 2
 
@@ -253,7 +263,7 @@ class Learner:
         return result, trained.tensors, local
 
     def _common(self, order: Order, fetched: Mapping[str, Tensors], received: Tensors) -> Tensors:
-        """The common model: what a device of which nothing is known is served. Empty if the order does not name it."""
+        """Return the cold-start model; empty if the order does not name it."""
         common: Tensors = {}
         for ref in self.holdings.cold_start(order):
             common |= fetched[ref.digest] if ref.digest in fetched else self._of_part(ref.part, received)
@@ -276,14 +286,15 @@ class Learner:
         return dict(update.tensors), context.errors
 
     def trial(self) -> Jobs[Trained]:
-        """Training as an order's would be, to see how long it takes: nothing comes of it."""
+        """Train as in an order to measure the time. The result is discarded."""
         data = self.data
         return self.trainer.training(self.theta, self.received, data.train_x, data.train_y, self._seeds(0))
 
     def finished(self) -> dict[Choice, Tensors]:
-        """What the device predicts with now: all that a finished model needs, of each model that counts.
+        """Return what the device predicts with now: the tensors of each model that counts.
 
-        Errors: NoModel before the first order.
+        Raises:
+            NoModel: There was no order yet.
         """
         if self.newest is None:
             raise NoModel("no order was carried out yet")
@@ -299,13 +310,21 @@ class Learner:
         return {name: tensors[name] for name in self.expected(part)}
 
     def _check_trains(self, order: Order) -> None:
-        """Errors: Forbidden if the order trains a kind that this method does not have."""
+        """Check the kinds of tensors that the order trains.
+
+        Raises:
+            Forbidden: This method does not have one of them.
+        """
         known = {*self.part_of.values(), *(["personal"] if len(self.theta) > len(self.part_of) else [])}
         if unknown := set(order.trains) - known:
             raise Forbidden(f"the server asked to train {sorted(unknown)}; this method has {sorted(known)}")
 
     def _check_encodings(self, order: Order) -> None:
-        """Errors: WireError if the order asks for what cannot be written, or for changes from what it does not serve."""
+        """Check the encodings that the order asks for.
+
+        Raises:
+            WireError: One cannot be written, or needs a served value that the order does not have.
+        """
         served = {ref.part for ref in order.downloads}
         for part, encoding in order.encodings.items():
             if encoding and encoding not in ENCODINGS:
@@ -320,7 +339,7 @@ class Learner:
 
 
 def _manifests(part_of: Mapping[str, str], tensors: Tensors) -> dict[str, Manifest]:
-    """Of each part that is not private."""
+    """Return the manifest of each part that is not private."""
     kinds = [kind for kind in dict.fromkeys(part_of.values()) if kind != "private"]
     return {kind: manifest_of({name: tensors[name] for name in part_of if part_of[name] == kind}) for kind in kinds}
 
@@ -328,7 +347,13 @@ def _manifests(part_of: Mapping[str, str], tensors: Tensors) -> dict[str, Manife
 def make_learner(
     plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: DeviceOptions
 ) -> Learner:
-    """Everything that orders need. Errors: ShapeMismatch, UndeclaredLabels, SettingError, HomeMismatch."""
+    """Make the learner of a device.
+
+    Raises:
+        ShapeMismatch, UndeclaredLabels: The shard does not fit the plan.
+        SettingError: The model or the method cannot be built here.
+        HomeMismatch: The stored orders are damaged.
+    """
     # Threads are counted for each thread that computes, so this is set in the worker's.
     hardware.set_threads(options.threads)
     device = hardware.choose(options.device)
@@ -336,7 +361,7 @@ def make_learner(
 
 
 def _on_device(data: Prepared, device: torch.device) -> Prepared:
-    """The samples on the device if they fit there; else they stay in memory and move batch by batch."""
+    """Move the samples to the processor if they fit; else they stay in memory and move batch by batch."""
     if device.type == "cpu":
         return data
     try:

@@ -1,4 +1,4 @@
-"""What a task means in tensors: the loss, the score of each sample, how likely a right answer was, and how models are blended.
+"""Meaning of a task in tensors: the loss, the score of each sample, the likelihood of a right answer, and blending.
 
 B samples of a batch, V held-out samples, C classes, K targets or labels. `scores` are a model's outputs.
 """
@@ -32,48 +32,60 @@ class Measure(ABC):
 
     @abstractmethod
     def loss(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The mean over samples. weight (B,): of each sample, summing to 1. Errors: SettingError as for `check`."""
+        """Return the mean loss over samples.
+
+        Args:
+            scores: The model's outputs.
+            y: The labels.
+            weight: The weight of each sample, (B,), summing to 1.
+
+        Raises:
+            SettingError: As in `check`.
+        """
 
     @abstractmethod
     def check(self, scores: Tensor, y: Tensor) -> None:
-        """Errors: SettingError unless scores are of what y labels; only a model of one's own can fail this."""
+        """Check that scores have the shape that y needs. Only a user's model can fail this.
+
+        Raises:
+            SettingError: They do not.
+        """
 
     @abstractmethod
     def of_scores(self, scores: Tensor) -> Tensor:
-        """The answers: what is compared with y."""
+        """Return the answers, which are compared with y."""
 
     @abstractmethod
     def right(self, answers: Tensor, y: Tensor) -> Tensor:
-        """(B, ...) of which the mean over all but the samples is a sample's score; more is better, 1 the best."""
+        """Return (B, ...) whose mean over all but the samples is a sample's score; 1 is the best."""
 
     @abstractmethod
     def shares(self, scores: Tensor) -> Tensor:
-        """What is averaged where several models predict together."""
+        """Return what is averaged when several models predict together."""
 
     @abstractmethod
     def of_shares(self, shares: Tensor) -> Tensor:
-        """The answers of averaged shares."""
+        """Return the answers of averaged shares."""
 
     @abstractmethod
     def scores_of(self, shares: Tensor) -> Tensor:
-        """Scores that have these shares."""
+        """Return scores that have these shares."""
 
     @abstractmethod
     def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Of scores (G, B, ...), the same ones in G ways, and y (B, ...): what `likelihood` is computed from, when all batches
-        are there, (G, *y.shape)."""
+        """Return what `likelihood` needs of scores (G, B, ...), the same ones in G ways, and y (B, ...): (G, *y.shape)."""
 
     def likelihood(self, evidence: Tensor) -> Tensor:
-        """(G, V, ...): how likely y was by the model."""
+        """Return how likely y was by the model, (G, V, ...)."""
         return evidence
 
     @abstractmethod
     def constant_likelihood(self, y: Tensor) -> Tensor:
-        """How likely each of y is by what is the same for every sample and makes all of them likeliest: in y's shape."""
+        """Return how likely each of y is by the best constant prediction, in y's shape."""
 
     @abstractmethod
     def constant(self, trained: Tensor, tested: Tensor) -> float:
-        """The mean score on `tested` of the best constant answer by `trained`; both have samples."""
+        """Return the mean score on `tested` of the best constant answer by `trained`; both have samples."""
 
 
 class Classes(Measure):
@@ -107,7 +119,7 @@ class Classes(Measure):
         return y.flatten().bincount().double()[y] / y.numel()
 
     def constant(self, trained: Tensor, tested: Tensor) -> float:
-        """Always the most frequent label; of equal ones the first."""
+        """Return the score of the most frequent label; of equal ones the first."""
         return float((tested == trained.flatten().bincount().argmax()).double().mean())
 
 
@@ -128,7 +140,7 @@ class _Outputs(Measure):
 
     @abstractmethod
     def _each(self, scores: Tensor, y: Tensor) -> Tensor:
-        """The loss of each output, (B, K)."""
+        """Return the loss of each output, (B, K)."""
 
 
 class Numbers(_Outputs):
@@ -162,7 +174,10 @@ class Numbers(_Outputs):
         return (scores.double() - y.double()).square().nan_to_num(nan=WORST, posinf=WORST)
 
     def likelihood(self, evidence: Tensor) -> Tensor:
-        """The density of Gaussian noise about the prediction, its variance the likeliest one: the mean of these errors."""
+        """Return the density of Gaussian noise about the prediction.
+
+        Its variance is the likeliest one: the mean of these squared errors.
+        """
         variance_1K = evidence.mean(dim=-2, keepdim=True).clamp_min(LEAST_VARIANCE)
         return (-evidence / (2 * variance_1K)).exp() / (2 * math.pi * variance_1K).sqrt()
 
@@ -170,7 +185,7 @@ class Numbers(_Outputs):
         return self.likelihood(self.evidence(y.double().mean(dim=0).expand(1, *y.shape), y))[0]
 
     def constant(self, trained: Tensor, tested: Tensor) -> float:
-        """Always the mean of each target."""
+        """Return the score of the mean of each target."""
         return mean_score(self.right(trained.double().mean(dim=0).expand(len(tested), -1), tested))
 
 
@@ -203,7 +218,7 @@ class Labels(_Outputs):
         return torch.where(y > 0, share_K, 1 - share_K)
 
     def constant(self, trained: Tensor, tested: Tensor) -> float:
-        """Of each label what is more frequent; of equal shares that it is not there."""
+        """Return the score of the more frequent value of each label; of equal ones 0."""
         return float(self.right(trained.mean(dim=0).expand(len(tested), -1) > 0.5, tested).double().mean())
 
 
@@ -211,14 +226,20 @@ MEASURES: dict[TaskName, Measure] = {"classes": Classes(), "regression": Numbers
 
 
 def mean_score(right: Tensor) -> float:
-    """Of what `Measure.right` or a user's own scores say of each sample; LOWEST at least, where scores can be lower."""
+    """Return the mean of `Measure.right` or of a user's scores; LOWEST at least, if scores can be lower."""
     return max(LOWEST, float(right.double().mean()))
 
 
 def mean_cross_entropy(logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Mean over samples, and over positions where every position has a label: logits (N, ..., C), y (N, ...).
+    """Return the mean cross-entropy over samples, and over positions if every position has a label.
 
-    weight (N,): of each sample, as in Batch. Errors: SettingError as for `check_scores`.
+    Args:
+        logits: (N, ..., C).
+        y: (N, ...).
+        weight: The weight of each sample, (N,), as in Batch.
+
+    Raises:
+        SettingError: As in `check_scores`.
     """
     check_scores(logits, y)
     if weight is None:
@@ -228,7 +249,11 @@ def mean_cross_entropy(logits: Tensor, y: Tensor, weight: Tensor | None = None) 
 
 
 def check_scores(logits: Tensor, y: Tensor) -> None:
-    """Errors: SettingError unless logits (N, ..., C) score what y (N, ...) labels; only a model of one's own can fail this."""
+    """Check that logits (N, ..., C) score what y (N, ...) labels. Only a user's model can fail this.
+
+    Raises:
+        SettingError: They do not.
+    """
     if logits.shape[:-1] != y.shape:
         raise SettingError(
             f"the model gives scores of shape {tuple(logits.shape)} for labels of shape {tuple(y.shape)}: they must agree "

@@ -18,9 +18,10 @@ Tensors = dict[str, Tensor]
 
 
 class OrderStore(Protocol):
-    """Of the device `who`: the newest finished order, with its state. fedclient.work.state keeps it in a folder.
+    """Store of the newest finished order of the device `who`, with its state. fedclient.work.state keeps it in a folder.
 
-    damage: a line for each thing that was found damaged, and given up because there is an older order to go on from.
+    Attributes:
+        damage: A line for each damaged thing that was given up because there is an older order.
     """
 
     who: str
@@ -28,19 +29,23 @@ class OrderStore(Protocol):
 
     @property
     def where(self) -> str:
-        """What errors call it."""
+        """Name of the store in errors."""
 
     def newest(self) -> OrderResult | None:
-        """The result of the order that was committed last. Errors: HomeMismatch, if there is none that is whole."""
+        """Return the result of the order that was committed last, or None.
+
+        Raises:
+            HomeMismatch: All stored orders are damaged.
+        """
 
     def state(self, result: OrderResult) -> Tensors:
-        """All tensors of the model after this order."""
+        """Return all tensors of the model after this order."""
 
     def beside(self, result: OrderResult, what: str) -> Tensors | None:
-        """The tensors committed under this name beside the model's, or None."""
+        """Return the tensors committed under this name beside the model's, or None."""
 
     def blob(self, order_id: str, part: str) -> Path | Readable:
-        """The bytes of one part of the update."""
+        """Return the bytes of one part of the update."""
 
     def commit(
         self,
@@ -49,13 +54,20 @@ class OrderStore(Protocol):
         beside: Mapping[str, Mapping[str, Tensor]],
         parts: Mapping[str, Mapping[str, Tensor]],
     ) -> OrderResult:
-        """Keeps all of it or nothing; returns `result` with its parts. Errors: DiskFull.
+        """Keep everything or nothing, and return `result` with its parts.
 
-        beside: further sets of tensors that stay on the device, under names that no part has.
+        Args:
+            result: The order's result.
+            state: The tensors of the model.
+            beside: Further sets of tensors that stay on the device, under names that no part has.
+            parts: The tensors of each part to hand in.
+
+        Raises:
+            DiskFull: The disk has no room.
         """
 
     def adopt(self, other: Self) -> None:
-        """Goes on from what another process has made of a copy of this."""
+        """Continue from what another process has made of a copy of this store."""
 
 
 class MemoryOrders:
@@ -112,7 +124,7 @@ class MemoryOrders:
         return self._newest
 
     def adopt(self, other: MemoryOrders) -> None:
-        """As OrderStore."""
+        """Continue from a copy, as OrderStore.adopt."""
         self._newest, self._state, self._beside, self._blobs = other._newest, other._state, other._beside, other._blobs
 
 

@@ -29,8 +29,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Data:
-    """x (N, ...): images (N, C, H, W), series (N, T, C), tabular (N, F), prepared as a model takes them; tokens (N, T).
-    y (N,) or (N, T): places in `classes`."""
+    """Samples and labels for a user's loop.
+
+    x is (N, ...): images (N, C, H, W), series (N, T, C), tabular (N, F), prepared as a model takes them; tokens (N, T). y is
+    (N,) or (N, T): indices into `classes`.
+    """
 
     x: Tensor
     y: Tensor
@@ -47,13 +50,13 @@ class Data:
         return TensorDataset(self.x, self.y)
 
     def batches(self, batch_size: int | None = None, shuffle: bool = True) -> DataLoader[Any]:
-        """A loader of pairs (x, y), by default of batches as large as train.batch_size; another order in each epoch."""
+        """Return a loader of pairs (x, y), by default with train.batch_size, in another order in each epoch."""
         generator = torch.Generator().manual_seed(self.seed)
         return DataLoader(self.dataset, batch_size or self.batch_size, shuffle, generator=generator)
 
 
 class Context:
-    """What a loop needs besides model and data: the plan's settings, what the method adds, and how to say how far it is."""
+    """Context of a user's loop: the plan's settings, what the method adds, and the report of progress."""
 
     def __init__(self, job: Descent, model: nn.Module, extras: Mapping[str, nn.Parameter]) -> None:
         self._job, self._extras = job, extras
@@ -83,7 +86,7 @@ class Context:
 
     @property
     def received(self) -> Tensors:
-        """What the server last served, by name."""
+        """Tensors that the server last served, by name."""
         return self._job.task.received
 
     @property
@@ -92,17 +95,17 @@ class Context:
         return [name for name, _ in self.model.named_parameters() if name not in self._job.moving]
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """For an optimizer: what moves of the model, and what the method keeps beside it (a second head)."""
+        """Return the parameters for an optimizer: what moves of the model, and what the method keeps beside it."""
         yield from (parameter for parameter in self.model.parameters() if parameter.requires_grad)
         yield from (parameter for parameter in self._extras.values() if parameter.requires_grad)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """The method's own loss of a batch, with all that it adds: cross-entropy, prox term, second head."""
+        """Return the method's loss of a batch with everything that it adds: cross-entropy, proximal term, second head."""
         job = self._job
         return job.loss({**self._names, **self._extras}, job.beside, Batch(x.to(self.device), y.to(self.device)))
 
     def penalty(self) -> Tensor:
-        """What the method adds to any loss: mu/2 times the squared distance from what was served, or 0."""
+        """Return what the method adds to any loss: mu/2 times the squared distance from what was served, or 0."""
         job = self._job
         if job.penalty is None:
             return torch.zeros((), device=self.device)
@@ -110,7 +113,7 @@ class Context:
 
     @property
     def needs(self) -> str:
-        """What a loop must do for the method in this stage, that one which knows nothing of it does not; empty: any will do."""
+        """Requirements of the method in this stage beyond a plain loop; empty if any loop will do."""
         if self._job.penalty is not None:
             return "it adds a term to the loss, context.penalty()"
         if self._extras:
@@ -119,7 +122,11 @@ class Context:
         return f"it holds {len(still)} of the model's parameters still in this stage, context.frozen" if still else ""
 
     def progress(self, done: float) -> None:
-        """Says how far it is, 0 to 1, and ends the loop if the work was replaced. Call it now and then. Errors: Cancelled."""
+        """Report progress from 0 to 1, and end the loop if the work was replaced. Call it now and then.
+
+        Raises:
+            Cancelled: The work was replaced.
+        """
         job = self._job
         if job.task.cancelled():
             raise Cancelled("this work was replaced")
@@ -141,7 +148,7 @@ def check_loop(configured: ConfiguredMethod) -> None:
 
 
 def with_loop(work: Jobs[T], train: Train, classes: Sequence[int | str]) -> Jobs[T]:
-    """`work`, whose descents are made by `train`; other jobs wait for whoever computes them."""
+    """Run `work` with `train` for its descents; other jobs are yielded."""
     return _replaced(work, train, classes)
 
 
@@ -161,7 +168,13 @@ def _replaced(work: Jobs[T], train: Train, classes: Sequence[int | str]) -> Gene
 
 
 def _carried_out(job: Descent, train: Train, classes: Sequence[int | str]) -> Trained:
-    """A descent by the user's loop. Errors: TrainingDiverged, Cancelled, SettingError for what the loop raises or returns."""
+    """Run a descent by the user's loop.
+
+    Raises:
+        TrainingDiverged: The loss or a tensor is not finite.
+        Cancelled: The work was replaced.
+        SettingError: The loop raised an error, or returned something else than a loss.
+    """
     task = job.task
     if not job.moving:
         return job.alone()
@@ -182,7 +195,7 @@ def _carried_out(job: Descent, train: Train, classes: Sequence[int | str]) -> Tr
 
 
 def _loaded(job: Descent) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """(a model of its own with the descent's tensors, the tensors beside it as parameters)."""
+    """Return (a separate model with the descent's tensors, the tensors beside it as parameters)."""
     model = copy.deepcopy(job.task.network.model).to(job.task.device)
     training_mode(model)
     own, _ = split(job.tensors)
@@ -196,7 +209,7 @@ def _loaded(job: Descent) -> tuple[nn.Module, dict[str, nn.Parameter]]:
 
 
 def _live(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The model's own tensors by the names that they travel under; not detached."""
+    """Yield the model's own tensors by the names under which they travel, not detached."""
     from attune.common.models.structure import tensors_of
 
     state = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -204,7 +217,11 @@ def _live(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _taken(job: Descent, model: nn.Module, extras: Mapping[str, Tensor]) -> Tensors:
-    """What moved, and running statistics that may; everything else bit for bit as it was. Errors: TrainingDiverged."""
+    """Return what moved, and running statistics that may; all other tensors are as before, bit for bit.
+
+    Raises:
+        TrainingDiverged: A tensor is not finite.
+    """
     found = {**dict(_live(model)), **extras}
     parameters = job.task.network.parameters
 
@@ -235,20 +252,24 @@ def _loss_of(said: Any) -> float:
 
 
 class Predicting(nn.Module):
-    """What the device predicts with, as a module: the predictor of a method, or a blend of several models."""
+    """Module that predicts as the device does: with the predictor of a method, or a blend of several models."""
 
     def __init__(self, logits: Any) -> None:
         super().__init__()
         self._logits = logits
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores (B, ..., C) of x (B, ...)."""
+        """Return scores (B, ..., C) of x (B, ...)."""
         scores: Tensor = self._logits(x)
         return scores
 
 
 def scored(evaluate: Evaluate, logits: Any, data: Data) -> Tensor:
-    """The score of each sample, (N,), 0 to 1, by the user's function; float64 on the CPU. Errors: SettingError."""
+    """Return the score of each sample, (N,), 0 to 1, by the user's function; float64 on the CPU.
+
+    Raises:
+        SettingError: The function raised an error, or returned something else.
+    """
     try:
         with torch.no_grad():
             said = evaluate(Predicting(logits).eval(), data)

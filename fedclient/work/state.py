@@ -1,9 +1,9 @@
-"""What a device keeps between orders: one folder per carried-out order, made by a single rename.
+"""State of a device between orders: one folder for each carried-out order, made by a single rename.
 
-The rename commits the private state and the update to send together, so a device that dies at any moment either has done
-the order or has not. The folder with the highest sequence number is the current state. A tensor that is both state and
-handed in as it is lies in the file of its part alone. `update.json` has the digest of every file beside it, and one of
-itself, by which they are checked when they are loaded.
+The rename commits the private state and the update to send together. So a device that dies at any moment has done the order
+completely or not at all. The folder with the highest sequence number is the current state. A tensor that is both state and
+handed in unchanged lies only in the file of its part. `update.json` has the digest of every file beside it, and of itself,
+which are checked when they are loaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ UPDATE = "update.json"
 
 
 def check_order_id(order_id: str) -> str:
-    """`order_id` if it can name a folder. Errors: WireError."""
+    """Return `order_id` if it can name a folder.
+
+    Raises:
+        WireError: It cannot.
+    """
     if not _ID.fullmatch(order_id):
         raise WireError(f"the server sent an order with the impossible id {order_id[:80]!r}")
     return order_id
@@ -51,13 +55,14 @@ class FolderOrders:
 
     @property
     def where(self) -> str:
-        """What errors call it."""
+        """Name of the folder in errors."""
         return str(self.path)
 
     def newest(self) -> OrderResult | None:
-        """The current state's result, all of whose files are whole. Sweeps up what a crash left behind.
+        """Return the current state's result if all its files are whole. Files that a crash left are removed.
 
-        Errors: HomeMismatch, if there is none that is whole; then nothing is changed.
+        Raises:
+            HomeMismatch: All orders are damaged; then no file is changed.
         """
         sweep(self.path)
         readable, damage = self._results()
@@ -78,24 +83,24 @@ class FolderOrders:
         return readable[0] if readable else None
 
     def damaged(self) -> list[str]:
-        """A line for each file that is not what was written; changes nothing."""
+        """Return a line for each file whose bytes are not the written ones, without changing a file."""
         readable, damage = self._results()
         return damage + [line for result in readable for line in damaged_files(self.path / result.order_id, result.files)]
 
     def state(self, result: OrderResult) -> Tensors:
-        """All tensors of the model after this order."""
+        """Return all tensors of the model after this order."""
         tensors: Tensors = {}
         for name in (_STATE, *result.state_parts):
             tensors |= self.beside(result, name) or {}
         return tensors
 
     def beside(self, result: OrderResult, what: str) -> Tensors | None:
-        """The tensors committed under this name beside the model's, or None."""
+        """Return the tensors committed under this name beside the model's, or None."""
         path = self.path / result.order_id / f"{what}.safetensors"
         return read_tensors(path) if path.exists() else None
 
     def blob(self, order_id: str, part: str) -> Path:
-        """The file with the bytes of one part of the update."""
+        """Return the file with the bytes of one part of the update."""
         return self.path / order_id / f"{part}.safetensors"
 
     def commit(
@@ -105,9 +110,12 @@ class FolderOrders:
         beside: Mapping[str, Mapping[str, Tensor]],
         parts: Mapping[str, Mapping[str, Tensor]],
     ) -> OrderResult:
-        """Makes everything durable, then deletes older orders but the last; returns `result` with its parts. Errors: DiskFull.
+        """Write everything durably, delete older orders except the last, and return `result` with its parts.
 
-        beside: further sets of tensors that stay on the device, under names that no part has.
+        `beside` has further sets of tensors that stay on the device, under names that no part has.
+
+        Raises:
+            DiskFull: The disk has no room.
         """
         final = self.path / check_order_id(result.order_id)
         handed_in: list[Part] = []
@@ -132,7 +140,7 @@ class FolderOrders:
         return result
 
     def adopt(self, other: FolderOrders) -> None:
-        """As OrderStore; what lies in the folder is there already."""
+        """Continue from a copy, as OrderStore.adopt; the files are in the folder already."""
         self.damage, self._present = other.damage, other._present
 
     def _keep(self, order_ids: Collection[str | None]) -> None:
@@ -141,7 +149,7 @@ class FolderOrders:
                 discard_folder(folder)
 
     def _results(self) -> tuple[list[OrderResult], list[str]]:
-        """Those that can be read, the newest first; and a line for each that cannot."""
+        """Return the readable results, newest first, and a line for each that cannot be read."""
         readable: list[OrderResult] = []
         damage: list[str] = []
         for folder in sorted(self.path.glob("*/")):
@@ -159,7 +167,7 @@ class FolderOrders:
 
 
 def damaged_files(folder: Path, files: Mapping[str, str]) -> Iterator[str]:
-    """A line for each of these files in `folder` (name -> digest) whose bytes are not those that were written."""
+    """Yield a line for each of these files in `folder` (name -> digest) whose bytes are not the written ones."""
     for name, digest in files.items():
         try:
             with LocalFile(folder / name) as file:
@@ -170,10 +178,10 @@ def damaged_files(folder: Path, files: Mapping[str, str]) -> Iterator[str]:
 
 
 def _check_of(text: bytes) -> str:
-    """Of a result as it is written, and not as this version would write it: another one may know other fields."""
+    """Return the digest of a result as it is written. Another version may know other fields, so it is not written again."""
     return digest_of(msgspec.json.encode(msgspec.json.decode(text) | {"check": ""}))
 
 
 def _held(part: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> bool:
-    """Whether a part is handed in just as it is in the state."""
+    """Return whether a part is handed in exactly as it is in the state."""
     return all(state.get(name) is tensor for name, tensor in part.items())

@@ -77,7 +77,11 @@ class Trainer:
         self.measure = measure
 
     def extras(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """What this device keeps beside the model, as it is before its first order. Errors: SettingError."""
+        """Return what this device keeps beside the model before its first order.
+
+        Raises:
+            SettingError: The model does not fit the objective.
+        """
         return extras_of(self.objective, tensors, self.network)
 
     def train(
@@ -91,10 +95,21 @@ class Trainer:
         cancelled: Callable[[], bool] = lambda: False,
         trains: Collection[str] = (),
     ) -> Trained:
-        """The objective's work from `start` on x (N, ...), y (N,) or (N, T); the tensors return to the CPU.
+        """Train from `start` on x (N, ...), y (N,) or (N, T), and return the tensors on the CPU.
 
-        `received`: what the server served, by name. `trains`: the kinds of tensors that move; the others come back bit for bit;
-        none named: all move. Errors: TrainingDiverged; Cancelled once `cancelled()` turns true.
+        Args:
+            start: The tensors to start from.
+            received: What the server served, by name.
+            x: Samples.
+            y: Labels.
+            seeds: What the seeds depend on.
+            progress: Is called with the share of the work.
+            cancelled: Returns whether the work was replaced.
+            trains: The kinds of tensors that may move; the others return bit for bit. Empty: all.
+
+        Raises:
+            TrainingDiverged: The loss or a tensor is not finite.
+            Cancelled: The work was replaced.
         """
         return alone(self.training(start, received, x, y, seeds, progress, cancelled, trains))
 
@@ -110,7 +125,7 @@ class Trainer:
         trains: Collection[str] = (),
         round_: int = 0,
     ) -> Jobs[Trained]:
-        """`train`, which stops at what many devices can compute together."""
+        """Train as in `train`, with jobs that many devices can compute together."""
         task = self._task(start, received, x, y, seeds, progress, cancelled, trains, round_)
         trained = yield from self._looped(self.objective.work(task))
         return Trained({name: trained.tensors[name].cpu() if task.takes(name) else start[name] for name in start}, trained.loss)
@@ -124,7 +139,7 @@ class Trainer:
         seeds: Seeds,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Tensors:
-        """What the device predicts with: arguments as for `train`."""
+        """Return the tensors with which the device predicts. Arguments are those of `train`."""
         return alone(self.preparing(tensors, received, x, y, seeds, cancelled))
 
     def preparing(
@@ -136,22 +151,22 @@ class Trainer:
         seeds: Seeds,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Jobs[Tensors]:
-        """`prepare`, which stops at what many devices can compute together."""
+        """Prepare as in `prepare`, with jobs that many devices can compute together."""
         task = self._task(tensors, received, x, y, seeds, lambda done: None, cancelled)
         prepared = yield from self._looped(self.predictor.work(task))
         return {name: tensor.cpu() for name, tensor in prepared.items()}
 
     def evaluate(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
-        """The mean score of prepared tensors on x (N, ...), y (N,), or over all positions for y (N, T)."""
+        """Return the mean score of prepared tensors on x (N, ...), y (N,), or over all positions for y (N, T)."""
         return mean_score(alone(self.right(prepared, x, y)))
 
     def _looped(self, work: Jobs[T]) -> Jobs[T]:
         return work if self.hooks.train is None else with_loop(work, self.hooks.train, self.classes)
 
     def right(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Tensor]:
-        """Which labels of y (N,) or (N, T) prepared tensors find from x (N, ...): bool, in y's shape, on the CPU.
+        """Return which labels of y (N,) or (N, T) prepared tensors predict from x (N, ...): bool, in y's shape, on the CPU.
 
-        In regression, and with scores of a user's own: the score of each sample, (N,), at most 1.
+        In regression, and with a user's scores, it is the score of each sample, (N,), at most 1.
         """
         if self.hooks.evaluate is not None:
             tensors = self._on_device(prepared)
@@ -167,13 +182,13 @@ class Trainer:
     def calibrated(
         self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None = None
     ) -> Jobs[Calibrated]:
-        """How sure prepared tensors may be of x (N, ...), and how likely y is by them then: in y's shape, on the CPU."""
+        """Calibrate prepared tensors on x (N, ...), and return how likely y is by them then, in y's shape, on the CPU."""
         return calibrated(self.measure.sharpnesses, (yield from self.likelihoods(prepared, x, y)), weight)
 
     def likelihoods(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Tensor]:
-        """How likely y is for x (N, ...) by prepared tensors, with each of the measure's sharpnesses: (G, *y.shape).
+        """Return how likely y is for x (N, ...) with each of the measure's sharpnesses, (G, *y.shape), on the CPU.
 
-        Of numbers it is a density. On the CPU.
+        For numbers it is a density.
         """
         found, sharpnesses = [], self.measure.sharpnesses
         scores: Iterable[tuple[int, Tensor]] = yield Scores(self, prepared, x)
@@ -184,13 +199,16 @@ class Trainer:
         return self.measure.likelihood(torch.cat(found, dim=1)).cpu()
 
     def logits(self, prepared: Mapping[str, Tensor], x: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(index, logits (B, C), or (B, T, C) for labels of positions) for each batch of x (N, ...), without gradients."""
+        """Yield (index, logits (B, C) or (B, T, C)) for each batch of x (N, ...), without gradients."""
         tensors = self._on_device(prepared)
         for at in range(0, len(x), EVALUATION_BATCH):
             yield at, self.scores(tensors, x[at : at + EVALUATION_BATCH])
 
     def scores(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Logits (B, C) or (B, T, C) of one batch x (B, ...), without gradients. tensors: prepared, on the trainer's device."""
+        """Return logits (B, C) or (B, T, C) of one batch x (B, ...), without gradients.
+
+        The tensors are prepared and in place.
+        """
         self.network.model.eval()
         with torch.no_grad(), autocast(self.device, self.settings):
             return self.predictor.logits(self.network, tensors, x.to(self.device))

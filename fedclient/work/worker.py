@@ -173,7 +173,7 @@ class LearnerSlot:
         return learner
 
     def release(self) -> None:
-        """The device waits: its tensors may go."""
+        """Allow the learner's tensors to be dropped while the device waits."""
         if self._learner is not None:
             self._cache.release(self, self._learner.size_bytes)
 

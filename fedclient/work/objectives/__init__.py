@@ -1,1 +1,1 @@
-"""What a device minimises in a local step."""
+"""Objectives that a device minimises in local training."""

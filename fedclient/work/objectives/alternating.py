@@ -1,5 +1,8 @@
-"""One part after the other: Collins, Hassani, Mokhtari, Shakkottai, 'Exploiting Shared Representations for Personalized
-Federated Learning', ICML 2021 (FedRep)."""
+"""Objective that trains one part after the other.
+
+Collins, Hassani, Mokhtari, Shakkottai, 'Exploiting Shared Representations for Personalized Federated Learning', ICML 2021
+(FedRep).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ class Alternating(Objective):
         return f"Alternating(head_epochs={self._settings.head_epochs}, body_epochs={self._settings.body_epochs})"
 
     def work(self, task: LocalTask) -> Jobs[Trained]:
-        """The loss reported is that of the rest's last epoch. A frozen layer's running statistics go on."""
+        """Train the private part, then the rest.
+
+        The reported loss is that of the rest's last epoch; running statistics go on.
+        """
         head_epochs, body_epochs = self._settings.head_epochs, self._settings.body_epochs
         private = {name for name in task.start if task.kinds.get(name) == "private"}
         turn = head_epochs / (head_epochs + body_epochs)

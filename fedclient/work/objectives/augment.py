@@ -17,20 +17,20 @@ RANK = 4  # axes of a batch of images
 
 
 def augmented(x: Tensor, names: Sequence[str]) -> Tensor:
-    """x (B, C, H, W) with each of these, in their order; torch's default generator draws."""
+    """Return x (B, C, H, W) with each of these changes in their order; torch's default generator draws."""
     for name in names:
         x = _WAYS[name](x)
     return x
 
 
 def _flip(x: Tensor) -> Tensor:
-    """Half of the images, left to right."""
+    """Mirror half of the images left to right."""
     turned = torch.rand(len(x), device=x.device) < 0.5
     return torch.where(turned.view(-1, 1, 1, 1), x.flip(-1), x)
 
 
 def _crop(x: Tensor) -> Tensor:
-    """Each shifted by its own up to SHIFT-th part of height and width; what comes in is zero."""
+    """Shift each image by up to a SHIFT-th part of height and width; the freed border is zero."""
     height, width = x.shape[-2:]
     most_h, most_w = max(1, height // SHIFT), max(1, width // SHIFT)
     wide = pad(x, (most_w, most_w, most_h, most_h))
@@ -45,7 +45,7 @@ def _noise(x: Tensor) -> Tensor:
 
 
 def _erase(x: Tensor) -> Tensor:
-    """A square of a quarter of the area, anywhere in each image, is zero."""
+    """Set a random square of a quarter of the area of each image to zero."""
     height, width = x.shape[-2:]
     rows, columns = torch.arange(height, device=x.device), torch.arange(width, device=x.device)
     top_B, left_B = (torch.randint(0, side, (len(x), 1), device=x.device) for side in (height, width))

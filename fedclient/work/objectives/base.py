@@ -1,4 +1,4 @@
-"""What a device's local algorithm is given and must offer, and the loss that all of them start from.
+"""Interface of a device's local algorithm: what it gets, what it must offer, and the loss that all of them use.
 
 N samples, C classes.
 """
@@ -39,6 +39,8 @@ Loss = Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor], Batch],
 
 @dataclass(frozen=True)
 class Trained:
+    """Result of local training."""
+
     tensors: Tensors
     loss: float  # sample-weighted mean over the last epoch, or over all local steps
     beside: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of a descent that changes them: what they became
@@ -65,30 +67,34 @@ class LocalTask:
     family: Hashable = None  # equal for devices that compute alike but for tensors, samples and seeds; None: for this one alone
 
     def takes(self, name: str, own: bool = False) -> bool:
-        """Whether this tensor may move. own: it is the device's own under the model's name.
+        """Return whether this tensor may move.
 
-        A device's own tensor moves with the kind that it stands beside, and with "personal".
+        A tensor of the device beside the model's moves with the kind that it stands beside, and with "personal".
+
+        Args:
+            name: The tensor's name in the model.
+            own: It is the device's own tensor under that name.
         """
         own, name = own or name.startswith(PERSONAL), name.removeprefix(PERSONAL)
         return not self.trains or self.kinds.get(name) in self.trains or (own and "personal" in self.trains)
 
     def movable(self, tensors: Mapping[str, torch.Tensor], own: bool = False) -> list[str]:
-        """The names of those tensors that can be trained and may move. own: as for `takes`."""
+        """Return the names of the tensors that can be trained and may move. `own` is as in `takes`."""
         trainable = self.network.trainable
         return [name for name in tensors if name.removeprefix(PERSONAL) in trainable and self.takes(name, own)]
 
     def mean_loss(
         self, tensors: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """f_i: the mean loss of a mini-batch."""
+        """Return the mean loss f_i of a mini-batch."""
         return self.measure.loss(self.network(tensors, x), y, weight)
 
     def plain(self, tensors: Mapping[str, torch.Tensor], _: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """`mean_loss` as a Loss."""
+        """Return `mean_loss` with the arguments of a Loss."""
         return self.mean_loss(tensors, *batch)
 
     def class_counts(self, classes: int) -> torch.Tensor:
-        """(C,) int64 on the CPU: how often each label occurs in the training samples."""
+        """Return how often each label occurs in the training samples, (C,) int64 on the CPU."""
         return torch.bincount(self.y.flatten(), minlength=classes).cpu()
 
 
@@ -99,23 +105,34 @@ class Objective(ABC):
     by_itself: ClassVar[str] = ""  # why devices cannot be trained together with it; empty: they can
 
     def extras(self, tensors: Mapping[str, torch.Tensor], network: Network) -> Tensors:
-        """Further tensors that the device keeps: `personal.` + the name of what they stand beside.
+        """Return further tensors that the device keeps: `personal.` and the name of the tensor that they stand beside.
 
-        tensors: the model that the device is first served.
+        Args:
+            tensors: The model that the device is first served.
+            network: The network.
         """
         return {}
 
     @abstractmethod
     def work(self, task: LocalTask) -> Jobs[Trained]:
-        """Every tensor of `task.start` after local training. Errors: TrainingDiverged, Cancelled."""
+        """Train locally, and return every tensor of `task.start` afterwards.
+
+        Raises:
+            TrainingDiverged: The loss or a tensor is not finite.
+            Cancelled: The work was replaced.
+        """
 
     def run(self, task: LocalTask) -> Trained:
-        """What `work` comes to, by itself."""
+        """Run `work` on one device by itself, and return its result."""
         return alone(self.work(task))
 
 
 def extras_of(objective: Objective, tensors: Mapping[str, torch.Tensor], network: Network) -> Tensors:
-    """The objective's extras, checked. Errors: SettingError for a model whose own names could be taken for extras."""
+    """Return the objective's extras, checked.
+
+    Raises:
+        SettingError: A name of the model could be taken for an extra.
+    """
     extras = objective.extras(tensors, network)
     clash = next((name for name in sorted(network.names, reverse=True) if name.startswith(PERSONAL)), None)
     if extras and clash:
@@ -124,11 +141,11 @@ def extras_of(objective: Objective, tensors: Mapping[str, torch.Tensor], network
 
 
 def split(tensors: Mapping[str, torch.Tensor]) -> tuple[Tensors, Tensors]:
-    """(the model's tensors, the device's own by the names of those that they stand beside)."""
+    """Return (the model's tensors, the device's own by the names of those that they stand beside)."""
     model = {name: tensor for name, tensor in tensors.items() if not name.startswith(PERSONAL)}
     return model, {name.removeprefix(PERSONAL): tensor for name, tensor in tensors.items() if name not in model}
 
 
 def personal(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """The same tensors under the names of a device's own."""
+    """Return the same tensors under the names of a device's own."""
     return {PERSONAL + name: tensor for name, tensor in tensors.items()}

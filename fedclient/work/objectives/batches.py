@@ -16,7 +16,7 @@ from attune.fedclient.work.objectives.base import Batch, LocalTask
 
 
 def batches(samples: int, settings: TrainSettings, seed: int) -> Iterator[Tensor]:
-    """Indices (B,) of each step: epochs over seeded permutations, or `local_steps` batches, reshuffled when exhausted.
+    """Yield the indices (B,) of each step: epochs over seeded permutations, or `local_steps` batches, reshuffled at the end.
 
     The last, incomplete batch of a permutation is used.
     """
@@ -29,7 +29,7 @@ def batches(samples: int, settings: TrainSettings, seed: int) -> Iterator[Tensor
 
 
 def batch_of(task: LocalTask, index_B: Tensor) -> Batch:
-    """The samples and labels at these indices, on the task's device; images augmented, where settings say so."""
+    """Return the samples and labels at these indices, on the task's processor, with the augmentation of the settings."""
     index_B = index_B.to(task.x.device)
     x, y = task.x[index_B].to(task.device), task.y[index_B].to(task.device)
     return Batch(augmented(x, task.settings.augment) if task.settings.augment and x.ndim == RANK else x, y)

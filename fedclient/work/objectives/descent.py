@@ -100,20 +100,25 @@ class Descent:
         return 0 if self.settings.local_steps else self.steps - self.per_epoch
 
     def batches(self, purpose: str) -> Iterator[Tensor]:
-        """Indices (B,) of each step. purpose: of the draw, where it is not the usual one."""
+        """Yield the indices (B,) of each step. `purpose` names a separate draw."""
         return batches(len(self.task.x), self.settings, self.batch_seed(purpose))
 
     def batch_seed(self, purpose: str) -> int:
-        """Of the draw of batches for this purpose."""
+        """Return the seed of the draw of batches for this purpose."""
         return self.task.seeds(f"batches {purpose}".strip())
 
     def alone(self) -> Trained:
-        """Errors: TrainingDiverged; Cancelled between two batches."""
+        """Run the descent on one device by itself.
+
+        Raises:
+            TrainingDiverged: The loss or a tensor is not finite.
+            Cancelled: The work was replaced, between two batches.
+        """
         return descend(self)
 
 
 def descend(job: Descent) -> Trained:
-    """The descent of one device by itself. Errors: TrainingDiverged, Cancelled."""
+    """Run the descent of one device by itself. Errors are those of `Descent.alone`."""
     task, settings = job.task, job.settings
     work, beside = _leaves(job), dict(job.beside)
     if not job.moving:
@@ -150,14 +155,16 @@ def descend(job: Descent) -> Trained:
 
 
 def last_loss(*stages: Trained) -> float:
-    """Of the last stage in which anything moved."""
+    """Return the loss of the last stage in which a tensor moved."""
     return next((stage.loss for stage in reversed(stages) if not math.isnan(stage.loss)), math.nan)
 
 
 def _sweep(job: Descent, step: Callable[[Batch], Tensor]) -> float:
-    """Calls `step` with each mini-batch, which returns its loss; the sample-weighted mean over the steps that are reported.
+    """Call `step` with each mini-batch, and return the sample-weighted mean of its losses over the reported steps.
 
-    Errors: TrainingDiverged if the loss is not finite; Cancelled between two batches.
+    Raises:
+        TrainingDiverged: The loss is not finite.
+        Cancelled: The work was replaced, between two batches.
     """
     task, settings = job.task, job.settings
     total = torch.zeros((), device=task.device, dtype=torch.float64 if task.device.type != "mps" else None)
@@ -178,7 +185,7 @@ def _sweep(job: Descent, step: Callable[[Batch], Tensor]) -> float:
 
 
 def _leaves(job: Descent) -> Tensors:
-    """Copies to compute with; those that move take gradients."""
+    """Return copies to compute with; those that move take gradients."""
     copies = {name: tensor.detach().clone() for name, tensor in job.tensors.items()}
     for name in job.moving:
         copies[name].requires_grad_()
@@ -188,7 +195,7 @@ def _leaves(job: Descent) -> Tensors:
 def _take_step(
     task: LocalTask, optimiser: torch.optim.Optimizer, loss: Callable[[], Tensor], settings: TrainSettings
 ) -> Tensor:
-    """One step on `loss()`, whose detached value is returned."""
+    """Take one step on `loss()`, and return its detached value."""
     optimiser.zero_grad(set_to_none=True)
     with autocast(task.device, settings):
         value = loss()
@@ -200,8 +207,10 @@ def _take_step(
 
 
 def _gradients(loss: Tensor, trained: Mapping[str, Tensor], settings: TrainSettings) -> Tensors:
-    """Clipped and with decay, as one step of SGD has them: a start that is trained for another step than the one that is taken
-    before prediction gets worse with every round."""
+    """Return gradients with clipping and weight decay, as one step of SGD has them.
+
+    A start that is trained for another step than the one before prediction gets worse with every round.
+    """
     gradients = list(torch.autograd.grad(loss, list(trained.values()), materialize_grads=True))
     if settings.clip_norm:
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
@@ -211,13 +220,13 @@ def _gradients(loss: Tensor, trained: Mapping[str, Tensor], settings: TrainSetti
 
 
 def autocast(device: torch.device, settings: TrainSettings) -> Any:
-    """The precision that a forward pass runs in."""
+    """Return the context that sets the precision of a forward pass."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if settings.mixed_precision == "bf16" else nullcontext()
 
 
 @contextmanager
 def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Inside, dropout draws from `seed`; no other random numbers change."""
+    """Let dropout draw from `seed` during the block; other random numbers do not change."""
     if device.type == "cpu":  # torch.manual_seed tells every kind of accelerator too, also where there is none
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
@@ -235,7 +244,7 @@ def _check(values: Tensor, settings: TrainSettings) -> None:
 
 
 def diverged(settings: TrainSettings) -> TrainingDiverged:
-    """What is raised then."""
+    """Return the error for a diverged training."""
     return TrainingDiverged(
         f"the loss or the weights are not finite any more (lr {settings.lr:g}, momentum {settings.momentum:g}): "
         "lower train.lr or set train.clip_norm on the server"

@@ -1,5 +1,8 @@
-"""First-order MAML: Fallah, Mokhtari, Ozdaglar, 'Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
-Meta-Learning Approach', NeurIPS 2020 (Per-FedAvg, the variant FO)."""
+"""Objective of first-order MAML.
+
+Fallah, Mokhtari, Ozdaglar, 'Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
+Approach', NeurIPS 2020 (Per-FedAvg, the variant FO).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class Maml(Objective):
         return f"Maml(alpha={self._settings.alpha}, beta={self._settings.beta})"
 
     def work(self, task: LocalTask) -> Jobs[Trained]:
-        """As many pairs of batches as SGD would take batches; the loss reported is that behind the inner step."""
+        """Train with as many pairs of batches as SGD would take batches. The reported loss is that after the inner step."""
         alpha, beta = (rate or task.settings.lr for rate in (self._settings.alpha, self._settings.beta))
         outer = msgspec.structs.replace(task.settings, lr=beta)
         trained: Trained = yield Descent(task, outer, task.start, task.plain, ahead=Ahead(alpha, "inner"))

@@ -19,9 +19,12 @@ BATCH = 512  # samples of one forward
 def remember(
     task: LocalTask, model: Mapping[str, torch.Tensor], index_N: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """(what enters the head for these training samples (N T, D) float32, labels (N T,)), on the task's device.
+    """Return (features (N T, D) float32, labels (N T,)) of these training samples, on the task's processor.
 
-    None if there is no sample. Without gradients, in evaluation mode. Errors: Cancelled.
+    Features are what enters the head, without gradients, in evaluation mode. It is None without samples.
+
+    Raises:
+        Cancelled: The work was replaced.
     """
     features, labels = [], []
     task.network.model.eval()

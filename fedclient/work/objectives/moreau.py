@@ -28,13 +28,14 @@ class Moreau(Objective):
         return f"Moreau(mu={self._settings.mu}, inner_steps={self._settings.inner_steps})"
 
     def extras(self, tensors: Mapping[str, Tensor], network: Network) -> Tensors:
-        """theta, a whole model."""
+        """Return theta, a whole model."""
         return personal(tensors)
 
     def work(self, task: LocalTask) -> Jobs[Trained]:
-        """theta starts an order at w, as in the published code; where w may not move, it goes on from itself.
+        """Train w and theta.
 
-        Running statistics are theta's, and w takes them over.
+        theta starts an order at w, as in the published code. If w may not move, theta goes on from itself. Running statistics
+        are theta's, and w takes them over.
         """
         mu, rate = self._settings.mu, task.settings.lr
         model, kept = split(task.start)

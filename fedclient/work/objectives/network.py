@@ -31,24 +31,25 @@ class Network:
         return f"Network({type(self.model).__name__}, {len(self.names)} tensors)"
 
     def __call__(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Logits (B, ..., C). Running statistics among `tensors` are updated in place while the model is in training mode.
+        """Return logits (B, ..., C). In training mode running statistics among `tensors` are updated in place.
 
-        A frozen body need not be among them: then it is the model's own.
+        A frozen body need not be among them: then the model's own is used.
         """
         own = {name: tensor for name, tensor in tensors.items() if name in self.names or name in self.still}
         return logits_of(functional_call(self.model, own, (x,)), self.model)
 
     def train(self, still: Callable[[str], bool]) -> None:
-        """Training mode, but for normalisation layers whose running statistics are `still`: these normalise with them."""
+        """Switch to training mode, except for normalisation layers with statistics in `still`, which normalise with these."""
         training_mode(self.model)
         for name in sorted(self.names - self.parameters):
             if "norm" in self.roles[name] and still(name):
                 self.model.get_submodule(name.rpartition(".")[0]).training = False
 
     def with_features(self, tensors: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-        """(logits (B, ..., C), features (B, ..., D)): features are what enters the head.
+        """Return (logits (B, ..., C), features (B, ..., D)). Features are what enters the head.
 
-        Errors: SettingError for a model that computes its logits without calling the head's module.
+        Raises:
+            SettingError: The model computes its logits without calling the head's module.
         """
         seen: list[Tensor] = []
         handle = self.model.get_submodule(self.head).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -62,12 +63,16 @@ class Network:
 
     @cached_property
     def roles(self) -> dict[str, frozenset[str]]:
-        """What each tensor is for: common.models.structure."""
+        """Roles of each tensor, as in common.models.structure."""
         return roles(self.model)
 
     @cached_property
     def head(self) -> str:
-        """The path of the classifier head, a Linear. Errors: SettingError for a model without one."""
+        """Path of the classifier head, a Linear.
+
+        Raises:
+            SettingError: The model has none.
+        """
         for name, of in self.roles.items():
             if "head" in of:
                 return name.rpartition(".")[0]

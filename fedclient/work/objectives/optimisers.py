@@ -21,7 +21,7 @@ _BY_NAME = {
 
 
 def optimiser_for(tensors: Sequence[Tensor], settings: TrainSettings) -> torch.optim.Optimizer:
-    """A fresh one; only SGD has momentum."""
+    """Return a fresh optimiser. Only SGD has momentum."""
     if settings.optimizer in (UNSET, "sgd"):
         return torch.optim.SGD(tensors, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
     kind = _BY_NAME[str(settings.optimizer)]
@@ -30,7 +30,7 @@ def optimiser_for(tensors: Sequence[Tensor], settings: TrainSettings) -> torch.o
 
 
 def schedule_for(optimiser: torch.optim.Optimizer, settings: TrainSettings, steps: int) -> LambdaLR | None:
-    """To be stepped after each batch of `steps`; None: the rate is constant."""
+    """Return a schedule to step after each batch of `steps`; None if the rate is constant."""
     if settings.schedule in (UNSET, "constant"):
         return None
     if settings.schedule == "linear":

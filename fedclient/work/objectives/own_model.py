@@ -1,5 +1,7 @@
-"""A model of one's own beside the shared one: Li, Hu, Beirami, Smith, 'Ditto: Fair and Robust Federated Learning Through
-Personalization', ICML 2021 (Algorithm 1)."""
+"""Objective with a separate model beside the shared one.
+
+Li, Hu, Beirami, Smith, 'Ditto: Fair and Robust Federated Learning Through Personalization', ICML 2021 (Algorithm 1).
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,14 @@ class OwnModel(Objective):
         return f"OwnModel(mu={self._mu})"
 
     def extras(self, tensors: Mapping[str, Tensor], network: Network) -> Tensors:
-        """v, a whole model."""
+        """Return v, a whole model."""
         return personal(tensors)
 
     def work(self, task: LocalTask) -> Jobs[Trained]:
-        """The loss reported is that of the own model, with its term. Both take as many steps."""
+        """Train the shared and the own model with as many steps each.
 
+        The reported loss is that of the own model, with its term.
+        """
         model, own = split(task.start)
         centre = {name: task.received[name] for name in task.movable(own, own=True) if name in task.received}
         shared: Trained = yield Descent(task, task.settings, model, task.plain, share=(0.0, 0.5))

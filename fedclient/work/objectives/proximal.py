@@ -24,7 +24,7 @@ class Proximal(Objective):
         return f"Proximal(mu={self._mu})"
 
     def work(self, task: LocalTask) -> Jobs[Trained]:
-        """Private parameters and running statistics have no centre to be pulled to, so they have no term."""
+        """Train with the proximal term. Private parameters and running statistics have no centre, so they have no term."""
         centre = {name: task.received[name] for name in task.movable(task.start) if name in task.received}
         trained: Trained = yield Descent(
             task, task.settings, task.start, pulled_loss(task, self._mu), beside=centre, penalty=pull(self._mu)
@@ -33,7 +33,7 @@ class Proximal(Objective):
 
 
 def pulled_loss(task: LocalTask, mu: float) -> Loss:
-    """The task's plain loss, pulled towards what lies beside the tensors."""
+    """Return the task's plain loss with a pull to the tensors beside."""
 
     def loss(tensors: Mapping[str, Tensor], centre: Mapping[str, Tensor], batch: Batch) -> Tensor:
         return pulled(task.mean_loss(tensors, *batch), tensors, centre, mu)
@@ -42,7 +42,7 @@ def pulled_loss(task: LocalTask, mu: float) -> Loss:
 
 
 def pull(mu: float) -> Penalty | None:
-    """The pull alone, towards what lies beside the tensors; None where nothing pulls."""
+    """Return the pull to the tensors beside, without the loss; None without a pull."""
     if mu == 0:
         return None
 
@@ -54,7 +54,7 @@ def pull(mu: float) -> Penalty | None:
 
 
 def pulled(loss: Tensor, tensors: Mapping[str, Tensor], centre: Mapping[str, Tensor], mu: float) -> Tensor:
-    """loss + mu/2 * ||tensors - centre||^2 over those tensors that have a centre, which takes no gradient."""
+    """Return loss + mu/2 * ||tensors - centre||^2 over the tensors that have a centre. The centre takes no gradient."""
     if mu == 0:
         return loss
     for name, at in centre.items():

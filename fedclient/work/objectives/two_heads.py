@@ -1,5 +1,7 @@
-"""A generic and a personal head: Chen, Chao, 'On Bridging Generic and Personalized Federated Learning for Image
-Classification', ICLR 2022 (FedRoD, with a linear personal head).
+"""Objective with a generic and a personal head.
+
+Chen, Chao, 'On Bridging Generic and Personalized Federated Learning for Image Classification', ICLR 2022 (FedRoD, with a linear
+personal head).
 
 B samples, C classes, D inputs of the head.
 """
@@ -38,11 +40,11 @@ class TwoHeads(Objective):
         return "TwoHeads()"
 
     def extras(self, tensors: Mapping[str, Tensor], network: Network) -> Tensors:
-        """The personal head, of zeros: a device that has not trained predicts with the generic head."""
+        """Return the personal head, with zeros, so that an untrained device predicts with the generic head."""
         return personal({name: torch.zeros_like(tensors[name]) for name, of in network.roles.items() if "head" in of})
 
     def work(self, task: LocalTask) -> Jobs[Trained]:
-        """The loss reported is the sum of both."""
+        """Train both heads. The reported loss is the sum of both."""
         weight, bias = f"{PERSONAL}{task.network.head}.weight", f"{PERSONAL}{task.network.head}.bias"
         prior_C = log_prior(task.class_counts(len(task.start[weight]))).to(task.start[weight])
 
@@ -57,9 +59,9 @@ class TwoHeads(Objective):
 
 
 def log_prior(counts_C: Tensor) -> Tensor:
-    """(C,) float64: log of each class's share.
+    """Return the log of each class's share, (C,) float64.
 
-    A class that the device lacks gets -inf: it takes no part in the softmax, so neither its logit nor its row of the head has a
-    gradient. The limit of ever fewer samples of it is the same.
+    A class that the device lacks has -inf: it takes no part in the softmax, so its logit and its row of the head have no
+    gradient. This is the limit of ever fewer samples.
     """
     return (counts_C.double() / counts_C.sum()).log()

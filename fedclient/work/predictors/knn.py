@@ -37,7 +37,7 @@ class Knn(Predictor):
         return f"Knn(neighbours={self._settings.neighbours}, weight={self._settings.knn_weight})"
 
     def prepare(self, task: LocalTask) -> Tensors:
-        """The model's tensors with features (N, D) float32 and labels (N,) of `capacity` of the training samples."""
+        """Return the model's tensors with features (N, D) float32 and labels (N,) of `capacity` of the training samples."""
         model, _ = split(task.start)
         order = torch.randperm(len(task.x), generator=torch.Generator().manual_seed(task.seeds("memory")))
         found = remember(task, model, order[: max(1, round(self._settings.capacity * len(order)))].sort().values)
@@ -60,7 +60,7 @@ class Knn(Predictor):
 def votes(
     memory_ND: torch.Tensor, labels_N: torch.Tensor, queries_QD: torch.Tensor, neighbours: int, classes: int
 ) -> torch.Tensor:
-    """(Q, C), rows summing to one: the similarities exp(-d^2 / D) of the nearest, added up by label."""
+    """Return votes (Q, C) with rows that sum to one: similarities exp(-d^2 / D) of the nearest, added up by label."""
     index_QK = nearest(memory_ND, queries_QD, min(neighbours, len(memory_ND)))
     square_QK = (memory_ND[index_QK] - queries_QD[:, None]).square().sum(dim=-1)
     similar_QK = (-square_QK / memory_ND.shape[1]).softmax(dim=1)  # as a softmax, the same ratios without underflow
@@ -69,7 +69,7 @@ def votes(
 
 
 def nearest(memory_ND: torch.Tensor, queries_QD: torch.Tensor, k: int) -> torch.Tensor:
-    """(Q, k): which rows of the memory are nearest by Euclidean distance; exact, by faiss on a CPU that has it."""
+    """Return which rows of the memory are nearest by Euclidean distance, (Q, k); exact, by faiss on a CPU that has it."""
     faiss = library()
     if faiss is not None and memory_ND.device.type == "cpu":
         return nearest_faiss(faiss, memory_ND, queries_QD, k)
@@ -77,7 +77,7 @@ def nearest(memory_ND: torch.Tensor, queries_QD: torch.Tensor, k: int) -> torch.
 
 
 def nearest_torch(memory_ND: torch.Tensor, queries_QD: torch.Tensor, k: int) -> torch.Tensor:
-    """By all distances, BATCH queries at a time."""
+    """Find the nearest rows by all distances, BATCH queries at a time."""
     found = [
         torch.cdist(some_QD, memory_ND, compute_mode="donot_use_mm_for_euclid_dist").topk(k, dim=1, largest=False).indices
         for some_QD in torch.split(queries_QD, BATCH)
@@ -86,7 +86,10 @@ def nearest_torch(memory_ND: torch.Tensor, queries_QD: torch.Tensor, k: int) -> 
 
 
 def nearest_faiss(faiss: Any, memory_ND: torch.Tensor, queries_QD: torch.Tensor, k: int) -> torch.Tensor:
-    """By a flat index, on as many threads as torch has. About the mean, where rounding does not cost small distances."""
+    """Find the nearest rows by a flat index, with torch's number of threads.
+
+    Distances are taken about the mean, so that rounding does not lose small ones.
+    """
     faiss.omp_set_num_threads(torch.get_num_threads())
     centre_D = memory_ND.mean(dim=0)
     index = faiss.IndexFlatL2(memory_ND.shape[1])
@@ -97,7 +100,7 @@ def nearest_faiss(faiss: Any, memory_ND: torch.Tensor, queries_QD: torch.Tensor,
 
 @cache
 def library() -> Any | None:
-    """faiss, where it is installed (the extra `knn`)."""
+    """Return faiss if it is installed (the extra `knn`), else None."""
     try:
         return importlib.import_module("faiss")
     except ImportError:

@@ -58,7 +58,7 @@ class _Parent:
         self._checked = self._reported = time.monotonic()
 
     def cancelled(self) -> bool:
-        """Whether the parent has said so, or is gone."""
+        """Return whether the parent has cancelled, or is gone."""
         now = time.monotonic()
         if not self._cancelled and now - self._checked >= CHECK_S:
             self._checked = now

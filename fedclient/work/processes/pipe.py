@@ -29,7 +29,7 @@ class Ends(Protocol):
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, given: object) -> Any:
-        """A plain tensor is its bytes, dtype and shape: its own pickling copies them and takes ten times as long."""
+        """Reduce a plain tensor to its bytes, dtype and shape. Its own pickling copies it and takes ten times as long."""
         if type(given) is not Tensor or given.layout is not torch.strided:
             return NotImplemented
         return _tensor, (pickle.PickleBuffer(bytes_of(given)), given.dtype, tuple(given.shape))
@@ -42,7 +42,7 @@ def _tensor(raw: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 
 def packed(message: object) -> tuple[bytes, list[memoryview]]:
-    """The message as a pickle, and the buffers that it refers to."""
+    """Return the message as a pickle, and the buffers that it refers to."""
     found: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     _Pickler(file, protocol=5, buffer_callback=found.append).dump(message)
@@ -50,12 +50,16 @@ def packed(message: object) -> tuple[bytes, list[memoryview]]:
 
 
 def unpacked(pickled: bytes, buffers: Sequence[memoryview]) -> Any:
-    """What `packed` was given. Tensors are views into the buffers, which must be writable."""
+    """Return what `packed` was given. Tensors are views into the buffers, which must be writable."""
     return pickle.loads(pickled, buffers=buffers)  # noqa: S301 (of this process's own helper)
 
 
 def send(end: Ends, message: object) -> None:
-    """Errors: OSError if nobody is there any longer."""
+    """Send a message.
+
+    Raises:
+        OSError: The other process is gone.
+    """
     pickled, buffers = packed(message)
     sizes = [each.nbytes for each in buffers]
     end.send_bytes(pickle.dumps(sizes))
@@ -69,7 +73,11 @@ def send(end: Ends, message: object) -> None:
 
 
 def receive(end: Ends) -> Any:
-    """The next message. Errors: EOFError, OSError if nobody is there any longer."""
+    """Return the next message.
+
+    Raises:
+        EOFError, OSError: The other process is gone.
+    """
     sizes = pickle.loads(end.recv_bytes())  # noqa: S301 (of this process's own helper)
     pickled = end.recv_bytes()
     starts, total = [], 0

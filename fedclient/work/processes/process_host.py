@@ -87,7 +87,7 @@ class ProcessHost(LearnerHost):
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def emptied(self) -> bool:
-        """Have all learners dropped; return whether the process lives."""
+        """Drop all learners, and return whether the process lives."""
         try:
             return isinstance(self.ask(self.life, ForgetAll(tuple(sys.path)), lambda share: None, lambda: False), Forgotten)
         except HostLost:

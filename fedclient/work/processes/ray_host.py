@@ -103,7 +103,10 @@ class RayHost(LearnerHost):
         return cast(HostAnswer, read(ray.get(waited)))
 
     def _restart(self, error: Exception) -> str:
-        """As LearnerHost. A worker that looked dead may just be unreachable, so it is ended: work is not done twice."""
+        """Start a new worker, and return why, as LearnerHost._restart.
+
+        A worker that looks dead may only be unreachable, so it is ended: no work is done twice.
+        """
         ray.kill(self.worker)
         self._dropped = set()
         if not self._closed:

@@ -66,7 +66,7 @@ class LearnerHost(ABC):
                 raise HostDied(f"the {self.called} that held this device has died ({self._restart(error)})") from None
 
     def drop(self, name: str) -> None:
-        """Have the learner of this device dropped with the next request."""
+        """Drop the learner of this device with the next request."""
         self._dropped.add(name)
 
     @abstractmethod
@@ -126,13 +126,13 @@ class RemoteExecutor:
             thread.shutdown(wait=True, cancel_futures=True)
 
     def run(self, works: Sequence[Work]) -> Sequence[Future[OrderResult]]:
-        """As Executor. Each host carries its works out one after the other."""
+        """Carry out works, as Executor.run. Each host does its works one after the other."""
         return [cast("RemoteLearner", work.learner).thread.submit(work.run) for work in works]
 
     def make_learner(
         self, plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: DeviceOptions
     ) -> RemoteLearner:
-        """As fedclient.work.learner.make_learner, on a host."""
+        """Make a learner on a host, as fedclient.work.learner.make_learner."""
         from attune.fedclient.work.processes.remote_learner import RemoteLearner
         from attune.fedclient.work.processes.requests import PlaceDevice
 
@@ -171,7 +171,11 @@ class RemoteWorker(Worker):
         self._thread = ThreadPoolExecutor(turns, thread_name_prefix="waiting")
 
     async def carry_out(self, work: Work) -> OrderResult:
-        """As Worker. Raises HostLost too."""
+        """Carry out an order, as Worker.carry_out.
+
+        Raises:
+            HostLost: The host is gone.
+        """
         [future] = self.executor.run([work.cancelled_by(self._stopped)])
         return await result_of(future)
 

@@ -64,11 +64,11 @@ class RemoteLearner:
         return self._placement.thread
 
     def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
-        """As Learner.missing."""
+        """Return the missing values of an order, as Learner.missing."""
         return self._state.holdings.missing(order)
 
     def carry_out(self, work: Work) -> OrderResult:
-        """As Learner.carry_out. After HostLost a new learner must say again what is missing, and carry the order out."""
+        """Carry out an order, as Learner.carry_out. After HostLost a new learner must first say what is missing."""
         request = CarryOut(self.name, work.order, work.fetched, work.bytes_down)
         self._update(cast(LearnerState, self._ask(request, work.progress, work.cancelled)))
         self._placement.deaths = 0
@@ -77,7 +77,7 @@ class RemoteLearner:
         return result
 
     def finished(self) -> dict[Choice, Tensors]:
-        """As Learner.finished."""
+        """Return what the device predicts with, as Learner.finished."""
         return cast(FinishedModels, self._ask_until_answered(GetFinished(self.name))).tensors
 
     def let_go(self) -> None:

@@ -72,7 +72,7 @@ HostRequest = PlaceDevice | MakeReady | CarryOut | GetFinished | ForgetAll
 
 @dataclass(frozen=True)
 class LearnerState:
-    """What a device needs to know of a learner. `orders` has all that another process needs to go on from here."""
+    """State of a ready learner that its device needs to know."""
 
     holdings: Holdings
     standardiser: Standardiser | None
@@ -83,6 +83,8 @@ class LearnerState:
 
 @dataclass(frozen=True)
 class FinishedModels:
+    """Answer with the models with which the device predicts."""
+
     tensors: dict[Choice, Tensors]
 
 

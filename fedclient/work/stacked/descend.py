@@ -30,9 +30,9 @@ WINDOW_BYTES = 32 << 20  # of samples that are gathered at a time
 
 
 def descend(jobs: Sequence[Descent]) -> list[Trained | Exception]:
-    """What each of like jobs, in which something moves, comes to, in their order.
+    """Return the result of each of similar jobs in which a tensor moves, in their order.
 
-    TrainingDiverged or Cancelled for those that end so, and for no other.
+    TrainingDiverged and Cancelled are results of single jobs; they end no other job.
     """
     each = COPIES * sum(tensor.nbytes for tensor in (*jobs[0].tensors.values(), *jobs[0].beside.values()))
     most = max(1, STACK_BYTES // max(1, each))
@@ -58,7 +58,7 @@ class Stack:
         return f"<Stack of {len(self._jobs)} x {self._job}>"
 
     def run(self) -> list[Trained | Exception]:
-        """As `descend`."""
+        """Return the results, as `descend`."""
         job = self._job
         batches = Batches(self._jobs, job.purpose)
         others = iter(Batches(self._jobs, job.ahead.purpose)) if job.ahead else None
@@ -77,7 +77,7 @@ class Stack:
         return self._ended(total_D / counted.sum(dim=0))
 
     def _step(self, k: int, batch: Batch, other: Batch | None) -> Tensor:
-        """One step of the first k devices; their losses (k,)."""
+        """Take one step of the first k devices, and return their losses (k,)."""
         job, settings = self._job, self._job.settings
         tensors, beside = _first(self._tensors, k), _first(self._beside, k)
         for _ in range(job.repeat):
@@ -96,14 +96,14 @@ class Stack:
         return loss_D
 
     def _ahead(self, tensors: Tensors, beside: Tensors, batch: Batch, rate: float) -> Tensors:
-        """The tensors after a step of plain SGD with this rate."""
+        """Return the tensors after a step of plain SGD with this rate."""
         gradients, _ = self._gradients(tensors, beside, batch)
         decay, none = self._job.settings.weight_decay, torch.zeros(())
         moving = {name: tensors[name] for name in self._job.moving}
         return tensors | {name: tensor - rate * (gradients.get(name, none) + decay * tensor) for name, tensor in moving.items()}
 
     def _gradients(self, tensors: Tensors, beside: Tensors, batch: Batch) -> tuple[Tensors, Tensor]:
-        """The gradients of what the loss depends on, clipped for each device by itself, and the losses (k,)."""
+        """Return the gradients of the tensors on which the loss depends, clipped for each device, and the losses (k,)."""
         job, clip = self._job, self._job.settings.clip_norm
         gradients, loss_D = gradients_of(job, tensors, beside, batch)
         if clip:
@@ -113,7 +113,7 @@ class Stack:
         return gradients, loss_D
 
     def _tell(self, done: int) -> None:
-        """Progress of all, now and then and at the end."""
+        """Report the progress of all devices, now and then and at the end."""
         now = time.monotonic()
         if now - self._told >= PROGRESS_S or done == self._job.steps:
             self._told = now
@@ -121,7 +121,7 @@ class Stack:
                 job.task.progress(job.share[0] + (job.share[1] - job.share[0]) * min(1.0, done / job.steps))
 
     def _ended(self, loss_D: Tensor) -> list[Trained | Exception]:
-        """Each device's result, in tensors of its own."""
+        """Return each device's result in separate tensors."""
         finite_D = loss_D.isfinite()
         for name in self._job.moving:
             finite_D &= self._tensors[name].flatten(1).isfinite().all(dim=1)
@@ -141,10 +141,10 @@ class Stack:
 
 
 def gradients_of(job: Descent, tensors: Tensors, beside: Tensors, batch: Batch) -> tuple[Tensors, Tensor]:
-    """For D devices like that of `job`: the gradient of each one's loss in its tensors (D, ...), and the losses (D,).
+    """Return each device's gradients (D, ...) and losses (D,) for D devices similar to that of `job`.
 
-    What the loss does not depend on has no gradient. The devices are mapped in the forward pass alone: no loss depends on the
-    tensors of another device, so one backward pass of their sum has everybody's gradients.
+    A tensor on which the loss does not depend has no gradient. Only the forward pass is mapped over devices: no loss depends on
+    another device's tensors, so one backward pass of their sum has all gradients.
     """
     leaves = {name: tensor.detach().requires_grad_(name in job.moving) for name, tensor in tensors.items()}
 
@@ -158,7 +158,7 @@ def gradients_of(job: Descent, tensors: Tensors, beside: Tensors, batch: Batch) 
 
 
 def stacked(each: Sequence[Mapping[str, Tensor]]) -> Tensors:
-    """(D, ...) of every tensor: copies."""
+    """Return copies (D, ...) of every tensor."""
     return {name: torch.stack([tensors[name] for tensors in each]) for name in each[0]}
 
 
@@ -167,7 +167,7 @@ def _first(tensors: Tensors, k: int) -> Tensors:
 
 
 def _counted(jobs: Sequence[Descent], sizes: Sequence[Tensor]) -> Tensor:
-    """(S, D) float64: the samples of each step whose loss is reported, else 0."""
+    """Return the samples of each step whose loss is reported, else 0, (S, D) float64."""
     counted = torch.zeros(max(len(size_S) for size_S in sizes), len(jobs), dtype=torch.float64)
     for at, (job, size_S) in enumerate(zip(jobs, sizes, strict=True)):
         counted[job.counted_from : len(size_S), at] = size_S[job.counted_from :]
@@ -194,7 +194,7 @@ def batch_plan(samples: int, settings: TrainSettings, seed: int) -> BatchPlan:
 
 @lru_cache(maxsize=512)
 def _layout(samples: int, batch_size: int, local_epochs: int, local_steps: int) -> tuple[int, Tensor, Tensor, Tensor]:
-    """(steps; where each batch lies in all permutations, end to end, (S, B); its weights (S, B); its size (S,))."""
+    """Return (steps; positions of each batch in all permutations end to end, (S, B); its weights (S, B); its size (S,))."""
     per_epoch = -(-samples // batch_size)
     steps = local_steps or local_epochs * per_epoch
     step_S = torch.arange(steps)
@@ -218,7 +218,7 @@ class Batches:
         return f"Batches({len(self._jobs)} devices, {self._width} wide)"
 
     def __iter__(self) -> Iterator[Batch]:
-        """For each step x (D, B, ...), y (D, B, ...) and weight (D, B) of the devices that have such a step: ever fewer."""
+        """Yield for each step x (D, B, ...), y (D, B, ...) and weight (D, B) of the devices that have such a step."""
         steps = [len(each.size) for each in self.plans]
         task = self._jobs[0].task
         each = self._width * max(1, task.x[:1].nbytes)
@@ -234,7 +234,7 @@ class Batches:
             first = last
 
     def _window(self, active: int, first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
-        """x, y (D, S, B, ...) and weight (D, S, B) of steps `first` to `last`; undefined behind the last step of a device."""
+        """Return x, y (D, S, B, ...) and weight (D, S, B) of steps `first` to `last`; undefined after a device's last step."""
         task, shape = self._jobs[0].task, (active, last - first, self._width)
         x = torch.empty((*shape, *task.x.shape[1:]), dtype=task.x.dtype, device=task.device)
         y = torch.empty((*shape, *task.y.shape[1:]), dtype=task.y.dtype, device=task.device)
@@ -252,7 +252,7 @@ class Batches:
 
 
 def _gather(samples: Tensor, index: Tensor, place: Tensor) -> None:
-    """Writes these samples to `place`, which is contiguous: at once where both are in one memory."""
+    """Write these samples to `place`, which is contiguous; in one operation if both are in one memory."""
     if samples.device == place.device:
         torch.index_select(samples, 0, index, out=place)
     else:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def one_by_one(works: Iterable[Jobs[T]]) -> list[T | FailedWork]:
-    """What each comes to, in their order. A failure of one is no other one's."""
+    """Return each work's result in order. A failure of one does not affect another."""
     ended: list[T | FailedWork] = []
     for work in works:
         try:
@@ -44,7 +44,7 @@ class Stacked:
         return sorted({reason for reason in self._reasons.values() if reason})
 
     def run(self, works: Iterable[Jobs[T]]) -> list[T | FailedWork]:
-        """What each comes to, in their order, as if it had been alone. A failure of one is no other one's."""
+        """Return each work's result in order, as if it ran alone. A failure of one does not affect another."""
         runs = [_Run(work) for work in works]
         while waiting := [run for run in runs if run.job is not None]:
             some = _next(waiting)
@@ -53,7 +53,7 @@ class Stacked:
         return [run.end for run in runs]
 
     def _computed(self, key: Hashable, jobs: Sequence[Any]) -> list[Any]:
-        """The result of each, or FailedWork. jobs: like ones."""
+        """Return the result of each of similar jobs, or FailedWork."""
         if len(jobs) == 1:
             return [_alone(jobs[0])]
         compute, against = _TOGETHER[type(jobs[0])]
@@ -84,7 +84,7 @@ class _Run(Generic[T]):
         self.go_on(None)
 
     def go_on(self, found: Any) -> None:
-        """Hands over the result that it waits for."""
+        """Pass on the result for which the work waits."""
         try:
             self.job = self._work.throw(found.error) if isinstance(found, FailedWork) else self._work.send(found)
             self.key = _key(self.job)
@@ -95,7 +95,7 @@ class _Run(Generic[T]):
 
 
 def _next(waiting: Sequence[_Run[T]]) -> list[_Run[T]]:
-    """Those that wait for like jobs. Training comes last, so that whoever is not there yet can join in."""
+    """Return works that wait for similar jobs. Training comes last, so that late works can join in."""
     first = min(waiting, key=lambda run: isinstance(run.job, Descent))
     return [run for run in waiting if run.key == first.key]
 
@@ -108,7 +108,7 @@ def _alone(job: Job) -> Any:
 
 
 def _key(job: Job) -> Hashable:
-    """Equal for jobs that can be computed together, if any of them can."""
+    """Return a key that is equal for jobs that can be computed together, if any can."""
     if isinstance(job, Descent) and job.task.family is not None and job.task.x.shape[0] and job.moving:
         what = (job.settings, job.moving, job.purpose, job.share, job.own, job.repeat, job.ahead)
         tensors = (_shapes(job.tensors), _shapes(job.beside))

@@ -20,7 +20,7 @@ from attune.fedclient.work.trainer import Scores
 
 
 def against_training(jobs: Sequence[Descent]) -> str:
-    """Why like descents go one by one; empty if they need not."""
+    """Return why similar descents run one by one; empty if they need not."""
     job = jobs[0]
     return (
         job.by_itself
@@ -32,7 +32,7 @@ def against_training(jobs: Sequence[Descent]) -> str:
 
 
 def against_scoring(jobs: Sequence[Scores]) -> str:
-    """Why like evaluations go one by one; empty if they need not."""
+    """Return why similar evaluations run one by one; empty if they need not."""
     trainer = jobs[0].trainer
     return trainer.predictor.by_itself or _of_precision(trainer.settings.mixed_precision) or _scored(jobs)
 
@@ -61,13 +61,13 @@ def _of_layers(network: Network) -> str:
 
 
 def _drops(module: nn.Module) -> bool:
-    """Layers of one kind have a share `p`; recurrent and attention layers a share `dropout`."""
+    """Return whether a layer uses dropout: a share `p`, or `dropout` in recurrent and attention layers."""
     share = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0.0)
     return isinstance(share, int | float) and share > 0
 
 
 def _trained(jobs: Sequence[Descent]) -> str:
-    """By the gradients of a sample each, and by whether the samples of a batch are independent."""
+    """Check by the gradients of one sample each, and whether the samples of a batch are independent."""
     job, some = jobs[0], jobs[:2]
     x, y = (each.to(job.task.device) for each in _samples([(each.task.x, each.task.y) for each in some]))
     tensors, beside = stacked([each.tensors for each in some]), stacked([each.beside for each in some])
@@ -105,7 +105,7 @@ def _scored(jobs: Sequence[Scores]) -> str:
 
 
 def _samples(each: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The first sample and label of each of the first two devices."""
+    """Return the first sample and label of each of the first two devices."""
     return torch.stack([x[0] for x, _ in each[:2]]), torch.stack([y[0] for _, y in each[:2]])
 
 
@@ -114,7 +114,7 @@ def _not_mapped(error: Exception) -> str:
 
 
 def _mixed(both: Tensor, first: Tensor) -> str:
-    """Padding a batch must not change the scores of its samples."""
+    """Check that padding a batch does not change the scores of its samples."""
     return "" if _alike(both[:1], first) else "a sample's scores depend on the other samples of its batch"
 
 

@@ -23,7 +23,7 @@ AT_ONCE = 16 * EVALUATION_BATCH  # samples of all devices at a time, at most
 
 
 def score(jobs: Sequence[Scores]) -> list[list[tuple[int, Tensor]] | Exception]:
-    """What each of like jobs comes to, in their order, in one piece: [(0, logits (N, ...))]. Each has a sample."""
+    """Return the result of each of similar jobs, in order, in one piece: [(0, logits (N, ...))]. Each has a sample."""
     each = sum(tensor.nbytes for tensor in jobs[0].prepared.values())
     most = max(1, STACK_BYTES // max(1, each))
     order = sorted(range(len(jobs)), key=lambda at: -jobs[at].x.shape[0])
@@ -35,7 +35,7 @@ def score(jobs: Sequence[Scores]) -> list[list[tuple[int, Tensor]] | Exception]:
 
 
 def _score(jobs: Sequence[Scores]) -> list[Tensor]:
-    """Those with the most samples first. All take the same number of rows at a time; who has none left is left out."""
+    """Score the jobs, those with the most samples first. All take equally many rows at a time; finished ones are left out."""
     trainer, sizes = jobs[0].trainer, [job.x.shape[0] for job in jobs]
     tensors = {name: tensor.to(trainer.device) for name, tensor in stacked([job.prepared for job in jobs]).items()}
     pieces: list[list[Tensor]] = [[] for _ in jobs]
@@ -56,7 +56,7 @@ def _score(jobs: Sequence[Scores]) -> list[Tensor]:
 
 
 def _rows(each: Sequence[Tensor], sizes: Sequence[int], at: int, rows: int) -> Tensor:
-    """(k, rows, ...): of each tensor so many samples from `at` on; its first one stands behind them where it has fewer."""
+    """Return (k, rows, ...): so many samples from `at` on of each tensor. Its first sample fills up the rest."""
     found = each[0].new_empty((len(each), rows, *each[0].shape[1:]))
     for place, x, size in zip(found.unbind(), each, sizes, strict=False):
         if size >= at + rows:

@@ -23,7 +23,7 @@ TRIED = 5  # devices that are trained one by one; the others take as long in pro
 
 @dataclass(frozen=True)
 class Advice:
-    """What to take, and the seconds that one round of training takes either way."""
+    """Recommended executor, and the seconds of one round of training either way."""
 
     executor: Literal["sequential", "stacked"]
     one_by_one_s: float
