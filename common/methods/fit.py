@@ -69,7 +69,7 @@ def _head(model: nn.Module) -> str:
 
 
 def _samples(spec: ModelSpec) -> Tensor:
-    """(B, ...) as a device prepares samples of this kind; of nothing but zeros."""
+    """Return zeros (B, ...) in the form in which a device prepares samples of this kind."""
     if spec.kind == "tokens":
         return torch.zeros(SAMPLES, *spec.shape, dtype=torch.int64)
     if spec.kind == "images":

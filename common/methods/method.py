@@ -55,7 +55,11 @@ class Method:
     published_with: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def preset(self, name: str, model: str | None) -> dict[str, Any]:
-        """The settings of a preset, in the shape of federation.toml. Errors: SettingError for one that this method lacks."""
+        """Return the settings of a preset, in the shape of federation.toml.
+
+        Raises:
+            SettingError: The method does not have the preset.
+        """
         if name == EVERYDAY:
             return dict(self.defaults)
         if name != PUBLISHED:
@@ -199,10 +203,11 @@ def check_task(configured: ConfiguredMethod, task: TaskName) -> None:
 
 
 def assign(method: Method, model: nn.Module) -> dict[str, PartKind]:
-    """The kind of every tensor of the model.
+    """Return the kind of every tensor of the model.
 
-    Errors: SettingError for a selector that matches nothing (named with method and model), a tensor that none matches, and
-    a tensor that cannot be generated because it holds integers.
+    Raises:
+        SettingError: A selector matches no tensor (named with method and model), no selector matches a tensor, or a tensor
+            cannot be generated because it holds integers.
     """
     from attune.common.models.body import names_of
     from attune.common.models.structure import roles, tensors_of

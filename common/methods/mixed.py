@@ -57,8 +57,10 @@ FEDAVG_MCSA = Method(
 
 
 def _message_passing(name: str, aggregator: str, method: dict[str, Any]) -> Method:
-    """Return a row of Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, "Personalized Cross-Silo Federated Learning on Non-IID Data",
-    AAAI 2021: whole models are mixed, and local training is FedMCSA's, so that its table compares like with like.
+    """Return a row of FedAMP's family.
+
+    Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021. Whole
+    models are mixed. Local training is FedMCSA's, so that its table compares like with like.
     """
     return Method(
         name=name,

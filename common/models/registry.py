@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """What is known of a model without torch; the entry points of the group `attune.models` name such entries.
+    """Description of a model without torch. Entry points of the group `attune.models` name such entries.
 
     Attributes:
         factory: "package.module:factory", which is called as factory(spec, options) and returns a module.
@@ -72,12 +72,16 @@ BODY_DIGEST = "body_digest"  # an option of every model of one's own, which its 
 
 
 def names() -> list[str]:
-    """The built-in models, sorted."""
+    """Return the built-in models, sorted."""
     return sorted(_BUILT_IN)
 
 
 def model_for(kind: Kind, roles: frozenset[str]) -> str:
-    """The usual model for this kind of data if its tensors have all these roles, else the first that has. Or SettingError."""
+    """Return the default model for this kind of data if its tensors have all these roles, else the first that has them.
+
+    Raises:
+        SettingError: No built-in model has them.
+    """
     for name in [_DEFAULTS[kind], *names()]:
         has = _BUILT_IN[name].roles
         if kind in _BUILT_IN[name].kinds and has is not None and roles <= has:
@@ -89,9 +93,10 @@ def model_for(kind: Kind, roles: frozenset[str]) -> str:
 
 
 def check_options(name: str | None, options: Mapping[str, Any]) -> None:
-    """What can be checked before there are data: the options of `name`, or without one that some usual model has them.
+    """Check the options of a model before there are data; without a name, that one of the default models has each option.
 
-    Errors: SettingError for an unknown model, an option that it has not, or a value of a wrong type or range.
+    Raises:
+        SettingError: The model is unknown, lacks an option, or a value has a wrong type or range.
     """
     if name is None:
         known = {field for usual in _DEFAULTS.values() for field in _BUILT_IN[usual].options.__struct_fields__}
@@ -107,12 +112,16 @@ def check_options(name: str | None, options: Mapping[str, Any]) -> None:
 
 
 def lacking(kind: Kind, roles: frozenset[str]) -> list[str]:
-    """Which of these roles no tensor of the usual model for this kind of data has, sorted."""
+    """Return the roles that no tensor of the default model for this kind of data has, sorted."""
     return sorted(roles - (_BUILT_IN[_DEFAULTS[kind]].roles or frozenset()))
 
 
 def check_roles(name: str | None, roles: frozenset[str], method: str) -> None:
-    """Errors: SettingError for a built-in model without the parts that the method needs."""
+    """Check that a built-in model has the parts that the method needs.
+
+    Raises:
+        SettingError: It does not.
+    """
     has = MODELS[name].roles if name is not None and name in MODELS else None
     if has is not None and (missing := roles - has):
         fitting = [other for other in names() if roles <= (_BUILT_IN[other].roles or frozenset())]
@@ -123,7 +132,11 @@ def check_roles(name: str | None, roles: frozenset[str], method: str) -> None:
 
 
 def check_importable(name: str) -> None:
-    """Errors: SettingError if the function `package.module:factory` is not there."""
+    """Check that the function `package.module:factory` exists.
+
+    Raises:
+        SettingError: It does not.
+    """
     _load(name)
 
 
@@ -136,11 +149,19 @@ def default_spec(
     options: Mapping[str, Any],
     per_position: bool = False,
 ) -> ModelSpec:
-    """The model for data of this kind: `name`, or the usual one for the kind, with every default of its options filled in.
+    """Return the model for data of this kind, with every default of its options filled in.
 
-    shape: of one sample, (H, W, C), (T,), (T, C) or (F,). `options` may hold no `name`. The options of a user's own
-    `package.module:factory` are passed on unchecked. per_position: a label for every token, not for every sample.
-    Errors: SettingError for an unknown model, option or value, and for a model that does not take this kind of data.
+    Args:
+        kind: The kind of data.
+        shape: Shape of one sample: (H, W, C), (T,), (T, C) or (F,).
+        classes: The number of outputs.
+        vocabulary: The number of tokens; 0 for other kinds.
+        name: The model; None takes the default one for the kind.
+        options: Its options, without `name`. Those of a user's `package.module:factory` are not checked.
+        per_position: Every token has a label, not every sample.
+
+    Raises:
+        SettingError: The model, an option or a value is unknown, or the model does not take this kind of data.
     """
     given = dict(options)
     pin = given.pop(BODY_DIGEST, msgspec.UNSET) if ":" in (name or "") else msgspec.UNSET

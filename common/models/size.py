@@ -7,6 +7,6 @@ from attune.common.plan import ModelSpec
 
 
 def size_bytes(spec: ModelSpec) -> int:
-    """Of all tensors together, without memory for any of them. Errors: those of `build`."""
+    """Return the bytes of all tensors of a model, without allocating them. Errors are those of `build`."""
     model = build(spec, 0, device="meta")
     return sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())

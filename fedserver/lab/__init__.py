@@ -1,1 +1,1 @@
-"""What works on tensors: the engine, and the aggregators that make the next state."""
+"""Tensor work of the server: the engine, and the aggregators that make the next state."""

@@ -13,12 +13,16 @@ _used = torch.device("cpu")
 
 
 def use(name: str) -> torch.device:
-    """From now on `name`: auto, cpu, cuda, cuda:N or mps. Errors: SettingError if this machine has no such processor."""
+    """Compute on `name` from now on: auto, cpu, cuda, cuda:N or mps.
+
+    Raises:
+        SettingError: This machine has no such processor.
+    """
     global _used
     _used = choose(name, "server.device")
     return _used
 
 
 def used() -> torch.device:
-    """What aggregators that are made now compute on."""
+    """Return the processor on which new aggregators compute."""
     return _used

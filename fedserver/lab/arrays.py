@@ -23,7 +23,13 @@ class ArrayFile(Opened, Mapping[str, Array]):
     """A blob of tensors, of which each access reads one, afresh. bfloat16, which NumPy has not, comes as float32."""
 
     def __getitem__(self, name: str) -> Array:
-        """Errors: KeyError, Truncated, Malformed (not-boolean)."""
+        """Return a new array.
+
+        Raises:
+            KeyError: There is no tensor of that name.
+            Truncated: The source ends too early.
+            Malformed: not-boolean.
+        """
         spec = self.manifest[name]
         found = np.empty(spec.shape, dtype="<" + DTYPES[spec.dtype])
         if found.size:

@@ -21,29 +21,32 @@ LEAST = 3  # updates of which there is a median that one of them does not decide
 
 
 def middle(sizes: Iterable[float]) -> float:
-    """The median, the lower of the two in the middle: half of a cohort cannot raise it. Of fewer than LEAST 0: no median."""
+    """Return the lower median, which half of a cohort cannot raise; 0 for fewer than LEAST."""
     listed = list(sizes)
     return median_low(listed) if len(listed) >= LEAST else 0.0
 
 
 def multiples(norms: Mapping[str, float], multiple: float) -> dict[str, float]:
-    """Who is above `multiple` medians, and how many medians that is. A median of 0, or a multiple of 0, bounds nobody."""
+    """Return the clients above `multiple` medians, with how many medians that is.
+
+    A median or a multiple of 0 bounds no client.
+    """
     median = middle(norms.values()) if multiple else 0.0
     return {name: norm / median for name, norm in norms.items() if norm > multiple * median} if median > 0 else {}
 
 
 def factor(medians: float, multiple: float) -> float:
-    """With what the change of an update of so many medians, above `multiple`, is multiplied.
+    """Return the factor for the delta of an update of so many medians, above `multiple`.
 
-    Its norm is brought to what it is too large by below the bound, but not below one median: a little above counts nearly as
-    much as the bound, and an extreme as much as a usual update. Nobody gains by being extreme, and a newcomer whose changes are
-    large still learns. A bound below one median is the norm for all that is above it.
+    The norm is reduced below the bound by as much as it was above it, but not below one median. So a little above counts nearly
+    as much as the bound, and an extreme as much as a usual update. No client gains by being extreme, and a newcomer with large
+    deltas still learns. A bound below one median is the norm for all that is above it.
     """
     return max(min(1.0, multiple), 2 * multiple - medians) / medians
 
 
 def weights(samples: Mapping[str, float], multiple: float) -> dict[str, float]:
-    """What each update weighs: its samples, at most `multiple` medians of those that are not 0."""
+    """Return the weight of each update: its samples, at most `multiple` medians of those that are not 0."""
     most = multiple * middle(count for count in samples.values() if count > 0) or math.inf
     return {name: min(count, most) for name, count in samples.items()}
 

@@ -41,7 +41,7 @@ def aggregator_class(name: str) -> AggregatorClass:
 
 @dataclass(frozen=True)
 class AggregatorSpec:
-    """What an aggregator of a part is made of, beside its vault; can be sent to another process."""
+    """Arguments of a part's aggregator, except its vault; it can be sent to another process."""
 
     part: PartKind
     aggregator: str

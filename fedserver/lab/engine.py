@@ -110,14 +110,14 @@ class Engine:
         return Chain([*bounds, *checks, *transforms_for(part, transforms), PartEncoding()])
 
     def max_bytes(self) -> dict[str, int]:
-        """For each part that devices hand in, in a fixed order, the largest blob that can be an answer."""
+        """Return for each part that devices hand in, in a fixed order, the largest blob that can be an answer."""
         sizes = {part: layout_of(self.manifests[part]).size * self._growth[part] for part in sorted(self.manifests)}
         return {part: math.ceil(size) + HEADER_SLACK_BYTES for part, size in sizes.items()}
 
     def serve(self, clients: Sequence[str], founders: Collection[str] = ()) -> Served:
-        """For each client and part what it is served now: common blobs, its own slot, or freshly generated.
+        """Return for each client and part what it is served now: common blobs, its own slot, or generated weights.
 
-        founders: those of them who enrolled before the first round was closed.
+        `founders` are those clients that enrolled before the first round was closed.
         """
         served: Served = {client: {} for client in clients}
         self._admit({client: client in founders for client in clients})
@@ -129,20 +129,24 @@ class Engine:
         return served
 
     def _whole(self, part: PartKind, slot: str) -> Blob:
-        """A slot's blob, checked where this process has not seen it yet. Errors: Damaged."""
+        """Return a slot's blob, which is checked at the first time in a process.
+
+        Raises:
+            Damaged: Its bytes are not the written ones.
+        """
         blob = self._vaults[part].blob(slot)
         self._blobs.open(blob).close()
         return blob
 
     def _admit(self, clients: Mapping[str, bool]) -> None:
-        """These take part (client -> whether it is a founder); may be repeated."""
+        """Add these clients (client -> whether it is a founder); this may be repeated."""
         for _, aggregator in sorted(self._aggregators.items()):
             for client, founder in sorted(clients.items()):
                 aggregator.admit(client, founder)
         self._admitted.update(clients)
 
     def cold_start(self) -> dict[str, Blob]:
-        """For each part what a device of which nothing is known is served: devices compare their own model with it."""
+        """Return for each part what an unknown device is served. Devices compare their own model with it."""
         for part, aggregator in sorted(self._aggregators.items()):
             if part not in self._cold_start:
                 found = aggregator.cold_start()
@@ -164,16 +168,16 @@ class Engine:
         return write_tensors(create, tensors)
 
     def pack(self, blobs: Iterable[Blob]) -> dict[str, Blob]:
-        """By the digest of what is served, the same without loss in fewer bytes, where they are fewer."""
+        """Return the smaller lossless form of served blobs, by digest, where there is one."""
         return self._packing.whole(blobs)
 
     def changes(self, clients: Sequence[str], parts: Sequence[PartKind]) -> dict[str, Smaller]:
-        """As the port."""
+        """Return deltas of served values, as the port."""
         self._keeps_generated = True
         return self._packing.changes(self._renewed(clients, parts))
 
     def _renewed(self, clients: Sequence[str], parts: Sequence[PartKind]) -> Iterator[tuple[Blob, Blob]]:
-        """(what they are served now, what they were served before the last commit), where that is still there."""
+        """Yield (what clients are served now, what they were served before the last commit), where that still exists."""
         for part, client in product(sorted(self._aggregators.keys() & set(parts)), clients):
             slot, vault = self._aggregators[part].slot(client), self._vaults[part]
             base = self._generated_before.get((part, client)) if slot is None else vault.before(slot)
@@ -183,7 +187,7 @@ class Engine:
     def arrive(
         self, client: str, part: PartKind, blob: Blob, encoding: str = "", served: bool = True, max_norm: float = 0.0
     ) -> Arrived:
-        """As the port: decode an update and check it, in one pass over its tensors."""
+        """Decode an update and check it in one pass over its tensors, as the port."""
         who, manifest = f"{client}'s {part} update", self.manifests[part]
         with ExitStack() as stack:
             file, before = self._opened(blob, stack), self._base(client, part, stack)
@@ -204,22 +208,22 @@ class Engine:
             return Arrived(writer.close(), context.facts)
 
     def _base(self, client: str, part: PartKind, stack: ExitStack) -> TensorFile | None:
-        """What a client's values of a part were before its training; None where it hands in their change."""
+        """Return a client's values of a part before its training; None if it hands in their delta."""
         slot = self._aggregators[part].slot(client) if self._settings[part].returns == "values" else None
         return self._opened(self._vaults[part].blob(slot), stack) if slot else None
 
     def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Collection[str] = ()) -> RoundOutcome:
-        """A cohort's accepted updates into the next state, staged in the vaults, and beside it how it was made."""
+        """Aggregate a cohort's accepted updates into the next state, staged in the vaults, with the recipe that made it."""
         return self._staged(entries, None, founders)
 
     def adapt(
         self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Collection[str] = ()
     ) -> RoundOutcome:
-        """As `aggregate`, for newcomers to a finished federation: of the parts that they hand in."""
+        """Aggregate updates of newcomers to a finished federation, as `aggregate`, for the parts that they hand in."""
         return self._staged(entries, adaptation, founders)
 
     def follow(self, recipe: StateRecipe) -> list[Slot]:
-        """What `aggregate` or `adapt` once staged, again."""
+        """Stage again what `aggregate` or `adapt` once staged."""
         self._admitted.update({client: client in recipe.founders for client in recipe.admitted})
         self._close(recipe.entries, recipe.adaptation, recipe.founders)
         return self.staged_slots()
@@ -238,9 +242,9 @@ class Engine:
         return RoundOutcome(metrics, slots, dict(self._bounded), sorted(self._without_vote))
 
     def go_back(self) -> RoundOutcome:
-        """The state before the last round, staged as the next one. No slot means that it is not known any more.
+        """Stage the state before the last round as the next one. Without slots that state is not known any more.
 
-        Who had no value of its own then has what a stranger had.
+        Clients without a value of their own at that time fall back to the cold start.
         """
         self._take_back()
         recipe = self._recipe
@@ -259,7 +263,7 @@ class Engine:
     def _note_recipe(
         self, adaptation: AdaptationSpec | None, entries: Mapping[str, AcceptedUpdate], made: Sequence[Slot]
     ) -> None:
-        """How the staged state was made; of one that no aggregator made, only what it replaces."""
+        """Note how the staged state was made; for one that no aggregator made, only what it replaces."""
         replaced = [slot for _, vault in sorted(self._vaults.items()) for slot in vault.replaced_slots()]
         admitted, founding = sorted(self._admitted), sorted(name for name, founder in self._admitted.items() if founder)
         self._next_recipe = StateRecipe(self._closed + 1, adaptation, admitted, dict(entries), replaced, made, founding)
@@ -290,7 +294,7 @@ class Engine:
     def _updates(
         self, part: PartKind, entries: Mapping[str, AcceptedUpdate], votes: bool, stack: ExitStack
     ) -> list[PartUpdate]:
-        """A cohort's updates of a part as its aggregator gets them."""
+        """Return a cohort's updates of a part as its aggregator gets them."""
         context = RoundContext(part, self._closed + 1, lambda client: self._base(client, part, stack), votes, self._bounded)
         cohort = Cohort(part, tuple(self._update(part, name, entry, stack) for name, entry in sorted(entries.items())))
         cohort = self._chains[part].on_cohort(cohort, context)
@@ -304,7 +308,7 @@ class Engine:
         return update.sealed(sealed_by) if sealed_by else update
 
     def _take_back(self) -> None:
-        """What was staged and not committed is forgotten, as by a restart: the round is closed again from the durable state."""
+        """Forget what was staged and not committed, as a restart does: the round is closed again from the durable state."""
         if self._tried:
             for vault in self._vaults.values():
                 vault.take_back()
@@ -318,15 +322,15 @@ class Engine:
         return [slot for _, vault in sorted(self._vaults.items()) for slot in vault.staged_slots()]
 
     def remember(self, recipe: StateRecipe) -> None:
-        """At start: how the present state was made, so that what it replaced goes with the next commit."""
+        """Note at the start how the present state was made, so that the next commit removes what it replaced."""
         self._recipe = recipe
         for vault in self._vaults.values():
             vault.remember(recipe.replaced)
 
     def settle(self) -> None:
-        """After the commit: the staged state is the state, and what was generated from the old one goes.
+        """Make the staged state the state, after the commit. What was generated from the old one is removed.
 
-        Where changes are served, devices still hold that: then it stays until the next commit.
+        If deltas are served, devices still hold the old values: then they stay until the next commit.
         """
         for vault in self._vaults.values():
             vault.settle()

@@ -1,4 +1,4 @@
-"""What is served, in fewer bytes without loss: all of it, or its change from what was served before."""
+"""Smaller lossless forms of served values: the compressed value, or its delta from what was served before."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ class Packing:
         self._made: dict[tuple[str, str], Blob] = {}  # by the digests of the value and of its base
 
     def whole(self, blobs: Iterable[Blob]) -> dict[str, Blob]:
-        """By the digest of a blob, what is sent in its place, where that is smaller. Errors: Damaged."""
+        """Return the compressed form of blobs, by digest, if it is smaller.
+
+        Raises:
+            Damaged: A blob's bytes are not the written ones.
+        """
         return {blob.digest: packed for blob in blobs if (packed := self._packed(blob, None)).size < blob.size}
 
     def changes(self, renewed: Iterable[tuple[Blob, Blob]]) -> dict[str, Smaller]:
-        """The same, of (a value, what it was before). What can no longer be read is no base."""
+        """Return the deltas of pairs (a value, what it was before), if they are smaller. An unreadable value is no base."""
         found: dict[str, Smaller] = {}
         for blob, base in renewed:
             if blob.digest not in found and blob.digest != base.digest:
@@ -39,7 +43,7 @@ class Packing:
         return found
 
     def take(self) -> list[Blob]:
-        """All that was made, which is somebody else's to remove now."""
+        """Return all blobs that were made. The caller removes them."""
         made, self._made = list(self._made.values()), {}
         return made
 

@@ -26,21 +26,25 @@ class StateRecipe(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Of its blob."""
+        """Name of its blob."""
         return name_of(self.round)
 
     def before(self, slots: Sequence[Slot]) -> list[Slot]:
-        """The slots before the round, out of those after it."""
+        """Return the slots before the round, from those after it."""
         made = {(slot.part, slot.key) for slot in self.made}
         return [*(slot for slot in slots if (slot.part, slot.key) not in made), *self.replaced]
 
     def save(self, blobs: Blobs) -> None:
-        """Durable. Errors: DiskFull."""
+        """Write the recipe durably.
+
+        Raises:
+            DiskFull: The disk has no room.
+        """
         blobs.put(self.name, msgspec.json.encode(self))
 
     @classmethod
     def load(cls, blobs: Blobs, round_: int) -> Self | None:
-        """How the state after this round was made; None if that is not known (any more), or cannot be read."""
+        """Return how the state after this round was made; None if that is unknown or unreadable."""
         try:
             return from_json(blobs.get(name_of(round_)), cls)
         except (KeyError, msgspec.DecodeError):
@@ -48,4 +52,5 @@ class StateRecipe(msgspec.Struct, frozen=True):
 
 
 def name_of(round_: int) -> str:
+    """Return the name of the recipe's blob for a round."""
     return f"{STATE}recipe.{round_}.json"

@@ -18,9 +18,9 @@ from attune.fedserver.ports.blobs import REDO, SERVED, STATE, Blobs, Damaged, bl
 
 
 def take_up(plan: Plan, slots: Sequence[Slot], blobs: Blobs, closed: int, make: Maker = made) -> tuple[Engine, list[str]]:
-    """The engine of a starting server, and the names of the blobs that were damaged and were made again.
+    """Return the engine of a starting server, and the names of damaged blobs that were made again.
 
-    What a killed process has left goes. What is made again is made in this process. Errors: those of Engine; Damaged.
+    Files that a killed process left are removed. Blobs are made again in this process. Errors are those of Engine, and Damaged.
     """
     recipe = StateRecipe.load(blobs, closed) if slots else None
     kept = {blob_of(slot).name for slot in (*slots, *(recipe.replaced if recipe else ()))}
@@ -35,9 +35,12 @@ def take_up(plan: Plan, slots: Sequence[Slot], blobs: Blobs, closed: int, make: 
 
 
 def _restore(plan: Plan, slots: Sequence[Slot], blobs: Blobs, recipe: StateRecipe | None) -> list[str]:
-    """Makes again what is damaged of the first state and of the last round; returns the names of those blobs.
+    """Make damaged slots of the first state and of the last round again, and return the names of those blobs.
 
-    Of other slots the bytes are checked when they are first read. Errors: Damaged.
+    The bytes of other slots are checked when they are first read.
+
+    Raises:
+        Damaged: A blob cannot be made again.
     """
     first = [slot for slot in slots if _version(slot) == 0]
     last = [slot for slot in recipe.made if slot in slots] if recipe is not None else []
@@ -49,7 +52,7 @@ def _restore(plan: Plan, slots: Sequence[Slot], blobs: Blobs, recipe: StateRecip
 
 
 def _remake(slots: Sequence[Slot], blobs: Blobs, again: Callable[[], list[Slot]]) -> list[str]:
-    """again: writes these slots, and maybe others, below REDO."""
+    """Make slots again. `again` writes them, and maybe others, below REDO."""
     damaged = {slot: reason for slot in slots if (reason := _damage(slot, blobs))}
     if not damaged:
         return []
@@ -69,7 +72,7 @@ def _remake(slots: Sequence[Slot], blobs: Blobs, again: Callable[[], list[Slot]]
 
 
 def _damage(slot: Slot, blobs: Blobs) -> str:
-    """What is wrong with a slot's blob, or nothing."""
+    """Return what is wrong with a slot's blob; empty if it is whole."""
     try:
         blobs.open(blob_of(slot)).close()
     except Damaged as damaged:
@@ -78,5 +81,5 @@ def _damage(slot: Slot, blobs: Blobs) -> str:
 
 
 def _version(slot: Slot) -> int:
-    """After which round it was written."""
+    """Return the round after which it was written."""
     return int(slot.file.rsplit(".", 2)[1])

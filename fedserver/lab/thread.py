@@ -48,7 +48,11 @@ class ThreadLab:
         return f"ThreadLab({self._blobs!r}, {'idle' if self._engine is None else 'started'})"
 
     async def connect(self) -> int:
-        """Before anything else: how many workers there are; 0: this process does all. Errors: SettingError."""
+        """Connect before anything else, and return the number of workers; 0: this process does all work.
+
+        Raises:
+            SettingError: The cluster cannot be reached.
+        """
         if self._location.is_here:
             return 0
         self._pool = await self._executors.worker(self._connect)
@@ -60,7 +64,7 @@ class ThreadLab:
         return connect(self._location, self._threads)
 
     async def close(self) -> None:
-        """Lets the workers go, after the job at hand."""
+        """Release the workers after the present job."""
         if self._pool is not None:
             await self._executors.worker(self._pool.close)
 

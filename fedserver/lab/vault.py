@@ -27,7 +27,12 @@ class _SlotWriter:
         self._vault, self._key, self._writer = vault, key, writer
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        """Errors: NotFinite, and those of TensorWriter."""
+        """Write a tensor.
+
+        Raises:
+            NotFinite: A value is NaN or infinite.
+            Malformed, DiskFull: As in TensorWriter.
+        """
         if not is_finite(tensor):
             raise NotFinite(f"{name} of {self._key} would not be finite")
         self._writer.put(name, tensor)
@@ -59,11 +64,20 @@ class StateVault:
         return sorted(self._slots.keys() | self._staged.keys())
 
     def blob(self, key: str) -> Blob:
-        """The blob that holds `key`, staged or durable. Errors: KeyError."""
+        """Return the blob that holds `key`, staged or durable.
+
+        Raises:
+            KeyError: There is none.
+        """
         return self._staged.get(key) or blob_of(self._slots[key])
 
     def read(self, key: str) -> Mapping[str, torch.Tensor]:
-        """Errors: KeyError, Damaged."""
+        """Return the tensors under `key`.
+
+        Raises:
+            KeyError: There is none.
+            Damaged: The blob's bytes are not the written ones.
+        """
         return TensorFile(self._blobs.open(self.blob(key)))
 
     def writer(self, key: str, manifest: Manifest) -> _SlotWriter:
@@ -74,7 +88,7 @@ class StateVault:
         self._staged[key] = blob
 
     def before(self, key: str) -> Blob | None:
-        """What held `key` before the last commit, where that replaced it."""
+        """Return the blob that held `key` before the last commit, if that replaced it."""
         slot = self._replaced.get(key)
         return None if slot is None else blob_of(slot)
 
@@ -85,21 +99,21 @@ class StateVault:
         ]
 
     def replaced_slots(self) -> list[Slot]:
-        """What the staged slots will replace."""
+        """Return the slots that the staged ones will replace."""
         return [self._slots[key] for key in sorted(self._staged) if key in self._slots]
 
     def remember(self, replaced: Iterable[Slot]) -> None:
-        """At start: what was true before the last commit."""
+        """Note at the start which slots were valid before the last commit."""
         self._replaced = {slot.key: slot for slot in replaced if slot.part == self._part}
 
     def take_back(self) -> None:
-        """What was staged is not the state, and will not be: its blobs are written again under the same names."""
+        """Forget what was staged. Its blobs are written again under the same names."""
         self._staged = {}
 
     def settle(self) -> None:
-        """After the commit: what was staged is the state.
+        """Make the staged slots the state, after the commit.
 
-        What it replaced is kept until the next commit; what that had replaced goes. Readers that hold one keep it open.
+        What they replaced is kept until the next commit; what that had replaced is removed. Open readers keep their blobs.
         """
         kept, present = {slot.key: slot for slot in self.replaced_slots()}, {blob.name for blob in self._staged.values()}
         self._blobs.remove([blob_of(slot).name for slot in self._replaced.values() if blob_of(slot).name not in present])

@@ -58,7 +58,7 @@ class ChangeElsewhere(AggregatorSettings, frozen=True, forbid_unknown_fields=Tru
 
 
 class ClippedSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
-    """Of aggregators in which what one device changes can be clipped, or be outvoted: docs/security.md."""
+    """Settings of aggregators in which a device's update can be clipped, or be outvoted: docs/security.md."""
 
     # Robust rule: the mean of clipped changes, the median or trimmed mean of every number, or the mean of the updates nearest
     # to others. Generated parts are clipped under every rule.
@@ -81,7 +81,7 @@ class ClippedSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=Tru
 
 
 class MixedSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
-    """Of aggregators that mix a cohort's values by weights: docs/security.md."""
+    """Settings of aggregators that mix a cohort's values by weights: docs/security.md."""
 
     # Largest weight of another device. What is above it goes to the device itself. 1: no cap.
     attention_cap: Cap = 1.0

@@ -46,17 +46,17 @@ class Mcsa(Mixing):
 
 
 def cosines(G_SS: torch.Tensor) -> torch.Tensor:
-    """cos(x_i, x_k) from inner products, (S, S) float64; the cosine with a zero vector is 0, even with itself."""
+    """Return cos(x_i, x_k) from inner products, (S, S) float64. The cosine with a zero vector is 0, even with itself."""
     norm_S = G_SS.diagonal().sqrt()
     inverse_S = torch.where(norm_S > 0, 1 / norm_S, 0.0)
     return (G_SS * inverse_S[:, None] * inverse_S).clamp(-1, 1)
 
 
 def attention(cosine_SS: torch.Tensor, sigma: float, shares_S: torch.Tensor | None = None) -> torch.Tensor:
-    """Softmax over k of sigma * cos(x_i, x_k): (S, S) float64, every row sums to one.
+    """Return the softmax over k of sigma * cos(x_i, x_k), (S, S) float64; every row sums to one.
 
-    With `shares_S` each weight is multiplied by client k's data share and the row normalised again (the published code's
-    form, errata E4).
+    With `shares_S` each weight is multiplied by client k's data share, and the row is normalised again (the published code's
+    form, erratum E4).
     """
     logits_SS = sigma * cosine_SS
     if shares_S is not None:

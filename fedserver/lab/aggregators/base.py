@@ -1,4 +1,4 @@
-"""What an aggregator gets and must offer, and the vault in which its state lies (with one in memory)."""
+"""Interface of an aggregator, and of the vault that holds its state, with a vault in memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ class Vault(Protocol):
     def keys(self) -> Iterable[str]: ...
 
     def read(self, key: str) -> Mapping[str, torch.Tensor]:
-        """The tensors under `key`, possibly loaded at each access. Errors: KeyError."""
+        """Return the tensors under `key`; they may be loaded at each access.
+
+        Raises:
+            KeyError: There is no such key.
+        """
         ...
 
     def writer(self, key: str, manifest: Manifest) -> AbstractContextManager[Writer]: ...
@@ -45,34 +49,34 @@ class Aggregator(Protocol):
     """
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
-        """Theta_0 of this part into the vault; once, on a fresh federation."""
+        """Write Theta_0 of this part into the vault; once, in a fresh federation."""
         ...
 
     def admit(self, client: str, founder: bool = False) -> None:
-        """A device takes part. May be repeated. founder: it enrolled before the first round was closed."""
+        """Add a client; this may be repeated. A founder enrolled before the first round was closed."""
         ...
 
     def slot(self, client: str) -> str | None:
-        """The vault key whose tensors are exactly what this client is served; None if `generate` makes them."""
+        """Return the vault key of the tensors that this client is served; None if `generate` makes them."""
         ...
 
     def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
-        """What these clients are served, in the order asked, for those without a slot."""
+        """Yield what these clients without a slot are served, in the given order."""
         ...
 
     def cold_start(self) -> str | Tensors:
-        """What a client is served of which nothing is known: the vault key, or the tensors themselves if they are generated.
+        """Return what an unknown client is served: the vault key, or generated tensors.
 
-        It follows from the state alone; no client is admitted.
+        It follows from the state alone, and no client is admitted.
         """
         ...
 
     def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
-        """Takes a cohort's updates, in any order, into the state; returns metrics. If no update counts: no change."""
+        """Add a cohort's updates, in any order, to the state, and return metrics. Without a counting update the state stays."""
         ...
 
     def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
-        """`close_round` for newcomers to a finished federation: only what is served to these clients alone may move."""
+        """Close a round of newcomers to a finished federation: only what these clients alone are served may move."""
         ...
 
 
@@ -127,9 +131,10 @@ class Blockwise(Aggregator, Protocol):
 
 
 def cohort(updates: Sequence[PartUpdate]) -> list[PartUpdate]:
-    """Updates in name order, without those of 0 samples: sums are taken in this order, not in that of arrival.
+    """Return updates in the order of names, without those of 0 samples. Sums are taken in this order, not in that of arrival.
 
-    Errors: UpdateRefused if a client occurs twice.
+    Raises:
+        UpdateRefused: A client occurs twice.
     """
     ordered = sorted(updates, key=lambda update: update.client)
     for one, other in pairwise(ordered):
@@ -139,12 +144,12 @@ def cohort(updates: Sequence[PartUpdate]) -> list[PartUpdate]:
 
 
 def manifest_in(tensors: Mapping[str, torch.Tensor]) -> Manifest:
-    """Dtype and shape of each tensor; of a file without reading them."""
+    """Return dtype and shape of each tensor; tensors of a file are not read."""
     return tensors.manifest if isinstance(tensors, TensorSource) else manifest_of(tensors)
 
 
 def read_into(tensors: Mapping[str, torch.Tensor], name: str, out_N: torch.Tensor) -> None:
-    """The numbers of a tensor in C order into `out_N`, in its dtype; a file's own are read there without another copy."""
+    """Read the numbers of a tensor in C order into `out_N`, in its dtype, without another copy if they are in a file."""
     if isinstance(tensors, TensorSource) and DTYPES[tensors.manifest[name].dtype] == out_N.dtype:
         tensors.read_into(name, out_N)
     else:
@@ -152,7 +157,7 @@ def read_into(tensors: Mapping[str, torch.Tensor], name: str, out_N: torch.Tenso
 
 
 def write(vault: Vault, key: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """All of `tensors` under `key`, in the order of the file, so that it can be hashed while it is written."""
+    """Write all of `tensors` under `key` in the order of the file, so that it is hashed while it is written."""
     manifest = manifest_of(tensors)
     with vault.writer(key, manifest) as writer:
         for name in layout_of(manifest).manifest:

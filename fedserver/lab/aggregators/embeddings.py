@@ -32,10 +32,11 @@ class Embeddings:
         return client in self._rows
 
     def admit(self, client: str, founder: bool) -> None:
-        """Until a client's embedding is trained: a founder has its own draw from N(0, 1), a later one the mean of the trained.
+        """Add a client.
 
-        It depends on the client's name and on what has been trained, so admitting again after a restart gives the same.
-        Founders that were reset to the mean would be one and the same to the network. While none is trained, all have draws.
+        Until its embedding is trained, a founder has a draw from N(0, 1), and a later client the mean of the trained ones. The
+        embedding depends on the client's name and on what has been trained, so a restart gives the same. Founders at the mean
+        would all be equal to the network. While none is trained, all have draws.
         """
         if self._steps.get(client):
             return
@@ -48,7 +49,7 @@ class Embeddings:
         return torch.randn(self._dim, generator=draw, dtype=torch.float64).to(self._dtype)
 
     def mean(self) -> torch.Tensor:
-        """(E), of the trained embeddings; zero while there are none."""
+        """Return the mean of the trained embeddings, (E); zero without any."""
         trained = self._trained()
         return self.values(trained).mean(dim=0) if trained else torch.zeros(self._dim, dtype=self._dtype)
 
@@ -56,18 +57,22 @@ class Embeddings:
         return [name for name in sorted(self._rows) if self._steps[name]]
 
     def values(self, clients: Sequence[str]) -> torch.Tensor:
-        """(S, E) in the order asked. Errors: KeyError for a client that was never admitted."""
+        """Return embeddings (S, E) in the given order.
+
+        Raises:
+            KeyError: A client was never admitted.
+        """
         return torch.stack([self._rows[client][0] for client in clients])
 
     def step(self, clients: Sequence[str], gradient_SE: torch.Tensor, optimiser: Optimiser) -> None:
-        """One step of each client's own optimiser."""
+        """Take one step of each client's own optimiser."""
         for client, gradient_E in zip(clients, gradient_SE, strict=True):
             self._steps[client] += 1
             value_E, *moments = self._rows[client]
             optimiser.dense_(value_E, gradient_E, moments, self._steps[client])
 
     def tensors(self) -> Tensors:
-        """Everything, to be saved: the names as JSON in bytes, then (N, E) of each kind and the N step counters."""
+        """Return everything to save: the names as JSON in bytes, then (N, E) of each kind, and the N step counters."""
         names = sorted(self._rows)
         result = {EMBEDDED: to_tensor(names)}
         for k, kind in enumerate(self._kinds):
@@ -77,7 +82,7 @@ class Embeddings:
         return result
 
     def load(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """What `tensors` gave."""
+        """Load what `tensors` returned."""
         names = from_tensor(saved[EMBEDDED])
         kinds_NE = [saved[f"embedding.{kind}"] for kind in self._kinds]
         self._rows = {name: [kind_NE[i].clone() for kind_NE in kinds_NE] for i, name in enumerate(names)}

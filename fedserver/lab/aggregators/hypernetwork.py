@@ -31,7 +31,7 @@ BLOCK_ROWS = 2_048  # rows of a head that are used and stepped at a time: they s
 
 @dataclass
 class HypernetworkState:
-    """What is in memory while the server runs; all of it but the layout is in the vault."""
+    """State in memory while the server runs. The vault has all of it except the layout."""
 
     initial: Tensors
     heads: list[Head]
@@ -79,7 +79,7 @@ class Hypernetwork:
         return f"Hypernetwork({self._state.embeddings if self._state else 'not loaded'})"
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
-        """Fresh weights for the tensors given, drawn from the seed."""
+        """Write fresh weights for the given tensors, drawn from the seed."""
         self._state = state = self._blank({name: tensor.detach().clone() for name, tensor in initial.items()})
         seed = derive(self._seed, "hypernetwork")
         drawn = initialise(self._settings, state.heads, state.initial, _dtype(state.initial), seed)
@@ -91,12 +91,12 @@ class Hypernetwork:
         self._load().embeddings.admit(client, founder)
 
     def slot(self, client: str) -> str | None:
-        """None: weights are generated."""
+        """Return None, because weights are generated."""
         return None
 
     @torch.no_grad()
     def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
-        """W_i of each client, FORWARD_ROWS of them per forward; a client not yet admitted is, as one that comes late."""
+        """Yield W_i of each client, FORWARD_ROWS of them per forward pass. An unknown client is admitted as a late one."""
         state = self._load()
         self._admit_others(clients)
         for start in range(0, len(clients), FORWARD_ROWS):
@@ -105,18 +105,18 @@ class Hypernetwork:
 
     @torch.no_grad()
     def cold_start(self) -> Tensors:
-        """W of the mean of the trained embeddings; while there are none, of zero, the mean of what they are drawn from."""
+        """Return W of the mean of the trained embeddings; without any, of zero, the mean of the draws."""
         state = self._load()
         return next(iter(self._generated(state, state.embeddings.mean()[None])))
 
     @torch.no_grad()
     def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
-        """One backward for the cohort and one step of phi and of its z; metric: the norm of the mean change."""
+        """Take one backward pass for the cohort, and one step of phi and of its z. The metric is the norm of the mean delta."""
         return self._close(updates, phi=True)
 
     @torch.no_grad()
     def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
-        """One step of the cohort's z; phi and the z of all other clients keep every bit. Metric as for `close_round`."""
+        """Take one step of the cohort's z; phi and all other z keep every bit. The metric is that of `close_round`."""
         return self._close(updates, phi=False)
 
     def _close(self, updates: Sequence[PartUpdate], phi: bool) -> dict[str, float]:
@@ -132,7 +132,7 @@ class Hypernetwork:
         return metrics
 
     def _descend(self, updates: Sequence[PartUpdate], phi: bool) -> dict[str, float]:
-        """A step of the cohort's z and, with `phi`, of the network's own weights."""
+        """Take a step of the cohort's z and, with `phi`, of the network's weights."""
         state = self._load()
         clients = [update.client for update in updates]
         self._admit_others(clients)
@@ -197,7 +197,7 @@ class Hypernetwork:
                 state.moments[kind] = {name: torch.zeros_like(tensor) for name, tensor in state.network.items()}
 
     def _generated(self, state: HypernetworkState, z_SE: torch.Tensor) -> list[Tensors]:
-        """W of each row, at most FORWARD_ROWS of them."""
+        """Return W of each row, at most FORWARD_ROWS of them."""
         padded_SE = torch.cat([z_SE, z_SE[:1].expand(FORWARD_ROWS - len(z_SE), -1)])
         W_SR = self._forward(state, features(state.network, padded_SE))
         return [
@@ -206,7 +206,7 @@ class Hypernetwork:
         ]
 
     def _forward(self, state: HypernetworkState, F_SH: torch.Tensor) -> Tensors:
-        """What the heads make of features: for each generated tensor its rows, (S, R)."""
+        """Return the heads' output for features: for each generated tensor its rows, (S, R)."""
         generated: Tensors = {}
         for head in state.heads:
             weight_RH, bias_R = state.network[head.weight], state.network[head.bias]
@@ -222,7 +222,10 @@ class Hypernetwork:
         return HypernetworkState(initial, heads_of(initial, self._components), {}, {}, embeddings)
 
     def _placed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Heads, nearly all of it, lie where they are computed with; the rest, which autograd goes through, on the CPU."""
+        """Return the tensor on its processor.
+
+        Heads, nearly all of the state, lie where they are multiplied. The rest is on the CPU.
+        """
         return tensor.to(self._device) if name.startswith(HEAD) else tensor
 
     def _save(self, state: HypernetworkState) -> None:
@@ -233,7 +236,11 @@ class Hypernetwork:
         write(self._vault, NETWORK, tensors | state.embeddings.tensors())
 
     def _load(self) -> HypernetworkState:
-        """The state in memory, or as the vault has it. Errors: KeyError where the federation was never started."""
+        """Return the state in memory, or that of the vault.
+
+        Raises:
+            KeyError: The federation was never started.
+        """
         if self._state is None:
             saved = self._vault.read(NETWORK)
             state = self._blank({name: tensor.clone() for name, tensor in self._vault.read(INITIAL).items()})
@@ -250,7 +257,7 @@ class Hypernetwork:
 
 
 def _dtype(initial: Mapping[str, torch.Tensor]) -> torch.dtype:
-    """What the hypernetwork computes in: float32, or float64 where the model does."""
+    """Return the dtype in which the hypernetwork computes: float32, or float64 if the model does."""
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in initial.values()) else torch.float32
 
 
@@ -260,5 +267,5 @@ def _within(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
 
 
 def _span(tensors: Mapping[str, torch.Tensor], name: str, start: int, end: int) -> torch.Tensor:
-    """Some elements of a tensor in C order, read alone where the tensors are in a file."""
+    """Return some elements of a tensor in C order; only these are read if the tensors are in a file."""
     return tensors.span(name, start, end) if isinstance(tensors, TensorFile) else tensors[name].reshape(-1)[start:end]

@@ -30,12 +30,12 @@ class Matrices:
         return f"Matrices({len(self._clients)} clients, {sorted(self._kept)})"
 
     def add(self, unit: str, A_SS: torch.Tensor) -> None:
-        """A[i, k]: how much of client k's value is in what client i is served; rows sum to one."""
+        """Add a unit's matrix: A[i, k] is how much of client k's value client i is served; rows sum to one."""
         if self._each:
             self._kept[UNIT + unit] = A_SS.float()
         if self._any:
             self._kept[MEAN] = self._kept.get(MEAN, torch.zeros(A_SS.shape)) + A_SS.float() / self._units
 
     def write(self, vault: Vault) -> None:
-        """Under MATRICES, in place of the last round's."""
+        """Write the matrices under MATRICES, in place of the last round's."""
         write(vault, MATRICES, {CLIENTS: names.to_tensor(self._clients)} | self._kept)

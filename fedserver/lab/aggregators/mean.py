@@ -185,7 +185,7 @@ class Mean(SharedValue):
 
 
 def mixed(old: torch.Tensor, new: torch.Tensor, mix: float) -> torch.Tensor:
-    """old + mix * (new - old), in at least float32 (integers: float64, rounded), in the tensor's own dtype."""
+    """Return old + mix * (new - old), in at least float32 (integers: float64, rounded), in the tensor's own dtype."""
     exact = old.is_floating_point()
     dtype = torch.promote_types(old.dtype, torch.float32) if exact else torch.float64
     result = torch.lerp(old.to(dtype), new.to(dtype), mix)
@@ -193,17 +193,17 @@ def mixed(old: torch.Tensor, new: torch.Tensor, mix: float) -> torch.Tensor:
 
 
 def shares_of(updates: Sequence[PartUpdate], uniform: bool) -> list[float]:
-    """m_i / M of each update, or 1 / S; they sum to one."""
+    """Return m_i / M of each update, or 1 / S; they sum to one."""
     weights = [1.0 if uniform else update.weight for update in updates]
     total = sum(weights)
     return [weight / total for weight in weights]
 
 
 def weighted_mean(name: str, updates: Sequence[PartUpdate], shares: Sequence[float]) -> torch.Tensor:
-    """sum_i share_i * tensor_i, folded in the order given, in at least float32, in the tensor's own dtype.
+    """Return sum_i share_i * tensor_i in the given order, computed in at least float32, in the tensor's own dtype.
 
-    Integers (a normalisation layer's batch counter) take the rounded mean: the maximum would let one client with many
-    batches speak for all, and a counter that is off by less than one batch changes nothing.
+    Integers (a normalisation layer's batch counter) take the rounded mean. With the maximum one client with many batches would
+    decide for all, and a counter that is off by less than one batch changes nothing.
     """
     dtype, total = torch.float32, torch.empty(0)
     for number, (update, share) in enumerate(zip(updates, shares, strict=True)):

@@ -62,14 +62,14 @@ class Mixing:
         self._served = {key for key in vault.keys() if key.startswith(CLIENT)}  # noqa: SIM118 (a vault is not a mapping)
 
     def _weights(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
-        """A, (S, S) in float64 with rows that sum to one, from a unit's inner products (S, S)."""
+        """Return A, (S, S) float64 with rows that sum to one, from a unit's inner products (S, S)."""
         raise NotImplementedError
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
         write(self._vault, COLD_START, initial)
 
     def admit(self, client: str, founder: bool = False) -> None:
-        """Nothing to store: until its first round is closed, a client is served the value of a cold start."""
+        """Store no value: until its first round is closed, a client is served the cold start."""
 
     def slot(self, client: str) -> str:
         key = self._key(client)
@@ -79,13 +79,13 @@ class Mixing:
         return COLD_START
 
     def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
-        """Nobody: every client has a slot."""
+        """Yield no tensors, because every client has a slot."""
         return iter(())
 
     def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
-        """Mixed values of the cohort, and what they were mixed with, into the vault.
+        """Write mixed values of the cohort, and the weights, into the vault.
 
-        Metric: each unit's mean weight of a client on itself.
+        The metric is each unit's mean weight of a client on itself.
         """
         counted = cohort(updates)
         if not counted:
@@ -114,11 +114,11 @@ class Mixing:
         return metrics
 
     def units(self) -> list[Unit]:
-        """A block for each group of tensors."""
+        """Return a block for each group of tensors."""
         return [Unit(unit, tuple(Block(unit, tuple(names)) for names in groups)) for unit, groups in self._units.items()]
 
     def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
-        """The inner products of these columns, (S, S) float64."""
+        """Return the inner products of these columns, (S, S) float64."""
         X_SD = stack(updates, _floating(block, updates)).to(self._device)
         if len(self._units[block.unit]) == 1:
             self._held = block, X_SD  # read once where the block is applied next
@@ -142,7 +142,7 @@ class Mixing:
     def _mixed(
         self, block: Block, A_SS: torch.Tensor, updates: Sequence[PartUpdate]
     ) -> Iterator[tuple[str, list[torch.Tensor]]]:
-        """Each tensor's name, and its mixed value for each client."""
+        """Yield each tensor's name, and its mixed value for each client."""
         first, names = manifest_in(updates[0].tensors), _floating(block, updates)
         held, self._held = self._held, None
         X_SD = held[1] if held is not None and held[0] == block else stack(updates, names).to(self._device)
@@ -155,7 +155,7 @@ class Mixing:
                 yield name, [weighted_mean(name, updates, row_S) for row_S in A_SS.tolist()]
 
     def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
-        """As any round: it moves only the values of its cohort, and the value of a cold start."""
+        """Close a round as usual: it moves only the values of its cohort, and the cold start."""
         return self.close_round(updates)
 
     def _key(self, client: str) -> str:
@@ -166,13 +166,13 @@ class Mixing:
 
 
 def _floating(block: Block, updates: Sequence[PartUpdate]) -> list[str]:
-    """The tensors of a block that are mixed by products; integers take weighted means."""
+    """Return the tensors of a block that are mixed by products; integers take weighted means."""
     first = manifest_in(updates[0].tensors)
     return [name for name in block.names if DTYPES[first[name].dtype].is_floating_point]
 
 
 def _one_after_the_other(each: Iterable[Mapping[str, torch.Tensor]], name: str, like: torch.Tensor) -> Iterator[torch.Tensor]:
-    """A tensor out of each, in the same memory: what was given before is gone with the next."""
+    """Yield one tensor of each client, in the same memory: the next overwrites the one before."""
     found = torch.empty_like(like, memory_format=torch.contiguous_format)
     for tensors in each:
         read_into(tensors, name, found.view(-1))
@@ -180,9 +180,9 @@ def _one_after_the_other(each: Iterable[Mapping[str, torch.Tensor]], name: str, 
 
 
 def moved(mean: torch.Tensor, new: Sequence[torch.Tensor], old: Iterable[torch.Tensor], count: int) -> torch.Tensor:
-    """The mean of `count` values after some of them went from `old` to `new`; a value that was not counted was at the mean.
+    """Return the mean of `count` values after some of them changed from `old` to `new`. A new value was at the mean before.
 
-    Computed in at least float32 (integers: float64, rounded), in the tensor's own dtype.
+    It is computed in at least float32 (integers: float64, rounded), in the tensor's own dtype.
     """
     exact = mean.is_floating_point()
     dtype = torch.promote_types(mean.dtype, torch.float32) if exact else torch.float64

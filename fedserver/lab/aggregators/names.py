@@ -9,11 +9,11 @@ import torch
 
 
 def to_tensor(names: Sequence[str]) -> torch.Tensor:
-    """JSON in bytes: uint8, (its length)."""
+    """Return names as JSON in bytes: uint8, (length)."""
     return torch.tensor(list(json.dumps(list(names)).encode()), dtype=torch.uint8)
 
 
 def from_tensor(saved: torch.Tensor) -> list[str]:
-    """What `to_tensor` was given."""
+    """Return the names that `to_tensor` was given."""
     names: list[str] = json.loads(bytes(saved.tolist()))
     return names

@@ -36,11 +36,11 @@ class Head:
         return f"head.{self.group}.bias"
 
     def split(self, rows: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each tensor's name and the view of its rows."""
+        """Yield each tensor's name and the view of its rows."""
         return zip(self.names, torch.split(rows, list(self.sizes)), strict=True)
 
     def within(self, start: int, end: int, rows: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, int]]:
-        """Of the rows [start, end) alone: each tensor's name, the view of its rows, and which of its rows is the first."""
+        """Yield for the rows [start, end): each tensor's name, the view of its rows, and the number of its first row there."""
         offset = 0
         for name, size in zip(self.names, self.sizes, strict=True):
             first, last = max(start, offset), min(end, offset + size)
@@ -50,7 +50,7 @@ class Head:
 
 
 def heads_of(initial: Mapping[str, torch.Tensor], components: Mapping[str, list[str]]) -> list[Head]:
-    """One head per block, where a tensor's path has a numbered module (`blocks.3.` or `block3.`), otherwise per component."""
+    """Return one head per block, if a tensor's path has a numbered module (`blocks.3.` or `block3.`), else per component."""
     groups: dict[str, list[str]] = {}
     for component, names in components.items():
         for name in names:
@@ -59,7 +59,7 @@ def heads_of(initial: Mapping[str, torch.Tensor], components: Mapping[str, list[
 
 
 def _block_of(name: str) -> str:
-    """The path down to the first numbered module; empty where there is none."""
+    """Return the path down to the first numbered module; empty without one."""
     path = name.split(".")[:-1]
     for depth, module in enumerate(path, start=1):
         if module[-1:].isdigit():
@@ -70,13 +70,13 @@ def _block_of(name: str) -> str:
 def initialise(
     settings: HypernetworkSettings, heads: list[Head], initial: Mapping[str, torch.Tensor], dtype: torch.dtype, seed: int
 ) -> Tensors:
-    """Fresh weights: what is generated is the model's own initial tensor plus a tenth of its standard deviation.
+    """Return fresh weights: generated tensors are the model's initial ones plus a tenth of their standard deviation.
 
     A head's bias is the initial tensor and its weights are N(0, (SPREAD * s / f)^2), with s the standard deviation of that
-    tensor and f the root mean square norm of the MLP's output: so the scale of a generated layer is the layer's own,
-    sqrt(1 + SPREAD^2) = 1.005 times, for any width, hidden size, depth and initialisation of the MLP. With "he" (He, Zhang,
-    Ren, Sun: Delving Deep into Rectifiers, ICCV 2015, equation 10) f^2 is about the hidden size, so that a step of plain SGD
-    moves what one client is served more than what all are: the biases of the heads count as one more feature of size 1.
+    tensor and f the root mean square norm of the MLP's output. So a generated layer has sqrt(1 + SPREAD^2) = 1.005 times the
+    layer's own scale, for any width, hidden size, depth and initialisation of the MLP. With "he" (He, Zhang, Ren, Sun: Delving
+    Deep into Rectifiers, ICCV 2015, equation 10) f^2 is about the hidden size. Then a step of plain SGD moves what one client
+    is served more than what all are, because the biases of the heads count as one more feature of size 1.
     """
     draw = torch.Generator().manual_seed(seed)
     network: Tensors = {}
@@ -104,7 +104,7 @@ def initialise(
 
 
 def features(network: Mapping[str, torch.Tensor], z_SE: torch.Tensor) -> torch.Tensor:
-    """The MLP's output (S, H): Linear, then ReLU and Linear for every further layer."""
+    """Return the MLP's output (S, H): Linear, then ReLU and Linear for every further layer."""
     hidden_SH = affine(z_SE, network["mlp.0.weight"], network["mlp.0.bias"])
     k = 1
     while f"mlp.{k}.weight" in network:
@@ -114,9 +114,9 @@ def features(network: Mapping[str, torch.Tensor], z_SE: torch.Tensor) -> torch.T
 
 
 def affine(x_SI: torch.Tensor, W_RI: torch.Tensor, b_R: torch.Tensor) -> torch.Tensor:
-    """x W^T + b, (S, R), as the transpose of W x^T + b.
+    """Return x W^T + b, (S, R), as the transpose of W x^T + b.
 
-    In this order a client's result has the same bits whichever column is its own and whoever has the others (for 8
-    columns, in float32 and float64; tried with MKL, where x W^T depends on the place).
+    In this order a client's result has the same bits in every column and beside all other clients (for 8 columns, in float32
+    and float64; tried with MKL, where x W^T depends on the place).
     """
     return torch.addmm(b_R.unsqueeze(1), W_RI, x_SI.T).T

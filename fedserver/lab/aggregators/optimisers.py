@@ -24,13 +24,13 @@ class Optimiser(Protocol):
     def moments(self) -> tuple[str, ...]: ...
 
     def dense_(self, value: torch.Tensor, gradient: torch.Tensor, moments: Sequence[torch.Tensor], step: int) -> None:
-        """One step, number `step` (from 1), on `value` and its moments, in place."""
+        """Take step number `step` (from 1) on `value` and its moments, in place."""
         ...
 
     def outer_(
         self, W_RH: torch.Tensor, G_SR: torch.Tensor, F_SH: torch.Tensor, moments: Sequence[torch.Tensor], step: int
     ) -> None:
-        """The same for the gradient G_SR^T F_SH."""
+        """Take the same step for the gradient G_SR^T F_SH."""
         ...
 
 
@@ -75,7 +75,7 @@ class ServerAdam:
         self._apply_(W_RH, G_SR.T @ F_SH, moments, step)
 
     def _apply_(self, value: torch.Tensor, scratch: torch.Tensor, moments: Sequence[torch.Tensor], step: int) -> None:
-        """`scratch` holds the gradient and is overwritten."""
+        """Apply Adam's step. `scratch` holds the gradient and is overwritten."""
         first, second = moments
         if self._decay:
             scratch.add_(value, alpha=self._decay)
@@ -87,7 +87,7 @@ class ServerAdam:
 
 
 def optimiser_of(settings: HypernetworkSettings) -> Optimiser:
-    """The optimiser that the settings name."""
+    """Return the optimiser that the settings name."""
     if settings.server_optimiser == "adam":
         return ServerAdam(settings.lr, settings.weight_decay)
     return ServerSgd(settings.lr, settings.server_momentum, settings.weight_decay)

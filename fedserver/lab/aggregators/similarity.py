@@ -64,7 +64,7 @@ class Amp(Mixing):
 
 
 def heuristic(cosine_SS: torch.Tensor, sigma: float, self_weight: float) -> torch.Tensor:
-    """HeurFedAMP's weights, (S, S) float64, every row summing to one; who is alone keeps its own value."""
+    """Return HeurFedAMP's weights, (S, S) float64; every row sums to one, and a cohort of one keeps its value."""
     if len(cosine_SS) == 1:
         return torch.ones_like(cosine_SS)
     others_SS = (sigma * cosine_SS).fill_diagonal_(-torch.inf).softmax(dim=1)
@@ -72,23 +72,23 @@ def heuristic(cosine_SS: torch.Tensor, sigma: float, self_weight: float) -> torc
 
 
 def distances(G_SS: torch.Tensor) -> torch.Tensor:
-    """||x_i - x_k||^2 from inner products about any origin: (S, S) float64, not negative, zero with oneself."""
+    """Return ||x_i - x_k||^2 from inner products about any origin, (S, S) float64: not negative, zero with itself."""
     square_S = G_SS.diagonal()
     return (square_S[:, None] + square_S - 2 * G_SS).clamp(min=0).fill_diagonal_(0)
 
 
 def median_distance(distance_SS: torch.Tensor) -> float:
-    """The median of the squared distances of all pairs: sigma = "auto". Of one client 0."""
+    """Return the median of the squared distances of all pairs (sigma = "auto"); 0 for one client."""
     i, k = torch.triu_indices(len(distance_SS), len(distance_SS), offset=1)
     pairs_P = distance_SS[i, k]
     return float(pairs_P.median()) if len(pairs_P) else 0.0
 
 
 def message_passing(distance_SS: torch.Tensor, sigma: float, step: float) -> torch.Tensor:
-    """FedAMP's weights, (S, S) float64: A[i,k] = step/S exp(-d_ik / sigma) for k != i, and A[i,i] what is left of one.
+    """Return FedAMP's weights, (S, S) float64: A[i,k] = step/S exp(-d_ik / sigma) for k != i, and the rest of one for A[i,i].
 
-    At step 1 clients that coincide take the plain mean, and one that is far from all keeps its own value. Sigma 0 is its
-    limit: only those that coincide are mixed.
+    At step 1 clients that coincide take the plain mean, and one that is far from all keeps its own value. Sigma 0 is its limit:
+    only clients that coincide are mixed.
     """
     S = len(distance_SS)
     near_SS = (-distance_SS / sigma).exp() if sigma > 0 else (distance_SS == 0).double()

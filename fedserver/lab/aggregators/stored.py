@@ -1,4 +1,4 @@
-"""What aggregators store that people look at, read without torch: who learned from whom, and embeddings of clients.
+"""Stored values of aggregators for people, read without torch: attention matrices, and embeddings of clients.
 
 Shapes: S clients of a cohort, N clients with an embedding, E numbers of an embedding.
 """
@@ -21,20 +21,20 @@ EMBEDDED, EMBEDDING, STEPS = "embedding.clients", "embedding.value", "embedding.
 
 
 def names_in(saved_B: npt.NDArray[np.uint8]) -> list[str]:
-    """What `names.to_tensor` was given."""
+    """Return the names that `names.to_tensor` was given."""
     names: list[str] = json.loads(saved_B.tobytes())
     return names
 
 
 def read_matrices(saved: Arrays) -> tuple[list[str], dict[str, Matrix]]:
-    """What is under MATRICES: the cohort's names in the order of rows and columns; MEAN, then unit -> A (S, S)."""
+    """Return the value under MATRICES: the cohort's names in the order of rows and columns; MEAN, then unit -> A (S, S)."""
     mean = {MEAN: saved[MEAN]} if MEAN in saved else {}
     units = {name.removeprefix(UNIT): saved[name] for name in saved if name.startswith(UNIT)}
     return names_in(saved[CLIENTS]), {name: A_SS.astype(np.float64) for name, A_SS in (mean | units).items()}
 
 
 def read_embeddings(saved: Arrays) -> tuple[list[str], Matrix]:
-    """What is under NETWORK: names and embeddings (N, E) of the clients whose embedding was trained."""
+    """Return the value under NETWORK: names and embeddings (N, E) of the clients whose embedding was trained."""
     trained_N = saved[STEPS] > 0
     names = names_in(saved[EMBEDDED])
     return [name for name, known in zip(names, trained_N, strict=True) if known], saved[EMBEDDING][trained_N].astype(np.float64)

@@ -17,28 +17,31 @@ from attune.fedserver.lab.aggregators.base import manifest_in, read_into
 
 
 def median(X_SN: torch.Tensor) -> torch.Tensor:
-    """The coordinate-wise median (Yin, Chen, Ramchandran, Bartlett, ICML 2018, definition 1); of an even S the mean of both."""
+    """Return the coordinate-wise median (Yin, Chen, Ramchandran, Bartlett, ICML 2018, definition 1).
+
+    For an even S it is the mean of the two in the middle.
+    """
     low = X_SN.kthvalue((len(X_SN) + 1) // 2, dim=0).values
     return low if len(X_SN) % 2 else low + (X_SN.kthvalue(len(X_SN) // 2 + 1, dim=0).values - low) / 2
 
 
 def trimmed_mean(X_SN: torch.Tensor, share: float, absent: int = 0) -> torch.Tensor:
-    """The coordinate-wise mean without the `share` of S largest and smallest (Yin et al., definition 2); rounded up."""
+    """Return the coordinate-wise mean without the `share` of S largest and smallest (Yin et al., definition 2), rounded up."""
     cut = trimmed(len(X_SN), share, absent)
     return X_SN.sort(dim=0).values[cut : len(X_SN) - cut].mean(dim=0)
 
 
 def trimmed(size: int, share: float, absent: int = 0) -> int:
-    """How many of a cohort's numbers go at each end: `share` of them rounded up, and at least one stays."""
+    """Return how many numbers of a cohort are removed at each end: `share` of them rounded up; at least one number stays."""
     return min(_attackers(size, share, absent), (size - 1) // 2)
 
 
 def multi_krum(G_SS: torch.Tensor, share: float, absent: int = 0) -> list[int]:
-    """Multi-Krum (Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017): the clients whose mean is taken, in order.
+    """Return the clients whose mean is taken, in order: Multi-Krum (Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017).
 
-    From inner products about any origin, (S, S) float64. With f attackers, `share` of S rounded up, a client's score is the sum
-    of its S - f - 2 smallest squared distances to others; the S - f with the lowest scores stay. The proof needs S > 2 f + 2:
-    of a smaller cohort f is the largest number for which this holds. If that is 0, all stay.
+    It takes inner products about any origin, (S, S) float64. With f attackers, `share` of S rounded up, a client's score is the
+    sum of its S - f - 2 smallest squared distances to others; the S - f with the lowest scores stay. The proof needs S > 2 f +
+    2: for a smaller cohort f is the largest number for which this holds. If that is 0, all stay.
     """
     size = len(G_SS)
     attackers = min(_attackers(size, share, absent), max(0, (size - 3) // 2))
@@ -51,14 +54,14 @@ def multi_krum(G_SS: torch.Tensor, share: float, absent: int = 0) -> list[int]:
 
 
 def _attackers(size: int, share: float, absent: int) -> int:
-    """`share` of a cohort, rounded up, without the absent; what rounding adds to a product such as 0.2 * 5 does not count."""
+    """Return `share` of a cohort, rounded up, without the absent. Rounding errors of a product such as 0.2 * 5 do not count."""
     return max(0, -int(-(share * (size + absent) - 1e-9) // 1) - absent) if share else 0
 
 
 def limited(A_SS: torch.Tensor, cap: float, floor: float) -> torch.Tensor:
-    """Mixing weights of which none on another client is above `cap`, and none on oneself below `floor`; rows sum to one.
+    """Limit mixing weights: none on another client above `cap`, none on oneself below `floor`; rows sum to one.
 
-    What is above the cap goes to oneself. Where oneself is below the floor then, all others shrink alike.
+    Weight above the cap goes to oneself. If one's own weight is below the floor then, all others shrink in proportion.
     """
     own_S = A_SS.diagonal()
     others_SS = (A_SS - torch.diag(own_S)).clamp(max=cap)
@@ -73,7 +76,7 @@ EXACT = 65_536  # fewer columns than these are multiplied in float64: their few 
 
 
 def stack(updates: Sequence[PartUpdate], names: Sequence[str]) -> torch.Tensor:
-    """These tensors of every client, flattened and concatenated: (S, D), at least float32."""
+    """Return these tensors of every client, flattened and concatenated: (S, D), at least float32."""
     first, dtype = manifest_in(updates[0].tensors), torch.float32
     for name in names:
         dtype = torch.promote_types(dtype, DTYPES[first[name].dtype])
@@ -88,10 +91,10 @@ def stack(updates: Sequence[PartUpdate], names: Sequence[str]) -> torch.Tensor:
 
 
 def gram(X_SD: torch.Tensor, exact: bool = False, from_first: bool = False) -> torch.Tensor:
-    """All inner products, (S, S) in float64; with `from_first`, of the differences from the first row.
+    """Return all inner products, (S, S) float64; with `from_first`, those of the differences from the first row.
 
-    Blocks are multiplied in float32 and summed in float64; where `exact`, of few columns or of float64, in float64
-    throughout. Distances are the same from any origin, and exact only from one that is near: hence `from_first`.
+    Blocks are multiplied in float32 and summed in float64; with `exact`, few columns or float64 values, all in float64.
+    Distances are the same from any origin, and exact only from a near one: hence `from_first`.
     """
     S, D = X_SD.shape
     G_SS = torch.zeros(S, S, dtype=torch.float64, device=X_SD.device)
@@ -106,7 +109,7 @@ def gram(X_SD: torch.Tensor, exact: bool = False, from_first: bool = False) -> t
 
 
 def mix_(X_SD: torch.Tensor, A_SS: torch.Tensor) -> None:
-    """X <- A X in place, block of columns by block: each is copied into the cache and multiplied back to its place."""
+    """Compute X <- A X in place, block of columns by block: each is copied into the cache and multiplied back to its place."""
     A_SS = A_SS.to(X_SD)
     copy_SB = X_SD.new_empty(len(X_SD), min(BLOCK, X_SD.shape[1]))
     for X_SB in torch.split(X_SD, BLOCK, dim=1):

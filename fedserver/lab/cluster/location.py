@@ -1,4 +1,4 @@
-"""Where the pieces of rounds are computed, as `--lab` says it; no Ray and no torch here."""
+"""Place where the pieces of rounds are computed, as `--lab` names it. This module imports neither Ray nor torch."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class WorkerPool:
         return PoolCall(self, method, arguments)
 
     def share(self, value: Any) -> Any:
-        """As `Cluster.share`. May raise ClusterUnusable."""
+        """Share a value with all workers, as `Cluster.share`. It may raise ClusterUnusable."""
         return self._cluster.share(value)
 
     def least_busy(self) -> _PoolMember:
