@@ -83,6 +83,8 @@ def become(command: dict[str, Any], standard: list[int]) -> None:
     os.environ.clear()
     os.environ.update(command["environment"])
     os.chdir(command["folder"])
+    places = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place and place not in sys.path]
+    sys.path[:0] = places  # as a new interpreter would
     sys.argv = command["words"]
 
     from attune.common import faults

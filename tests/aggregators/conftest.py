@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from attune_example.fedadam import FedAdam
+from attune_example.settings import FedAdamSettings
 
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import (
@@ -42,6 +44,7 @@ KINDS: dict[str, Callable[[Vault], Aggregator]] = {
     "median": lambda vault: Mean(MeanSettings(robust="median"), vault, 3, COMPONENTS),
     "trimmed-mean": lambda vault: Mean(MeanSettings(robust="trimmed-mean"), vault, 3, COMPONENTS),
     "multi-krum": lambda vault: Mean(MeanSettings(robust="multi-krum"), vault, 3, COMPONENTS),
+    "fedadam": lambda vault: FedAdam(FedAdamSettings(), vault, 3, COMPONENTS),  # of examples/plugin
     "attention-limited": lambda vault: Mcsa(AttentionSettings(attention_cap=0.2, self_floor=0.5), vault, 3, COMPONENTS),
     "attention": lambda vault: Mcsa(AttentionSettings(), vault, 3, COMPONENTS),
     "attention-tensor-samples": lambda vault: Mcsa(

@@ -22,7 +22,7 @@ from tests.cluster.inline_cluster import InlineCluster
 
 SHAPES = {"a.weight": (6, 4), "a.bias": (6,), "b.weight": (3, 2, 3), "count": (), "c.weight": (40, 30), "c.empty": (0, 3)}
 COMPONENTS = {"a": ["a.weight", "a.bias"], "b": ["b.weight", "count"], "c": ["c.weight", "c.empty"]}
-PARTS: dict[str, PartKind] = {"mean": "shared"}
+PARTS: dict[str, PartKind] = {"mean": "shared", "fedadam": "shared"}
 Tensors = dict[str, torch.Tensor]
 
 

@@ -6,9 +6,11 @@ import logging
 
 import pytest
 import torch
+from attune_example.settings import FedAdamSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attune.common import plugins
 from attune.common.errors import SettingError
 from attune.common.exchange.transform import PartUpdate
 from attune.fedserver.lab.cluster.worker_pool import WorkerPool
@@ -137,6 +139,15 @@ def test_columns_travel_once_where_a_unit_has_one_parcel(new_pool):
         Played(aggregator, {}, pool).play(1, {"ann": 1, "bob": 1})
         names = [name for updates in cluster.shared for name in updates[0].tensors.manifest]
         assert sorted(names) == sorted(times * list(SHAPES))
+
+
+def test_an_aggregator_of_another_package_has_the_same_bits_on_workers(new_pool, monkeypatch):
+    monkeypatch.setitem(plugins._registered["aggregators"], "fedadam", FedAdamSettings)
+    alone, spread = Played("fedadam", {}), Played("fedadam", {}, new_pool(3)[0])
+    for number, samples in enumerate(rounds()):
+        assert spread.play(number, samples) == alone.play(number, samples)
+        assert spread.commit() == alone.commit()
+    assert spread.pool.usable
 
 
 def test_calls_go_to_all_workers(new_pool):

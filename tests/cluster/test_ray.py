@@ -20,6 +20,7 @@ from tests.cluster.conftest import Played, rounds
 from tests.cluster.ray_head import Head, descendants, free_port
 from tests.cluster.test_carrier import KINDS
 from tests.e2e.harness import Federation, digit_shards, run_to_the_end, until
+from tests.plugins.installed import NAME, install, with_package
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make ray")
 CPUS = 4
@@ -146,6 +147,21 @@ def test_a_federation_over_mutual_tls_has_the_same_slots_on_a_cluster(
         assert digests(federation) == expected[method]
     finally:
         federation.close()
+
+
+def test_a_federation_by_another_package_has_the_same_slots_on_a_cluster(shards: list[Path], tmp_path: Path) -> None:
+    site, slots = install(tmp_path / "plugin"), []
+    for name, lab in {"alone": (), "workers": ("--lab", "ray", "--lab-workers", "2")}.items():
+        federation = Federation(tmp_path / name)
+        federation.environment = with_package(federation.environment, site)
+        try:
+            flags = ("--method", "fedadam", "--model", "mlr", *lab, "--rounds", "2", "--set", "train.local_epochs=1")
+            server, _ = run_to_the_end(federation, shards, *flags, device_flags=("--allow-plugin", NAME))
+            assert "is not used any more" not in server.text
+            slots.append(digests(federation))
+        finally:
+            federation.close()
+    assert slots[0] == slots[1]
 
 
 def test_a_server_with_a_cluster_of_its_own_goes_on_when_workers_are_killed(

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from attune.common import plugins
+from tests.objectives.conftest import make_task
+
+__all__ = ["install", "make_task", "unregistered"]
 
 Install = Callable[..., Path]
 MODULE = """
