@@ -23,7 +23,7 @@ SMALL = ("--model", "dnn", "--rounds", "2", "--set", "train.local_epochs=1")
 
 
 def digests(federation: Federation) -> dict[str, str]:
-    """The server's state: the digest of each slot."""
+    """Return the digest of each slot of the server."""
     return {slot.key: slot.digest for slot in ServerHome(federation.home).snapshot().slots}
 
 

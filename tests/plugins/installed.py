@@ -1,4 +1,4 @@
-"""The example of a package, installed by pip as users install theirs, into a folder of its own."""
+"""Example of a package, installed by pip as users install theirs, into a folder of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME = "attune-example"
 
 
 def install(folder: Path) -> Path:
-    """Install examples/plugin offline below `folder`; returns what belongs on PYTHONPATH."""
+    """Install examples/plugin offline below `folder`, and return the entry for PYTHONPATH."""
     source, target = folder / "source", folder / "site"
     # Building writes into the folder that it builds.
     shutil.copytree(ROOT / "examples" / "plugin", source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
@@ -24,6 +24,6 @@ def install(folder: Path) -> Path:
 
 
 def with_package(environment: dict[str, str], target: Path) -> dict[str, str]:
-    """The environment of a process that finds the package."""
+    """Return the environment of a process that finds the package."""
     places = [str(target), environment.get("PYTHONPATH", "")]
     return environment | {"PYTHONPATH": os.pathsep.join(filter(None, places))}

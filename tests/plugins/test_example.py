@@ -56,7 +56,7 @@ def test_fedadam_is_what_its_equations_say_over_three_rounds() -> None:
 
 @pytest.fixture
 def model() -> nn.Module:
-    """A head alone, with logits that are known."""
+    """Return a head alone, with known logits."""
     head = nn.Linear(2, 3).double()
     with torch.no_grad():
         head.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
