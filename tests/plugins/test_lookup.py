@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import attune
-from attune.common.errors import SettingError
+from attune.common.errors import SettingError, ShardError
 from attune.common.methods.method import Method, configure
 from attune.common.methods.registry import METHODS, configured_from, get, names
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
@@ -16,11 +17,13 @@ from attune.common.methods.settings.aggregators import AggregatorSettings
 from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
 from attune.common.models.registry import MODELS, build, default_spec
 from attune.common.plugins import Package, installed
+from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.build import objective_class, predictor_class
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.mean import SharedValue
 from attune.fedserver.lab.build import AggregatorSpec, made
+from attune.simulation.partition.readers.registry import read
 
 
 def test_a_method_of_an_installed_package_is_found_with_all_its_components(install: Any) -> None:
@@ -130,3 +133,31 @@ def test_an_unknown_name_gets_the_nearest_of_all_that_are_known(install: Any) ->
     with pytest.raises(SettingError, match=r"unknown model 'dmo' .*did you mean 'demo'"):
         default_spec("tabular", (3,), 2, 0, "dmo", {})
     assert "dmo" not in MODELS and MODELS.package_of("dmo") is None
+
+
+READER = """
+import numpy as np
+from attune.simulation.partition.readers.assemble import Raw
+
+class Counted:
+    def recognises(self, path):
+        return path.suffix == ".counted"
+
+    def read(self, path, options):
+        numbers = np.arange(float(path.read_text())).reshape(-1, 1)
+        return Raw(path.stem, (numbers, (numbers[:, 0] > 3).astype(int)))
+
+READER = Counted()
+"""
+
+
+def test_a_reader_of_an_installed_package_reads_its_form(install: Any, tmp_path: Path) -> None:
+    (tmp_path / "ten.counted").write_text("10")
+    with pytest.raises(ShardError, match="has no form that can be read"):
+        read(tmp_path / "ten.counted", ReadOptions.of("", (), "", "refuse"))
+    install("demo-plugin", module=READER, entries={"readers": {"counted": "READER"}})
+    data = read(tmp_path / "ten.counted", ReadOptions.of("", (), "", "refuse"))
+    assert (data.name, len(data.train_y), data.classes) == ("ten", 10, [0, 1])
+    install("other-plugin", module=READER, entries={"readers": {"counted": "READER"}})
+    with pytest.raises(SettingError, match="demo-plugin and other-plugin both offer 'counted'"):
+        read(tmp_path / "ten.counted", ReadOptions.of("", (), "", "refuse"))
