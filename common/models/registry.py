@@ -120,7 +120,7 @@ def check_roles(name: str | None, roles: frozenset[str], method: str) -> None:
     """Check that a built-in model has the parts that the method needs.
 
     Raises:
-        SettingError: It does not.
+        SettingError: The model lacks tensors of one of the roles.
     """
     has = MODELS[name].roles if name is not None and name in MODELS else None
     if has is not None and (missing := roles - has):
@@ -135,7 +135,7 @@ def check_importable(name: str) -> None:
     """Check that the function `package.module:factory` exists.
 
     Raises:
-        SettingError: It does not.
+        SettingError: The function does not exist, or its module cannot be imported.
     """
     _load(name)
 

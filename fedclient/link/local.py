@@ -109,7 +109,7 @@ class LocalLink:
         self._say(order_id, reason)
 
     async def decline(self, reason: str) -> None:
-        """Do no more than end: the simulation gets the device's error itself."""
+        """Decline to take part. No-op: the simulation gets the device's error itself."""
 
     def _say(self, order_id: str, what: float | str) -> None:
         if self.open.is_set():

@@ -70,7 +70,7 @@ def rebuilt(ref: BlobRef, expected: Manifest, fetched: Tensors, held: Tensors) -
 
     Raises:
         SmallerFormUnusable: The blob stands for another value, and the value itself can be fetched.
-        WireError: The same where it cannot.
+        WireError: The blob stands for another value, and the value itself cannot be fetched.
     """
     if not ref.sent.encoding:
         return fetched

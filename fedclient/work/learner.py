@@ -146,7 +146,7 @@ class Learner:
         return self.holdings.missing(order)
 
     def let_go(self) -> None:
-        """Do no more than end: the tensors are freed with the learner."""
+        """Release the learner. No-op: its tensors are freed with it."""
 
     def carry_out(self, work: Work) -> OrderResult:
         """Carry out the order and commit the result. An order that is committed already is not repeated.

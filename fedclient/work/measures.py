@@ -48,7 +48,7 @@ class Measure(ABC):
         """Check that scores have the shape that y needs. Only a user's model can fail this.
 
         Raises:
-            SettingError: They do not.
+            SettingError: The shapes do not fit.
         """
 
     @abstractmethod
@@ -252,7 +252,7 @@ def check_scores(logits: Tensor, y: Tensor) -> None:
     """Check that logits (N, ..., C) score what y (N, ...) labels. Only a user's model can fail this.
 
     Raises:
-        SettingError: They do not.
+        SettingError: The shapes do not fit.
     """
     if logits.shape[:-1] != y.shape:
         raise SettingError(

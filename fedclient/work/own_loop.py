@@ -137,7 +137,7 @@ def check_loop(configured: ConfiguredMethod) -> None:
     """Refuse a method whose training cannot be a user's own loop.
 
     Raises:
-        SettingError: It says why.
+        SettingError: The method cannot be trained by a loop; the message says why.
     """
     why = configured.objective.own_loop
     if why:

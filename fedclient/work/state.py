@@ -34,7 +34,7 @@ def check_order_id(order_id: str) -> str:
     """Return `order_id` if it can name a folder.
 
     Raises:
-        WireError: It cannot.
+        WireError: The id has characters that a folder's name cannot have.
     """
     if not _ID.fullmatch(order_id):
         raise WireError(f"the server sent an order with the impossible id {order_id[:80]!r}")

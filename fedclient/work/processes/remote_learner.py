@@ -35,7 +35,7 @@ class RemoteLearner:
     The orders of `device` are kept up to date, so that another host can go on from there.
 
     Raises:
-        AttuneError: Every host dies of it; and the errors of make_learner.
+        AttuneError: Every host ended while it worked for this device. Errors of make_learner are raised too.
     """
 
     def __init__(self, placement: Placement, device: PlaceDevice) -> None:
