@@ -89,7 +89,7 @@ lowest: .venv-lowest/installed
 .venv-lowest/installed: pyproject.toml constraints.txt constraints-lowest.txt
 	$(PYTHON) -m venv .venv-lowest
 	$(LOWEST)/$(PIP_INSTALL) --constraint constraints-lowest.txt --editable '.[data,knn,server]' grpcio-tools setuptools
-	$(LOWEST)/$(PIP_INSTALL) --constraint constraints.txt hypothesis packaging pytest pytest-timeout pytest-xdist safetensors
+	$(LOWEST)/$(PIP_INSTALL) --constraint constraints.txt hypothesis packaging pytest pytest-timeout pytest-xdist pyyaml safetensors
 	touch $@
 
 # Runs federations under faults, from seeds: no loss, no hang, the same bits. CHAOS_RUNS, CHAOS_SEED, CHAOS_LONGEST_S (of a silence).

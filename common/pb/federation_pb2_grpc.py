@@ -67,14 +67,14 @@ class FederationServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Renew(self, request, context):
-        """A fresh certificate for the same device, asked for with the old one while it is still valid.
+        """A new certificate for the same device; it asks with the old one while that is valid.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Connect(self, request_iterator, context):
-        """One long-lived stream a device. The device speaks first (Hello); afterwards the server pushes and nobody polls.
+        """One long-lived stream for each device. The device begins (Hello); then the server pushes, and nobody polls.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -276,7 +276,7 @@ class BlobsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UploadOffset(self, request, context):
-        """Where to go on after a break.
+        """The offset at which an interrupted upload continues.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -82,14 +82,14 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Troubles(self, request, context):
-        """What only the running process knows, for `fedserver status`.
+        """Which steps the running process cannot carry out now, for `fedserver status`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """No further training round opens, or rounds open again. The open round goes on to its end. It outlives a restart.
+        """Stop further training rounds from opening, or let them open again. The open round goes on. A pause outlives a restart.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
