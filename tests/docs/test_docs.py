@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from attune.fedclient.cli import main as fedclient
 from attune.fedserver.cli import cli as fedserver
+from benchmarks import measure
 
 ROOT = Path(__file__).parents[2]
 COMMANDS: dict[str, click.Group] = {"fedserver": fedserver, "fedclient": fedclient}
@@ -110,3 +111,23 @@ def test_help_of_every_command_answers_and_each_is_documented(page: Any) -> None
 @pytest.mark.parametrize("path", PAGES)
 def test_files_named_exist(path: str, page: Any) -> None:
     assert not [name for name in NAMED.findall(page(path).prose) if not (ROOT / name).exists()]
+
+
+def test_every_decision_is_in_the_list(page: Any, root: Path) -> None:
+    linked = {link for link in page("docs/decisions/README.md").links() if "/" not in link}
+    assert linked == {path.name for path in (root / "docs" / "decisions").glob("*.md")} - {"README.md"}
+
+
+@pytest.mark.parametrize(("path", "limit"), [("README.md", 1500), ("ARCHITECTURE.md", 1800)])
+def test_the_two_pages_that_everybody_reads_stay_short(path: str, limit: int, page: Any) -> None:
+    assert len(measure.hand_written(page(path).text).split()) <= limit
+
+
+def test_all_documents_together_keep_their_limit(page: Any) -> None:
+    pages = [path for path in PAGES if not path.startswith("tests/")]
+    assert sum(len(measure.hand_written(page(path).text).split()) for path in pages) <= 60_000
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_no_cell_of_a_table_is_long(path: str, page: Any) -> None:
+    assert measure.long_cells(page(path).text) == []
