@@ -16,7 +16,7 @@ from unittest.mock import patch
 import click
 
 from attune import simulate
-from attune.fedserver.lab import bounds
+from attune.fedserver.lab import checks
 from attune.simulation.partition.datasets import load_dataset
 from attune.simulation.partition.split import partition
 from benchmarks.robust import MODELS, OFF
@@ -35,7 +35,7 @@ COLUMNS = ("data", "split", "method", "rounds", "updates", *(f"above_{size:g}" f
 def medians_of(method: str, split: str, devices: int, rounds: int) -> list[float]:
     """Return the norms of changes in medians of their cohort, for each part that an honest device hands in, in each round."""
     found: list[float] = []
-    real = bounds.multiples
+    real = checks.multiples
 
     def multiples(norms: Mapping[str, float], multiple: float) -> dict[str, float]:
         found.extend(real(norms, 1e-9).values())

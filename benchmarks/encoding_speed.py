@@ -13,8 +13,8 @@ from typing import Any
 import click
 import torch
 
+from attune.common.exchange.encodings import decoded, encode
 from attune.common.protocol import ENCODINGS
-from attune.common.wire.encodings import decoded, encode
 from attune.common.wire.tensors import Tensors, manifest_of
 from benchmarks.machine import machine
 

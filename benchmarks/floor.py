@@ -29,7 +29,7 @@ import grpc
 from attune.common import aio
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential, csr_der, new_key
-from attune.common.wire.frames import FRAME_BYTES
+from attune.common.wire.blobs import FRAME_BYTES
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.server_tls import server_options
 from attune.fedserver.process import bound_heaps

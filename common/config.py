@@ -17,7 +17,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 CountOrZero = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Decay = Annotated[float, msgspec.Meta(gt=0, le=1)]
-Encoding = Literal["", "bf16", "int8", "zstd"]  # attune.common.wire.encodings says what each does
+Encoding = Literal["", "bf16", "int8", "zstd"]  # attune.common.exchange.encodings says what each does
 
 S = TypeVar("S", bound=msgspec.Struct)
 

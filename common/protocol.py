@@ -7,7 +7,7 @@ from importlib.util import find_spec
 PROTOCOL = 1  # the version that `Hello.protocol` names
 INLINE_BYTES = 1 << 20  # most bytes of blobs in one message, whatever server.inline_bytes is
 EXTRAS = {"zstd": "zstandard"}  # encodings that need an optional package
-# Encodings of parts besides plain safetensors; attune.common.wire.encodings implements them.
+# Encodings of parts besides plain safetensors; attune.common.exchange.encodings implements them.
 ENCODINGS = ("bf16", "int8", *(name for name, package in EXTRAS.items() if find_spec(package)))
 RELATIVE = ("int8",)  # encodings of a change from the served value
 REWRITTEN = ("int8", "zstd")  # encodings whose blobs the server replaces by the plain values

@@ -25,7 +25,7 @@ from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import NOTHING_PERSONAL, goodbye
 from attune.fedserver.federation.refusals import Refusals
-from attune.fedserver.federation.turns import Clock
+from attune.fedserver.federation.steps import Clock
 from attune.fedserver.home import ServedAddress, ServerHome
 from attune.fedserver.identity.admin import AT_START, FOR_LOCAL, FederationAdmin, user
 from attune.fedserver.identity.authority import Authority
@@ -105,9 +105,9 @@ async def _opened(options: ServerOptions, home: ServerHome, overrides: dict[str,
         storage, executors = home.open(), Executors()
         try:
             await asyncio.to_thread(storage.check_ledger)
-            found = await storage.ledger.snapshot()
-            await runs.tidy(storage, found)
-            merged = planning.reconcile(found.overrides, overrides)
+            snapshot = await storage.ledger.snapshot()
+            await runs.tidy(storage, snapshot)
+            merged = planning.reconcile(snapshot.overrides, overrides)
             authority = home.open_authority()
             settings = planning.resolve(merged)
             storage.blobs.sweep()
@@ -150,9 +150,9 @@ async def _serve(options: ServerOptions, opened: _Opened) -> None:
     address = _listen(grpc_server, options, home.address())
     join = await _begun(options, opened)
     await registrar.refresh()
-    found = await coordinator.restore()
+    snapshot = await coordinator.restore()
     ending = _signals()
-    resumed = coordinator.resume(found)
+    resumed = coordinator.resume(snapshot)
     logs.follow(lambda: coordinator.round.record.open_orders[1])
     async with grpc_server.open():  # while the lab takes up its state, the devices of a server that died shake hands again
         home.write_address(address)

@@ -25,7 +25,7 @@ from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import InlineExecutors
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
-from attune.fedserver.federation.turns import Clock
+from attune.fedserver.federation.steps import Clock
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Certificate, Snapshot
@@ -68,6 +68,9 @@ class CountingConsole(Console):
 
     def say(self, text: str) -> None:
         """No-op: nobody reads the lines of a simulated device."""
+
+    def progress(self, what: str, done: float) -> None:
+        """No-op, as `say`."""
 
     def result(self, result: OrderResult) -> None:
         self.watcher.order_done()

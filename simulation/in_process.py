@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from attune.common.exchange.messages import Hello, Update, UploadTarget
-from attune.common.wire.frames import read_frames
+from attune.common.wire.blobs import read_frames
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import Executor, Work, result_of
 from attune.fedclient.work.worker import LearnerCache, Worker, deliver, local_learner

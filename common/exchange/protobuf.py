@@ -6,8 +6,8 @@ Text of a peer becomes one line of bounded length here. Kinds of messages that t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, cast
 
 from attune.common.exchange.messages import (
     Beat,
@@ -45,37 +45,6 @@ def _bytes(message: Any) -> bytes:
     return data
 
 
-# --- enrolment
-
-
-def _write_enrol_request(request: EnrolRequest) -> bytes:
-    return _bytes(pb.EnrolRequest(name=request.name, csr_der=request.csr_der))
-
-
-def _read_enrol_request(data: bytes) -> EnrolRequest:
-    message = pb.EnrolRequest.FromString(data)
-    return EnrolRequest(message.name, message.csr_der)
-
-
-def _write_renew_request(csr_der: bytes) -> bytes:
-    return _bytes(pb.RenewRequest(csr_der=csr_der))
-
-
-def _read_renew_request(data: bytes) -> bytes:
-    csr_der: bytes = pb.RenewRequest.FromString(data).csr_der
-    return csr_der
-
-
-def _write_certificate(issued: IssuedCertificate) -> bytes:
-    message = pb.Certificate(certificate_pem=issued.certificate_pem, ca_pem=issued.ca_pem, name=issued.name)
-    return _bytes(message)
-
-
-def _read_certificate(data: bytes) -> IssuedCertificate:
-    message = pb.Certificate.FromString(data)
-    return IssuedCertificate(message.certificate_pem, message.ca_pem, message.name)
-
-
 # --- the control stream
 
 
@@ -86,14 +55,7 @@ def _write_to_server(message: ToServer | Beat) -> bytes:
 def _device_message(message: ToServer | Beat) -> pb.DeviceMessage:
     match message:
         case Hello():
-            hello = pb.Hello(
-                protocol=message.protocol,
-                software=message.software,
-                profile_json=message.profile_json,
-                encodings=message.encodings,
-                inline_bytes=message.inline_bytes,
-            )
-            return pb.DeviceMessage(hello=hello)
+            return pb.DeviceMessage(hello=pb.Hello(**vars(message)))
         case Progress(order_id, done):
             return pb.DeviceMessage(progress=pb.Progress(order_id=order_id, done=done))
         case Trouble(order_id, reason):
@@ -186,16 +148,7 @@ def _ref_messages(refs: Iterable[BlobRef]) -> list[pb.BlobRef]:
 
 
 def _ref_message(ref: BlobRef) -> pb.BlobRef:
-    return pb.BlobRef(
-        part=ref.part,
-        digest=ref.digest,
-        size=ref.size,
-        version=ref.version,
-        encoding=ref.encoding,
-        data=ref.data,
-        smaller=None if ref.smaller is None else _ref_message(ref.smaller),
-        base=ref.base,
-    )
+    return pb.BlobRef(**vars(ref) | {"smaller": None if ref.smaller is None else _ref_message(ref.smaller)})
 
 
 def _refs(refs: Iterable[pb.BlobRef]) -> tuple[BlobRef, ...]:
@@ -232,50 +185,6 @@ def _read_receipt(data: bytes) -> Receipt | None:
     return Receipt(late)
 
 
-# --- blobs
-
-
-def _write_download_request(request: DownloadRequest) -> bytes:
-    return _bytes(pb.DownloadRequest(digest=request.digest, offset=request.offset))
-
-
-def _read_download_request(data: bytes) -> DownloadRequest:
-    message = pb.DownloadRequest.FromString(data)
-    return DownloadRequest(message.digest, message.offset)
-
-
-def _write_target(target: UploadTarget) -> bytes:
-    message = pb.UploadTarget(
-        order_id=target.order_id, part=target.part, digest=target.digest, size=target.size, offset=target.offset
-    )
-    return _bytes(message)
-
-
-def _read_target(data: bytes) -> UploadTarget:
-    message = pb.UploadTarget.FromString(data)
-    return UploadTarget(message.order_id, message.part, message.digest, message.size, message.offset)
-
-
-def _write_received(received: int) -> bytes:
-    return _bytes(pb.UploadReply(received=received))
-
-
-def _read_received(data: bytes) -> int:
-    return int(pb.UploadReply.FromString(data).received)
-
-
-def _write_offset(offset: int) -> bytes:
-    return _bytes(pb.UploadOffsetReply(offset=offset))
-
-
-def _read_offset(data: bytes) -> int:
-    return int(pb.UploadOffsetReply.FromString(data).offset)
-
-
-def _as_it_is(frame: bytes) -> bytes:
-    return frame
-
-
 # --- calls
 
 
@@ -302,18 +211,37 @@ class Call:
         return f"/{self.service}/{self.name}"
 
 
-CERTIFICATE = Codec(_write_certificate, _read_certificate)
-ENROL_REQUEST = Codec(_write_enrol_request, _read_enrol_request)
-RENEW_REQUEST = Codec(_write_renew_request, _read_renew_request)
+def _alike(message_kind: Any, kind: Callable[..., Any]) -> Codec:
+    """Return the codec of messages whose fields have the same names and values on both sides."""
+    names = [field.name for field in fields(cast(Any, kind))]
+
+    def write(message: Any) -> bytes:
+        return _bytes(message_kind(**{name: getattr(message, name) for name in names}))
+
+    def read(data: bytes) -> Any:
+        message = message_kind.FromString(data)
+        return kind(**{name: getattr(message, name) for name in names})
+
+    return Codec(write, read)
+
+
+def _only(message_kind: Any, name: str) -> Codec:
+    """Return the codec of the value that is the only field of a message."""
+    return Codec(lambda value: _bytes(message_kind(**{name: value})), lambda data: getattr(message_kind.FromString(data), name))
+
+
+ENROL_REQUEST = _alike(pb.EnrolRequest, EnrolRequest)
+RENEW_REQUEST = _only(pb.RenewRequest, "csr_der")
+CERTIFICATE = _alike(pb.Certificate, IssuedCertificate)
 TO_SERVER = Codec(_write_to_server, _read_to_server)
 TO_DEVICE = Codec(_write_to_device, _read_to_device)
 UPDATE = Codec(_write_update, _read_update)
 RECEIPT = Codec(_write_receipt, _read_receipt)
-DOWNLOAD_REQUEST = Codec(_write_download_request, _read_download_request)
-TARGET = Codec(_write_target, _read_target)
-RECEIVED = Codec(_write_received, _read_received)
-OFFSET = Codec(_write_offset, _read_offset)
-FRAMES = Codec(_as_it_is, _as_it_is)
+DOWNLOAD_REQUEST = _alike(pb.DownloadRequest, DownloadRequest)
+TARGET = _alike(pb.UploadTarget, UploadTarget)
+RECEIVED = _only(pb.UploadReply, "received")
+OFFSET = _only(pb.UploadOffsetReply, "offset")
+FRAMES = Codec(bytes, bytes)
 
 FEDERATION, BLOBS = "attune.v1.Federation", "attune.v1.Blobs"
 ENROL = Call(FEDERATION, "Enrol", ENROL_REQUEST, CERTIFICATE)

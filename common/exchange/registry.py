@@ -28,13 +28,13 @@ def settings_of(transforms: Mapping[str, Any]) -> dict[str, TransformSettings]:
 
 def transforms_for(part: str, settings: Mapping[str, TransformSettings]) -> list[Transform]:
     """Make the transforms of a part, in order."""
-    chosen = [(name, each) for name, each in settings.items() if each.applies_to(part)]
-    return [cast(Any, implementation_of(type(each), name))(name, each) for name, each in chosen]
+    chosen = {name: options for name, options in settings.items() if options.applies_to(part)}
+    return [cast(Any, implementation_of(type(options), name))(name, options) for name, options in chosen.items()]
 
 
 def growth_of(part: str, settings: Mapping[str, TransformSettings]) -> float:
     """Return how many times as many bytes an update of a part may have by its transforms."""
-    return math.prod(each.growth for each in settings.values() if each.applies_to(part))
+    return math.prod(transform.growth for transform in settings.values() if transform.applies_to(part))
 
 
 def packages_of(names: Iterable[str]) -> list[Package]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attune.common.wire.header import Manifest
-    from attune.common.wire.lazy import TensorSource
+    from attune.common.wire.tensors import TensorSource
 
 
 @dataclass(frozen=True)

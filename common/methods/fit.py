@@ -53,10 +53,10 @@ def _check_scores(spec: ModelSpec, model: nn.Module, method: Method, head: str |
     logits = logits_of(output, model)
     wanted = (*((SAMPLES, spec.shape[0]) if spec.per_position else (SAMPLES,)), spec.classes)
     if tuple(logits.shape) != wanted:
-        each = "position" if spec.per_position else "sample"
+        sample_or_position = "position" if spec.per_position else "sample"
         raise SettingError(
             f"model {spec.name} gives scores of shape {tuple(logits.shape)} for {SAMPLES} samples; {wanted} is needed, one for "
-            f"each of {spec.classes} classes a {each}"
+            f"each of {spec.classes} classes a {sample_or_position}"
         )
     if not logits.is_floating_point():
         raise SettingError(f"model {spec.name} gives scores of type {logits.dtype}; floating-point logits are needed")

@@ -155,8 +155,8 @@ def configure(method: Method, options: Mapping[str, Any], returns: Mapping[str, 
     Raises:
         SettingError: For a key that no component of this method declares, or a value out of range.
     """
-    own = {"name"} | (ROW_KEYS if method.name == "custom" else set())
-    values = merge(method.defaults.get("method", {}), {key: value for key, value in options.items() if key not in own})
+    row_keys = {"name"} | (ROW_KEYS if method.name == "custom" else set())
+    values = merge(method.defaults.get("method", {}), {key: value for key, value in options.items() if key not in row_keys})
     structs, elsewhere = _aggregators_of(method, returns)
     objective = OBJECTIVES.require(method.objective, "objective")
     predictor = PREDICTORS.require(method.predictor, "predictor")

@@ -1,7 +1,7 @@
-"""Blobs: named bytes with a digest, and the sources and targets for reading and writing them.
+"""Blobs: named bytes with a digest, the sources and targets for reading and writing them, and the frames in which they travel.
 
 Sources and targets are interfaces, because the server's blobs need not be files. The implementations for local files and memory
-are here. This module does not import torch.
+are here. A frame is as long as a quarter of a second of the link carries. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,8 +20,12 @@ from typing_extensions import Self
 from attune.common.durable import disk_errors, sync_with_name
 from attune.common.errors import DiskFull
 from attune.common.wire.digest import Digest
-from attune.common.wire.frames import FRAME_BYTES
-from attune.common.wire.malformed import Truncated
+from attune.common.wire.malformed import BadOffset, Truncated
+
+FRAME_BYTES = 1 << 20  # between two asyncio ends, smaller and larger frames are both slower than 1 MiB
+FRAME_S = 0.25
+FIRST_BYTES = 1 << 16
+LEAST_BYTES = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -267,3 +272,76 @@ def digest_in(source: Readable) -> str:
     digest = Digest()
     hash_span(source, 0, source.size, digest)
     return digest.text
+
+
+def _longest() -> int:
+    return FRAME_BYTES
+
+
+def read_frames(source: Path | Readable, offset: int, frame_bytes: Callable[[], int] = _longest) -> Iterator[bytes]:
+    """Yield the bytes from `offset` to the end in frames. `frame_bytes` decides the length of each; the last may be shorter.
+
+    A source is closed at the end, and when the iterator is closed.
+
+    Raises:
+        BadOffset: The offset is outside the blob. It is raised at the call, not at the first frame.
+    """
+    size = source.stat().st_size if isinstance(source, Path) else source.size
+    if not 0 <= offset <= size:
+        raise BadOffset(f"cannot go on at offset {offset} of a blob of {size} bytes; start from 0")
+    return _frames(source, offset, frame_bytes)
+
+
+def _frames(source: Path | Readable, offset: int, frame_bytes: Callable[[], int]) -> Iterator[bytes]:
+    if isinstance(source, Path):
+        with source.open("rb", buffering=0) as file:
+            file.seek(offset)
+            while frame := file.read(frame_bytes()):
+                yield frame
+        return
+    try:
+        while frame := source.read(offset, frame_bytes()):
+            yield frame
+            offset += len(frame)
+    finally:
+        source.close()
+
+
+class Pace:
+    """Frame length of one transfer, chosen by its speed so far. A frame is about a quarter of a second of the link.
+
+    `clock` returns seconds and never goes back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._began_s, self._sent_bytes = clock, clock(), 0
+
+    def __repr__(self) -> str:
+        return f"<Pace, frames of {self.frame_bytes()} bytes>"
+
+    def sent(self, size: int) -> None:
+        """Note that the transport has taken a frame of `size` bytes."""
+        self._sent_bytes += size
+
+    def frame_bytes(self) -> int:
+        """Return the length of the next frame."""
+        if not self._sent_bytes:
+            return FIRST_BYTES
+        rate = self._sent_bytes / max(self._clock() - self._began_s, 1e-6)
+        return int(min(max(rate * FRAME_S, LEAST_BYTES), FRAME_BYTES))
+
+
+def paced_frames(source: Path | Readable, offset: int) -> Iterator[bytes]:
+    """Yield the bytes from `offset` on in frames whose length fits the speed of the transfer.
+
+    Raises:
+        BadOffset: The offset is outside the blob. It is raised at the call.
+    """
+    pace = Pace()
+    return _counted(read_frames(source, offset, pace.frame_bytes), pace)
+
+
+def _counted(frames: Iterator[bytes], pace: Pace) -> Iterator[bytes]:
+    for frame in frames:
+        yield frame
+        pace.sent(len(frame))

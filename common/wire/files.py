@@ -23,9 +23,18 @@ from attune.common.wire.header import (
     layout_in,
     layout_of,
 )
-from attune.common.wire.lazy import TensorSource
 from attune.common.wire.malformed import DigestMismatch, Malformed
-from attune.common.wire.tensors import DTYPES, Tensors, bytes_of, check_boolean, empty, manifest_of, spec_of, views
+from attune.common.wire.tensors import (
+    DTYPES,
+    Tensors,
+    TensorSource,
+    bytes_of,
+    check_boolean,
+    empty,
+    manifest_of,
+    spec_of,
+    views,
+)
 
 __all__ = ["Blob", "Limits", "TensorFile", "TensorWriter", "digest_of_tensors", "read_checked", "read_tensors", "write_tensors"]
 

@@ -12,7 +12,7 @@ from attune.common.errors import AttuneError, DiskFull, OrderClosed, Stalled, Un
 from attune.common.exchange.messages import BlobRef, Update, UploadTarget
 from attune.common.faults import fail_at
 from attune.common.metrics import metrics_of
-from attune.common.wire.frames import paced_frames, read_frames
+from attune.common.wire.blobs import paced_frames, read_frames
 from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.link.transfer import ATTEMPTS, Complain, complaint, persist, together

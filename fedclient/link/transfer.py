@@ -1,4 +1,4 @@
-"""Fetches an order's blobs, and what transfers have in common: they go on after a break until they are done or cancelled."""
+"""Downloads of an order's blobs into preallocated buffers; a transfer resumes after a break until it is done or cancelled."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attune.common.errors import Forbidden, WireError
+from attune.common.exchange.encodings import decoded
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.protocol import ENCODINGS
-from attune.common.wire.encodings import decoded
 from attune.common.wire.files import digest_of_tensors
 from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import Tensors, manifest_of

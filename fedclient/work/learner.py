@@ -17,8 +17,8 @@ import torch
 
 from attune.common import hardware
 from attune.common.errors import Forbidden, HomeMismatch, NoModel, WireError
+from attune.common.exchange.encodings import PartEncoding
 from attune.common.exchange.messages import BlobRef, Order
-from attune.common.exchange.part_encoding import PartEncoding
 from attune.common.exchange.registry import settings_of, transforms_for
 from attune.common.exchange.transform import Chain, DeviceContext, PartUpdate
 from attune.common.faults import fail_at

@@ -1,7 +1,7 @@
 """The federation on the event loop: events go through the pure round one after the other, and what it decides is carried out.
 
 fedserver.core.round decides; the lab works on tensors, on its own thread. This file keeps the order in which things become
-true: first durable, then known. Nothing of it runs inside a peer's call (fedserver.federation.turns).
+true: first durable, then known. Nothing of it runs inside a peer's call (fedserver.federation.steps).
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.round import left_s, next_wake, step
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
-from attune.fedserver.federation.closing import ClosedRound, RoundCloser, taken_up
 from attune.fedserver.federation.device_activity import DeviceActivity, DeviceStage
-from attune.fedserver.federation.orders import OrderSender
+from attune.fedserver.federation.rounds import ClosedRound, OrderSender, RoundCloser, taken_up
+from attune.fedserver.federation.steps import Clock, PassedOver, Troubles, Turns
 from attune.fedserver.federation.streams import RevokedDevices, Streams
-from attune.fedserver.federation.troubles import PassedOver, Troubles
-from attune.fedserver.federation.turns import Clock, Turns
 from attune.fedserver.ports.blobs import Blobs, Damaged
 from attune.fedserver.ports.lab import Lab
 from attune.fedserver.ports.ledger import Ledger, Snapshot

@@ -1,4 +1,4 @@
-"""Control streams of the devices, only the newest of each. They are in memory only."""
+"""Control streams of the devices, only the newest of each, and the devices that were revoked. They are in memory only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intake of updates: announced, uploaded, checked, made durable, and only then counted."""
+"""Intake of updates: announced, uploaded, checked, made durable, and only then counted. An update may wait for its blobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.device_activity import DeviceStage
 from attune.fedserver.federation.members import Members
-from attune.fedserver.federation.troubles import can_pass
+from attune.fedserver.federation.steps import can_pass
 from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.ports.lab import Arrived
 from attune.fedserver.ports.ledger import Ledger

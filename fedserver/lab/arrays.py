@@ -31,13 +31,13 @@ class ArrayFile(Opened, Mapping[str, Array]):
             Malformed: not-boolean.
         """
         spec = self.manifest[name]
-        found = np.empty(spec.shape, dtype="<" + DTYPES[spec.dtype])
-        if found.size:
-            self._source.read_into(found.reshape(-1).view(np.uint8).data, self._layout.spans[name][0])
+        array = np.empty(spec.shape, dtype="<" + DTYPES[spec.dtype])
+        if array.size:
+            self._source.read_into(array.reshape(-1).view(np.uint8).data, self._layout.spans[name][0])
         if spec.dtype == "BF16":
-            return np.asarray(found.astype("<u4") << 16).view("<f4")
+            return np.asarray(array.astype("<u4") << 16).view("<f4")
         if spec.dtype == "BOOL":
-            if found.size and found.max() > 1:
+            if array.size and array.max() > 1:
                 raise Malformed("not-boolean", f"{self._name}: {name!r} is BOOL and has bytes other than 0 and 1")
-            return found.astype(bool)
-        return found
+            return array.astype(bool)
+        return array

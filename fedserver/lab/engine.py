@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 from typing import cast, get_args
 
-from attune.common.exchange.part_encoding import PartEncoding
+from attune.common.exchange.encodings import PartEncoding
 from attune.common.exchange.registry import growth_of, settings_of, transforms_for
 from attune.common.exchange.transform import (
     ArrivalContext,
@@ -30,18 +30,15 @@ from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
 from attune.common.wire.files import TensorFile, TensorWriter, write_tensors
 from attune.common.wire.header import layout_of
-from attune.common.wire.lazy import Cast, TensorSource
-from attune.common.wire.tensors import Manifest, manifest_of
+from attune.common.wire.tensors import Cast, Manifest, TensorSource, manifest_of
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, write
 from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START
-from attune.fedserver.lab.bounds import ChangeBound, SampleBound
 from attune.fedserver.lab.build import Maker, aggregators_for, made
-from attune.fedserver.lab.checks import FiniteCheck, NormLimit, ShapeCheck, read_through
+from attune.fedserver.lab.checks import ChangeBound, FiniteCheck, NormLimit, SampleBound, ShapeCheck, read_through
 from attune.fedserver.lab.packing import Packing
-from attune.fedserver.lab.recipe import StateRecipe
-from attune.fedserver.lab.vault import NotFinite, StateVault
+from attune.fedserver.lab.vault import NotFinite, StateRecipe, StateVault
 from attune.fedserver.ports.blobs import SERVED, STATE, Blobs, blob_of
 from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served
 
@@ -91,10 +88,10 @@ class Engine:
         self._tried = False  # a round was closed, maybe in part, and not committed
         self.manifests: dict[PartKind, Manifest] = {}
         for part, aggregator in self._aggregators.items():
-            own = {name: tensor for name, tensor in initial.items() if assignment[name] == part}
-            self.manifests[part] = manifest_of(own)
+            values = {name: tensor for name, tensor in initial.items() if assignment[name] == part}
+            self.manifests[part] = manifest_of(values)
             if not slots:
-                aggregator.start(own)
+                aggregator.start(values)
         self._generated: dict[tuple[str, str], Blob] = {}
         self._cold_start: dict[str, Blob] = {}
         self._generated_before: dict[tuple[str, str], Blob] = {}  # from the state before
@@ -149,11 +146,11 @@ class Engine:
         """Return for each part what an unknown device is served. Devices compare their own model with it."""
         for part, aggregator in sorted(self._aggregators.items()):
             if part not in self._cold_start:
-                found = aggregator.cold_start()
-                if isinstance(found, str):
-                    self._cold_start[part] = self._whole(part, found)
+                tensors = aggregator.cold_start()
+                if isinstance(tensors, str):
+                    self._cold_start[part] = self._whole(part, tensors)
                 else:
-                    self._cold_start[part] = self._write_served(part, found)
+                    self._cold_start[part] = self._write_served(part, tensors)
         return self._cold_start
 
     def _generate(self, part: str, aggregator: Aggregator, clients: Sequence[str]) -> None:
@@ -250,8 +247,8 @@ class Engine:
         recipe = self._recipe
         before = {(slot.part, slot.key): slot for slot in recipe.replaced} if recipe is not None else {}
         for part, vault in self._vaults.items():
-            for (own, key), slot in before.items():
-                if own == part:
+            for (slot_part, key), slot in before.items():
+                if slot_part == part:
                     vault.stage(key, blob_of(slot))
             for slot in recipe.made if recipe is not None else ():
                 if slot.part == part and slot.key.startswith(CLIENT) and (part, slot.key) not in before:

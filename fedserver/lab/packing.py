@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
+from attune.common.exchange.encodings import encode
 from attune.common.protocol import PACKED
 from attune.common.wire.blobs import Blob
 from attune.common.wire.digest import file_name
-from attune.common.wire.encodings import encode
 from attune.common.wire.files import TensorFile
 from attune.common.wire.tensors import Tensors
 from attune.fedserver.core.records import Smaller
@@ -33,14 +33,14 @@ class Packing:
 
     def changes(self, renewed: Iterable[tuple[Blob, Blob]]) -> dict[str, Smaller]:
         """Return the deltas of pairs (a value, what it was before), if they are smaller. An unreadable value is no base."""
-        found: dict[str, Smaller] = {}
+        smaller: dict[str, Smaller] = {}
         for blob, base in renewed:
-            if blob.digest not in found and blob.digest != base.digest:
+            if blob.digest not in smaller and blob.digest != base.digest:
                 with contextlib.suppress(Damaged):
                     packed = self._packed(blob, base)
                     if packed.size < blob.size:
-                        found[blob.digest] = Smaller(packed, base.digest)
-        return found
+                        smaller[blob.digest] = Smaller(packed, base.digest)
+        return smaller
 
     def take(self) -> list[Blob]:
         """Return all blobs that were made. The caller removes them."""

@@ -13,7 +13,7 @@ from attune.common.wire.blobs import Blob
 from attune.fedserver.core.records import Slot
 from attune.fedserver.lab.build import Maker, made
 from attune.fedserver.lab.engine import Engine
-from attune.fedserver.lab.recipe import StateRecipe
+from attune.fedserver.lab.vault import StateRecipe
 from attune.fedserver.ports.blobs import REDO, SERVED, STATE, Blobs, Damaged, blob_of
 
 

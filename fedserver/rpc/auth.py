@@ -25,7 +25,7 @@ from attune.common.grpc_errors import abort
 from attune.common.text import clean
 from attune.fedserver.core.advice import for_devices
 from attune.fedserver.federation.refusals import Refusals
-from attune.fedserver.federation.troubles import Troubles, can_pass
+from attune.fedserver.federation.steps import Troubles, can_pass
 from attune.fedserver.identity.registrar import Caller, Registrar
 from attune.fedserver.identity.server_tls import peer_fingerprint
 from attune.fedserver.rpc.connection_limiter import ConnectionLimiter, address_of

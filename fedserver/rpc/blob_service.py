@@ -16,7 +16,7 @@ from attune.common.exchange.messages import DownloadRequest, UploadTarget
 from attune.common.exchange.protobuf import BLOBS, DOWNLOAD, TARGET, UPLOAD, UPLOAD_OFFSET
 from attune.common.protocol import UPLOAD_KEY
 from attune.common.pulse import Pulse
-from attune.common.wire.frames import FRAME_BYTES, Pace, read_frames
+from attune.common.wire.blobs import FRAME_BYTES, Pace, read_frames
 from attune.fedserver.core.orderbook import OrderBook
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.device_activity import WORK, DeviceActivity, DeviceStage

@@ -1,4 +1,4 @@
-"""Standard health service with limits: watchers per caller and in all. A slow watcher holds up no other call."""
+"""Standard health service with limits, so that a slow watcher holds up no other call; and the watchdog that it follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Federation service over gRPC: enrolment, the control stream and the receipt of updates."""
+"""Federation service over gRPC: enrolment, the control stream with its signs of life, and the receipt of updates."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from attune.common.estimate import with_estimate
 from attune.common.text import from_json
 from attune.fedserver.home import LEFT_ASIDE, ServerHome
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE, Authority
-from attune.fedserver.lab.recipe import StateRecipe, name_of
+from attune.fedserver.lab.vault import StateRecipe, name_of
 from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
 from attune.fedserver.ports.ledger import LedgerReader, Snapshot
 from attune.fedserver.stores.folder import link

@@ -11,8 +11,8 @@ import msgspec
 from attune.common.errors import NoModel
 from attune.common.metrics import METRICS
 from attune.common.plan import Plan
+from attune.common.wire.blobs import read_frames
 from attune.common.wire.files import read_tensors, write_tensors
-from attune.common.wire.frames import read_frames
 from attune.common.wire.tensors import Tensors
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.aggregators.stored import MATRICES, NETWORK

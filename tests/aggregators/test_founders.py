@@ -11,8 +11,7 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
 from attune.fedserver.lab.aggregators.base import MemoryVault
-from attune.fedserver.lab.aggregators.embeddings import Embeddings
-from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
+from attune.fedserver.lab.aggregators.hypernetwork import Embeddings, Hypernetwork
 from tests.server.bench import Bench, plan
 
 SGD = {"server_optimiser": "sgd", "server_momentum": 0.0, "server_weight_decay": 0.0}

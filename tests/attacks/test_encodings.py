@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from attune.common.exchange.encodings import decoded
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.pb import federation_pb2 as pb
 from attune.common.protocol import ENCODINGS
-from attune.common.wire.encodings import decoded
 from attune.common.wire.planes import packed
 from attune.common.wire.tensors import manifest_of
 from benchmarks.usage import status_bytes

@@ -17,7 +17,7 @@ JUMP_S = 3600.0  # largest jump of the clock
 def main() -> None:
     from attune.common.config import load_settings
     from attune.fedserver.app import ServerOptions, run
-    from attune.fedserver.federation.turns import Clock
+    from attune.fedserver.federation.steps import Clock
 
     _, home, port, *assignments = sys.argv
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)

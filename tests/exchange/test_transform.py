@@ -13,11 +13,11 @@ import torch
 
 import attune
 from attune.common.errors import SettingError, UpdateRefused
+from attune.common.exchange.encodings import encode
 from attune.common.exchange.messages import Hello
 from attune.common.exchange.transform import PartUpdate
 from attune.common.plan import Plan, Profile
 from attune.common.protocol import ENCODINGS, SPOKEN
-from attune.common.wire.encodings import encode
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.tensors import Tensors
 from attune.fedserver.core.planning import ResolvedSettings, make_plan, resolve

@@ -25,7 +25,7 @@ from attune.common.exchange.transform import (
 )
 from attune.common.wire.checks import check_manifest
 from attune.common.wire.header import Manifest
-from attune.common.wire.lazy import TensorSource, TensorView
+from attune.common.wire.tensors import TensorSource, TensorView
 
 CALLS: list[tuple[str, str]] = []  # (hook, part or device) in the order of the calls in this process
 

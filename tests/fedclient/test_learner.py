@@ -11,11 +11,11 @@ import torch
 
 from attune.common.config import TrainSettings
 from attune.common.errors import DiskFull, Forbidden, HomeMismatch, WireError
+from attune.common.exchange.encodings import encode
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
-from attune.common.wire.encodings import encode
 from attune.common.wire.files import read_tensors
 from attune.common.wire.int8 import SCALES
 from attune.common.wire.tensors import manifest_of

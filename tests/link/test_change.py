@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save
 
 from attune.common.config import TrainSettings
+from attune.common.exchange.encodings import encode
 from attune.common.exchange.messages import BlobRef, Farewell, Order, Welcome
 from attune.common.metrics import read_metrics
 from attune.common.models.registry import build, default_spec
@@ -19,7 +20,6 @@ from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.common.protocol import ENCODINGS
 from attune.common.wire.digest import digest_of
-from attune.common.wire.encodings import encode
 from attune.common.wire.files import digest_of_tensors, read_tensors, write_tensors
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.console import Console

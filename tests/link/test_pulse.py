@@ -9,7 +9,7 @@ import pytest
 
 from attune.common import aio
 from attune.common.pulse import BUSY_TICKS, IDLE_TICKS, Pulse
-from attune.common.wire.frames import FIRST_BYTES, FRAME_BYTES, LEAST_BYTES, Pace, paced_frames
+from attune.common.wire.blobs import FIRST_BYTES, FRAME_BYTES, LEAST_BYTES, Pace, paced_frames
 from attune.fedclient.link.port import Broken
 from tests.link.server import OverGrpc, Scripted
 from tests.link.test_conformance import DATA, stream, until

@@ -20,9 +20,9 @@ from attune.common.errors import (
     UploadTakenOver,
     WireError,
 )
+from attune.common.exchange.encodings import encode
 from attune.common.exchange.messages import BlobRef
 from attune.common.protocol import ENCODINGS
-from attune.common.wire.encodings import encode
 from attune.common.wire.header import Manifest
 from attune.common.wire.malformed import DigestMismatch, Malformed
 from attune.common.wire.tensors import manifest_of

@@ -13,10 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attune.common.errors import HomeMismatch, UploadBusy
-from attune.common.wire.blobs import Blob
+from attune.common.wire.blobs import Blob, read_frames
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import TensorFile, write_tensors
-from attune.common.wire.frames import read_frames
 from attune.common.wire.malformed import BadOffset, Truncated
 from attune.fedserver.ports.blobs import Blobs, Damaged, Spool
 from attune.fedserver.ports.storage import Storage

@@ -10,7 +10,7 @@ import pytest
 from attune.common import aio
 from attune.common.errors import LimitExceeded, Stalled
 from attune.common.pulse import Pulse
-from attune.common.wire.frames import FRAME_BYTES
+from attune.common.wire.blobs import FRAME_BYTES
 from attune.fedserver.rpc import blob_service
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from attune.common.exchange.encodings import decoded, encode
 from attune.common.exchange.messages import Order, Receipt
 from attune.common.protocol import ENCODINGS, SPOKEN
-from attune.common.wire.encodings import decoded, encode
 from attune.common.wire.files import read_tensors
 from attune.common.wire.tensors import manifest_of
 from attune.fedserver.core.messages import OrderId

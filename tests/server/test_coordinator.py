@@ -23,7 +23,7 @@ from attune.fedserver.core.messages import OrderId, Phase
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Report
 from attune.fedserver.executors import Executors
-from attune.fedserver.federation import troubles
+from attune.fedserver.federation import steps
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
@@ -203,7 +203,7 @@ def test_calls_about_orders_wait_until_the_orders_are_out_again(monkeypatch: pyt
     async def scenario() -> None:
         ready, context = asyncio.Event(), SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1")
         nobody = cast(Any, None)
-        auth = Auth(nobody, troubles.Troubles(), nobody, nobody, ready)
+        auth = Auth(nobody, steps.Troubles(), nobody, nobody, ready)
         assert await auth._wrap("/attune.v1.Federation/Connect", answer, None)(None, context) == "answered"
         early = [asyncio.create_task(auth._wrap(method, answer, None)(None, context)) for method in ABOUT_ORDERS]
         _, pending = await asyncio.wait(early, timeout=0.1)
@@ -274,7 +274,7 @@ def test_devices_that_come_back_at_once_get_their_orders_in_one_step(world: Worl
 def test_what_can_pass_is_tried_again_and_said(
     world: World, monkeypatch: pytest.MonkeyPatch, error: Exception, step: str
 ) -> None:
-    monkeypatch.setattr(troubles, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(steps, "FIRST_DELAY_S", 0.01)
     said: list[str] = []
 
     async def scenario(server: Server) -> None:
@@ -549,7 +549,7 @@ def test_the_watchdog_barks_at_a_step_without_headway_and_is_quiet_again(world: 
 
 
 def test_work_in_turns_is_done_in_the_order_asked_and_carried_through() -> None:
-    from attune.fedserver.federation.turns import Turns
+    from attune.fedserver.federation.steps import Turns
 
     async def scenario() -> None:
         turns, done = Turns(), []

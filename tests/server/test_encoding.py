@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save
 
 from attune.common.errors import SettingError, UpdateRefused
+from attune.common.exchange.encodings import decoded, encode
 from attune.common.exchange.messages import BlobRef, Order, Receipt, Update
 from attune.common.protocol import ENCODINGS, SPOKEN
 from attune.common.wire.digest import digest_of
-from attune.common.wire.encodings import decoded, encode
 from attune.common.wire.files import read_tensors
 from attune.common.wire.malformed import Malformed
 from attune.common.wire.tensors import Tensors, manifest_of

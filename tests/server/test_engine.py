@@ -10,7 +10,7 @@ from attune.common.methods.registry import configured_in
 from attune.fedserver.core.adaptation import adaptation_of
 from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.lab import checks
-from attune.fedserver.lab.recipe import name_of
+from attune.fedserver.lab.vault import name_of
 from tests.raising import malformed
 from tests.server.bench import Bench, plan
 

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from attune.common import aio
-from attune.fedserver.federation.troubles import PassedOver, Troubles
+from attune.fedserver.federation.steps import PassedOver, Troubles
 from attune.fedserver.stores.memory_ledger import MemoryLedger
 
 

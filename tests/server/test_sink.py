@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from attune.common.errors import DiskFull, LimitExceeded, UploadBusy
 from attune.common.wire import malformed as bad
-from attune.common.wire.blobs import Blob
+from attune.common.wire.blobs import Blob, read_frames
 from attune.common.wire.digest import digest_of, file_name
-from attune.common.wire.frames import read_frames
 from attune.fedserver.ports.blobs import Spool
 from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.uploads import Sink

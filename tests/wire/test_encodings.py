@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attune.common.exchange.encodings import encode, encoded_manifest
 from attune.common.protocol import ENCODINGS
-from attune.common.wire.encodings import encode, encoded_manifest
 from attune.common.wire.tensors import manifest_of
 
 LARGEST_BF16 = Fraction(255, 128) * 2**127

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attune.common.wire import malformed as bad
-from attune.common.wire.frames import read_frames
+from attune.common.wire.blobs import read_frames
 
 DATA = bytes(range(256)) * 40
 

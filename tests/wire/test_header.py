@@ -219,6 +219,6 @@ def test_kinds_are_distinct_and_travel():
 
 
 def test_what_the_server_core_imports_has_no_torch():
-    modules = "attune.common.wire.frames, attune.common.wire.header, attune.fedserver.stores.uploads"
+    modules = "attune.common.wire.blobs, attune.common.wire.header, attune.fedserver.stores.uploads"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

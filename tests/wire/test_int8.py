@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attune.common.exchange.encodings import decoded, encode, encoded_manifest
 from attune.common.wire import int8
-from attune.common.wire.encodings import decoded, encode, encoded_manifest
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.malformed import Malformed
 from attune.common.wire.tensors import Tensors, manifest_of

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attune.common.wire.encodings import decoded, encode
+from attune.common.exchange.encodings import decoded, encode
 from attune.common.wire.header import TensorSpec
 from attune.common.wire.malformed import Malformed
 from attune.common.wire.planes import packed, unpacked

@@ -12,8 +12,7 @@ import torch
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.transform import PartUpdate
-from attune.common.wire.lazy import TensorSource
-from attune.common.wire.tensors import DTYPES, Manifest, layout_of, manifest_of
+from attune.common.wire.tensors import DTYPES, Manifest, TensorSource, layout_of, manifest_of
 
 Tensors = dict[str, torch.Tensor]
 

@@ -110,7 +110,7 @@ class Mean(SharedValue):
 
     With `robust`, a median or a trimmed mean of every number takes the place of the sum (memory: one tensor of all updates), or
     the mean of the updates that Multi-Krum chooses by the distances of whole updates; for it all blocks are one unit. "clip"
-    changes nothing here: the updates are clipped before they arrive (fedserver.lab.bounds).
+    changes nothing here: the updates are clipped before they arrive (fedserver.lab.checks).
     """
 
     def __init__(

@@ -171,12 +171,14 @@ def _floating(block: Block, updates: Sequence[PartUpdate]) -> list[str]:
     return [name for name in block.names if DTYPES[first[name].dtype].is_floating_point]
 
 
-def _one_after_the_other(each: Iterable[Mapping[str, torch.Tensor]], name: str, like: torch.Tensor) -> Iterator[torch.Tensor]:
+def _one_after_the_other(
+    sources: Iterable[Mapping[str, torch.Tensor]], name: str, like: torch.Tensor
+) -> Iterator[torch.Tensor]:
     """Yield one tensor of each client, in the same memory: the next overwrites the one before."""
-    found = torch.empty_like(like, memory_format=torch.contiguous_format)
-    for tensors in each:
-        read_into(tensors, name, found.view(-1))
-        yield found
+    tensor = torch.empty_like(like, memory_format=torch.contiguous_format)
+    for tensors in sources:
+        read_into(tensors, name, tensor.view(-1))
+        yield tensor
 
 
 def moved(mean: torch.Tensor, new: Sequence[torch.Tensor], old: Iterable[torch.Tensor], count: int) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""Robust rules for one value that all clients share: a minority of a cohort cannot move them far.
+"""A cohort as a matrix, and robust rules over it, with which a minority cannot move a shared value far.
 
-Shapes: S clients of the cohort, N numbers of a tensor. Weights (samples) do not count here: whoever lies chooses them. absent:
-how many more of the cohort have no vote; they are some of the attackers that a rule reckons with.
+Shapes: S clients of the cohort, N numbers of a tensor, D numbers of each client, B columns of a block that stays in the cache.
+Weights (samples) do not count in votes, because an attacker chooses its own. absent: how many more of the cohort have no vote;
+they are some of the attackers that a rule reckons with.
 """
 
 from __future__ import annotations

@@ -59,11 +59,11 @@ class PackedUpdate:
 
 def pack_updates(updates: Sequence[PartUpdate], manifest: Manifest) -> list[PackedUpdate]:
     """Read these columns of a cohort's updates from where they lie."""
-    return [PackedUpdate(each.client, each.weight, each.absent, pack(each.tensors, manifest)) for each in updates]
+    return [PackedUpdate(update.client, update.weight, update.absent, pack(update.tensors, manifest)) for update in updates]
 
 
 def _unpack_updates(columns: Sequence[PackedUpdate]) -> list[PartUpdate]:
-    return [PartUpdate(each.client, each.weight, unpack(each.tensors), each.absent) for each in columns]
+    return [PartUpdate(column.client, column.weight, unpack(column.tensors), column.absent) for column in columns]
 
 
 @dataclass(frozen=True)

@@ -159,10 +159,10 @@ class WorkerPool:
             self._cluster.close()
 
 
-def _check_versions(found: WorkerVersions) -> None:
+def _check_versions(versions: WorkerVersions) -> None:
     mine = version("attune-fl"), torch.__version__
-    if (found.attune, found.torch) != mine:
+    if (versions.attune, versions.torch) != mine:
         raise SettingError(
-            f"--lab: the cluster has attune-fl {found.attune} and torch {found.torch}, this server {mine[0]} and {mine[1]}: "
-            "install the same there, or results would differ"
+            f"--lab: the cluster has attune-fl {versions.attune} and torch {versions.torch}, this server {mine[0]} and "
+            f"{mine[1]}: install the same there, or results would differ"
         )

@@ -9,15 +9,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from attune.common.exchange.transform import ArrivalContext, DeviceContext, PartUpdate, Unchanged
 from attune.common.wire import int8, planes
 from attune.common.wire.checks import check_manifest
 from attune.common.wire.header import Manifest, TensorSpec
-from attune.common.wire.lazy import TensorSource
-from attune.common.wire.tensors import DTYPES, Tensors
+from attune.common.wire.tensors import DTYPES, Tensors, TensorSource
 
 _NARROW = {"bf16": ("F32", "BF16", torch.bfloat16)}
 AS_THEY_LIE = ("", *_NARROW)  # encodings whose tensors are the values themselves, perhaps in a narrower dtype
@@ -182,3 +182,24 @@ def _changes(
 
 def _on(base: torch.Tensor | None, change: torch.Tensor) -> torch.Tensor:
     return change if base is None else base + change
+
+
+class PartEncoding(Unchanged):
+    """Write a part as its order asks: bf16, int8 with error feedback, zstd (attune.common.exchange.encodings), or plain."""
+
+    name = "encoding"
+
+    def on_device(self, update: PartUpdate, context: DeviceContext) -> PartUpdate:
+        base = None if context.change else context.before
+        written = encode(update.tensors, context.encoding, base, context.owed)
+        context.errors |= written.errors
+        return replace(update, tensors=written.tensors)
+
+    def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
+        """Return the values. What is read as it lies in its blob stays: its dtypes are checked with its shapes."""
+        if context.encoding in AS_THEY_LIE:
+            return update
+        written, base = update.source, context.before if context.served else None
+        return replace(
+            update, tensors=decoded(written, written.manifest, context.encoding, context.manifest, base, context.who)
+        )
