@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+import attune
 from attune.common.plan import Plan
 from attune.fedserver.home import ServerHome
 from tests.e2e.harness import IN_AGGREGATION, Federation, run_to_the_end, tabular_shard
@@ -76,7 +77,7 @@ def test_a_device_takes_part_only_with_leave_and_with_the_package(
     lacking = federation.device(shards[1], *ALLOWED)
     assert lacking.code() == 2
     server.wait_for(f" ben takes no part: the plug-in {NAME} 0.1.0 is not installed here: pip install '{NAME}==0.1.0'")
-    assert federation.status()["round"] <= 1, "before any round was closed"
+    assert federation.status()["round"] == 0, "before round 1 was closed"
     federation.environment = with_package(without, site)
     allowed = federation.device(shards[1], *ALLOWED)
     assert (waiting.code(), allowed.code()) == (0, 0)
@@ -96,6 +97,13 @@ def test_a_killed_server_comes_to_the_bits_of_one_that_lived(
     undisturbed.environment = with_package(undisturbed.environment, site)
     run_to_the_end(undisturbed, shards, "--method", METHOD, *SMALL, device_flags=ALLOWED)
     assert digests(undisturbed) == digests(finished)
+
+
+def test_a_simulation_has_the_bits_of_the_network(finished: Federation, shards: list[Path], tmp_path: Path) -> None:
+    folders = [str(shard) for shard in shards]
+    attune.simulate(folders, METHOD, "dnn", 2, settings={"train.local_epochs": 1}, home=tmp_path)
+    simulated = {slot.key: slot.digest for slot in ServerHome(tmp_path / "server").snapshot().slots}
+    assert simulated == digests(finished)
 
 
 def test_commands_of_the_server_work_with_it(finished: Federation, site: Path) -> None:
