@@ -67,7 +67,7 @@ class OrderInProgress:
 
 
 class Device:
-    """Performs what the session decides."""
+    """Runner of one device: performs what the session decides."""
 
     def __init__(
         self, options: DeviceOptions, shard: LazyShard, store: Store, link: Link, console: Console, worker: Worker

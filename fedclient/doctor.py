@@ -41,7 +41,7 @@ class CheckResult:
 
 
 def examine(data: Path | None, server: str | None, home: Path | None, table: ReadOptions) -> Iterator[CheckResult]:
-    """Yield the results of all checks. Nothing is changed: no home is made, and the device does not enrol.
+    """Yield the results of all checks. The checks only read: they make no home and do not enrol the device.
 
     Raises:
         SettingError: The address is wrong.
@@ -208,7 +208,7 @@ def meant(home: Path | None, server: str | None, data: Sequence[str]) -> list[De
     Raises:
         NoModel: There is no home.
         SettingError: The address is wrong.
-        ShardError: A pattern matches nothing.
+        ShardError: A pattern matches no shard.
     """
     if home is not None:
         homes_found = [home, *sorted(home.glob("*/"))]

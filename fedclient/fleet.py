@@ -1,7 +1,7 @@
 """A hosted fleet: one device a shard in one process, each with its own identity, home, seeds and connection.
 
-The devices share an event loop and the one thread that tensors belong to (fedclient.work.worker); nothing else. An error
-that ends one of them leaves the others alone.
+The devices share only an event loop and the one thread that works on tensors (fedclient.work.worker). An error that ends
+one device does not affect the others.
 """
 
 from __future__ import annotations

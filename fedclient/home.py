@@ -39,7 +39,7 @@ class Identity:
 
 
 class DeviceHome:
-    """The layout of a device's folder. Nothing is created before `locked`."""
+    """The layout of a device's folder. `locked` creates the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

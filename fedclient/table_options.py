@@ -1,4 +1,4 @@
-"""Options about tables of `fedclient` and `fedserver simulate`. This module imports nothing heavy."""
+"""Options about tables of `fedclient` and `fedserver simulate`. This module imports no large library."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class GrpcChannel:
             return Broken(f"lost the server ({error.code().name.lower()}: {clean(error.details() or '')})", unavailable)
         if isinstance(error, TimeoutError):
             return Broken("the server has stopped answering")
-        # Nobody cancelled this task, so its call was: when the channel was given up.
+        # The call was cancelled, not this task: the channel was closed.
         return Broken(self._cut_by or "the connection was given up")
 
     async def cut(self, reason: str) -> None:

@@ -49,7 +49,7 @@ class ReceiveBuffer:
         """Append the next bytes.
 
         Raises:
-            LimitExceeded: They are more than announced; nothing of that frame is kept.
+            LimitExceeded: They are more than announced; the frame is not kept.
         """
         end = self.offset + len(frame)
         if end > self.size:

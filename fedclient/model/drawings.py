@@ -28,7 +28,7 @@ ENOUGH = 2.0  # equal shares: the scale ends no lower, so that an even spread lo
 
 @dataclass(frozen=True)
 class RolloutPanel:
-    """One model's rollout: maps (N, h, w), and the label it found for each image."""
+    """One model's rollout: maps (N, h, w), and the label that it predicts for each image."""
 
     title: str
     maps: npt.NDArray[np.float64]
