@@ -35,9 +35,9 @@ COLUMNS = ("data", "split", "method", "rounds", "updates", *(f"above_{size:g}" f
 def medians_of(method: str, split: str, devices: int, rounds: int) -> list[float]:
     """Return the norms of changes in medians of their cohort, for each part that an honest device hands in, in each round."""
     found: list[float] = []
-    real = checks.multiples
+    real = checks.above_bound
 
-    def multiples(norms: Mapping[str, float], multiple: float) -> dict[str, float]:
+    def kept(norms: Mapping[str, float], multiple: float) -> dict[str, float]:
         found.extend(real(norms, 1e-9).values())
         return real(norms, multiple)
 
@@ -45,7 +45,7 @@ def medians_of(method: str, split: str, devices: int, rounds: int) -> list[float
     parts = partition(load_dataset("digits"), kind, devices, 0, **SPLITS[split])
     shards = {f"device{n:02}": (*parts.arrays(n, "train"), *parts.arrays(n, "test")) for n in range(devices)}
     model, options = MODELS.get(method, ("dnn", {}))
-    with patch("attune.fedserver.lab.engine.multiples", multiples):
+    with patch.object(checks, "above_bound", kept):
         simulate(shards, method, model, rounds, 0, {**options, **OFF, **FAR}, executor="stacked", progress=False)
     return found
 

@@ -20,6 +20,16 @@ from attune.common.errors import DiskFull, LedgerBusy
 from attune.fedserver.core.policy import PATIENCE
 from attune.fedserver.ports.ledger import MemberLedger
 
+T = TypeVar("T")
+LOG = logging.getLogger("fedserver")
+PASSING = (*NO_SPACE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
+PASSED_OVER = (
+    f"let {PATIENCE} orders in a row run out: it is not asked before it reports progress or connects anew; look at its log, "
+    "and whether round.deadline_s is long enough for it"
+)
+SHOWN = 3  # names in a line of the log
+
 
 @dataclass(frozen=True)
 class Clock:
@@ -34,9 +44,6 @@ class Clock:
     monotonic: Callable[[], float] = time.monotonic
     unix: Callable[[], float] = time.time
     stands: bool = False
-
-
-T = TypeVar("T")
 
 
 class Turns:
@@ -83,11 +90,6 @@ class Turns:
                 return await work()
             finally:
                 self._began_at = None
-
-
-LOG = logging.getLogger("fedserver")
-PASSING = (*NO_SPACE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
 
 
 def can_pass(error: BaseException) -> bool:
@@ -141,16 +143,6 @@ class Troubles:
                 return result
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
-
-
-LOG = logging.getLogger("fedserver")
-PASSED_OVER = (
-    f"let {PATIENCE} orders in a row run out: it is not asked before it reports progress or connects anew; look at its log, "
-    "and whether round.deadline_s is long enough for it"
-)
-
-
-SHOWN = 3  # names in a line of the log
 
 
 class PassedOver:

@@ -21,10 +21,11 @@ from attune.common.wire.checks import check_finite, check_manifest, is_finite, s
 from attune.common.wire.tensors import BLOCK, DTYPES, TensorSource, TensorView, WatchedTensors
 
 NORM = "norm"  # of the change, among the facts of an update
+LEAST = 3  # updates of which there is a median that one of them does not decide
 
 
 class ShapeCheck(Unchanged):
-    """Refuse tensors of other names, dtypes or shapes than the part has. The dtypes of bf16 are allowed."""
+    """Check that an update has the names, dtypes and shapes of the part. The dtypes of bf16 are allowed."""
 
     name = "shapes"
 
@@ -37,7 +38,7 @@ class ShapeCheck(Unchanged):
 
 
 class FiniteCheck(Unchanged):
-    """Refuse an update that has a NaN or an infinite number, while it is read."""
+    """Check for NaN and infinite numbers, while the update is read."""
 
     name = "finite"
 
@@ -48,7 +49,7 @@ class FiniteCheck(Unchanged):
 
 
 class NormLimit(Unchanged):
-    """Refuse an update whose change has a larger L2 norm than the server allows."""
+    """Limit of the L2 norm of a change. A larger one is refused."""
 
     name = "norm-limit"
 
@@ -68,7 +69,7 @@ class NormLimit(Unchanged):
 
 
 def measured(update: PartUpdate, context: ArrivalContext) -> PartUpdate:
-    """Return the update so that the norm of its change is among its facts once all of it was read; taken once."""
+    """Return the update so that the norm of its change is among its facts once all of it was read. It is taken once."""
     if NORM in context.facts:
         return update
     context.facts[NORM] = 0.0
@@ -106,7 +107,7 @@ class _Finite(WatchedTensors):
 
 
 class ChangeNorm(WatchedTensors):
-    """Adds up the squares of the change from `served`, in float64, in the order in which the tensors are read."""
+    """Norm of the change from `served`, whose squares are added up in float64, in the order in which the tensors are read."""
 
     def __init__(self, source: TensorSource, served: TensorSource | None) -> None:
         super().__init__(source)
@@ -124,25 +125,22 @@ class ChangeNorm(WatchedTensors):
             self._square += squared_norm(wide_N if self._served is None else wide_N - served_N)
 
 
-LEAST = 3  # updates of which there is a median that one of them does not decide
-
-
-def middle(sizes: Iterable[float]) -> float:
-    """Return the lower median, which half of a cohort cannot raise; 0 for fewer than LEAST."""
+def cohort_median(sizes: Iterable[float]) -> float:
+    """Return the lower median, which half of a cohort cannot raise. Fewer than LEAST sizes give 0."""
     listed = list(sizes)
     return median_low(listed) if len(listed) >= LEAST else 0.0
 
 
-def multiples(norms: Mapping[str, float], multiple: float) -> dict[str, float]:
+def above_bound(norms: Mapping[str, float], multiple: float) -> dict[str, float]:
     """Return the clients above `multiple` medians, with how many medians that is.
 
     A median or a multiple of 0 bounds no client.
     """
-    median = middle(norms.values()) if multiple else 0.0
+    median = cohort_median(norms.values()) if multiple else 0.0
     return {name: norm / median for name, norm in norms.items() if norm > multiple * median} if median > 0 else {}
 
 
-def factor(medians: float, multiple: float) -> float:
+def bounding_factor(medians: float, multiple: float) -> float:
     """Return the factor for the delta of an update of so many medians, above `multiple`.
 
     The norm is reduced below the bound by as much as it was above it, but not below one median. So a little above counts nearly
@@ -152,14 +150,14 @@ def factor(medians: float, multiple: float) -> float:
     return max(min(1.0, multiple), 2 * multiple - medians) / medians
 
 
-def weights(samples: Mapping[str, float], multiple: float) -> dict[str, float]:
+def bounded_weights(samples: Mapping[str, float], multiple: float) -> dict[str, float]:
     """Return the weight of each update: its samples, at most `multiple` medians of those that are not 0."""
-    most = multiple * middle(count for count in samples.values() if count > 0) or math.inf
+    most = multiple * cohort_median(count for count in samples.values() if count > 0) or math.inf
     return {name: min(count, most) for name, count in samples.items()}
 
 
 class SampleBound(Unchanged):
-    """No update weighs more than `multiple` median sample counts of its cohort; 0: no bound."""
+    """Bound of an update's weight: `multiple` median sample counts of its cohort. A multiple of 0 is no bound."""
 
     name = "sample-bound"
 
@@ -167,15 +165,17 @@ class SampleBound(Unchanged):
         self._multiple = multiple
 
     def on_cohort(self, cohort: Cohort, context: RoundContext) -> Cohort:
-        weight = weights({update.client: update.weight for update in cohort.updates}, self._multiple)
+        weight = bounded_weights({update.client: update.weight for update in cohort.updates}, self._multiple)
         return replace(cohort, updates=tuple(replace(update, weight=weight[update.client]) for update in cohort.updates))
 
 
 class ChangeBound(Unchanged):
-    """No change is larger than `multiple` median norms of its cohort, and none above `no_vote` medians counts; 0: neither.
+    """Bound of a change's norm, in median norms of its cohort.
 
-    `said_above`: how many medians a change must have for the operator to hear of it. Clipping meets half of a cohort, round
-    after round.
+    Args:
+        multiple: A larger change is reduced to at most so many medians; 0: no bound.
+        no_vote: A change above so many medians does not count; 0: each counts.
+        said_above: The operator hears of changes above so many medians. Clipping meets half of a cohort, round after round.
     """
 
     name = "change-bound"
@@ -191,7 +191,7 @@ class ChangeBound(Unchanged):
         if not self._multiple:
             return cohort
         counted = [update for update in cohort.updates if update.weight > 0]
-        over = multiples({update.client: self._norm(update, context) for update in counted}, self._multiple)
+        over = above_bound({update.client: self._norm(update, context) for update in counted}, self._multiple)
         without = {name for name, medians in over.items() if context.votes and 0 < self._no_vote < medians}
         context.without_vote |= without
         for name, medians in over.items():
@@ -209,14 +209,19 @@ class ChangeBound(Unchanged):
     def _bounded(self, update: PartUpdate, over: Mapping[str, float], absent: int, context: RoundContext) -> PartUpdate:
         if update.client not in over:
             return replace(update, absent=absent)
-        bounded = Bounded(update.source, context.before(update.client), factor(over[update.client], self._multiple))
+        bounded = BoundedTensors(
+            update.source, context.before(update.client), bounding_factor(over[update.client], self._multiple)
+        )
         return replace(update, tensors=bounded, absent=absent)
 
 
-class Bounded(TensorView):
-    """served + factor * (update - served), tensor by tensor as it is read; integers stay as they are.
+class BoundedTensors(TensorView):
+    """Update of which the change is reduced as it is read: served + factor * (update - served). Integers stay as they are.
 
-    served: None where devices hand in changes.
+    Args:
+        source: The update.
+        served: What the device was served; None where devices hand in changes.
+        factor: From 0 to 1.
     """
 
     def __init__(self, source: TensorSource, served: TensorSource | None, factor: float) -> None:
@@ -224,7 +229,7 @@ class Bounded(TensorView):
         self._served, self._factor = served, factor
 
     def changed(self, name: str, piece_N: torch.Tensor, start: int) -> torch.Tensor:
-        """Return the bounded values, computed in float64: what is to be bounded may be near the end of its own range."""
+        """Return the reduced values, computed in float64, because a large update may be near the end of the range of its dtype."""
         if not piece_N.is_floating_point():
             return piece_N
         wide_N = piece_N.double()

@@ -1,4 +1,4 @@
-"""All that a server keeps of one federation, whatever keeps it: the seam behind which other stores are put."""
+"""Port of the storage of one federation. Another kind of store is an implementation of it."""
 
 from __future__ import annotations
 

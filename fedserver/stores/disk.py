@@ -28,7 +28,7 @@ OF_THE_HOME = ("certificates", "tokens", "refusals")  # tables that stay with th
 
 
 class DiskStorage:
-    """Implements ports.storage.Storage."""
+    """A server's storage in one folder of a disk: SQLite for the ledger, a file for each blob. See ports.storage.Storage."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._database = folder, folder / DATABASE_FILE

@@ -30,7 +30,7 @@ def digests(federation: Federation) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the package is installed; this process, which reads homes, finds it too."""
+    """Install the package, and yield its folder. This process finds it too, because it reads homes."""
     target = install(tmp_path_factory.mktemp("plugin"))
     sys.path.insert(0, str(target))
     yield target

@@ -51,7 +51,7 @@ def simulated(shards: dict[str, Path], *transforms: str) -> SimulationResult:
 
 
 def test_a_transform_is_called_on_devices_on_arrival_and_on_cohorts(shards: dict[str, Path], toys: ModuleType) -> None:
-    """What it does on the device it takes back on arrival, so that no bit of the models differs."""
+    """The arrival undoes what the device did, so no bit of the models differs."""
     assert simulated(shards, "scale").digests == simulated(shards).digests
     hooks = [hook for hook, _ in toys.CALLS]
     assert hooks[:3] != hooks[3:6], "each device trains and hands in, one after the other"

@@ -133,13 +133,13 @@ def test_a_newcomer_learns_from_a_change_that_would_have_no_vote(bench):
 
 @pytest.mark.parametrize(("medians", "multiple", "norm"), [(3.5, 3, 2.5), (5, 3, 1), (400, 3, 1), (1.5, 1, 1), (9, 0.5, 0.5)])
 def test_the_further_above_the_bound_the_less_it_counts_down_to_one_median(medians, multiple, norm):
-    assert checks.factor(medians, multiple) * medians == pytest.approx(norm)
+    assert checks.bounding_factor(medians, multiple) * medians == pytest.approx(norm)
 
 
 def test_half_of_a_cohort_cannot_raise_the_median():
-    assert checks.multiples({"a": 1.0, "b": 2.0, "x": 1e9, "y": 1e9}, 3.0) == {"x": 5e8, "y": 5e8}
-    assert checks.multiples({"a": 0.0, "b": 0.0, "x": 9.0}, 3.0) == {}, "who changed nothing bounds nobody"
-    assert checks.weights({"a": 0.0, "b": 3.0, "c": 4.0, "x": 1e15}, 5.0) == {"a": 0.0, "b": 3.0, "c": 4.0, "x": 20.0}
+    assert checks.above_bound({"a": 1.0, "b": 2.0, "x": 1e9, "y": 1e9}, 3.0) == {"x": 5e8, "y": 5e8}
+    assert checks.above_bound({"a": 0.0, "b": 0.0, "x": 9.0}, 3.0) == {}, "who changed nothing bounds nobody"
+    assert checks.bounded_weights({"a": 0.0, "b": 3.0, "c": 4.0, "x": 1e15}, 5.0) == {"a": 0.0, "b": 3.0, "c": 4.0, "x": 20.0}
 
 
 def test_a_bounded_round_survives_a_damaged_file_with_the_same_bits(bench):
@@ -208,7 +208,7 @@ def test_a_bounded_file_reads_the_same_whole_in_spans_and_in_blocks(bench):
     )
     base = TensorFile(tiny.blobs.open(served))
     with TensorFile(tiny.blobs.open(update)) as file:
-        found = checks.Bounded(Cast(file, manifest), base, 0.25)
+        found = checks.BoundedTensors(Cast(file, manifest), base, 0.25)
         for name in found:
             whole = found[name].view(-1)
             oracle = 2 + (np.arange(whole.numel(), dtype=np.float64) - 2) / 4
