@@ -229,7 +229,7 @@ class BoundedTensors(TensorView):
         self._served, self._factor = served, factor
 
     def changed(self, name: str, piece_N: torch.Tensor, start: int) -> torch.Tensor:
-        """Return the reduced values, computed in float64, because a large update may be near the end of the range of its dtype."""
+        """Return the reduced values, computed in float64: a large update may be near the end of the range of its dtype."""
         if not piece_N.is_floating_point():
             return piece_N
         wide_N = piece_N.double()
