@@ -139,7 +139,7 @@ class Coordinator:
         event = events.Reported(order.client, order.round, self.clock.monotonic(), order.work, loss)
         counts = await self.turn(self.handle, event)
         if counts is None:
-            # What follows from it could not be carried out. The update is durable: the round as it stands says its worth.
+            # A later step has failed, but the update is durable. So the present round decides whether it counts.
             taken = step(self._rules, self.round, event, self.clock.unix())
             self.round, counts = taken.state, events.Acknowledge(order.client, accepted=True) in taken.effects
         if (stage := self.activity.stage(order.client)) is not None and stage is not DeviceStage.ABSENT:
@@ -273,7 +273,7 @@ class Coordinator:
         return counts
 
     async def _open(self, work: WorkName, number: int, devices: Sequence[str]) -> None:
-        # Where the clock stands, one thing is done after the other and nobody is late: 0, no deadline.
+        # If the clock stands, devices work one after the other and none is late. 0 means no deadline.
         span_s = 0.0 if self.clock.stands else left_s(self._rules, self.round, self.clock.monotonic())
         await self.troubles.overcome(
             f"opening round {number}",
@@ -300,7 +300,7 @@ class Coordinator:
             self._closing_since = None
         if not await self.turn(self._commit, closing):
             return  # the step has failed: what the cohort sent stays for the next try
-        # Last, while the devices are at work already: deleting what a cohort sent takes time, and a restart does it too.
+        # This is last, while the devices already work, because deleting takes time. A restart does it too.
         await self._executors.disk(self.inbox.clear, number)
         fail_at(SERVER, number, "inbox-cleared")
 

@@ -46,10 +46,16 @@ HEADER_SLACK_BYTES = 1 << 16  # another writer's safetensors header may be longe
 
 
 class Engine:
-    """The aggregators of one federation over their vaults; `slots` is the durable state, empty for a new federation.
+    """Tensor work of one federation on the server: its aggregators, over the vaults that keep their state.
 
-    closed: how many rounds the state has taken in. area: what the names of blobs of state begin with that are written here.
-    served: where what is made to be served goes, if not beside the state. make: of what makes the aggregators.
+    Args:
+        plan: The plan of the federation.
+        slots: The durable state; empty for a new federation.
+        blobs: The store of state and of updates.
+        closed: The number of rounds that the state has taken in.
+        area: The first part of the names of the state's blobs.
+        served: The store of values that are made to be served; None: `blobs`.
+        make: The function that makes an aggregator.
     """
 
     def __init__(
@@ -73,7 +79,7 @@ class Engine:
         parts: list[PartKind] = [kind for kind in get_args(PartKind) if kind != "private" and kind in assignment.values()]
         version = closed + 1 if slots else 0
         self._vaults = {part: StateVault(blobs, part, slots, version, area) for part in parts}
-        # To be made anew: what they hold of a staged state goes with it.
+        # Aggregators are made again when a staged state is dropped, because they hold a part of it.
         self._make = partial(aggregators_for, configured, model, self._vaults.__getitem__, plan.seed, make)
         self._aggregators: dict[PartKind, Aggregator] = self._make()
         self._settings = configured.aggregators
@@ -81,7 +87,7 @@ class Engine:
         self._chains = {part: self._chain(part, transforms) for part in self._aggregators}
         self._growth = {part: growth_of(part, transforms) for part in self._aggregators}
         self._bounded: dict[str, float] = {}  # client -> medians, of the round closed last
-        self._without_vote: set[str] = set()  # of them, who did not count in some part
+        self._without_vote: set[str] = set()  # those of them that did not count in some part
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
         self._recipe: StateRecipe | None = None  # of the present state
         self._next_recipe: StateRecipe | None = None  # of the staged one
@@ -95,11 +101,11 @@ class Engine:
         self._generated: dict[tuple[str, str], Blob] = {}
         self._cold_start: dict[str, Blob] = {}
         self._generated_before: dict[tuple[str, str], Blob] = {}  # from the state before
-        self._keeps_generated = False  # somebody asks for changes from it
+        self._keeps_generated = False  # because deltas from it are served
         self._packing = Packing(blobs, self._write_served)
 
     def _chain(self, part: PartKind, transforms: Mapping[str, TransformSettings]) -> Chain:
-        """Return what happens to updates of a part: what bounds them against others, checks, the user's, and the encoding."""
+        """Return the transforms of a part: bounds within a cohort, checks on arrival, those of the plan, and the encoding."""
         settings = self._settings[part]
         said_above = max(settings.bound, settings.bound_change)  # clipping meets half of a cohort, round after round
         bounds = [SampleBound(settings.bound_samples), ChangeBound(settings.bound, settings.no_vote, said_above)]
@@ -275,11 +281,11 @@ class Engine:
         closes: dict[PartKind, Callable[[list[PartUpdate]], dict[str, float]]]
         votes = adaptation is None or adaptation.common  # what is fitted to a newcomer is its own
         if adaptation is None:
-            closes = {part: one.close_round for part, one in self._aggregators.items()}
+            closes = {part: aggregator.close_round for part, aggregator in self._aggregators.items()}
         else:
             chosen = {part: self._aggregators[part] for part in adaptation.returns}
-            closes = {p: one.close_round if votes else one.fit for p, one in chosen.items()}
-        # Whatever failed before, or was served by another process: who takes part is in the next state, and in its recipe.
+            closes = {part: aggregator.close_round if votes else aggregator.fit for part, aggregator in chosen.items()}
+        # An earlier try or another process may have served them. The next state and its recipe have all who take part.
         self._admit(self._admitted | {client: client in founders for client in entries})
         metrics: dict[str, float] = {}
         for part, close in sorted(closes.items()):
@@ -345,6 +351,6 @@ class Engine:
 
 
 def _end(context: ArrivalContext) -> None:
-    """Let what has seen all of an update have its say."""
-    for check in context.at_end:
-        check()
+    """Run what waits until all of an update was read, such as a check of its norm."""
+    for at_end in context.at_end:
+        at_end()
