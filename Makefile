@@ -84,7 +84,7 @@ fuzz: develop
 # Tests with the lowest versions that pyproject.toml allows: bytes, identity, server, and the wheel with a federation. Without
 # warnings, because old libraries use what newer ones deprecate.
 lowest: .venv-lowest/installed
-	$(LOWEST)/pytest $(PARALLEL) --disable-warnings tests/wire tests/identity tests/server tests/packaging
+	$(LOWEST)/pytest $(PARALLEL) --disable-warnings tests/common/wire tests/common/identity tests/fedserver tests/packaging
 
 .venv-lowest/installed: pyproject.toml constraints.txt constraints-lowest.txt
 	$(PYTHON) -m venv .venv-lowest
@@ -117,7 +117,7 @@ demo: install
 
 # Tests executor "ray" and `fedserver --lab ray` in clusters on this machine, with an own environment: some six minutes.
 ray: .venv-ray/installed
-	.venv-ray/bin/pytest tests/simulation/test_ray.py tests/cluster
+	.venv-ray/bin/pytest tests/simulation/test_ray.py tests/fedserver/lab/cluster
 
 .venv-ray/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray

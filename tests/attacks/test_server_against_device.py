@@ -16,7 +16,7 @@ from attune.common.plan import Plan
 from attune.fedclient.limits import OrderLimits, epochs_of
 from attune.fedserver.identity.authority import Authority
 from tests.fedclient.conftest import Bench, FakeServer, tabular_shard
-from tests.server.bench import plan
+from tests.fedserver.bench import plan
 
 Make = Callable[..., Bench]
 

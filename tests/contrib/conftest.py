@@ -1,5 +1,5 @@
 """Tasks on small models for tests of objectives."""
 
-from tests.objectives.conftest import make_task
+from tests.fedclient.work.objectives.conftest import make_task
 
 __all__ = ["make_task"]

@@ -73,3 +73,10 @@ def test_areas_of_tests_that_are_named_exist(page: Any, root: Path) -> None:
     named = set(re.findall(r"`tests/(\w+)`", page(PAGE).section("## Where things go")))
     assert len(named) >= 8
     assert named <= areas
+
+
+@pytest.mark.parametrize("package", ["common", "fedserver", "fedclient", "simulation", "contrib"])
+def test_folders_of_tests_mirror_the_product(package: str, root: Path) -> None:
+    folders = {path.parent.relative_to(root / "tests") for path in (root / "tests" / package).rglob("test_*.py")}
+    assert folders
+    assert {folder for folder in folders if not (root / folder / "__init__.py").is_file()} == set()

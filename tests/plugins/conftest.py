@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attune.common import plugins
-from tests.objectives.conftest import make_task
+from tests.fedclient.work.objectives.conftest import make_task
 
 __all__ = ["install", "make_task", "unregistered"]
 

@@ -2,7 +2,7 @@
 
 Its messages and calls come from the record, not from generated code. Every constant of the protocol (service names, the
 metadata key, the form of a digest, the TLS name, the keys of profile and metrics) is repeated here on purpose: our changes must
-not change this peer. The join token is parsed by `attune.common.identity`; tests/identity compares its derivation with a
+not change this peer. The join token is parsed by `attune.common.identity`; tests/common/identity compares its derivation with a
 recorded value.
 """
 

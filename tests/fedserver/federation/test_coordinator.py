@@ -1,0 +1,669 @@
+"""The coordinator: the order of its durable steps, and the waits for them, in memory and on disk, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from attune.common import aio
+from attune.common.errors import DiskFull, HomeMismatch, LedgerBusy
+from attune.common.exchange.messages import Hello, Order
+from attune.common.plan import Profile
+from attune.common.wire.files import TensorFile, write_tensors
+from attune.fedserver.core.messages import OrderId, Phase
+from attune.fedserver.core.planning import resolve
+from attune.fedserver.core.records import Report
+from attune.fedserver.executors import Executors
+from attune.fedserver.federation import steps
+from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.federation.members import Members
+from attune.fedserver.federation.streams import Stream
+from attune.fedserver.identity.registrar import Caller
+from attune.fedserver.lab.thread import ThreadLab
+from attune.fedserver.ports.blobs import Blobs, Damaged
+from attune.fedserver.ports.ledger import Certificate, Ledger
+from attune.fedserver.ports.storage import Storage
+from attune.fedserver.rpc.auth import ABOUT_ORDERS, Auth
+from attune.fedserver.rpc.health import watch
+from tests.fedserver.conftest import World, world_on_disk
+
+PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
+SETTINGS = {
+    "method": {"name": "local"},
+    "model": {"name": "mlr"},
+    "round": {"rounds": 2, "min_clients": 2, "evaluate_each_last": 0},
+}
+
+
+def hello(inline_bytes: int = 0, encodings: Sequence[str] = ()) -> Hello:
+    return Hello("test", msgspec.json.encode(PROFILE), tuple(encodings), inline_bytes)
+
+
+@dataclass
+class Server:
+    coordinator: Coordinator
+    members: Members
+    ledger: Ledger
+    storage: Storage
+
+    @property
+    def blobs(self) -> Blobs:
+        return self.storage.blobs
+
+    def connect(self, *names: str) -> list[Stream]:
+        return [self.members.connect(name, hello()) for name in names]
+
+    async def answer(self, order: OrderId) -> bool:
+        row = Report(round=order.round, work=order.work, client=order.client, samples=10, accuracy_before=0.5, test_samples=4)
+        self.coordinator.inbox.accept(order, row, {})
+        return await self.coordinator.report(order)
+
+    async def closed(self, rounds: int) -> None:
+        async with aio.timeout(20):
+            while (await self.ledger.snapshot()).record.round < rounds:  # noqa: ASYNC110 (the ledger tells nobody)
+                await asyncio.sleep(0.01)
+
+
+def process(world: World, scenario: Callable[[Server], Awaitable[None]], settings: Mapping[str, Any] = SETTINGS) -> None:
+    """Run `scenario` against a coordinator over the present state, as one process would."""
+
+    async def run() -> None:
+        ledger, executors = world.ledger(), Executors()
+        lab = ThreadLab(world.blobs, executors)
+        coordinator = Coordinator(ledger, world.blobs, lab, resolve(settings), "federation", executors)
+        for name in ("a", "b"):
+            if await ledger.device(name) is None:
+                await ledger.enrol(name, name, Certificate(name, name, "device", 1e12), 0.0)
+        try:
+            await coordinator.start()
+            await scenario(Server(coordinator, Members(coordinator, ledger), ledger, world.storage))
+        finally:
+            await coordinator.stop()
+            executors.shutdown()
+            await ledger.close()
+
+    aio.run(run())
+
+
+async def next_order(stream: Stream) -> Order:
+    async with aio.timeout(60):
+        while (message := await stream.next()) is not None:
+            if isinstance(message, Order):
+                return message
+    raise AssertionError("the stream ended without an order")
+
+
+def id_of(order: Order) -> OrderId:
+    return OrderId.parse(order.id, order.id.split("-", 2)[2])
+
+
+async def first_orders(server: Server) -> list[OrderId]:
+    return [id_of(await next_order(stream)) for stream in server.connect("a", "b")]
+
+
+def test_an_evaluation_begins_with_the_results_of_the_last_also_after_a_restart(world: World) -> None:
+    """Expect no prior after round 1; after round 2 it has the other device's result: (1 + 1) / (1 + 2).
+
+    One device answers before the restart with another result, which is for the next evaluation.
+    """
+    settings = SETTINGS | {"round": {"rounds": 2, "min_clients": 2, "evaluate_each_last": 2}}
+
+    async def found(server: Server, order: Order, best: float) -> None:
+        likelihood = {"likelihood_common": -300.0, "likelihood_local": best}
+        row = Report(round=order.round, work="evaluate", client=id_of(order).client, samples=10, **likelihood)
+        server.coordinator.inbox.accept(id_of(order), row, {})
+        await server.coordinator.report(id_of(order))
+
+    async def first(server: Server) -> None:
+        streams = server.connect("a", "b")
+        for stage in ("train", "evaluate", "train"):
+            orders = [await next_order(stream) for stream in streams]
+            assert [(order.work, order.prior) for order in orders] == [(stage, {})] * 2
+            for order in orders:
+                await (found(server, order, -1.0) if stage == "evaluate" else server.answer(id_of(order)))
+        orders = [await next_order(stream) for stream in streams]
+        assert all(order.prior == pytest.approx({"common": 1 / 3, "local": 2 / 3}) for order in orders)
+        await found(server, orders[0], -900.0)
+
+    async def second(server: Server) -> None:
+        [stream] = server.connect("b")
+        order = await next_order(stream)
+        assert (order.id, order.prior) == ("evaluate-2-b", pytest.approx({"common": 1 / 3, "local": 2 / 3}))
+
+    process(world, first, settings)
+    process(world, second, settings)
+
+
+def held_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Make the lab wait with aggregation until this event is set."""
+    go_on, aggregate = threading.Event(), server.coordinator.lab.aggregate
+
+    async def waits(*arguments: Any) -> Any:
+        await asyncio.to_thread(go_on.wait, 20)
+        return await aggregate(*arguments)
+
+    monkeypatch.setattr(server.coordinator.lab, "aggregate", waits)
+    return go_on
+
+
+def test_devices_connect_while_the_lab_takes_up_its_state_and_are_answered_after_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let a restarted server accept connections first: slow steps, such as torch's import, run beside the handshakes."""
+
+    async def first(server: Server) -> None:
+        await first_orders(server)
+
+    async def second() -> None:
+        ledger, executors = world.ledger(), Executors()
+        lab = ThreadLab(world.blobs, executors)
+        coordinator = Coordinator(ledger, world.blobs, lab, resolve(SETTINGS), "federation", executors)
+        go_on, start = asyncio.Event(), lab.start
+
+        async def waits(*arguments: Any) -> Any:
+            await go_on.wait()
+            return await start(*arguments)
+
+        monkeypatch.setattr(lab, "start", waits)
+        try:
+            resumed = coordinator.resume(await coordinator.restore())
+            streams = Server(coordinator, Members(coordinator, ledger), ledger, world.storage).connect("a", "b")
+            with pytest.raises(TimeoutError):
+                async with aio.timeout(0.1):
+                    await asyncio.shield(resumed)
+            assert not coordinator.ready.is_set() and coordinator.round.record.round == 0
+            go_on.set()
+            await resumed
+            assert [(await next_order(stream)).round for stream in streams] == [1, 1]
+        finally:
+            await coordinator.stop()
+            executors.shutdown()
+            await ledger.close()
+
+    process(world, first)
+    aio.run(second())
+
+
+def test_calls_about_orders_wait_until_the_orders_are_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def known(self: Auth, method: str, context: object) -> Caller:
+        return Caller("device", "a", "ab")
+
+    async def answer(request: object, context: object) -> str:
+        return "answered"
+
+    async def scenario() -> None:
+        ready, context = asyncio.Event(), SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1")
+        nobody = cast(Any, None)
+        auth = Auth(nobody, steps.Troubles(), nobody, nobody, ready)
+        assert await auth._wrap("/attune.v1.Federation/Connect", answer, None)(None, context) == "answered"
+        early = [asyncio.create_task(auth._wrap(method, answer, None)(None, context)) for method in ABOUT_ORDERS]
+        _, pending = await asyncio.wait(early, timeout=0.1)
+        assert pending == set(early), "an order that is not out yet would be called closed, and its update dropped"
+        ready.set()
+        assert await asyncio.gather(*early) == ["answered"] * len(early)
+
+    monkeypatch.setattr(Auth, "check", known)
+    aio.run(scenario())
+
+
+def test_a_round_closes_although_the_one_who_reported_last_has_gone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(server: Server) -> None:
+        first, second = await first_orders(server)
+        go_on = held_up(server, monkeypatch)
+        assert await server.answer(first)
+        last = asyncio.create_task(server.answer(second))
+        await asyncio.sleep(0)
+        last.cancel()
+        await asyncio.gather(last, return_exceptions=True)
+        go_on.set()
+        await server.closed(1)
+
+    process(world, scenario)
+
+
+def test_nobody_waits_for_the_aggregation_and_who_comes_meanwhile_is_welcome(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(server: Server) -> None:
+        orders = await first_orders(server)
+        go_on = held_up(server, monkeypatch)
+        async with aio.timeout(10):
+            assert [await server.answer(order) for order in orders] == [True, True]
+            assert server.coordinator.round.record.phase is Phase.AGGREGATING
+            assert await server.answer(orders[0]), "sending again is answered as before"
+            [again] = server.connect("a")
+            await server.coordinator.turn(asyncio.sleep, 0)  # the welcome was queued before
+            assert "a" in server.coordinator.round.connected
+        go_on.set()
+        assert (await next_order(again)).round == 2
+
+    process(world, scenario)
+
+
+def test_devices_that_come_back_at_once_get_their_orders_in_one_step(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expect one step for the cohort, because served values are made for all of it; a step each would take quadratic time."""
+    opened: list[tuple[str, ...]] = []
+
+    async def scenario(server: Server) -> None:
+        await first_orders(server)
+        original = server.coordinator._orders.open
+
+        async def counted(*arguments: Any) -> None:
+            opened.append(tuple(arguments[-1]))
+            await original(*arguments)
+
+        monkeypatch.setattr(server.coordinator._orders, "open", counted)
+        again = server.connect("a", "b")
+        assert [(await next_order(stream)).round for stream in again] == [1, 1]
+
+    process(world, scenario)
+    assert opened == [("a", "b")]
+
+
+@pytest.mark.parametrize("error", [LedgerBusy("locked"), DiskFull("no room"), OSError(24, "Too many open files")])
+@pytest.mark.parametrize("step", ["lab.aggregate", "ledger.commit_round", "ledger.put_record"])
+def test_what_can_pass_is_tried_again_and_said(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: Exception, step: str
+) -> None:
+    monkeypatch.setattr(steps, "FIRST_DELAY_S", 0.01)
+    said: list[str] = []
+
+    async def scenario(server: Server) -> None:
+        orders = await first_orders(server)
+        owner, name = step.split(".")
+        target = {"lab": server.coordinator.lab, "ledger": server.ledger}[owner]
+        original, left = getattr(target, name), [3]
+
+        async def fails(*arguments: Any, **more: Any) -> Any:
+            said.extend(server.coordinator.troubles.lines)
+            if left[0]:
+                left[0] -= 1
+                raise error
+            return await original(*arguments, **more)
+
+        monkeypatch.setattr(target, name, fails)
+        for order in orders:
+            await server.answer(order)
+        await server.closed(1)
+        assert not server.coordinator.finished.is_set()
+        assert server.coordinator.troubles.lines == []
+        assert any(str(error) in line for line in said), said
+
+    process(world, scenario)
+
+
+def test_a_step_that_fails_has_not_happened_and_a_restart_tries_it_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(server: Server) -> None:
+        orders = await first_orders(server)
+
+        async def broken(*_: Any) -> Any:
+            raise ZeroDivisionError("by zero")
+
+        monkeypatch.setattr(server.coordinator.lab, "aggregate", broken)
+        assert [await server.answer(order) for order in orders] == [True, True]
+        async with aio.timeout(20):
+            await server.coordinator.finished.wait()
+        record = (await server.ledger.snapshot()).record
+        assert (record.phase, record.round) == (Phase.FAILED, 0)
+        assert "by zero" in record.reason
+        assert await server.answer(orders[0]), "it is in the inbox, and counts"
+
+    async def restarted(server: Server) -> None:
+        await server.closed(1)
+        rows = (await server.ledger.snapshot()).rows
+        assert [(row.round, row.client) for row in rows] == [(1, "a"), (1, "b")]
+        assert [order.round for order in await first_orders(server)] == [2, 2]
+
+    process(world, fails)
+    monkeypatch.undo()
+    process(world, restarted)
+
+
+def test_damage_found_in_mid_run_ends_the_server_and_a_restored_file_continues(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Damage a slot that no round has touched for long: it is read for the first time when its device is served."""
+
+    async def damaged(server: Server) -> None:
+        orders = await first_orders(server)
+
+        async def broken(*_: Any) -> Any:
+            raise Damaged("state/attended.client~a.1.safetensors is damaged")
+
+        monkeypatch.setattr(server.coordinator.lab, "serve", broken)
+        for order in orders:
+            await server.answer(order)
+        async with aio.timeout(20):
+            await server.coordinator.unusable.wait()
+        assert server.coordinator.error is not None
+        assert (server.coordinator.error.exit_code, str(server.coordinator.error)) == (
+            4,
+            "state/attended.client~a.1.safetensors is damaged",
+        )
+
+    async def restored(server: Server) -> None:
+        assert [order.round for order in await first_orders(server)] == [2, 2]
+
+    process(world, damaged)
+    monkeypatch.undo()
+    process(world, restored)
+
+
+def test_the_operator_is_told_who_is_passed_over_until_it_is_asked_again(world: World) -> None:
+    """Let two orders in a row expire; then a progress report shows that the device works."""
+
+    async def note(server: Server) -> str:
+        device = await server.ledger.device("b")
+        assert device is not None
+        return device.note
+
+    async def scenario(server: Server) -> None:
+        answering, hanging = server.connect("a", "b")
+        for _ in range(3):  # the first round opens before "b" joins
+            await server.answer(id_of(await next_order(answering)))
+        last = await next_order(answering)  # from the first round that does not ask the device that hangs
+        assert "not asked" in await note(server)
+        assert "2 orders in a row" in await note(server)
+        assert ((await next_order(hanging)).round, last.round) == (2, 4)
+        assert server.coordinator.round.record.devices == ("a",)
+        server.members.disconnect(hanging)
+        server.connect("b")
+        await server.answer(id_of(last))
+        assert (await next_order(answering)).round == 5
+        assert server.coordinator.round.record.devices == ("a", "b")
+        assert await note(server) == ""
+
+    process(world, scenario, SETTINGS | {"round": {"rounds": 9, "min_clients": 1, "quorum": 1, "deadline_s": 1.0}})
+
+
+def test_an_update_in_the_inbox_is_accepted_although_the_step_after_it_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Expect this, because a late answer would delete the update from the inbox."""
+
+    async def fails(server: Server) -> None:
+        orders = await first_orders(server)
+
+        async def broken(*_: Any) -> None:
+            raise ZeroDivisionError("by zero")
+
+        monkeypatch.setattr(server.ledger, "put_record", broken)
+        assert [await server.answer(order) for order in orders] == [True, True]
+        assert server.coordinator.round.record.phase is Phase.FAILED
+
+    async def restarted(server: Server) -> None:
+        await server.closed(1)
+        assert [(row.round, row.client) for row in (await server.ledger.snapshot()).rows] == [(1, "a"), (1, "b")]
+
+    process(world, fails)
+    monkeypatch.undo()
+    process(world, restarted)
+
+
+def test_an_update_that_comes_while_the_round_closes_is_late_and_leaves_no_row(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(server: Server) -> None:
+        first, second = await first_orders(server)
+        go_on = held_up(server, monkeypatch)
+        await server.members.excuse("b", "no memory")
+        assert await server.answer(first)
+        assert not await server.answer(second)
+        go_on.set()
+        await server.closed(1)
+        assert [(row.round, row.client) for row in (await server.ledger.snapshot()).rows] == [(1, "a")]
+
+    process(world, scenario, {**SETTINGS, "round": {"rounds": 2, "min_clients": 2, "quorum": 1}})
+
+
+def test_a_newer_stream_of_a_device_takes_its_orders_over(world: World) -> None:
+    async def scenario(server: Server) -> None:
+        old, _ = server.connect("a", "b")
+        order = await next_order(old)
+        [new] = server.connect("a")
+        assert (await next_order(new)).id == order.id
+        server.members.disconnect(old)
+        await server.coordinator.turn(asyncio.sleep, 0)
+        device = await server.ledger.device("a")
+        assert device is not None and device.connected, "the end of the old stream changes nothing"
+        assert "two processes use its identity" in device.note
+        server.members.disconnect(new)
+        await server.coordinator.turn(asyncio.sleep, 0)
+        device = await server.ledger.device("a")
+        assert device is not None and not device.connected
+
+    process(world, scenario)
+
+
+def test_a_device_never_sampled_is_fitted_after_the_end_to_what_it_is_served(world: World) -> None:
+    """Use a device that starts from its own state, while its untrained tensors must be the federation's."""
+    rounds = {"rounds": 1, "min_clients": 2, "clients": 1, "train": "all", "adapt_rounds": 1}
+    settings = {"method": {"name": "fedper"}, "model": {"name": "dnn"}, "round": rounds}
+
+    async def scenario(server: Server) -> None:
+        coordinator = server.coordinator
+        streams = dict(zip("ab", server.connect("a", "b"), strict=True))
+        for _ in ("train", "evaluate"):
+            for name, stream in streams.items():
+                order = await next_order(stream)
+                served = (await coordinator.lab.serve([name]))[name]["shared"]
+                row = Report(round=order.round, work=order.work, client=name, samples=10, accuracy_before=0.5, test_samples=4)
+                part = server.blobs.put(f"uploads/{name}", server.blobs.get(served.name))
+                coordinator.inbox.accept(id_of(order), row, {"shared": part} if order.returns else {})
+                assert await coordinator.report(id_of(order))
+            await server.closed(1)
+        [newcomer] = {"a", "b"} - set(coordinator.round.record.last_cohort)
+        order = await next_order(streams[newcomer])
+        assert (order.id, order.trains, order.returns) == (f"train-2-{newcomer}", ("private",), ())
+        assert [ref.part for ref in order.downloads] == ["shared"]
+        assert (await server.ledger.snapshot()).record.adapting == {newcomer: 0}
+
+    process(world, scenario, settings)
+
+
+def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kill the server between the last update and the commit, and flip a bit of an update. The state has the same bits."""
+    settings = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
+
+    def on_disk(name: str) -> World:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return world_on_disk(tmp_path / name)
+
+    async def hand_in(server: Server, order: OrderId) -> bool:
+        served = (await server.coordinator.lab.serve([order.client]))[order.client]["shared"]
+        with TensorFile(server.blobs.open(served)) as file:
+            trained = {name: tensor + len(order.client) for name, tensor in file.items()}
+        part = write_tensors(partial(server.blobs.create, f"uploads/{order.client}"), trained)
+        row = Report(round=order.round, work=order.work, client=order.client, samples=10)
+        server.coordinator.inbox.accept(order, row, {"shared": part})
+        return await server.coordinator.report(order)
+
+    async def state(server: Server) -> list[str]:
+        await server.closed(1)
+        return [slot.digest for slot in (await server.ledger.snapshot()).slots]
+
+    found: list[list[str]] = []
+
+    async def undamaged(server: Server) -> None:
+        assert [await hand_in(server, order) for order in await first_orders(server)] == [True, True]
+        found.append(await state(server))
+
+    async def killed(server: Server) -> None:
+        orders = await first_orders(server)
+        commit = server.ledger.commit_round
+
+        async def never(*_: Any) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(server.ledger, "commit_round", never)
+        assert [await hand_in(server, order) for order in orders] == [True, True]
+        monkeypatch.setattr(server.ledger, "commit_round", commit)
+
+    async def only_a_is_asked_again(server: Server) -> None:
+        assert server.coordinator.round.record.phase is Phase.TRAINING
+        streams = server.connect("a", "b")
+        assert await hand_in(server, id_of(await next_order(streams[0])))
+        found.append(await state(server))
+
+    process(on_disk("one"), undamaged, settings)
+    process(on_disk("two"), killed, settings)
+    path = tmp_path / "two" / "inbox" / "train-1-a" / "shared.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    process(on_disk("two"), only_a_is_asked_again, settings)
+    assert found[0] == found[1]
+
+
+def test_the_watchdog_barks_at_a_step_without_headway_and_is_quiet_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(server: Server) -> None:
+        told: asyncio.Queue[tuple[bool, list[str]]] = asyncio.Queue()
+
+        def tell(healthy: bool) -> None:
+            told.put_nowait((healthy, server.coordinator.troubles.lines))
+
+        orders = await first_orders(server)
+        go_on = held_up(server, monkeypatch)
+        watching = asyncio.create_task(watch(server.coordinator, 0.1, tell))
+        for order in orders:
+            await server.answer(order)
+        async with aio.timeout(20):
+            healthy, lines = await told.get()
+            assert not healthy and "aggregating has made no headway" in lines[0]
+            go_on.set()
+            assert await told.get() == (True, [])
+        watching.cancel()
+
+    process(world, scenario)
+
+
+def test_work_in_turns_is_done_in_the_order_asked_and_carried_through() -> None:
+    from attune.fedserver.federation.steps import Turns
+
+    async def scenario() -> None:
+        turns, done = Turns(), []
+
+        def work(name: str) -> Callable[[], Coroutine[Any, Any, None]]:
+            async def do() -> None:
+                await asyncio.sleep(0.01)
+                done.append(name)
+
+            return do
+
+        callers = [asyncio.create_task(turns.take(work(name))) for name in "abc"]
+        await asyncio.sleep(0)
+        callers[1].cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
+        await turns.take(work("d"))
+        assert done == ["a", "b", "c", "d"]
+        assert turns.busy_s == 0.0
+
+    aio.run(scenario())
+
+
+def test_a_ledger_that_is_older_than_the_state_is_refused_and_nothing_is_swept_away(world: World) -> None:
+    """Use a ledger as after a damaged journal of the database, or from a backup of the database alone."""
+
+    async def two_rounds(server: Server) -> None:
+        a, b = server.connect("a", "b")
+        for number in (1, 2):
+            for stream in (a, b):
+                assert await server.answer(id_of(await next_order(stream)))
+            await server.closed(number)
+
+    process(world, two_rounds)
+    blobs = [name for name in world.blobs.names("") if name.startswith(("state/", "inbox/"))]
+
+    async def older() -> None:
+        ledger = world.ledger()
+        record = (await ledger.snapshot()).record
+        await ledger.put_record(msgspec.structs.replace(record, round=0))
+        await ledger.close()
+
+    aio.run(older())
+    with pytest.raises(HomeMismatch, match="of a later one"):
+        process(world, two_rounds)
+    assert [name for name in world.blobs.names("") if name.startswith(("state/", "inbox/"))] == blobs
+
+
+def test_latecomers_that_answer_at_the_same_time_all_have_their_rows(world: World) -> None:
+    """Commit each answer after the end by itself, while others arrive on other threads."""
+
+    async def scenario(server: Server) -> None:
+        for name in ("c", "d"):
+            await server.ledger.enrol(name, name, Certificate(name, name, "device", 1e12), 0.0)
+        streams = server.connect("a", "b")
+        for stream in (*streams, *streams):
+            await server.answer(id_of(await next_order(stream)))
+        assert (await server.ledger.snapshot()).record.phase is Phase.DONE
+        orders = [id_of(await next_order(stream)) for stream in server.connect("c", "d")]
+        inbox, clear = server.coordinator.inbox, server.coordinator.inbox.clear_evaluation
+
+        def answered_meanwhile(number: int, clients: Iterable[str]) -> None:
+            inbox.clear_evaluation = clear  # type: ignore[method-assign]
+            inbox.accept(orders[1], Report(round=1, work="evaluate", client="d", samples=10), {})
+            clear(number, clients)
+
+        inbox.clear_evaluation = answered_meanwhile  # type: ignore[method-assign]
+        inbox.accept(orders[0], Report(round=1, work="evaluate", client="c", samples=10), {})
+        assert await server.coordinator.report(orders[0]) and await server.coordinator.report(orders[1])
+        rows = (await server.ledger.snapshot()).rows
+        assert sorted(row.client for row in rows if row.work == "evaluate") == ["a", "b", "c", "d"]
+
+    process(world, scenario, {"method": {"name": "local"}, "model": {"name": "mlr"}, "round": {"rounds": 1, "min_clients": 2}})
+
+
+EQUAL = pytest.approx({"common": 0.5, "local": 0.5})
+WEIGHS = {
+    "method": {"name": "local"},
+    "model": {"name": "mlr"},
+    "round": {"rounds": 3, "min_clients": 2, "evaluate_each_last": 2},
+}
+
+
+async def until(server: Server, streams: Sequence[Stream], work: str, number: int, losses: Mapping[int, float]) -> list[Order]:
+    """Return the orders of this work and round. In answers to earlier ones the model trained alone is far likelier."""
+    while True:
+        orders = [await next_order(stream) for stream in streams]
+        if (orders[0].work, orders[0].round) == (work, number):
+            return orders
+        for order in orders:
+            found = {"likelihood_common": -80.0, "likelihood_local": -1.0} if order.work == "evaluate" else {}
+            row = Report(round=order.round, work=order.work, client=id_of(order).client, samples=10, **found)
+            server.coordinator.inbox.accept(id_of(order), row, {})
+            await server.coordinator.report(id_of(order), losses.get(order.round) if order.work == "train" else None)
+
+
+def test_what_was_found_of_a_state_that_was_taken_back_has_no_say(world: World) -> None:
+    async def scenario(server: Server) -> None:
+        orders = await until(server, server.connect("a", "b"), "evaluate", 3, {1: 1.0, 2: 1.0, 3: 1000.0})
+        assert "the state after round 2 was taken back" in (await server.ledger.snapshot()).record.setback
+        assert [dict(order.prior) for order in orders] == [{}, {}]
+
+    process(world, scenario, WEIGHS)
+
+
+def test_who_is_revoked_has_no_say_any_more_in_this_process_as_in_the_next(world: World) -> None:
+    async def revoked(server: Server) -> None:
+        told = await until(server, server.connect("a", "b"), "evaluate", 3, {})
+        assert all(order.prior["local"] > 0.6 for order in told)
+        await server.ledger.update_device("a", revoked=True)
+        await server.coordinator.turn(server.coordinator.expel, "a")
+        assert (await next_order(*server.connect("b"))).prior == EQUAL, "nobody else has voted"
+
+    async def restarted(server: Server) -> None:
+        assert (await next_order(*server.connect("b"))).prior == EQUAL
+
+    process(world, revoked, WEIGHS)
+    process(world, restarted, WEIGHS)

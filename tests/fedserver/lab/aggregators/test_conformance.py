@@ -1,0 +1,203 @@
+"""Requirements of every aggregator, whatever it computes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from attune.common.errors import UpdateRefused
+from attune.common.exchange.transform import PartUpdate
+from attune.common.wire.files import TensorFile, read_tensors, write_tensors
+from attune.fedserver.lab.aggregators.base import MemoryVault
+from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
+from tests.fedserver.lab.aggregators.conftest import KINDS, SHAPES
+
+SAMPLES = {"ann": 30, "bob": 10, "cyd": 60}
+
+
+def test_order_of_arrival_does_not_matter(bench, new_bench, identical):
+    other = new_bench(bench.kind)
+    for number in range(3):
+        first = bench.play(number, SAMPLES)
+        second = other.play(number, dict(reversed(SAMPLES.items())))
+        assert first == second
+    assert identical(bench.state(), other.state())
+
+
+def test_the_same_round_gives_the_same_bits(bench, new_bench, identical):
+    other = new_bench(bench.kind)
+    bench.play(1, SAMPLES)
+    other.play(1, SAMPLES)
+    assert identical(bench.state(), other.state())
+    assert all(identical(bench.served(client), other.served(client)) for client in SAMPLES)
+
+
+def test_a_restart_in_mid_run_continues_bit_for_bit(bench, new_bench, identical):
+    restarted = new_bench(bench.kind)
+    for number, samples in enumerate([SAMPLES, {"ann": 5, "cyd": 7}, SAMPLES, {"bob": 10}]):
+        bench.play(number, samples)
+        restarted.play(number, samples)
+        restarted.reopen()
+    assert identical(bench.state(), restarted.state())
+    assert all(identical(bench.served(client), restarted.served(client)) for client in [*SAMPLES, "dot"])
+
+
+def test_training_changes_what_is_served(bench, identical):
+    before = bench.served("ann")
+    bench.play(0, SAMPLES)
+    assert not identical(before, bench.served("ann"))
+
+
+def test_no_updates_and_updates_of_no_samples_change_nothing(bench, identical):
+    bench.play(0, SAMPLES)
+    before = bench.state()
+    assert bench.aggregator.close_round([]) == {}
+    assert bench.play(1, {"ann": 0, "bob": 0}) == {}
+    assert identical(before, bench.state())
+
+
+def test_a_client_of_no_samples_counts_nothing_beside_others(bench, new_bench, identical):
+    other = new_bench(bench.kind)
+    bench.play(0, {"ann": 30, "bob": 0})
+    other.play(0, {"ann": 30})
+    assert identical(bench.state(), other.state())
+
+
+def test_a_cohort_of_one_works(bench):
+    bench.play(0, {"ann": 30})
+    assert all(torch.isfinite(tensor).all() for tensor in bench.served("ann").values())
+
+
+def test_zero_change_from_everyone_keeps_values(bench):
+    """Check for closeness only, because SGD with decay and without a gradient still decays."""
+    before = bench.served("ann")
+    bench.play(0, SAMPLES, zero=True)
+    after = bench.served("ann")
+    assert all(torch.allclose(before[name], after[name], rtol=1e-3, atol=1e-3) for name in before)
+
+
+def test_a_late_joiner_is_served_at_once_and_can_take_part(bench):
+    for number in range(2):
+        bench.play(number, SAMPLES)
+    first = bench.served("zoe")
+    assert {name: tensor.shape for name, tensor in first.items()} == {n: t.shape for n, t in bench.served("ann").items()}
+    bench.play(3, {"ann": 30, "zoe": 10})
+    assert any(not torch.equal(first[name], tensor) for name, tensor in bench.served("zoe").items())
+
+
+def test_a_client_that_never_returns_holds_nobody_up(bench):
+    bench.play(0, SAMPLES)
+    for number in range(1, 4):
+        bench.play(number, {"ann": 30, "cyd": 60})
+    assert all(torch.isfinite(tensor).all() for tensor in bench.served("bob").values())
+
+
+def test_what_a_stranger_is_served_is_whole_and_follows_from_the_state_alone(bench, new_bench, identical):
+    other = new_bench(bench.kind)
+    assert identical(bench.cold_start(), other.cold_start())
+    for number, samples in enumerate([SAMPLES, {"bob": 3, "cyd": 5}]):
+        bench.served(f"visitor{number}")
+        bench.play(number, samples)
+        other.play(number, samples)
+        other.reopen()
+        before = other.state()
+        assert identical(bench.cold_start(), other.cold_start())
+        assert identical(before, other.state()), "nobody was admitted, nothing was written"
+        assert {name: (t.shape, t.dtype) for name, t in bench.cold_start().items()} == {
+            name: (t.shape, t.dtype) for name, t in bench.served("ann").items()
+        }
+
+
+def test_a_newcomer_to_a_trained_federation_is_served_what_a_stranger_is(bench, identical):
+    if bench.kind == "hypernetwork-fixed":
+        pytest.skip("embeddings that are never trained have no mean: everybody keeps a draw of their own")
+    start = bench.cold_start()
+    bench.served("early")
+    bench.play(0, SAMPLES)
+    bench.play(1, {"ann": 2, "bob": 1})
+    assert not identical(start, bench.cold_start())
+    assert identical(bench.served("zoe"), bench.cold_start())
+    assert identical(bench.served("early"), bench.cold_start()), "who was only evaluated is a newcomer too"
+
+
+def test_admitting_again_changes_nothing(bench, identical):
+    bench.play(0, SAMPLES)
+    before = bench.served("zoe")
+    bench.aggregator.admit("zoe")
+    bench.aggregator.admit("ann")
+    assert identical(before, bench.served("zoe"))
+
+
+def test_two_updates_of_one_client_are_refused(bench, identical):
+    before = bench.state()
+    update = bench.update(0, "ann", 3)
+    with pytest.raises(UpdateRefused, match="ann"):
+        bench.aggregator.close_round([update, update])
+    assert identical(before, bench.state())
+
+
+def test_a_failure_while_reading_leaves_the_state_as_it_was(bench, new_bench, identical):
+    other = new_bench(bench.kind)
+    bench.play(0, SAMPLES)
+    other.play(0, SAMPLES)
+    before = bench.state()
+    whole = bench.update(1, "ann", 3)
+    with pytest.raises(KeyError):
+        bench.aggregator.close_round([whole, PartUpdate("bob", 3, {"blocks.0.qkv.weight": torch.zeros(6, 4)})])
+    assert identical(before, bench.state())
+    bench.play(2, SAMPLES)
+    other.play(2, SAMPLES)
+    assert identical(bench.state(), other.state())
+
+
+def sent(tensors, folder):
+    """Return tensors as they come out of another process: through the bytes of a file."""
+    write_tensors(folder / "sent", tensors)
+    return read_tensors(folder / "sent")
+
+
+def test_a_round_can_be_carried_out_by_others_in_pieces(bench, new_bench, identical, tmp_path, monkeypatch):
+    """Take the partials from a second aggregator over an empty vault, in the opposite order, and the values likewise."""
+    if isinstance(bench.aggregator, Hypernetwork):
+        pytest.skip("its rounds are carried out whole")
+    alone = new_bench(bench.kind)
+    one = bench.aggregator
+    asked = []
+    combine = one.combine
+
+    def elsewhere():
+        return KINDS[bench.kind](MemoryVault())
+
+    def partials_from_elsewhere(unit, partials, updates):
+        found = {block: sent(elsewhere().partial(block, updates), tmp_path) for block in reversed(unit.blocks)}
+        asked.append(unit.name)
+        return sent(combine(unit, [found[block] for block in unit.blocks], updates), tmp_path)
+
+    def values_from_elsewhere(block, combined, updates):
+        for key, name, value in elsewhere().apply(block, combined, updates):
+            yield key, name, sent({"value": value}, tmp_path)["value"]
+
+    monkeypatch.setattr(one, "partial", lambda block, updates: {})
+    monkeypatch.setattr(one, "combine", partials_from_elsewhere)
+    if not any(unit.applied_here for unit in one.units()):
+        monkeypatch.setattr(one, "apply", values_from_elsewhere)
+    for number, samples in enumerate([SAMPLES, {"ann": 5, "cyd": 7}]):
+        assert alone.play(number, samples) == bench.play(number, samples)
+    assert asked == 2 * [unit.name for unit in one.units()]
+    assert sorted({name for unit in one.units() for block in unit.blocks for name in block.names}) == sorted(SHAPES)
+    assert identical(bench.state(), alone.state())
+
+
+def test_blocks_are_read_from_files_as_from_memory(bench, new_bench, identical, tmp_path):
+    other = new_bench(bench.kind)
+    for number in range(2):
+        with ExitStack() as opened:
+            updates = []
+            for client, samples in SAMPLES.items():
+                update = bench.update(number, client, samples)
+                write_tensors(tmp_path / client, update.tensors)
+                updates.append(PartUpdate(client, samples, opened.enter_context(TensorFile(tmp_path / client))))
+            assert bench.aggregator.close_round(updates) == other.play(number, SAMPLES)
+    assert identical(bench.state(), other.state())

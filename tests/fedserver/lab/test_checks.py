@@ -1,0 +1,220 @@
+"""Bound of one update relative to its cohort's others: against a float64 oracle, and bit for bit if no bound applies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from attune.common.wire.files import TensorFile
+from attune.common.wire.tensors import Cast
+from attune.fedserver.core.adaptation import AdaptationSpec
+from attune.fedserver.lab import checks
+from attune.fedserver.lab.vault import name_of
+from tests.fedserver.bench import Bench, plan
+
+UNBOUNDED = {"bound_change": 0.0, "bound_samples": 0.0}
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return lambda *what, **options: Bench(tmp_path / f"{len(list(tmp_path.iterdir()))}", plan(*what, **options))
+
+
+def numbers(tiny, client="a"):
+    """Return all served numbers of a client in float64."""
+    parts = tiny.engine.serve([client])[client]
+    return np.concatenate([t.double().numpy().ravel() for p in sorted(parts) for t in tiny.read(parts[p]).values()])
+
+
+def flat(tiny, value):
+    return np.full(sum(int(np.prod(s.shape)) for s in tiny.engine.manifests["shared"].values()), np.float64(np.float32(value)))
+
+
+@pytest.mark.parametrize("value", [1e30, -3e38, 50.0, 3.5])
+def test_one_extreme_of_four_moves_the_mean_no_further_than_others(bench, value):
+    tiny = bench()
+    start, said = numbers(tiny), {"ann": (1.0, 10), "bob": (1.5, 30), "carl": (0.5, 20), "eve": (value, 20)}
+    rows = {name: flat(tiny, each) - start for name, (each, _) in said.items()}
+    median = sorted(np.linalg.norm(row) for row in rows.values())[1]
+    for name, row in rows.items():
+        norm = np.linalg.norm(row)
+        rows[name] = row if norm <= 3 * median else row * max(median, 6 * median - norm) / norm
+    expected = start + sum(rows[name] * samples for name, (_, samples) in said.items()) / 80
+    tiny.close(**said)
+    assert np.allclose(numbers(tiny), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_outcome_names_whose_change_was_bounded(bench):
+    tiny = bench()
+    entries = {name: tiny.entry(name, value, 10) for name, value in (("ann", 1.0), ("bob", 1.1), ("eve", 1000.0))}
+    outcome = tiny.engine.aggregate(entries)
+    assert outcome.bounded.keys() == {"eve"}
+    assert outcome.bounded["eve"] > 300
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedtp", "fedmcsa", "fedamp"])
+def test_within_the_bounds_every_bit_is_as_without_them(bench, method):
+    found = []
+    for options in ({}, UNBOUNDED):
+        tiny = bench(method, "vit", **options)
+        start = tiny.engine.serve(["a", "b", "c"])
+        assert start
+        tiny.close(a=(0.5, 20), b=(0.51, 30), c=(0.52, 25))
+        found.append((tiny.digests(("a", "b", "c")), {key: slot.digest for key, slot in tiny.slots.items()}))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("method", ["fedtp", "fedmcsa", "fedamp"])
+def test_parts_of_a_device_s_own_are_bounded_too(bench, method):
+    """Let Eve hand in 1e30: without a bound it is in the honest devices' values, or in the network that generates them."""
+    tiny = bench(method, "vit")
+    tiny.engine.serve(["ann", "bob", "carl", "eve"])
+    tiny.close(ann=(0.01, 10), bob=(0.02, 10), carl=(0.01, 10), eve=(1e30, 10))
+    assert np.abs(numbers(tiny, "ann")).max() < 100
+    assert np.abs(numbers(tiny, "stranger")).max() < 100
+
+
+def test_samples_count_for_at_most_so_many_medians(bench):
+    tiny = bench()
+    tiny.close(ann=(1.0, 10), bob=(1.0, 10), carl=(1.0, 10), eve=(1.2, 1 << 40))
+    assert np.allclose(numbers(tiny), (3 * 1.0 + 5 * 1.2) / 8, rtol=1e-6)
+
+
+def test_two_updates_have_no_median_that_one_does_not_decide(bench):
+    tiny = bench()
+    tiny.close(ann=(1.0, 1), bob=(100.0, 999))
+    assert np.allclose(numbers(tiny), 99.901, rtol=1e-5)
+
+
+@pytest.mark.parametrize("robust", ["median", "trimmed-mean", "multi-krum"])
+@pytest.mark.parametrize(("method", "value"), [("fedavg", -200.0), ("fedavg", 1e30), ("fedtp", -200.0), ("fedtp", 1e30)])
+def test_an_extreme_has_no_vote(bench, robust, method, value):
+    """Exclude the extreme update: made as small as usual, it would hide in the vote. Not a bit of it may be left."""
+    values = {"ann": 0.01, "bob": 0.01, "carl": 0.013, "dora": 0.01, "emil": 0.01, "fred": 0.009}
+    honest = {name: (value_, 10) for name, value_ in values.items()}
+    found = []
+    for extreme in (value, 777.0):
+        tiny = bench(method, "vit", robust=robust)
+        tiny.engine.serve([*honest, "xena", "yves"])
+        tiny.close(**honest, xena=(extreme, 10), yves=(extreme, 10))
+        found.append(tiny.digests(tuple(honest)))
+        [shared] = {float(t.max()) for t in tiny.read(tiny.engine.serve(["ann"])["ann"]["shared"]).values()}
+        mean = sum(values.values()) / 6
+        assert shared == pytest.approx(0.01 if robust == "median" else mean, rel=1e-5), (
+            "two of eight, as many as are reckoned with"
+        )
+    assert found[0] == found[1]
+
+
+def test_who_has_no_vote_is_named_and_who_is_only_bounded_is_not_said_to_have_none(bench):
+    said = {"ann": 1.0, "bob": 1.1, "carl": 1.2, "eve": 1000.0}
+    for robust, without in (("none", []), ("clip", []), ("multi-krum", ["eve"])):
+        tiny = bench(robust=robust)
+        outcome = tiny.engine.aggregate({name: tiny.entry(name, value, 10) for name, value in said.items()})
+        assert outcome.bounded.keys() == {"eve"}, "to be clipped is nothing to tell: half of a cohort is, in every round"
+        assert outcome.bounded["eve"] > 300
+        assert outcome.without_vote == without
+
+
+def test_a_newcomer_learns_from_a_change_that_would_have_no_vote(bench):
+    """Use a newcomer beside a frozen network: its embedding is its own, so the change is bounded, and there is no vote."""
+    tiny = bench("fedtp", "vit", robust="multi-krum")
+    tiny.close(ann=(0.01, 10), bob=(0.02, 10), carl=(0.01, 10))
+    before = tiny.digests(("dora", "eve"))
+    entries = {name: tiny.entry(name, value, 10) for name, value in (("cy", 0.01), ("dora", 0.01), ("eve", 5.0))}
+    outcome = tiny.engine.adapt(entries, AdaptationSpec(("generated",), ("generated",), common=False))
+    assert outcome.without_vote == []
+    tiny.closed += 1
+    tiny.commit()
+    after = tiny.digests(("dora", "eve"))
+    assert all(after[name]["generated"] != before[name]["generated"] for name in after)
+
+
+@pytest.mark.parametrize(("medians", "multiple", "norm"), [(3.5, 3, 2.5), (5, 3, 1), (400, 3, 1), (1.5, 1, 1), (9, 0.5, 0.5)])
+def test_the_further_above_the_bound_the_less_it_counts_down_to_one_median(medians, multiple, norm):
+    assert checks.bounding_factor(medians, multiple) * medians == pytest.approx(norm)
+
+
+def test_half_of_a_cohort_cannot_raise_the_median():
+    assert checks.above_bound({"a": 1.0, "b": 2.0, "x": 1e9, "y": 1e9}, 3.0) == {"x": 5e8, "y": 5e8}
+    assert checks.above_bound({"a": 0.0, "b": 0.0, "x": 9.0}, 3.0) == {}, "who changed nothing bounds nobody"
+    assert checks.bounded_weights({"a": 0.0, "b": 3.0, "c": 4.0, "x": 1e15}, 5.0) == {"a": 0.0, "b": 3.0, "c": 4.0, "x": 20.0}
+
+
+def test_a_bounded_round_survives_a_damaged_file_with_the_same_bits(bench):
+    tiny = bench()
+    tiny.close(ann=(1.0, 10), bob=(1.5, 10), eve=(1e20, 10))
+    before = tiny.digests()
+    file = tiny.folder / "state" / next(iter(tiny.slots.values())).file
+    file.write_bytes(b"x" * file.stat().st_size)
+    tiny.restart()
+    assert tiny.remade
+    assert tiny.digests() == before
+
+
+def test_a_state_that_would_not_be_finite_is_not_made_and_the_present_one_stays(bench):
+    """Use two devices, which have no median. Their updates are finite, but the optimiser's squares of them are not."""
+    tiny = bench("fedtp", "vit")
+    before = tiny.digests()
+    entries = {name: tiny.entry(name, 3e38, 10) for name in ("a", "b")}
+    outcome = tiny.engine.aggregate(entries)
+    assert "finite" in outcome.refused
+    assert outcome.slots == []
+    tiny.closed += 1
+    tiny.commit()
+    assert tiny.digests() == before
+    tiny.restart()
+    assert tiny.digests() == before
+    tiny.close(a=(0.01, 1), b=(0.02, 1))
+    assert tiny.digests() != before
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedtp", "fedmcsa"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_going_back_serves_what_was_served_before_the_last_round(bench, method, restart):
+    tiny = bench(method, "vit")
+    tiny.digests(("a", "b"))
+    tiny.close(a=(0.5, 1), b=(0.6, 1))
+    good = tiny.digests(("a", "b"))
+    stranger = {part: blob.digest for part, blob in tiny.engine.cold_start().items()}
+    tiny.close(a=(50.0, 1), b=(60.0, 1), c=(70.0, 1))
+    assert tiny.digests(("a", "b")) != good
+    if restart:
+        tiny.restart()
+    assert tiny.engine.go_back().slots
+    tiny.closed += 1
+    tiny.commit()
+    for _ in range(2):
+        assert tiny.digests(("a", "b")) == good
+        assert {part: blob.digest for part, blob in tiny.engine.cold_start().items()} == stranger
+        tiny.restart()
+    if method == "fedmcsa":
+        assert tiny.digests(("c",))["c"] == stranger, "who had no value of its own then has the common one"
+    tiny.close(a=(0.7, 1), b=(0.8, 1))
+    tiny.close(a=(0.7, 1), b=(0.9, 1))
+    kept = {f"state/{slot.file}" for slot in tiny.slots.values()} | {name_of(tiny.closed)}
+    assert kept <= set(tiny.blobs.names("state/"))
+    tiny.restart()
+    assert tiny.remade == []
+
+
+def test_a_bounded_file_reads_the_same_whole_in_spans_and_in_blocks(bench):
+    tiny = bench()
+    manifest = tiny.engine.manifests["shared"]
+    served = tiny.write("uploads/served", {name: torch.full(spec.shape, 2.0) for name, spec in manifest.items()})
+    update = tiny.write(
+        "uploads/new", {name: torch.arange(float(np.prod(spec.shape))).view(spec.shape) for name, spec in manifest.items()}
+    )
+    base = TensorFile(tiny.blobs.open(served))
+    with TensorFile(tiny.blobs.open(update)) as file:
+        found = checks.BoundedTensors(Cast(file, manifest), base, 0.25)
+        for name in found:
+            whole = found[name].view(-1)
+            oracle = 2 + (np.arange(whole.numel(), dtype=np.float64) - 2) / 4
+            assert np.allclose(whole.double().numpy(), oracle, atol=1e-6)
+            assert torch.equal(torch.cat([block.clone() for _, block in found.blocks(name, 3)]), whole)
+            assert torch.equal(found.span(name, 1, 3), whole[1:3])
+            out = torch.empty_like(whole)
+            found.read_into(name, out)
+            assert torch.equal(out, whole)

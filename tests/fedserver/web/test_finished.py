@@ -1,0 +1,118 @@
+"""A finished run: its home, its folder of results and the simulation itself show the same."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+
+import msgspec
+import pytest
+
+import attune
+from attune.common.errors import SettingError
+from attune.fedserver.home import ServerHome
+from attune.fedserver.web.finished import FolderSource, of_home, show, source_of
+from attune.fedserver.web.parts import parts
+from attune.fedserver.web.prometheus import exposition
+from attune.fedserver.web.serving import PageAddress
+from tests.e2e.harness import tabular_shard, until
+from tests.fedserver.web.conftest import Page
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Simulate four tables over three rounds of FedMCSA. Return the simulation's folder, and the folder of its results."""
+    folder = tmp_path_factory.mktemp("run")
+    shards = [tabular_shard(folder / f"site-{n}", seed=n, samples=30 + 8 * n) for n in range(4)]
+    result = attune.simulate(shards, "fedmcsa", rounds=3, baseline="local", home=folder / "home", progress=False)
+    return folder / "home" / "server", result.save(folder / "saved")
+
+
+def test_the_home_and_the_saved_folder_show_the_same(run):
+    home, saved = run
+    shown = [
+        json.loads(msgspec.json.encode(parts(source.look(), ()))) for source in (of_home(ServerHome(home)), FolderSource(saved))
+    ]
+    kinds = [part["run"].pop("kind") for part in shown]
+    assert kinds == ["home", "folder"]
+    expires = [device.pop("expires") for part in shown for device in part["devices"]]
+    assert expires[4:] == [None] * 4, "a folder of results has no certificates"
+    assert shown[0] == shown[1]
+    assert shown[0]["run"]["state"] == "done"
+    assert [line["answers"] for line in shown[0]["rounds"]] == [4, 4, 4]
+    assert all(device["stage"] == "absent" and device["verdict"] for device in shown[0]["devices"])
+
+
+def test_the_matrix_is_the_stored_one_and_rows_sum_to_one(run):
+    found = [source.attention("") for source in (of_home(ServerHome(run[0])), FolderSource(run[1]))]
+    assert found[0] == found[1]
+    assert found[0].unit == "mean"
+    assert [sum(row) for row in found[0].matrix] == pytest.approx([1] * 4, abs=1e-3)
+    unit = found[0].units[1]
+    one = of_home(ServerHome(run[0])).attention(unit)
+    assert one.unit == unit
+    assert of_home(ServerHome(run[0])).attention("no such part").unit == "mean"
+
+
+def test_other_folders_are_refused_in_words(tmp_path):
+    with pytest.raises(SettingError, match="fedserver export"):
+        source_of(tmp_path)
+    with pytest.raises(SettingError, match="no folder"):
+        source_of(tmp_path / "none")
+
+
+def test_the_command_serves_a_folder_with_a_token(run):
+    said = []
+    threading.Thread(target=show, args=(run[1], PageAddress(), said.append), daemon=True).start()
+    until(lambda: said, "the command says where")
+    port, token = re.fullmatch(r"dashboard http://127\.0\.0\.1:(\d+)/\?token=(\S+)", said[0]).groups()
+    answer = Page(int(port)).ask("/api/view", token=token)
+    shown = json.loads(answer.text)
+    assert shown["run"]["state"] == "done"
+    assert shown["run"]["actions"] == []
+    assert shown["lost"] == ""
+
+
+def test_a_simulation_is_watched_while_it_runs(tmp_path, capsys):
+    shards = [tabular_shard(tmp_path / f"site-{n}", seed=n, samples=30) for n in range(2)]
+    seen = []
+
+    def look(share):
+        found = re.search(r"dashboard http://127\.0\.0\.1:(\d+)/\?token=(\S+)", capsys.readouterr().err)
+        if found and not seen:
+            page = Page(int(found[1]))
+            seen.append(json.loads(page.ask("/api/view", token=found[2]).text))
+            seen.append(page.ask("/readyz").text)
+
+    attune.simulate(shards, "fedavg", rounds=2, progress=look, dashboard=True)
+    shown, ready = seen
+    assert shown["run"]["kind"] == "simulation"
+    assert shown["run"]["state"] == "training"
+    assert {device["stage"] for device in shown["devices"]} <= {"waiting", "training", "sending"}
+    assert sorted(shown["timeline"]) == [device["name"] for device in shown["devices"]]
+    assert ready == "ok\n"
+
+
+def test_a_page_that_shows_a_damaged_home_says_so(run, tmp_path, served):
+    """Check that the stream goes on, with the last facts and the reason."""
+    import shutil
+
+    home = tmp_path / "home"
+    shutil.copytree(run[0], home)
+    source = of_home(ServerHome(home))
+    page = served(source)
+    database = home / "state.sqlite"
+    database.write_bytes(b"x" * len(database.read_bytes()))
+    (home / "state.sqlite-wal").unlink(missing_ok=True)
+    answer = json.loads(page.ask("/api/view", token="a-token-of-tests").text)
+    assert "database" in answer["lost"] or "damaged" in answer["lost"]
+
+
+def test_metrics_of_a_finished_run(run):
+    text = exposition(FolderSource(run[1]).look()).decode()
+    assert 'attune_state{state="done"} 1.0' in text
+    assert 'attune_answers_total{work="train"} 12.0' in text
+    status = msgspec.json.decode((run[1] / "status.json").read_bytes())
+    value = status["accuracy"]["mean_over_clients"]
+    assert f'attune_accuracy{{average="mean_over_clients"}} {value}' in text
