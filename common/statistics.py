@@ -105,4 +105,6 @@ def _score(won: int, lost: int, n: int, delta: float) -> float:
     share_lost = (math.sqrt(max(0.0, b * b + 8 * n * lost * delta * (1 - delta))) - b) / (4 * n)
     variance = n * (2 * share_lost + delta * (1 - delta))
     distance = won - lost - n * delta
+    if distance == 0:
+        return 0.0  # also where the variance is 0: without discordant samples, at a difference of 0
     return distance / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, distance)
