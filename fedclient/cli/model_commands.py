@@ -67,28 +67,40 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
 
 
 @click.command()
-@click.option("--data", type=click.Path(path_type=Path), required=True, metavar="NEW", help="An .npz with x, or a table.")
+@click.option(
+    "--data",
+    required=True,
+    multiple=True,
+    metavar="NEW",
+    help="An .npz with x, or a table; of an image model also image files (repeat it, or quote a pattern) and folders of them.",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
-    help="A CSV file: index, label; index, position, label for labels of positions; index, A, B for targets or labels A and B.",
+    help="A CSV file: index, label; index, position, label for labels of positions; index, A, B for targets or labels A and B. "
+    "If images were given, their file is the last column.",
 )
 @server_option()
 @home_option
-def predict(data: Path, out: Path, server: str | None, home: Path | None) -> None:
+def predict(data: tuple[str, ...], out: Path, server: str | None, home: Path | None) -> None:
     """Label new samples with the finished model, offline."""
     import csv
 
-    from attune.fedclient.data.shard import load_features
+    from attune.fedclient.data.new_samples import new_samples
     from attune.fedclient.model.artifact import Model
 
     model = Model.load(home_of(home, server, None).model)
-
-    labels = model.predict(load_features(data, model.info.column_names), str(data))
+    samples = new_samples(data, model.info.model, model.info.column_names)
+    for note in samples.notes:
+        click.echo(f"note: {note}", err=True)
+    labels = model.predict(samples.x, ", ".join(data))
+    lines = _label_rows(labels, model.info)
+    if samples.files:
+        lines = ((*line, file) for line, file in zip(lines, ("file", *samples.files), strict=True))
     try:
         with out.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(_label_rows(labels, model.info))
+            csv.writer(file).writerows(lines)
     except OSError as error:
         raise SettingError(f"cannot write {out}: {error.strerror}") from None
     what = "labelled sequences" if model.info.model.per_position else "labels" if model.info.task == "classes" else "rows"

@@ -35,8 +35,7 @@ def samples_of(table: DataTable, options: ReadOptions) -> tuple[Array, Array, Ma
     """
     outputs, split = [table.label_column(name) for name in options.labels()], split_column(table, options)
     apart = {*outputs, *options.apart, *filter(None, (split, options.group))}
-    for name in (*options.apart, *options.columns):
-        table.require(name)
+    table.require(*options.apart, *options.columns)
     for name in outputs:
         if name in options.columns:
             raise SettingError(f"--columns names {name!r}, the class of {table.path}: it cannot be a feature too")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from attune.common.plan import Columns, Kind, Label, Profile
 from attune.common.seeds import derive
 from attune.common.task import TASKS, TaskName
 from attune.fedclient.data import holdout, kinds, labels
-from attune.fedclient.data.arrays import Array, read_arrays
+from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.meta import Meta, Standardise
 from attune.fedclient.data.source import read_source
-from attune.fedclient.data.table import is_table, read_table
+
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 BATCH = TrainSettings().batch_size
@@ -196,23 +195,6 @@ def make_shard(
     )
     _check_labels(shard)
     return shard
-
-
-def load_features(path: Path, columns: Sequence[str] = ()) -> Array:
-    """Return `x` of an .npz file, or these columns of a table, for offline prediction.
-
-    Raises:
-        ShardError: The file cannot be read or used.
-        SettingError: A column does not exist.
-    """
-    if not is_table(path):
-        return read_arrays(path, ("x",))[0]
-    if not columns:
-        raise ShardError(f"the model does not know what its columns are called, so {path} cannot be used; give an .npz with x")
-    table = read_table(path)
-    for name in columns:
-        table.require(name)
-    return np.column_stack([table.numbers(name) for name in columns]).astype(np.float32)
 
 
 def _part(path: Path, part: str, x: Array, y: Array, kind: Kind, task: TaskName) -> tuple[Array, Array]:

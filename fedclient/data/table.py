@@ -48,14 +48,15 @@ class DataTable:
     def __len__(self) -> int:
         return len(next(iter(self.cells.values())))
 
-    def require(self, name: str) -> None:
-        """Check that the table has a column of this name.
+    def require(self, *names: str) -> None:
+        """Check that the table has columns of these names.
 
         Raises:
-            SettingError: It has not. The message suggests the nearest name.
+            SettingError: It has not. The message names all that it lacks, and suggests the nearest names.
         """
-        if name not in self.cells:
-            raise SettingError(f"{self.path} has no column {name!r}{nearest(name, self.cells)}")
+        lacking = [f"{name!r}{nearest(name, self.cells)}" for name in names if name not in self.cells]
+        if lacking:
+            raise SettingError(f"{self.path} has no column {', '.join(lacking)}")
 
     def label_column(self, given: str) -> str:
         """Return the name of the column with the classes: the given one, or else one called `y` or `label`.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attune.common.errors import NonFiniteFeatures, ShardError, UndeclaredLabels
-from attune.fedclient.data.shard import load_features, load_shard
+from attune.fedclient.data.shard import load_shard
 
 X = np.arange(24.0).reshape(12, 2)
 Y = np.arange(12) % 3
@@ -243,11 +243,6 @@ def test_unreadable_files(tmp_path: Path, write):
     np.savez(folder / "train.npz", x=X, y=np.array([{}] * 12, dtype=object))
     with pytest.raises(ShardError, match=r"y in .* holds Python objects"):
         load_shard(folder)
-
-
-def test_load_features(tmp_path: Path):
-    np.savez(tmp_path / "new.npz", x=X)
-    assert np.array_equal(load_features(tmp_path / "new.npz"), X)
 
 
 def test_an_array_that_claims_more_than_memory(tmp_path: Path, write):

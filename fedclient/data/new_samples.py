@@ -1,0 +1,193 @@
+"""New samples for a finished model: an .npz file, a table, or images as files, folders or a table's column.
+
+N samples, F features, H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from attune.common.errors import SettingError, ShapeMismatch, ShardError
+from attune.common.plan import ModelSpec
+from attune.fedclient.data.arrays import Array, read_arrays
+from attune.fedclient.data.files import MAX_BINARY_BYTES
+from attune.fedclient.data.makers import images
+from attune.fedclient.data.makers.make_options import MakeOptions
+from attune.fedclient.data.table import DataTable, is_table, read_table
+from attune.fedclient.read_options import PLAIN
+
+FORMS = "image files, folders of them, a table (.csv, .parquet) with a column of their paths, or an .npz with x"
+PUT_THERE = "__MACOSX"  # a folder that archives of macOS hold beside the files
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class NewSamples:
+    """Samples to predict.
+
+    Attributes:
+        x: Samples as in an .npz file, (N, ...).
+        files: Name of the image of each sample; empty if the samples are no images from files.
+        notes: What the user should know about the reading.
+    """
+
+    x: Array
+    files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """An image to read: its path or its content, and its name for the user."""
+
+    content: Path | bytes
+    name: str
+
+
+def new_samples(given: Sequence[str], spec: ModelSpec, columns: Sequence[str] = ()) -> NewSamples:
+    """Read the samples that a user gave, in the form that the model takes.
+
+    Args:
+        given: Paths, or quoted patterns. Several of them must be images.
+        spec: The model.
+        columns: Names of the model's columns, in order; empty if they are not known.
+
+    Raises:
+        ShardError: A file cannot be read or used.
+        ShapeMismatch: Images were given to a model of other data, or the model takes other images than files hold.
+        SettingError: A table lacks columns, or there are several files that are no images.
+    """
+    paths = [path for text in given for path in _expanded(text)]
+    first = paths[0]
+    if spec.kind == "images" and first.suffix.lower() != ".npz":
+        return _images(paths, spec)
+    if first.is_dir() or first.suffix.lower() in images.SUFFIXES:
+        what = "a folder" if first.is_dir() else "an image"
+        raise ShapeMismatch(
+            f"{first} is {what}, but the model takes {spec.kind}, and no images: give an .npz with x, or a table"
+        )
+    if len(paths) > 1:
+        raise SettingError(f"several files were given with {first}: only images can be several; call predict for each file")
+    return NewSamples(_features(first, columns))
+
+
+def _features(path: Path, columns: Sequence[str]) -> Array:
+    """Return `x` of an .npz file, or these columns of a table, (N, F) float32."""
+    if not is_table(path):
+        return read_arrays(path, ("x",))[0]
+    if not columns:
+        raise ShardError(f"the model does not know what its columns are called, so {path} cannot be used; give an .npz with x")
+    table = read_table(path)
+    table.require(*columns)
+    return np.column_stack([table.numbers(name) for name in columns]).astype(np.float32)
+
+
+def _expanded(text: str) -> list[Path]:
+    path = Path(text).expanduser()
+    if path.exists() or not glob.has_magic(text):
+        return [path]
+    paths = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207 (absolute patterns too)
+    if not paths:
+        raise ShardError(f"no file matches {text!r}")
+    return paths
+
+
+def _images(paths: Sequence[Path], spec: ModelSpec) -> NewSamples:
+    height, width, channels = spec.shape
+    if channels not in (1, 3):
+        raise ShapeMismatch(
+            f"the model takes images with {channels} channels, and image files have 1 or 3: give an .npz with x"
+        )
+    files, left_out = [], []
+    for path in paths:
+        taken, other = _files_at(path, path.parent if path.is_file() or len(paths) > 1 else path)
+        files += taken
+        left_out += other
+    if len(files) * height * width * channels > MAX_BINARY_BYTES:
+        raise ShardError(f"{len(files)} images are more than {MAX_BINARY_BYTES >> 30} GiB, the limit; give fewer at a time")
+    x, resized = _decoded(files, height, width, channels)
+    notes = []
+    if left_out:
+        notes.append(f"left out: {len(left_out)} files that are hidden or no images ({_some(left_out)})")
+    if resized:
+        notes.append(
+            f"{len(resized)} of {len(files)} images were resized to the model's {height} x {width} pixels: {_some(resized)}"
+        )
+    return NewSamples(x, tuple(file.name for file in files), tuple(notes))
+
+
+def _files_at(path: Path, base: Path) -> tuple[list[ImageFile], list[str]]:
+    """Return the images at a path, and the names of files in a folder that are left out. Names in a folder are below `base`."""
+    if path.is_dir():
+        everything = sorted(entry for entry in path.rglob("*") if entry.is_file())
+        shown = [entry for entry in everything if not _hidden(entry.relative_to(path))]
+        taken = [entry for entry in shown if entry.suffix.lower() in images.SUFFIXES]
+        if not taken:
+            raise ShardError(f"{path} holds no image: give {FORMS}")
+        kept = set(taken)
+        left_out = [entry.relative_to(base).as_posix() for entry in everything if entry not in kept]
+        return [ImageFile(entry, entry.relative_to(base).as_posix()) for entry in taken], left_out
+    if path.suffix.lower() in images.SUFFIXES:
+        return [ImageFile(path, str(path))], []
+    if path.is_file() and is_table(path):
+        return list(_files_named_in(read_table(path))), []
+    raise ShardError(f"{path} is no image{'' if path.exists() else ', and is not there'}: the model takes images; give {FORMS}")
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") or part == PUT_THERE for part in path.parts)
+
+
+def _files_named_in(table: DataTable) -> Iterator[ImageFile]:
+    """Yield the images of the table's only column with images: paths beside the table, or encoded files (Parquet)."""
+    candidates = [name for name, cells in table.cells.items() if all(map(_is_image, cells))]
+    if len(candidates) != 1:
+        several = (
+            f"has several columns with images ({', '.join(candidates)})" if candidates else "has no column with image files"
+        )
+        raise ShardError(f"{table.path} {several}: one column must name an image file for every row")
+    for number, cell in enumerate(table.cells[candidates[0]], 1):
+        if isinstance(cell, dict):
+            content = cell.get("bytes") or table.path.parent / str(cell["path"])
+            yield ImageFile(content, str(cell.get("path") or f"image {number} of {table.path}"))
+        else:
+            yield ImageFile(table.path.parent / Path(cell).expanduser(), cell)
+
+
+def _is_image(cell: object) -> bool:
+    if isinstance(cell, dict):
+        return {"bytes", "path"} <= cell.keys()
+    return isinstance(cell, str) and Path(cell).suffix.lower() in images.SUFFIXES
+
+
+def _decoded(files: Sequence[ImageFile], height: int, width: int, channels: int) -> tuple[Array, list[str]]:
+    """Return the pixels, (N, H, W, C) uint8, and the images that had another size, with that size.
+
+    Raises:
+        ShardError: Images cannot be read; all of them are named.
+    """
+    plain = MakeOptions(PLAIN, grey=channels == 1)
+    decoded: list[Array] = []
+    resized, wrong = [], []
+    for file in files:
+        try:
+            pixels = images.decode_images([file.content], [file.name], plain)
+            if pixels.shape[1:3] != (height, width):
+                resized.append(f"{file.name} ({pixels.shape[1]} x {pixels.shape[2]})")
+                pixels = images.decode_images([file.content], [file.name], replace(plain, size=(height, width)))
+            decoded.append(pixels)
+        except ShardError as error:
+            wrong.append(str(error))
+    if wrong:
+        more = f"\n{len(wrong) - _SHOWN} more images cannot be read" if len(wrong) > _SHOWN else ""
+        raise ShardError("\n".join(wrong[:_SHOWN]) + more)
+    return np.concatenate(decoded), resized
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
