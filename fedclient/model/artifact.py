@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from attune.common.text import from_json
 from attune.common.wire.files import read_checked, write_tensors
 from attune.fedclient.data.prepare import Standardiser, check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard, load_shard
+from attune.fedclient.data.table import is_table
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.work.blend import Member, answers_of
@@ -291,9 +292,17 @@ class TestPartScore:
 def score_on_test_part(home: DeviceHome, shard: Path, table: ReadOptions = PLAIN) -> TestPartScore:
     """Evaluate the model in `home` on the test part of `shard`. Raises NoModel, and the errors of load_shard and evaluate."""
     model = Model.load(home.model)
-    accuracy, samples = model.evaluate(load_shard(shard, options=table))
     info = model.info
+    accuracy, samples = model.evaluate(load_shard(shard, options=_options_of(info, table) if is_table(shard) else table))
     return TestPartScore(info.name, info.method, accuracy, samples, info.round, info.kept, info.title, TASKS[info.task].metric)
+
+
+def _options_of(info: ModelInfo, given: ReadOptions) -> ReadOptions:
+    """Return the options for a table, with the model's columns, task and targets where the user has not given them."""
+    options = replace(given, columns=given.columns or tuple(info.column_names))
+    if info.task == "classes" or given.task != "classes":
+        return options
+    return replace(options, task=info.task, label=given.label or ",".join(str(name) for name in info.classes))
 
 
 def mean_scores(scores: Sequence[TestPartScore]) -> dict[str, float]:

@@ -50,23 +50,24 @@ def agree(profiles: Mapping[str, Profile]) -> Agreement:
     largest = max(groups, key=lambda form: len(groups[form]))
     if 2 * len(groups[largest]) <= len(profiles):
         forms = "; ".join(f"{_words(form)}: {len(names)} devices" for form, names in list(groups.items())[:NAMED])
+        columns = _unlike_columns({name: profiles[name] for name in sorted(profiles) if profiles[name].column_names})
         return Agreement(
-            tie=f"no majority of the devices has data of one form ({forms}). One device more can decide it, or the operator: "
-            "revoke those that are wrong, or start a federation that declares data.kind and data.shape"
+            tie=f"no majority of the devices has data of one form ({forms}){f': {columns}' if columns else ''}. One device "
+            "more can decide it, or the operator: revoke those that are wrong, or start a federation that declares data.kind "
+            "and data.shape"
         )
     agreed = {name: profiles[name] for name in groups[largest]}
-    reference = profiles[groups[largest][0]]
+    reference = next((profile for profile in agreed.values() if profile.column_names), profiles[groups[largest][0]])
     odd: dict[str, AttuneError] = {
         name: _unlike(profiles[name], reference, name) for name in sorted(profiles) if name not in agreed
     }
     named = {name: profile for name, profile in agreed.items() if profile.column_names}
     usual = _majority([tuple(profile.column_names) for profile in named.values()])
     if named and usual is None:
-        (one, first), (other, second) = _first_two_unlike(named)
         return Agreement(
-            tie="no majority of the devices that name their columns has the same ones in the same order: the shard of "
-            f"{other} {difference(second, first)}, by the shard of {one}. One device more can decide it, or the operator: "
-            "start a federation that declares data.columns"
+            tie="no majority of the devices that name their columns has the same ones in the same order: "
+            f"{_unlike_columns(named)}. One device more can decide it, or the operator: start a federation that declares "
+            "data.columns"
         )
     for name, profile in named.items():
         if unlike := difference(profile.column_names, usual or ()):
@@ -85,9 +86,18 @@ def _majority(values: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
     return most if 2 * times > len(values) else None
 
 
-def _first_two_unlike(named: Mapping[str, Profile]) -> tuple[tuple[str, list[str]], tuple[str, list[str]]]:
-    (one, first), *rest = [(name, profile.column_names) for name, profile in named.items()]
-    return (one, first), next((name, names) for name, names in rest if names != first)
+def _unlike_columns(named: Mapping[str, Profile]) -> str:
+    """Describe how the columns of devices differ from those of the first of them; empty if they do not."""
+    if not named:
+        return ""
+    (one, first), *rest = named.items()
+    clauses = [
+        f"the shard of {name} {unlike}"
+        for name, profile in rest
+        if profile.kind == first.kind and (unlike := difference(profile.column_names, first.column_names))
+    ]
+    more = f" (and {len(clauses) - NAMED} more devices)" if len(clauses) > NAMED else ""
+    return f"{'; '.join(clauses[:NAMED])}{more}, by the shard of {one}" if clauses else ""
 
 
 def form_of(profile: Profile) -> Form:
@@ -146,12 +156,13 @@ def check_declared(profile: Profile, declared: DataSettings, name: str) -> None:
         UndeclaredLabels: Labels occur that are not declared.
     """
     kind, shape = declared.kind or profile.kind, tuple(declared.shape or profile.shape)
+    if profile.kind == kind:
+        _check_columns(profile, declared.columns, name)
     if (profile.kind, profile.shape) != (kind, shape):
         raise ShapeMismatch(_mismatch(name, profile, kind, shape))
     if declared.task is not None and profile.task != declared.task:
         raise ShapeMismatch(_other_task(name, profile, declared.task, declared.classes))
     _check_vocabulary(profile, declared.vocabulary, name)
-    _check_columns(profile, declared.columns, name)
     if declared.classes:
         _check_known(profile.labels, declared.classes, name)
 
@@ -164,7 +175,16 @@ def check_fits(profile: Profile, plan: Plan, name: str) -> None:
         UndeclaredLabels: Labels occur that the plan does not have.
     """
     model = plan.model
-    planned = Profile(model.kind, model.shape, plan.classes, 0, 0, per_position=model.per_position, task=plan.task)
+    planned = Profile(
+        model.kind,
+        model.shape,
+        plan.classes,
+        0,
+        0,
+        per_position=model.per_position,
+        column_names=plan.column_names,
+        task=plan.task,
+    )
     if form_of(profile) != form_of(planned):
         raise _unlike(profile, planned, name)
     _check_columns(profile, plan.column_names, name)
@@ -206,6 +226,9 @@ def _check_known(labels: Iterable[Label], classes: Collection[Label], name: str)
 
 
 def _unlike(profile: Profile, reference: Profile, name: str) -> ShapeMismatch:
+    unlike = difference(profile.column_names, reference.column_names)
+    if unlike and profile.kind == reference.kind and profile.shape != reference.shape:
+        return ShapeMismatch(_other_columns(name, unlike, reference.column_names))
     if (profile.kind, profile.shape) != (reference.kind, reference.shape):
         return ShapeMismatch(_mismatch(name, profile, reference.kind, reference.shape))
     if (profile.task, profile.labels) != (reference.task, reference.labels) and {profile.task, reference.task} != {"classes"}:

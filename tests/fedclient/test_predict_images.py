@@ -1,4 +1,4 @@
-"""`fedclient predict` on image files, folders of them and tables that name them; each answer is that of the pixels themselves."""
+"""Predictions for image files, folders of them, and tables that name them: each answer is that of the pixels themselves."""
 
 from __future__ import annotations
 

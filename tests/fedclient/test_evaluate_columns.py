@@ -1,0 +1,72 @@
+"""`fedclient evaluate` on a table takes the columns and the task of the model; what a table lacks is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import attune
+from attune.fedclient.cli import main
+
+SETTINGS = {"train.local_epochs": 1}
+
+
+def table(path: Path, head: str, seed: int = 1, rows: int = 40) -> Path:
+    """Write a table with random numbers; `name` holds text, `ill` the class and `dose_wanted` a number to predict."""
+    rng = np.random.default_rng(seed)
+    cells = {name: rng.normal(size=rows).round(3).astype(str) for name in head.split(",")}
+    cells |= {"ill": rng.integers(0, 2, rows).astype(str), "name": np.array([f"person {n}" for n in range(rows)])}
+    lines = [",".join(str(cells[name][row]) for name in head.split(",")) for row in range(rows)]
+    path.write_text("\n".join([head, *lines]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the home of a finished device whose model has the columns age and dose."""
+    folder = tmp_path_factory.mktemp("columns")
+    tables = [str(table(folder / f"{name}.csv", "age,dose,ill", seed)) for seed, name in enumerate(("kiel", "lund"))]
+    result = attune.simulate(tables, "fedavg", rounds=1, settings=SETTINGS, label="ill", progress=False)
+    (folder / "home").mkdir()
+    (result.save(folder / "out") / "models" / "kiel").rename(folder / "home" / "model")
+    return folder / "home"
+
+
+def evaluate(home: Path, *words: str) -> Result:
+    return CliRunner().invoke(main, ["evaluate", "--home", str(home), *words])
+
+
+def test_further_columns_and_another_order_do_not_matter(home: Path, tmp_path: Path) -> None:
+    plain = evaluate(home, "--data", str(table(tmp_path / "plain.csv", "age,dose,ill")), "--label", "ill")
+    assert plain.exit_code == 0, plain.output
+    rows = (tmp_path / "plain.csv").read_text().split()
+    more = [f"{dose},{n}x,{ill},{age}" for n, (age, dose, ill) in enumerate(row.split(",") for row in rows[1:])]
+    (tmp_path / "more.csv").write_text("\n".join(["dose,name,ill,age", *more]) + "\n")
+    done = evaluate(home, "--data", str(tmp_path / "more.csv"), "--label", "ill")
+    assert done.exit_code == 0, done.output
+    assert done.output == plain.output
+
+
+def test_all_columns_that_the_table_lacks_are_named(home: Path, tmp_path: Path) -> None:
+    done = evaluate(home, "--data", str(table(tmp_path / "t.csv", "Age,weight,ill")), "--label", "ill")
+    assert done.exit_code in (2, 9) and "'age'" in done.output and "'dose'" in done.output, done.output
+
+
+def test_columns_that_are_given_count(home: Path, tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", "age,dose,ill")
+    done = evaluate(home, "--data", str(path), "--label", "ill", "--columns", "dose,age")
+    assert done.exit_code == 9 and "another order" in done.output
+
+
+def test_the_task_and_its_targets_are_those_of_the_model(tmp_path: Path) -> None:
+    tables = [str(table(tmp_path / f"{name}.csv", "age,dose", seed)) for seed, name in enumerate(("kiel", "lund"))]
+    result = attune.simulate(tables, "fedavg", rounds=1, settings=SETTINGS, label="dose", task="regression", progress=False)
+    (tmp_path / "home").mkdir()
+    (result.save(tmp_path / "out") / "models" / "kiel").rename(tmp_path / "home" / "model")
+    path = str(table(tmp_path / "new.csv", "name,dose,age"))
+    done = evaluate(tmp_path / "home", "--data", path)
+    assert done.exit_code == 0 and "R2" in done.output, done.output
+    assert evaluate(tmp_path / "home", "--data", path, "--label", "dose", "--task", "regression").output == done.output
