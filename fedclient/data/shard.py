@@ -18,7 +18,6 @@ from attune.fedclient.data import holdout, kinds, labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.meta import Meta, Standardise
 from attune.fedclient.data.source import read_source
-
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 BATCH = TrainSettings().batch_size
