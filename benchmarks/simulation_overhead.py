@@ -26,7 +26,7 @@ from attune.common.seeds import derive
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.learner import Learner, make_learner
 from attune.fedclient.work.orders import MemoryOrders
-from attune.simulation.arguments import shards_by_name
+from attune.simulation.arguments import data_by_name, read_shards
 from attune.simulation.federation import NOWHERE
 from benchmarks.machine import machine
 
@@ -83,7 +83,7 @@ def learners(shards: Data) -> list[Learner]:
         TrainSettings(**TRAIN),
     )
     options = DeviceOptions(Path(), NOWHERE, device="cpu")
-    return [make_learner(plan, shard, name, MemoryOrders, options) for name, shard in shards_by_name(shards).items()]
+    return [make_learner(plan, shard, name, MemoryOrders, options) for name, shard in read_shards(data_by_name(shards)).items()]
 
 
 @click.command()

@@ -8,7 +8,7 @@ name of the gRPC status (a name, so that importing this file does not import grp
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from typing_extensions import Self
 
@@ -297,6 +297,20 @@ def from_kind(kind: str, message: str) -> AttuneError:
     """Return the error that a peer named by its kind. An unknown kind, of a newer peer, becomes an AttuneError."""
     errors = (cls.of_kind(kind, message) for cls in _tree(AttuneError))
     return next(filter(None, errors), AttuneError(message))
+
+
+def together(errors: Mapping[str, Exception]) -> AttuneError:
+    """Return one error for all these problems, each on a line that begins with its key. A single error stays as it is.
+
+    Errors of one class become an error of this class. Errors about shards become a ShardError, others are of the first's class.
+    """
+    problems = [error if isinstance(error, AttuneError) else AttuneError(str(error)) for error in errors.values()]
+    if len(problems) == 1:
+        return problems[0]
+    classes = {type(problem) for problem in problems}
+    shards = len(classes) > 1 and all(issubclass(kind, ShardError) for kind in classes)
+    kind = ShardError if shards else type(problems[0])
+    return kind("\n".join([f"{len(problems)} problems:", *(f"{name}: {problem}" for name, problem in errors.items())]))
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -6,25 +6,30 @@ import os
 import platform
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from attune import DISTRIBUTION
 from attune.common import homes
-from attune.common.errors import AttuneError, NoModel, Unreachable
+from attune.common.columns import difference
+from attune.common.errors import AttuneError, NoModel, ShardError, Unreachable
 from attune.common.identity.credential import not_after
-from attune.common.plan import Plan
+from attune.common.plan import Plan, Profile
 from attune.common.text import from_json
 from attune.fedclient import shards
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.read_options import ReadOptions
+
+if TYPE_CHECKING:
+    from attune.fedclient.data.shard import Shard
 
 LITTLE_DISK_BYTES, LITTLE_MEMORY_BYTES = 1 << 30, 1 << 30
 SOON = timedelta(days=14)
@@ -40,16 +45,29 @@ class CheckResult:
     text: str
 
 
-def examine(data: Path | None, server: str | None, home: Path | None, table: ReadOptions) -> Iterator[CheckResult]:
+def examine(given: Sequence[str], server: str | None, home: Path | None, table: ReadOptions) -> Iterator[CheckResult]:
     """Yield the results of all checks. The checks only read: they make no home and do not enrol the device.
+
+    Args:
+        given: The shards, as paths and patterns. Several of them are also compared with each other, and their homes are not
+            checked.
+        server: The server's address.
+        home: The device's home.
+        table: The task, and how tables are read.
 
     Raises:
         SettingError: The address is wrong.
     """
     address = ServerAddress.parse(server) if server else None
     yield from machine()
+    if shards.is_fleet(given):
+        try:
+            yield from several(shards.expand(given), table)
+        except ShardError as error:
+            yield CheckResult("FAIL", "data", str(error))
+    data = Path(given[0]) if given and not shards.is_fleet(given) else None
     if data is not None:
-        yield shard(data, table)
+        yield shard(data, table)[0]
     place = home
     if place is None and address is not None and data is not None:
         place = homes.device_home(address.host, address.port, data)
@@ -94,21 +112,41 @@ def available_memory() -> int | None:
     return None
 
 
-def shard(path: Path, table: ReadOptions) -> CheckResult:
-    """Check that the data can be read and trained on."""
+def shard(path: Path, table: ReadOptions, what: str = "data") -> tuple[CheckResult, Shard | None]:
+    """Check that the data can be read and trained on; return them too, if they can be read."""
     from attune.fedclient.data.shard import load_shard
 
     try:
         loaded = load_shard(path, options=table)
     except AttuneError as error:
-        return CheckResult("FAIL", "data", str(error))
+        return CheckResult("FAIL", what, str(error)), None
     if loaded.warnings:
-        return CheckResult("warn", "data", "; ".join(loaded.warnings))
+        return CheckResult("warn", what, "; ".join(loaded.warnings)), loaded
     if not len(loaded.test_x):
-        return CheckResult(
-            "warn", "data", f"{len(loaded.train_x)} samples and no test part: it will not be known whether the model helps here"
-        )
-    return CheckResult("ok", "data", f"{loaded.kind}, {len(loaded.train_x)} samples, {len(loaded.test_x)} to test on")
+        text = f"{len(loaded.train_x)} samples and no test part: it will not be known whether the model helps here"
+        return CheckResult("warn", what, text), loaded
+    return CheckResult("ok", what, f"{loaded.kind}, {len(loaded.train_x)} samples, {len(loaded.test_x)} to test on"), loaded
+
+
+def several(paths: Sequence[Path], table: ReadOptions) -> Iterator[CheckResult]:
+    """Check each of several shards, and that it has the form that most of them have."""
+    results: dict[str, CheckResult] = {}
+    profiles: dict[str, Profile] = {}
+    for name, path in zip(shards.labels(paths), paths, strict=True):
+        results[name], loaded = shard(path, table, f"data {name}")
+        if loaded is not None:
+            profiles[name] = loaded.profile()
+    forms = {name: (profile.kind, profile.shape, tuple(profile.column_names)) for name, profile in profiles.items()}
+    usual = Counter(forms.values()).most_common(1)[0][0] if forms else None
+    for name, result in results.items():
+        if name in forms and usual is not None and forms[name] != usual:
+            kind, shape, columns = usual
+            unlike = difference(profiles[name].column_names, columns) if profiles[name].kind == kind else ""
+            here = f"holds {profiles[name].kind} of shape {profiles[name].shape}, and others hold {kind} of shape {shape}"
+            if unlike or forms[name][:2] != usual[:2]:
+                yield CheckResult("FAIL", result.what, f"the shard of {name} {unlike or here}")
+                continue
+        yield result
 
 
 def disk(place: Path) -> CheckResult:

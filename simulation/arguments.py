@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from attune.common.config import Settings, by_section, convert, load_settings, merge
-from attune.common.errors import ShardError
+from attune.common.errors import AttuneError, ShapeMismatch, ShardError, together
 from attune.common.identity.names import check_name
+from attune.common.plan import DataSettings
 from attune.fedclient import shards
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
+from attune.fedserver.core import schema
 
+NOTHING = DataSettings()
 Method = str | Mapping[str, Any]
 Shards = str | Path | Sequence[str | Path] | Mapping[str, Any]
 
@@ -52,22 +55,52 @@ def overrides(
     return merged
 
 
-def shards_by_name(given: Shards, table: ReadOptions = PLAIN) -> dict[str, LazyShard]:
-    """Return the shard of each device, by the device's name.
+def data_by_name(given: Shards) -> dict[str, Any]:
+    """Return the path or the data of each device, by the device's name, without reading them.
 
     Args:
         given: As in `attune.simulate`.
-        table: The task, and how tables are read.
 
     Raises:
-        ShardError: There are no shards, or one cannot be read or used.
-        SettingError: A device cannot have this name, or a column does not exist.
+        ShardError: There are none.
+        SettingError: A device cannot have this name.
     """
     if isinstance(given, Mapping):
-        by_name = {check_name(name): shard_of(name, value, table) for name, value in given.items()}
+        by_name = {check_name(name): value for name, value in given.items()}
     else:
         paths = shards.expand([str(path) for path in ([given] if isinstance(given, (str, Path)) else given)])
-        by_name = {name: LazyShard.on_disk(path, table) for name, path in zip(shards.labels(paths), paths, strict=True)}
+        by_name = dict(zip(shards.labels(paths), paths, strict=True))
     if not by_name:
         raise ShardError("there are no shards: a federation needs the data of at least one device")
     return by_name
+
+
+def read_shards(
+    by_name: Mapping[str, Any], table: ReadOptions = PLAIN, declared: DataSettings = NOTHING
+) -> dict[str, LazyShard]:
+    """Read the shards of all devices, and check that they fit together.
+
+    Args:
+        by_name: As `data_by_name` returns them. A LazyShard stays as it is.
+        table: The task, and how tables are read.
+        declared: What the settings say about the data.
+
+    Raises:
+        AttuneError: Shards cannot be read or used, or do not fit together. One error names all problems of all shards.
+    """
+    members: dict[str, LazyShard] = {}
+    problems: dict[str, Exception] = {}
+    for name, value in by_name.items():
+        try:
+            members[name] = value if isinstance(value, LazyShard) else shard_of(name, value, table)
+            schema.check_possible(members[name].profile, name)
+            schema.check_declared(members[name].profile, declared, name)
+        except AttuneError as error:
+            problems[name] = error
+    agreement = schema.agree({name: shard.profile for name, shard in members.items() if name not in problems})
+    problems |= agreement.odd
+    if agreement.tie:
+        problems["the shards"] = ShapeMismatch(agreement.tie)
+    if problems:
+        raise together(problems)
+    return members

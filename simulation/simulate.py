@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attune.common.aio import Stopped, run_in_thread
+from attune.common.config import convert
+from attune.common.plan import DataSettings
 from attune.common.plugins import installed
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.options import DeviceOptions
@@ -16,7 +18,7 @@ from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.executor import IN_OTHER_PROCESSES
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.simulation import arguments
-from attune.simulation.arguments import Shards, shards_by_name
+from attune.simulation.arguments import Shards, data_by_name, read_shards
 from attune.simulation.executors import executor_of
 from attune.simulation.federation import NOWHERE, Federation
 from attune.simulation.own_models import model_name
@@ -105,9 +107,11 @@ def simulate(
         AttuneError: An argument is wrong, or the federation cannot go on.
         KeyboardInterrupt: The user has stopped it. All state is safe.
     """
-    members = shards_by_name(shards, ReadOptions.of(label, **{"task": task, **table}))
+    given = data_by_name(shards)
     name = None if model is None else model_name(model, home is not None, executor in IN_OTHER_PROCESSES)
-    overrides = arguments.overrides(len(members), method, name, rounds, seed, settings, config)
+    overrides = arguments.overrides(len(given), method, name, rounds, seed, settings, config)
+    declared = convert(DataSettings, overrides.get("data", {}), "data.")
+    members = read_shards(given, ReadOptions.of(label, **{"task": task, **table}), declared)
     common = DeviceOptions(
         Path(),
         NOWHERE,

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attune.common.config import by_section, merge
-from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.executor import PROCESSES, SEQUENTIAL, STACKED
-from attune.simulation.arguments import Method, Shards, shards_by_name
+from attune.simulation.arguments import Method, Shards, data_by_name
 from attune.simulation.executors import importable
 from attune.simulation.simulate import NO_SETTINGS, simulate
 
@@ -102,7 +101,7 @@ def _measure(
         executor=executor, threads=threads, workers=workers, progress=lambda share: answered.append(time.perf_counter()),
         **read,
     )  # fmt: skip
-    devices = len(shards_by_name(shards, ReadOptions.of(read["label"], **read["table"])))
+    devices = len(data_by_name(shards))
     cohort = (len(answered) - devices) // ROUNDS  # all devices evaluate after the last round
     round_s = (answered[ROUNDS * cohort - 1] - answered[cohort - 1]) / (ROUNDS - 1)
     return ExecutorTiming(executor, round_s, executor != STACKED, tuple(result.one_by_one))

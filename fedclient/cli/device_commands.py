@@ -86,7 +86,7 @@ def _members(
 
 
 @click.command()
-@data_option("The shard to train on.")
+@data_option("The shard to train on. Several, or a quoted pattern, are also compared with each other.")
 @server_option()
 @table_options
 @home_option
@@ -94,7 +94,7 @@ def doctor(data: tuple[str, ...], server: str | None, home: Path | None, **given
     """Check whether this device can take part: machine, data, home, server. The exit code is 1 if it cannot."""
     from attune.fedclient.doctor import examine
 
-    findings = list(examine(Path(data[0]) if data else None, server, home, read_options(given)))
+    findings = list(examine(data, server, home, read_options(given)))
     for finding in findings:
         click.echo(f"{finding.verdict:<5} {finding.what}: {finding.text}")
     sys.exit(1 if any(finding.verdict == "FAIL" for finding in findings) else 0)

@@ -47,6 +47,8 @@ def agree(profiles: Mapping[str, Profile]) -> Agreement:
     groups: dict[Form, list[str]] = defaultdict(list)
     for name in sorted(profiles):
         groups[form_of(profiles[name])].append(name)
+    if not groups:
+        return Agreement()
     largest = max(groups, key=lambda form: len(groups[form]))
     if 2 * len(groups[largest]) <= len(profiles):
         forms = "; ".join(f"{_words(form)}: {len(names)} devices" for form, names in list(groups.items())[:NAMED])

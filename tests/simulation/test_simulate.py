@@ -26,7 +26,7 @@ from attune.common.errors import FederationFailed, SettingError, ShapeMismatch, 
 from attune.common.plan import ModelSpec
 from attune.common.statistics import wilson
 from attune.fedclient.data.shard import load_shard
-from attune.simulation.arguments import shards_by_name
+from attune.simulation.arguments import data_by_name, read_shards
 
 ROOT = Path(__file__).parents[2]
 QUICK = {"train.local_epochs": 1, "model.name": "mlr"}
@@ -168,8 +168,8 @@ def test_arrays_are_the_same_as_a_folder_with_them(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for part, (some_x, some_y) in parts.items():
             np.savez(tmp_path / name / f"{part}.npz", x=some_x, y=some_y)
-    arrays = shards_by_name({"whole": (x, y), "parted": (x[:30], y[:30], x[30:], y[30:])})
-    folders = shards_by_name(str(tmp_path / "*"))
+    arrays = read_shards(data_by_name({"whole": (x, y), "parted": (x[:30], y[:30], x[30:], y[30:])}))
+    folders = read_shards(data_by_name(str(tmp_path / "*")))
     assert list(folders) == ["parted", "whole"]
     for name in arrays:
         one, other = arrays[name].load(), load_shard(tmp_path / name)
@@ -182,23 +182,23 @@ def test_torch_datasets_of_images_have_their_channels_first() -> None:
     images = torch.rand(12, 3, 5, 4)
     labels = torch.arange(12) % 2
     train, test = TensorDataset(images[:8], labels[:8]), TensorDataset(images[8:], labels[8:])
-    shard = shards_by_name({"a": (train, test)})["a"].load()
+    shard = read_shards(data_by_name({"a": (train, test)}))["a"].load()
     assert shard.kind == "images"
     assert np.array_equal(shard.train_x, images[:8].permute(0, 2, 3, 1).numpy())
     assert np.array_equal(shard.test_y, labels[8:].numpy())
-    alone = shards_by_name({"a": train})["a"].load()
+    alone = read_shards(data_by_name({"a": train}))["a"].load()
     assert (len(alone.train_x), len(alone.test_x)) == (6, 2)
 
 
 @pytest.mark.parametrize("wrong", [{}, {"a": 3}, {"a": (1, 2, 3)}, {"a": {"x": [1]}}, {"a": TensorDataset(torch.rand(3, 2))}])
 def test_what_is_no_data_is_refused(wrong: Any) -> None:
     with pytest.raises(ShardError):
-        shards_by_name(wrong)
+        read_shards(data_by_name(wrong))
 
 
 def test_an_impossible_name_is_refused() -> None:
     with pytest.raises(SettingError, match="cannot name a device"):
-        shards_by_name({"../up": CLOUDS["site0"]})
+        read_shards(data_by_name({"../up": CLOUDS["site0"]}))
 
 
 # --- models

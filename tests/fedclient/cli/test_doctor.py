@@ -27,7 +27,7 @@ def by_name(found):
 def test_a_device_that_can_take_part(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        found = by_name(doctor.examine(shard(tmp_path / "s"), address, tmp_path / "home", PLAIN))
+        found = by_name(doctor.examine([str(shard(tmp_path / "s"))], address, tmp_path / "home", PLAIN))
     assert (found["data"].verdict, found["data"].text) == ("ok", "tabular, 80 samples, 80 to test on")
     assert found["torch"].verdict == "ok"
     assert found["identity"].verdict == "warn" and "a token of the server is needed" in found["identity"].text
@@ -47,7 +47,7 @@ def test_what_is_in_the_way_ends_with_1(tmp_path):
 
 
 def test_a_shard_without_a_test_part_has_one_made(tmp_path):
-    found = doctor.shard(shard(tmp_path / "s", test=False), PLAIN)
+    found = doctor.shard(shard(tmp_path / "s", test=False), PLAIN)[0]
     assert (found.verdict, found.text) == ("ok", "tabular, 60 samples, 20 to test on"), "a part is kept aside for testing"
 
 

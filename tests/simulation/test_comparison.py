@@ -1,0 +1,155 @@
+"""`fedserver simulate` with several methods: one model, settings for one of them, and a table that says what its numbers are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import attune
+from attune.fedclient.console import kept_words
+from attune.fedserver.cli import cli
+from tests.e2e.harness import tabular_shard
+
+QUICK = ("--rounds", "2", "--seed", "3", "--set", "train.local_epochs=1")
+SETTINGS = {"train.local_epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("shards")
+    for n in range(3):
+        tabular_shard(folder / f"site{n}", seed=n, samples=24 + n)
+    return str(folder / "*")
+
+
+def run(data: str, *words: str) -> Result:
+    return CliRunner().invoke(cli, ["simulate", "--data", data, *QUICK, *words])
+
+
+def lines(data: str, *words: str) -> list[str]:
+    done = run(data, *words)
+    assert done.exit_code == 0, done.output
+    return done.stdout.splitlines()
+
+
+def models_in(head: str) -> str:
+    assert head.startswith("model: "), head
+    return head
+
+
+def test_methods_are_compared_with_one_model_which_the_head_names(data: str) -> None:
+    assert models_in(lines(data, "--method", "local,fedavg,fedtp")[0]) == "model: transformer, for all methods"
+    assert models_in(lines(data, "--method", "local,fedavg")[0]) == "model: dnn, for all methods"
+    assert models_in(lines(data, "--method", "fedtp")[0]) == "model: transformer"
+
+
+def test_a_method_that_cannot_use_the_model_has_its_own_and_the_head_says_why(data: str) -> None:
+    head = lines(data, "--method", "local,fedtp,fedavg", "--model", "dnn")[:2]
+    assert head[0] == "model: dnn (local, fedavg), transformer (fedtp)"
+    assert head[1].startswith("fedtp cannot use dnn: ") and "qkv" in head[1]
+
+
+def test_a_model_of_ones_own_that_one_method_cannot_use(data: str) -> None:
+    head = lines(data, "--method", "fedavg,fedtp", "--model", "tests.simulation.test_comparison:linear")[:2]
+    assert head[0] == "model: tests.simulation.test_comparison:linear (fedavg), transformer (fedtp)"
+    assert head[1].startswith("fedtp cannot use tests.simulation.test_comparison:linear: ")
+
+
+def linear(spec):
+    """Return a linear model, which has no attention."""
+    from torch import nn
+
+    return nn.Linear(spec.shape[0], spec.classes)
+
+
+def test_a_model_that_no_method_can_use_ends_it_before_any_training(data: str, tmp_path: Path) -> None:
+    done = run(data, "--method", "fedavg,local", "--model", "convnet", "--out", str(tmp_path / "out"))
+    assert done.exit_code == 2 and "convnet" in done.output and not (tmp_path / "out").exists()
+
+
+def test_a_setting_for_one_of_several_methods(data: str) -> None:
+    words = ("--method", "fedavg,fedavg+ft", "--set", "fedavg+ft:method.tune_epochs=2", "--set", "fedavg+ft:method.tune_lr=0.2")
+    printed = lines(data, *words)
+    settings = {**SETTINGS, "method.tune_epochs": 2, "method.tune_lr": 0.2}
+    table = attune.simulate(data, "fedavg+ft", rounds=2, seed=3, settings=settings, progress=False).table()
+    means = [line.split() for line in printed if line.startswith("mean") and "fedavg+ft" in line]
+    assert f"{table.mean('kept'):.3f}" in means[0]
+    usual = attune.simulate(data, "fedavg+ft", rounds=2, seed=3, settings=SETTINGS, progress=False).table()
+    assert [row.accuracy for row in usual] != [row.accuracy for row in table], "else the setting changes nothing"
+
+
+def test_a_value_may_have_colons_and_equal_signs(data: str) -> None:
+    done = run(data, "--method", "fedavg,local", "--set", "fedavg:model.name=tests.simulation.test_comparison:linear=x")
+    assert done.exit_code == 2 and "tests.simulation.test_comparison:linear=x" in done.output
+
+
+def test_a_model_for_one_method(data: str) -> None:
+    head = lines(data, "--method", "local,fedavg", "--set", "fedavg:model.name=mlr")[0]
+    assert head == "model: dnn (local), mlr (fedavg)"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("fedavg+tf:method.tune_epochs=2", "did you mean 'fedavg+ft'"),
+        ("fedprox:method.mu=1", "fedprox is not among the methods of this comparison (local, fedavg+ft)"),
+        ("fedavg+ft:method.tune_epoch=2", "did you mean 'tune_epochs'"),
+        (":method.tune_epochs=2", "--set takes"),
+        ("fedavg+ft:=2", "--set takes"),
+        ("fedavg+ft:method.tune_epochs", "--set takes"),
+        ("method.tune_epochs=2", "--set fedavg+ft:method.tune_epochs=2"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_any_training(data: str, tmp_path: Path, assignment: str, said: str) -> None:
+    done = run(data, "--method", "local,fedavg+ft", "--set", assignment, "--out", str(tmp_path / "out"))
+    assert done.exit_code == 2 and said in done.output, done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_wrong_methods_and_settings_are_named_at_once(data: str) -> None:
+    done = run(data, "--method", "fedavgg,fedtpp,local")
+    assert done.exit_code == 2 and "'fedavgg'" in done.output and "'fedtpp'" in done.output
+    done = run(data, "--method", "fedavg,fedprox", "--set", "fedavg:train.lr=-1", "--set", "fedprox:method.my=1")
+    assert "train.lr" in done.output and "method.my" in done.output, done.output
+
+
+def test_the_table_says_what_is_kept_what_is_served_and_who_is_harmed(data: str) -> None:
+    methods = ("local", "fedavg", "fedper")
+    printed = lines(data, "--method", ",".join(methods))
+    head = re.split(r"  +", printed[1].strip())
+    assert head == ["device", "samples", "method", "kept", "own", "served", "verdict", "harmed", "keeps"]
+    results = {m: attune.simulate(data, m, rounds=2, seed=3, settings=SETTINGS, progress=False) for m in methods}
+    body = [re.split(r"  +", line.strip()) for line in printed[2:]]
+    for site in range(3):
+        for at, method in enumerate(methods):
+            row, cells = results[method].table()[site], body[3 * site + at]
+            assert cells[:3] == [f"site{site}", str(row.samples), method]
+            assert cells[3] == f"{results[method].status['clients'][site]['accuracy_kept']:.3f}"
+            assert cells[4] == f"{row.accuracy:.3f}"
+            assert cells[5] == (
+                "-" if method == "local" else f"{results[method].status['clients'][site]['accuracy_before']:.3f}"
+            )
+            assert cells[6] == (row.verdict or "-") and cells[7] in ("yes", "no")
+            assert cells[8] == row.keeps
+    means = body[9:12]
+    assert [cells[0] for cells in means] == ["mean"] * 3
+    for method, cells in zip(methods, means, strict=True):
+        assert cells[2] == f"{results[method].table().mean('kept'):.3f}", cells
+        assert re.fullmatch(r"\d of 3", cells[-1])
+
+
+def test_keeps_has_the_words_of_the_device(data: str) -> None:
+    result = attune.simulate(data, "fedper", rounds=2, seed=3, settings=SETTINGS, baseline="local", progress=False)
+    for row in result.table():
+        assert row.keeps == kept_words(result._outcome.results[row.device])
+        assert re.search(r"a blend of .*\d\.\d\d, .*\d\.\d\d \(weighted on \d+ samples|the \w+ model \(", row.keeps), row.keeps
+    assert any("blend of" in row.keeps for row in result.table()), "else the shares are never shown"
+
+
+def test_without_rivals_it_says_how_to_learn_who_is_harmed(data: str) -> None:
+    printed = lines(data, "--method", "fedper")
+    assert any("add local and fedavg to --method" in line for line in printed)
+    assert not any("add local" in line for line in lines(data, "--method", "fedper,local"))
