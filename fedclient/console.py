@@ -123,17 +123,16 @@ def comparison_of(result: OrderResult) -> list[str]:
     lines.append(f"{subject} {WORDS[finding_of(comparisons)]}")
     if result.no_better_than_constant:
         lines.append(f"no better than a constant answer, which has {result.accuracy_constant:.3f}")
-    return [*lines, _kept(result)]
+    return [*lines, f"kept: {kept_words(result)}"]
 
 
-def _kept(result: OrderResult) -> str:
+def kept_words(result: OrderResult) -> str:
+    """Describe what the device predicts with: one model, or a blend with the weight of each model."""
     if not result.weights:
-        return f"kept: the {result.own} model (not chosen)"
+        return f"the {result.own} model (not chosen)"
     shares = ", ".join(f"{name} {weight:.2f}" for name, weight in result.weights.items())
     if len(result.weights) == 1:
-        return (
-            f"kept: the {result.kept} model (the {result.own} one is no better than a constant answer on its training samples)"
-        )
+        return f"the {result.kept} model (the {result.own} one is no better than a constant answer on its training samples)"
     if not result.validation_samples:
-        return f"kept: a blend of {shares} (nothing could be held out to weigh them by)"
-    return f"kept: a blend of {shares} (weighted on {result.validation_samples} samples held out of training)"
+        return f"a blend of {shares} (nothing could be held out to weigh them by)"
+    return f"a blend of {shares} (weighted on {result.validation_samples} samples held out of training)"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
 from attune.common import homes
-from attune.common.config import load_settings
-from attune.fedclient.table_options import table_options
+from attune.fedclient.table_options import read_options, table_options
 from attune.fedclient.work.executor import EXECUTORS
-
-if TYPE_CHECKING:
-    from attune.simulation.result import SimulationResult
 
 
 @click.command()
@@ -24,10 +19,19 @@ if TYPE_CHECKING:
 @table_options
 @click.option("--benchmark", metavar="NAME", help="A recipe that compares methods: docs/choosing.md has them.")
 @click.option("--method", "methods", default="fedtp", show_default=True, help="Methods, with commas between them.")
-@click.option("--model", help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data).")
+@click.option(
+    "--model",
+    help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data, one that all methods can use).",
+)
 @click.option("--rounds", type=click.IntRange(1), help="Rounds to train (default 40).")
 @click.option("--seed", type=int, help="Seed of every random draw (default 0).")
-@click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any setting, such as method.sigma=50.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="[METHOD:]A.B=C",
+    help="Any setting, such as method.sigma=50; for one method of several: fedavg+ft:method.tune_epochs=20.",
+)
 @click.option("--config", type=click.Path(path_type=Path), help="A federation.toml.")
 @click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on each device alone, for comparison.")
 @click.option(
@@ -67,34 +71,28 @@ def simulate(
         return
     if not data:
         raise click.UsageError("say --data SHARD, or --benchmark NAME")
+    from attune.simulation.arguments import data_by_name, read_shards
+    from attune.simulation.compared_methods import Comparison
+    from attune.simulation.comparison_table import comparison
     from attune.simulation.simulate import simulate as run
     from attune.simulation.trial import try_executors as measure_executors
 
-    settings, results = load_settings(config, assignments, {}), {}
     names = list(dict.fromkeys(name.strip() for name in methods.split(",")))
+    members = read_shards(data_by_name(data), read_options({"label": label, **table}))
+    compared = Comparison(names, members, model, rounds, seed).methods(config, assignments)
     if try_executors:
-        click.echo(repr(measure_executors(data, names[0], model, seed, settings, label=label, table=table)))
+        click.echo(repr(measure_executors(members, names[0], None, seed, compared[0].settings)))
         return
-    for method in names:
-        click.echo(f"{method} ...", err=True)
-        place = home / method if home else None
-        results[method] = run(
-            data,
-            method,
-            model,
-            rounds,
-            seed,
-            settings,
-            baseline,
-            place,
-            executor,
-            dashboard=dashboard,
-            label=label,
-            table=table,
+    results = {}
+    for method in compared:
+        click.echo(f"{method.name} ...", err=True)
+        place = home / method.name if home else None
+        results[method.name] = run(
+            members, method.name, None, rounds, seed, method.settings, baseline, place, executor, dashboard=dashboard
         )
         if out is not None:
-            results[method].save(out / method)
-    for line in comparison(results):
+            results[method.name].save(out / method.name)
+    for line in comparison(compared, results, members):
         click.echo(line)
 
 
@@ -118,40 +116,6 @@ def run_recipe(name: str, data: tuple[str, ...], out: Path, seed: int | None) ->
     for line in picture.lines(recipe, rows):
         click.echo(line)
     click.echo(f"rows in {out / recipe.name}.csv, picture in {picture.picture(recipe, rows, out / f'{recipe.name}.png')}")
-
-
-def comparison(results: Mapping[str, SimulationResult]) -> list[str]:
-    """Return a table of accuracies: a line for each device, a column for each method.
-
-    Accuracies are those of the model that the method leads to. Below the devices follow the means, the mean accuracy of
-    constant answers, and the methods that are no better than constant answers.
-    """
-    tables = {method: {row.device: row for row in result.table()} for method, result in results.items()}
-    devices = sorted(set().union(*tables.values()))
-    width = max(map(len, ("constant", *devices)))
-    lines = [f"{'device':<{width}}  {'samples':>7}" + "".join(f"  {method:>{_wide(method)}}" for method in results)]
-    for device in devices:
-        cells = [_cell(method, table[device].accuracy) for method, table in tables.items()]
-        samples = next(iter(tables.values()))[device].samples
-        lines.append(f"{device:<{width}}  {samples:>7}" + "".join(cells))
-    means = {method: result.table().mean("accuracy") for method, result in results.items()}
-    constants = {method: result.table().mean("constant") for method, result in results.items()}
-    for name, averages in (("mean", means), ("constant", constants)):
-        if any(value is not None for value in averages.values()):
-            lines.append(f"{name:<{width}}  {'':>7}" + "".join(_cell(method, value) for method, value in averages.items()))
-    beaten = [
-        m for m, mean in means.items() if mean is not None and (constant := constants[m]) is not None and mean <= constant
-    ]
-    return [*lines, *([f"no better than a constant answer: {', '.join(beaten)}"] if beaten else [])]
-
-
-def _wide(method: str) -> int:
-    return max(5, len(method))
-
-
-def _cell(method: str, accuracy: float | None) -> str:
-    text = "-" if accuracy is None else f"{accuracy:.3f}"
-    return f"  {text:>{_wide(method)}}"
 
 
 @click.command()

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attune.common.errors import SettingError, nearest
+from attune.common.methods.registry import configured_in
+from attune.common.plan import Plan
 from attune.common.statistics import Finding, interval_of
+from attune.common.task import TaskName
+from attune.fedclient.console import kept_words
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.comparison import comparisons_of, finding_of
 from attune.fedclient.work.executor import SEQUENTIAL, Executor
@@ -67,12 +71,44 @@ class SimulationResult:
         """The object that `fedserver export` writes as summary.json: accuracies by the protocols of both papers, curves."""
         from attune.fedserver.view.export import summarised
 
-        assert self._outcome.snapshot.plan is not None  # noqa: S101 (it is over, so it had one)
-        return dict(msgspec.to_builtins(summarised(self._outcome.snapshot, self._outcome.snapshot.plan)))
+        return dict(msgspec.to_builtins(summarised(self._outcome.snapshot, self._plan)))
 
     def table(self) -> DeviceTable:
         """Return a row for each device: its accuracies, and whether its own model is better than the others."""
-        return DeviceTable([_row_of(name, result) for name, result in sorted(self._outcome.results.items())])
+        served = self._served()
+        return DeviceTable([_row_of(name, result, served[name]) for name, result in sorted(self._outcome.results.items())])
+
+    @property
+    def devices(self) -> list[str]:
+        """Names of the devices that ended with a model, sorted."""
+        return sorted(self._outcome.results)
+
+    @property
+    def task(self) -> TaskName:
+        """Task of the federation."""
+        return self._plan.task
+
+    @property
+    def _plan(self) -> Plan:
+        assert self._outcome.snapshot.plan is not None  # noqa: S101 (it is over, so it had one)
+        return self._outcome.snapshot.plan
+
+    def _served(self) -> dict[str, float | None]:
+        """Return for each device the accuracy of what the server sends, before any training on the device.
+
+        It is None if the server sends no model. Some evaluations do not measure it: of methods that are judged after training,
+        with the dial, and with fine-tuning before prediction. Then it is the accuracy from which the last round of training
+        began, or that of the common model.
+        """
+        method, results = configured_in(self._plan).method, self._outcome.results
+        if set(method.kinds) == {"private"}:
+            return dict.fromkeys(results)
+        if method.predictor == "fine-tune":
+            return {name: result.accuracy_common for name, result in results.items()}
+        if method.evaluate == "trained" or self._plan.method_options.get("dial"):
+            before = {client["name"]: client["before"] for client in self.summary["clients"]}
+            return {name: before.get(name) for name in results}
+        return {name: result.accuracy_before for name, result in results.items()}
 
     def model(self, name: str) -> Model:
         """Return the finished model of a device.
@@ -135,10 +171,9 @@ class SimulationResult:
         from attune.fedserver.view import export
 
         out, snapshot = Path(folder).expanduser(), self._outcome.snapshot
-        assert snapshot.plan is not None  # noqa: S101 (it is over, so it had one)
         (out / "models").mkdir(parents=True, exist_ok=True)
         export.write_state(snapshot, self._state.storage.blobs, out)
-        export.write_tables(snapshot, snapshot.plan, out, self._outcome.reported, self._outcome.troubles)
+        export.write_tables(snapshot, self._plan, out, self._outcome.reported, self._outcome.troubles)
         with (out / "table.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, [column.name for column in fields(DeviceRow)])
             writer.writeheader()
@@ -163,9 +198,12 @@ class DeviceRow:
         common: Accuracy of the model that all devices share.
         personalized: Accuracy of the device's own model.
         accuracy: Accuracy of the model that the method leads to, which is one of these three.
+        kept: Accuracy of what the device predicts with in the end: one of these models, or a blend of them.
+        served: Accuracy of what the server sends, before any training on the device; None if it sends no model.
         constant: Accuracy of the constant answer that is best for the training part.
         interval: 95 % interval of `accuracy`; None for R2.
         verdict: Whether the method's model is better than the others.
+        keeps: What the device predicts with, in the words of `fedclient`: one model, or a blend with its weights.
     """
 
     device: str
@@ -174,9 +212,12 @@ class DeviceRow:
     common: float | None
     personalized: float | None
     accuracy: float | None
+    kept: float | None
+    served: float | None
     constant: float | None
     interval: tuple[float, float] | None
     verdict: Finding | None
+    keeps: str
 
 
 class DeviceTable(Sequence[DeviceRow]):
@@ -197,7 +238,7 @@ class DeviceTable(Sequence[DeviceRow]):
     def __repr__(self) -> str:
         """Return an aligned table with a line of means at the end."""
         names = [field.name for field in fields(DeviceRow)]
-        lines = [names, *(_cells(row) for row in self._rows), ["mean", "", *(_text(self.mean(name)) for name in names[2:7])]]
+        lines = [names, *(_cells(row) for row in self._rows), ["mean", "", *(_text(self.mean(name)) for name in names[2:9])]]
         widths = [max(len(line[at]) for line in lines if at < len(line)) for at in range(len(names))]
         return "\n".join(_line(line, widths) for line in lines)
 
@@ -214,7 +255,7 @@ class DeviceTable(Sequence[DeviceRow]):
         return pandas.DataFrame(rows).drop(columns="interval").set_index("device")
 
 
-def _row_of(name: str, result: OrderResult) -> DeviceRow:
+def _row_of(name: str, result: OrderResult, served: float | None) -> DeviceRow:
     """Return a device's row, from the result of its last order."""
     accuracies, samples = result.accuracies, result.test_samples or 0
     accuracy = accuracies[result.own]
@@ -226,16 +267,19 @@ def _row_of(name: str, result: OrderResult) -> DeviceRow:
         common=accuracies.get("common"),
         personalized=accuracies.get("personalized"),
         accuracy=accuracy,
+        kept=result.accuracy,
+        served=served,
         constant=result.accuracy_constant,
         interval=None if accuracy is None or not samples else interval_of(accuracy, samples, result.task),
         verdict=finding_of(comparisons) if comparisons else None,
+        keeps=kept_words(result),
     )
 
 
 def _cells(row: DeviceRow) -> list[str]:
     interval = "-" if row.interval is None else f"{row.interval[0]:.3f} to {row.interval[1]:.3f}"
-    accuracies = [_text(value) for value in (row.local, row.common, row.personalized, row.accuracy, row.constant)]
-    return [row.device, str(row.samples), *accuracies, interval, row.verdict or "-"]
+    scores = (row.local, row.common, row.personalized, row.accuracy, row.kept, row.served, row.constant)
+    return [row.device, str(row.samples), *map(_text, scores), interval, row.verdict or "-", row.keeps]
 
 
 def _text(value: float | None) -> str:

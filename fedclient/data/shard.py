@@ -63,6 +63,11 @@ class Shard:
         return self.task == "classes" and self.train_y.ndim == 2
 
     @property
+    def test_places(self) -> npt.NDArray[np.intp] | None:
+        """The group of each test sample as a number from 0 on, (N,); None without groups."""
+        return None if self.test_groups is None else np.unique(self.test_groups, return_inverse=True)[1]
+
+    @property
     def labels(self) -> list[Label]:
         """Declared or distinct classes; in other tasks the names of the columns of y."""
         if self.task != "classes":

@@ -242,7 +242,13 @@ class Model:
     def evaluate(self, shard: Shard) -> tuple[float, int]:
         """Return (accuracy, samples) on the test part. With a label per position, the accuracy is over all positions.
 
-        For other tasks it is R2 or label accuracy (common.task).
+        For other tasks it is R2 or label accuracy (common.task). Errors are those of `right`.
+        """
+        right = self.right(shard)
+        return mean_score(right), len(right)
+
+    def right(self, shard: Shard) -> Tensor:
+        """Return which labels of the test part it predicts, (N,) or (N, T) bool; in other tasks scores (N,).
 
         Raises:
             UndeclaredLabels: The test part has unknown labels.
@@ -257,8 +263,7 @@ class Model:
             raise ShardError(f"shard {shard.path} has no test samples to evaluate on")
         features = prepare_features(shard.test_x, self.info.model, self.standardiser, f"shard {shard.name}")
         _, y = y_of(shard, self.info.task, self.info.classes, self.info.targets)
-        right = self.measure.right(torch.from_numpy(self.answers_of(features)), torch.from_numpy(y))
-        return mean_score(right), len(right)
+        return self.measure.right(torch.from_numpy(self.answers_of(features)), torch.from_numpy(y))
 
     def answers_of(self, features: Tensor) -> npt.NDArray[Any]:
         """Return indices into `classes`, (N,), or (N, T) with a label per position; (N, K) for other tasks."""

@@ -18,14 +18,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from attune.common.methods.registry import get
 from attune.common.statistics import LEVEL, holm, mcnemar
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.work.comparison import sign_flip
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.samples import Source
 from attune.simulation.partition.split import write_shards
-from attune.simulation.recipes.catalogue import LOCAL, RIVALS, Recipe, RecipeMethod, RecipePoint
+from attune.simulation.recipes.catalogue import RIVALS, Recipe, RecipeMethod, RecipePoint
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulate import simulate
 
@@ -39,7 +38,7 @@ class RecipeRow(msgspec.Struct, frozen=True):
 
     Attributes:
         judged: Mean accuracy by the method's own protocol.
-        served: Mean accuracy of what the server sends (`_served`).
+        served: Mean accuracy of what the server sends, before any training on the device (simulation.result.DeviceRow).
         bytes: Bytes that a device sent and received in all rounds.
     """
 
@@ -126,8 +125,7 @@ def right_of(result: SimulationResult, shards: Sequence[Path]) -> Right:
 
 def groups_of(shard: Path) -> Groups | None:
     """Return the group of each test sample as a number from 0 on, (n,); None without groups."""
-    groups = load_shard(shard).test_groups
-    return None if groups is None else np.unique(groups, return_inverse=True)[1]
+    return load_shard(shard).test_places
 
 
 def _row(
@@ -154,7 +152,7 @@ def _row(
         pooled=round(float(np.concatenate([right_n.reshape(-1) for right_n in mine.values()]).mean()), 4),
         worst=round(min(accuracies), 4),
         judged=mean_of("accuracy"),
-        served=_served(entry, result),
+        served=_mean_or_none([row.served for row in result.table()]),
         constant=mean_of("accuracy_constant"),
         harmed=round(fmean(harmed(mine[name], rivals_of[name]) for name in mine), 4),
         harmed_by_groups=round(fmean(harmed(mine[name], rivals_of[name], groups[name]) for name in mine), 4),
@@ -163,22 +161,9 @@ def _row(
     )
 
 
-def _served(entry: RecipeMethod, result: SimulationResult) -> float | None:
-    """Return the mean accuracy of what the server sends, before any training on the device; None if it sends no model.
-
-    Some evaluations do not measure this: of methods that are judged after training, with the dial, and with fine-tuning before
-    prediction. Then it is the accuracy from which the last round of training began, or that of the common model.
-    """
-    method, clients = get(entry.method), result.status["clients"]
-    if entry.label == LOCAL:
-        return None
-    if method.predictor == "fine-tune":
-        accuracies = [client["accuracy_common"] for client in clients]
-    elif method.evaluate == "trained" or entry.settings.get("method.dial"):
-        accuracies = [client["before"] for client in result.summary["clients"]]
-    else:
-        accuracies = [client["accuracy_before"] for client in clients]
-    return round(fmean(accuracies), 4) if accuracies and None not in accuracies else None
+def _mean_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(fmean(known), 4) if known and len(known) == len(values) else None
 
 
 def harmed(mine: npt.NDArray[np.bool_], rivals: Mapping[str, npt.NDArray[np.bool_]], groups: Groups | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""`fedserver simulate` with several methods: one model, settings for one of them, and a table that says what its numbers are."""
+"""`fedserver simulate` with several methods: one model, settings for one of them, and a table that explains its numbers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import attune
+from attune.common.errors import AttuneError
 from attune.fedclient.console import kept_words
 from attune.fedserver.cli import cli
 from tests.e2e.harness import tabular_shard
@@ -26,7 +27,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(data: str, *words: str) -> Result:
-    return CliRunner().invoke(cli, ["simulate", "--data", data, *QUICK, *words])
+    """Run the command. An error of Attune's becomes its exit code and the end of the output, as in the entry point."""
+    done = CliRunner().invoke(cli, ["simulate", "--data", data, *QUICK, *words])
+    if isinstance(done.exception, AttuneError):
+        done.exit_code, done.output_bytes = done.exception.exit_code, done.output_bytes + str(done.exception).encode()
+    return done
 
 
 def lines(data: str, *words: str) -> list[str]:
@@ -71,9 +76,9 @@ def test_a_model_that_no_method_can_use_ends_it_before_any_training(data: str, t
 
 
 def test_a_setting_for_one_of_several_methods(data: str) -> None:
-    words = ("--method", "fedavg,fedavg+ft", "--set", "fedavg+ft:method.tune_epochs=2", "--set", "fedavg+ft:method.tune_lr=0.2")
+    words = ("--method", "fedavg,fedavg+ft", "--set", "fedavg+ft:method.tune_epochs=7", "--set", "fedavg+ft:train.lr=0.1")
     printed = lines(data, *words)
-    settings = {**SETTINGS, "method.tune_epochs": 2, "method.tune_lr": 0.2}
+    settings = {**SETTINGS, "method.tune_epochs": 7, "train.lr": 0.1}
     table = attune.simulate(data, "fedavg+ft", rounds=2, seed=3, settings=settings, progress=False).table()
     means = [line.split() for line in printed if line.startswith("mean") and "fedavg+ft" in line]
     assert f"{table.mean('kept'):.3f}" in means[0]

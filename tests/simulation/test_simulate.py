@@ -99,12 +99,13 @@ def test_the_table_has_a_row_for_each_device() -> None:
         assert row.local == client["accuracy_local"] is not None
         assert row.common is None, "fedper's heads never leave a device: there is no common model"
         assert row.personalized == row.accuracy == client["accuracy"] is not None
+        assert (row.kept, row.served) == (client["accuracy_kept"], client["accuracy_before"])
         assert row.interval == wilson(row.personalized, client["test_samples"])
         assert row.verdict in ("better", "worse", "unclear")
     assert table.mean("personalized") == pytest.approx(sum(row.personalized for row in table) / 3)
     lines = str(table).splitlines()
-    head = ["device", "samples", "local", "common", "personalized", "accuracy", "constant", "interval", "verdict"]
-    assert lines[0].split() == head
+    scores = ["local", "common", "personalized", "accuracy", "kept", "served", "constant"]
+    assert lines[0].split() == ["device", "samples", *scores, "interval", "verdict", "keeps"]
     assert [line.split()[0] for line in lines[1:]] == ["site0", "site1", "site2", "mean"]
 
 

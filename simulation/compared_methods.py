@@ -1,0 +1,189 @@
+"""Methods of one comparison: the settings of each, and one model for all methods that can use it.
+
+Everything is tried before anything trains, so that all problems are named at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attune.common.config import load_settings, merge
+from attune.common.errors import AttuneError, SettingError, together
+from attune.common.methods import registry as methods
+from attune.common.methods.fit import check_model
+from attune.common.models.registry import model_for
+from attune.common.plan import Kind, Profile
+from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedserver.core import planning
+from attune.simulation.arguments import overrides
+from attune.simulation.federation import FEDERATION
+
+
+@dataclass(frozen=True)
+class ComparedMethod:
+    """A method with its settings.
+
+    Attributes:
+        settings: By section, in the shape of a federation.toml.
+        why: Why it cannot use the model of the other methods; empty if it has it.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What all methods of a comparison have in common.
+
+    Attributes:
+        names: The methods, in the order of the table.
+        members: The shard of each device.
+        model: The model that the user chose for all methods, if any.
+        rounds: Number of rounds, if given.
+        seed: Seed of every random draw, if given.
+    """
+
+    names: Sequence[str]
+    members: Mapping[str, LazyShard]
+    model: str | None = None
+    rounds: int | None = None
+    seed: int | None = None
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """Description of each device's data."""
+        return {name: shard.profile for name, shard in self.members.items()}
+
+    def methods(self, config: Path | None, assignments: Sequence[str]) -> list[ComparedMethod]:
+        """Return the methods, tried with these data.
+
+        Args:
+            config: A federation.toml, for all methods.
+            assignments: Settings as `section.key=value`, for all methods, or `METHOD:section.key=value`, for one of them.
+
+        Raises:
+            SettingError: A method, setting or model is unknown or cannot be used. It names the problems of all methods.
+        """
+        common, single = _by_method(assignments, self.names)
+        settings: dict[str, dict[str, Any]] = {}
+        resolved: dict[str, planning.ResolvedSettings] = {}
+        problems: dict[str, Exception] = {}
+        for name in self.names:
+            try:
+                settings[name] = load_settings(config, [*common, *single[name]], {})
+                resolved[name] = planning.resolve(self._overrides(name, {**settings[name], "model": {}}))
+            except AttuneError as error:
+                problems[name] = error
+        if problems:
+            raise together({name: _with_hint(error, common, list(resolved)) for name, error in problems.items()})
+        fixed = {name for name in self.names if any(text.partition("=")[0] == "model.name" for text in single[name])}
+        chosen = self.model or self._usual_for_all(resolved, settings)
+        for name in self.names if chosen else ():
+            settings[name] = settings[name] if name in fixed else merge(settings[name], {"model": {"name": chosen}})
+        return self._tried(settings, fixed)
+
+    def _overrides(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return overrides(len(self.members), name, None, self.rounds, self.seed, settings)
+
+    def _usual_for_all(
+        self, resolved: Mapping[str, planning.ResolvedSettings], settings: Mapping[str, Mapping[str, Any]]
+    ) -> str | None:
+        """Return a model for all methods whose settings name none; None if the usual model of all of them is the same."""
+        kind = next(iter(self.members.values())).profile.kind
+        free = [name for name, of in settings.items() if not of.get("model", {}).get("name")]
+        roles = [planning.roles_of(resolved[name].method) for name in free]
+        if len({_model_for(kind, of) for of in roles}) <= 1:
+            return None
+        return _model_for(kind, frozenset().union(*roles)) or model_for(kind, frozenset())
+
+    def _tried(self, settings: Mapping[str, Mapping[str, Any]], fixed: set[str]) -> list[ComparedMethod]:
+        """Try each method with its model, or else with its usual one, unless the user chose a model for this method alone."""
+        failed: dict[str, Exception] = {}
+        for name in self.names:
+            try:
+                self._try(name, settings[name])
+            except SettingError as error:
+                failed[name] = error
+        if len(failed) == len(self.names):
+            raise together(failed)
+        compared, problems = [], {}
+        for name in self.names:
+            if name not in failed:
+                compared.append(ComparedMethod(name, settings[name]))
+                continue
+            usual = {section: values for section, values in settings[name].items() if section != "model"}
+            try:
+                if name in fixed:
+                    raise failed[name]
+                self._try(name, usual)
+                model = settings[name].get("model", {}).get("name", "the model")
+                compared.append(ComparedMethod(name, usual, f"{name} cannot use {model}: {failed[name]}"))
+            except SettingError:
+                problems[name] = failed[name]
+        if problems:
+            raise together(problems)
+        return compared
+
+    def _try(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Make the plan and the model of a method, as a server does before round 1.
+
+        Raises:
+            SettingError: The settings do not fit the data, or the model does not fit the method.
+        """
+        resolved = planning.resolve(self._overrides(name, settings))
+        plan = planning.make_plan(resolved, self.profiles, FEDERATION)
+        check_model(plan.model, resolved.configured, resolved.seed)
+
+
+def _by_method(assignments: Sequence[str], names: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the assignments for all methods, and those for single methods.
+
+    Raises:
+        SettingError: Assignments name methods that are unknown or not compared. It names all of them.
+    """
+    common: list[str] = []
+    single: dict[str, list[str]] = {name: [] for name in names}
+    problems: dict[str, Exception] = {}
+    for text in assignments:
+        method, colon, rest = text.partition("=")[0].partition(":")
+        if not colon or (method not in single and "." in method):
+            common.append(text)
+        elif method in single and rest:
+            single[method].append(text[len(method) + 1 :])
+        else:
+            problems[f"--set {text}"] = _no_method(text, method, names)
+    if problems:
+        raise together(problems)
+    return common, single
+
+
+def _no_method(text: str, method: str, names: Sequence[str]) -> SettingError:
+    if not method or method in names:
+        return SettingError(f"--set takes section.key=value, or METHOD:section.key=value for one method, not {text!r}")
+    try:
+        methods.get(method)
+    except SettingError as error:
+        return error
+    return SettingError(f"--set {text}: {method} is not among the methods of this comparison ({', '.join(names)})")
+
+
+def _with_hint(error: Exception, common: Sequence[str], others: Sequence[str]) -> Exception:
+    """Return an error about a setting of all methods that only another method has, with the way to give it to that one."""
+    for text in common:
+        key = text.partition("=")[0]
+        if others and isinstance(error, SettingError) and key.startswith("method.") and f"no setting {key}" in str(error):
+            return SettingError(f"{error}; for one method alone: --set {others[0]}:{text}")
+    return error
+
+
+def _model_for(kind: Kind, roles: frozenset[str]) -> str:
+    """Return the usual model for these roles; empty if no built-in model has them."""
+    try:
+        return model_for(kind, roles)
+    except SettingError:
+        return ""

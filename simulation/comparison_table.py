@@ -1,0 +1,148 @@
+"""The table of `fedserver simulate`: what devices keep, what they are served, the verdicts, and who is harmed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from attune.common.metrics import Rival
+from attune.common.paired import findings_of, pairs_of
+from attune.common.task import TASKS
+from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.work.comparison import Places, compared
+from attune.simulation.compared_methods import ComparedMethod
+from attune.simulation.result import DeviceRow, SimulationResult
+
+RIVALS: Mapping[str, Rival] = {"local": "local", "fedavg": "common"}  # methods -> what they are rivals as
+HEADS = ("device", "samples", "method", "kept", "own", "served", "verdict", "harmed", "keeps")
+LEFT = {"device", "method", "keeps"}  # columns of words; the others are aligned to the right
+
+Right = Mapping[str, Tensor]  # for each device, the scores of its model on its test samples, (N,) or (N, T)
+
+
+def comparison(
+    methods: Sequence[ComparedMethod], results: Mapping[str, SimulationResult], members: Mapping[str, LazyShard]
+) -> list[str]:
+    """Return the lines of the table: for each device a row for each method, then the means, and what the columns mean.
+
+    Args:
+        methods: The methods, in the order of the table.
+        results: Result of each method.
+        members: The shard of each device.
+    """
+    right = {name: _right(result, members) for name, result in results.items()}
+    harm = {name: _harm(name, right, members) for name in results}
+    rows = {name: {row.device: row for row in result.table()} for name, result in results.items()}
+    lines: list[Sequence[str]] = [HEADS]
+    for device in sorted(members):
+        lines += [_cells(name, of[device], harm[name][device]) for name, of in rows.items() if device in of]
+    lines += [_means(name, result, harm[name]) for name, result in results.items()]
+    return [*_head(methods, results), *_aligned(lines), *_notes(results, harm)]
+
+
+def harmed(mine: Tensor, rivals: Mapping[Rival, Tensor], groups: Places | None = None) -> bool | None:
+    """Return whether a device's model is worse than a rival by more than chance; None without rivals.
+
+    The test is that of the verdict: exact and paired, with Holm's correction. Equal models are called harmed in at most 5 %.
+
+    Args:
+        mine: Scores of the device's model on its test samples, (N,) or (N, T).
+        rivals: The same for each rival.
+        groups: Number of each test sample's group, (N,). A group counts once.
+    """
+    numbers: dict[str, float] = {"test_samples": len(mine)}
+    for name, theirs in rivals.items():
+        numbers |= compared(mine, theirs, name, groups)
+    return "worse" in findings_of(pairs_of(numbers)).values() if rivals else None
+
+
+def _right(result: SimulationResult, members: Mapping[str, LazyShard]) -> Right:
+    """Return the scores of what each device predicts with. Devices without a test part are absent."""
+    return {
+        name: result.model(name).right(member.load())
+        for name, member in members.items()
+        if member.profile.test_samples and name in result.devices
+    }
+
+
+def _harm(method: str, right: Mapping[str, Right], members: Mapping[str, LazyShard]) -> dict[str, bool | None]:
+    rivals = {rival: right[name] for name, rival in RIVALS.items() if name in right and name != method}
+    harm: dict[str, bool | None] = {}
+    for device, member in members.items():
+        if device not in right[method] or not rivals:
+            harm[device] = None
+            continue
+        others = {rival: of[device] for rival, of in rivals.items() if device in of}
+        harm[device] = harmed(right[method][device], others, member.load().test_places)
+    return harm
+
+
+def _head(methods: Sequence[ComparedMethod], results: Mapping[str, SimulationResult]) -> list[str]:
+    """Return a line with the model of the methods, and one for each method that cannot use the model of the others."""
+    by_model: dict[str, list[str]] = {}
+    for name, result in results.items():
+        by_model.setdefault(str(result.summary["model"]), []).append(name)
+    if len(by_model) == 1:
+        words = next(iter(by_model)) + (", for all methods" if len(results) > 1 else "")
+    else:
+        words = ", ".join(f"{model} ({', '.join(names)})" for model, names in by_model.items())
+    return [f"model: {words}", *(method.why for method in methods if method.why)]
+
+
+def _cells(method: str, row: DeviceRow, harm: bool | None) -> tuple[str, ...]:
+    scores = (_score(row.kept), _score(row.accuracy), _score(row.served))
+    return row.device, str(row.samples), method, *scores, row.verdict or "-", _yes_or_no(harm), row.keeps
+
+
+def _means(method: str, result: SimulationResult, harm: Mapping[str, bool | None]) -> tuple[str, ...]:
+    table = result.table()
+    verdicts = Counter(row.verdict for row in table if row.verdict)
+    counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in ("better", "worse", "unclear") if verdicts[verdict])
+    known = [value for value in harm.values() if value is not None]
+    scores = (_score(table.mean("kept")), _score(table.mean("accuracy")), _score(table.mean("served")))
+    return "mean", "", method, *scores, counts or "-", f"{sum(known)} of {len(known)}" if known else "-", ""
+
+
+def _notes(results: Mapping[str, SimulationResult], harm: Mapping[str, Mapping[str, bool | None]]) -> list[str]:
+    tables = {name: result.table() for name, result in results.items()}
+    first = next(iter(tables.values()))
+    constant = first.mean("constant")
+    lines = []
+    if constant is not None:
+        beaten = [name for name, table in tables.items() if (kept := table.mean("kept")) is not None and kept <= constant]
+        lines.append(f"a constant answer has {constant:.3f} on average")
+        lines += [f"no better than a constant answer: {', '.join(beaten)}"] if beaten else []
+    metric = TASKS[next(iter(results.values())).task].metric
+    lines += [
+        f"kept: {metric} of what the device predicts with in the end, which the last column describes",
+        "own: of the method's own model on the device; served: of what the server sends, before the device trains",
+        "verdict: the own model against the common one, and against one that was trained alone (--baseline local)",
+    ]
+    if any(value is not None for of in harm.values() for value in of.values()):
+        rivals = " or ".join(name for name in RIVALS if name in results)
+        lines.append(f"harmed: what is kept is worse than what {rivals} leaves this device, by more than chance")
+    else:
+        lines.append("harmed: it is not known who is harmed; add local and fedavg to --method")
+    return lines
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = []
+    for cells in lines:
+        padded = [
+            cell.ljust(width) if head in LEFT else cell.rjust(width)
+            for head, cell, width in zip(HEADS, cells, widths, strict=True)
+        ]
+        aligned.append("  ".join(padded).rstrip())
+    return aligned
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _yes_or_no(value: bool | None) -> str:
+    return "-" if value is None else "yes" if value else "no"
