@@ -38,7 +38,7 @@ class ComparedMethod:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What all methods of a comparison have in common.
+    """Methods to compare on the same shards, and their common arguments.
 
     Attributes:
         names: The methods, in the order of the table.
