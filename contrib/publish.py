@@ -48,8 +48,8 @@ class LoggedValue(NamedTuple):
 
 def points(run: RunData) -> Iterator[LoggedValue]:
     """Yield `accuracy/CURVE/AVERAGE` as in summary.json, and `reports/METRIC/WORK`, the mean over devices."""
-    for curve, found in run.summary.curves.items():
-        for point in found:
+    for curve, curve_points in run.summary.curves.items():
+        for point in curve_points:
             yield LoggedValue(f"accuracy/{curve}/mean_over_clients", point.mean_over_clients, point.round)
             yield LoggedValue(f"accuracy/{curve}/over_samples", point.over_samples, point.round)
     for metric, works in by_round(run.rows).items():

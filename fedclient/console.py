@@ -119,7 +119,7 @@ def comparison_of(result: OrderResult) -> list[str]:
             f"against the {pair.rival} model: better on {pair.better} of {pair.samples} test samples, worse on {pair.worse}: "
             f"{pair.difference:+.3f} ({low:+.3f} to {high:+.3f})"
         )
-    subject = "personalization" if result.own == "personalized" else "the federation"
+    subject = "personalization" if result.own_choice == "personalized" else "the federation"
     lines.append(f"{subject} {WORDS[finding_of(comparisons)]}")
     if result.no_better_than_constant:
         lines.append(f"no better than a constant answer, which has {result.accuracy_constant:.3f}")
@@ -129,10 +129,11 @@ def comparison_of(result: OrderResult) -> list[str]:
 def kept_words(result: OrderResult) -> str:
     """Describe what the device predicts with: one model, or a blend with the weight of each model."""
     if not result.weights:
-        return f"the {result.own} model (not chosen)"
+        return f"the {result.own_choice} model (not chosen)"
     shares = ", ".join(f"{name} {weight:.2f}" for name, weight in result.weights.items())
     if len(result.weights) == 1:
-        return f"the {result.kept} model (the {result.own} one is no better than a constant answer on its training samples)"
+        why = f"the {result.own_choice} one is no better than a constant answer on its training samples"
+        return f"the {result.kept} model ({why})"
     if not result.validation_samples:
         return f"a blend of {shares} (nothing could be held out to weigh them by)"
     return f"a blend of {shares} (weighted on {result.validation_samples} samples held out of training)"

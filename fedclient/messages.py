@@ -33,7 +33,7 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
     trained: bool
     samples: int  # training samples
     task: TaskName = "classes"
-    own: Choice = "personalized"  # what the model is that the method leads to on this device
+    own_choice: Choice = msgspec.field(name="own", default="personalized")  # the model that the method leads to on this device
     validation_samples: int = 0  # by which the weights were found; 0: there were none
     weights: Mapping[Choice, float] = msgspec.field(default_factory=dict)  # of a blend; a model alone has none
     sharpness: Mapping[Choice, float] = msgspec.field(default_factory=dict)  # of each of its models (Member)
@@ -49,16 +49,14 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
     @property
     def choice(self) -> Choice:
         """Which model the device predicts with, or counts most."""
-        return self.kept or self.own
+        return self.kept or self.own_choice
 
     @property
     def accuracies(self) -> dict[Choice, float | None]:
         """Accuracy of each model that the device could keep, on its test part."""
         own_accuracy = self.accuracy_after if self.trained else self.accuracy_before
-        return {self.own: own_accuracy} | {name: value for name, value in self._others().items() if name != self.own}
-
-    def _others(self) -> dict[Choice, float | None]:
-        return {"common": self.accuracy_common, "local": self.accuracy_local}
+        rivals: dict[Choice, float | None] = {"common": self.accuracy_common, "local": self.accuracy_local}
+        return {self.own_choice: own_accuracy} | {name: value for name, value in rivals.items() if name != self.own_choice}
 
     @property
     def accuracy(self) -> float | None:

@@ -258,7 +258,7 @@ class DeviceTable(Sequence[DeviceRow]):
 def _row_of(name: str, result: OrderResult, served: float | None) -> DeviceRow:
     """Return a device's row, from the result of its last order."""
     accuracies, samples = result.accuracies, result.test_samples or 0
-    accuracy = accuracies[result.own]
+    accuracy = accuracies[result.own_choice]
     comparisons = comparisons_of(result)
     return DeviceRow(
         device=name,

@@ -72,11 +72,11 @@ class GpObjective(Objective):
 
     def _tree(self, task: LocalTask) -> Tensor:
         classes = len(task.start[f"{task.network.head}.weight"])
-        found = remember(task, task.start, torch.arange(len(task.x)))
-        if found is None:
+        memory = remember(task, task.start, torch.arange(len(task.x)))
+        if memory is None:
             return task.y.new_zeros(0, classes)
-        features_PD = exact(found[0])
-        return class_tree(features_PD, found[1].to(features_PD.device), classes)
+        features_PD = exact(memory[0])
+        return class_tree(features_PD, memory[1].to(features_PD.device), classes)
 
     def _loss(self, tree_JC: Tensor, features_PD: Tensor, labels_P: Tensor, generator: torch.Generator) -> Tensor:
         total = features_PD.sum() * 0.0  # a device of one class has no node, and a gradient of zero

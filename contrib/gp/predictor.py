@@ -52,11 +52,11 @@ class GpPredictor(Predictor):
         points_P = chosen(task.y.flatten().cpu(), self._settings.memory_points, generator)
         per_sample = max(1, task.y[:1].numel())
         samples_N, row_P = torch.unique(points_P // per_sample, return_inverse=True)
-        found = remember(task, model, samples_N)
-        if found is None:
+        memory = remember(task, model, samples_N)
+        if memory is None:
             return model
         at_P = (row_P * per_sample + points_P % per_sample).to(task.device)
-        features_PD, labels_P = found[0][at_P], found[1][at_P]
+        features_PD, labels_P = memory[0][at_P], memory[1][at_P]
         tree_JC, omega_JSP = self._chains(exact(features_PD), labels_P, len(model[f"{task.network.head}.weight"]), generator)
         return model | {FEATURES: features_PD, LABELS: labels_P, TREE: tree_JC, OMEGA: omega_JSP.to(features_PD)}
 

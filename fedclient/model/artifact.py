@@ -57,7 +57,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     standardiser: dict[str, list[float]] | None = None
     column_names: list[str] = []  # in the order in which the model takes them; empty: not known
     kept: Choice = "personalized"  # which of the device's models this is, or counts most
-    own: Choice = "personalized"  # which of them predicts as the method does
+    own_choice: Choice = msgspec.field(name="own", default="personalized")  # which of them predicts as the method does
     weights: dict[Choice, float] = {}  # of a blend; a model alone has none
     sharpness: dict[Choice, float] = {}  # of each of its models: scores are multiplied by it; 1 where it is not named
     accuracy: float | None = None  # what is predicted with, on the device's test part
@@ -76,7 +76,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         """The method, and which of the device's models this is unless it is the method's own."""
         if self.weights:
             return f"{self.method}, blend"
-        return self.method if self.kept == self.own else f"{self.method}, {self.kept} model"
+        return self.method if self.kept == self.own_choice else f"{self.method}, {self.kept} model"
 
 
 def save(folder: Path, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]]) -> Path:
@@ -141,7 +141,7 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors
         standardiser=standardiser.to_dict() if standardiser else None,
         column_names=plan.column_names,
         kept=result.choice,
-        own=result.own,
+        own_choice=result.own_choice,
         weights=dict(result.weights),
         sharpness=dict(result.sharpness),
         accuracy=result.accuracy,
@@ -199,7 +199,7 @@ class Model:
         network, where = build(info.model, info.seed), choose(device)
 
         def member(name: Choice, weight: float) -> Member:
-            predictor = predictor_for(configured) if name == info.own else PlainPredictor(ModelSettings())
+            predictor = predictor_for(configured) if name == info.own_choice else PlainPredictor(ModelSettings())
             trainer = Trainer(network, objective_for(configured), predictor, info.train, where, measure=self.measure)
             return Member(weight, trainer, dict(tensors[name]), info.sharpness.get(name, 1.0))
 

@@ -32,7 +32,7 @@ class RolloutPanel:
 
     title: str
     maps: npt.NDArray[np.float64]
-    found: Sequence[str]
+    predicted: Sequence[str]
 
 
 def rollouts(images: Floats, numbers: Sequence[int], true: Sequence[str], looks: Sequence[RolloutPanel]) -> Section:
@@ -46,8 +46,8 @@ def rollouts(images: Floats, numbers: Sequence[int], true: Sequence[str], looks:
     for row, look in zip(grid[1:], looks, strict=True):
         for n, axes in enumerate(row):
             drawn = _overlay(axes, images[n], _in_shares(look.maps[n]), most)
-            right = look.found[n] == true[n]
-            axes.set_title(look.found[n], fontsize=10, color="black" if right else figures.COLOURS[8])
+            right = look.predicted[n] == true[n]
+            axes.set_title(look.predicted[n], fontsize=10, color="black" if right else figures.COLOURS[8])
     for axes in grid.flat:
         axes.set_xticks([])
         axes.set_yticks([])
@@ -64,7 +64,7 @@ def rollouts(images: Floats, numbers: Sequence[int], true: Sequence[str], looks:
     )
     heads = ["test sample", "label", *(f"{look.title}: {what}" for look in looks for what in ("label", "patches in effect"))]
     rows: list[list[Cell]] = [
-        [numbers[n], true[n], *(cell for look in looks for cell in (look.found[n], effective(look.maps[n])))]
+        [numbers[n], true[n], *(cell for look in looks for cell in (look.predicted[n], effective(look.maps[n])))]
         for n in range(len(images))
     ]
     return Section("Where the model looks", caption, Picture("rollout", figures.png(figure)), PageTable(heads, rows))
@@ -178,7 +178,7 @@ class Predicted:
     """One model: numbers (N, K) in the unit of y, and its federation's standard deviations (K,), by which R2 is."""
 
     title: str
-    found: Floats
+    numbers: Floats
     std: Floats
 
 
@@ -190,11 +190,11 @@ def predicted(true_NK: Floats, names: Sequence[str], models: Sequence[Predicted]
     figure = figures.new(0.4 + (SIDE + 0.5) * columns, 0.6 + (SIDE + 0.5) * rows)
     grid: Any = figure.subplots(rows, columns, squeeze=False)
     drawn = [(k, model) for k in range(len(names)) for model in models]
-    ends = [_ends(np.concatenate([true_NK[:, k], *(model.found[:, k] for model in models)])) for k in range(len(names))]
+    ends = [_ends(np.concatenate([true_NK[:, k], *(model.numbers[:, k] for model in models)])) for k in range(len(names))]
     table: list[list[Cell]] = []
     for axes, (k, model) in zip(grid.flat, drawn, strict=False):
-        table.append(_line(model.title, names[k], true_NK[:, k], model.found[:, k], float(model.std[k])))
-        _panel(axes, true_NK[:, k], model.found[:, k], names[k], ends[k])
+        table.append(_line(model.title, names[k], true_NK[:, k], model.numbers[:, k], float(model.std[k])))
+        _panel(axes, true_NK[:, k], model.numbers[:, k], names[k], ends[k])
         axes.set_title(f"{model.title}: R2 {table[-1][3]:.3f}", fontsize=10)
     for axes in grid.flat[count:]:
         axes.set_visible(False)

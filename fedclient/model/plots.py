@@ -37,7 +37,7 @@ class Judged:
     true: Array
 
     @cached_property
-    def found(self) -> Array:
+    def answers(self) -> Array:
         answers = self.model.answers_of(self.features)
         return answers.reshape(-1) if self.model.info.task == "classes" else answers
 
@@ -77,7 +77,7 @@ def rollout(source: Drawn) -> page.Section:
     pictures = first.features[chosen].movedim(1, -1).numpy()
     names = [str(label) for label in source.classes]
     looks = [
-        drawings.RolloutPanel(judged.title, map_, [names[k] for k in judged.found[chosen]])
+        drawings.RolloutPanel(judged.title, map_, [names[k] for k in judged.answers[chosen]])
         for judged, map_ in zip(source.judged, maps, strict=True)
     ]
     return drawings.rollouts(pictures, chosen, [names[k] for k in first.true[chosen]], looks)
@@ -85,11 +85,11 @@ def rollout(source: Drawn) -> page.Section:
 
 def confusion(source: Drawn) -> page.Section:
     """Draw the confusion of the classes that occur, as true or as predicted."""
-    occurring = sorted({int(k) for judged in source.judged for k in (*judged.true, *judged.found)})
+    occurring = sorted({int(k) for judged in source.judged for k in (*judged.true, *judged.answers)})
     counts = []
     for judged in source.judged:
         count_CC = np.zeros((len(source.classes), len(source.classes)), dtype=np.int64)
-        np.add.at(count_CC, (judged.true, judged.found), 1)
+        np.add.at(count_CC, (judged.true, judged.answers), 1)
         counts.append((judged.title, count_CC[np.ix_(occurring, occurring)]))
     return drawings.confusions(counts, [str(source.classes[k]) for k in occurring])
 
@@ -99,7 +99,7 @@ def classes(source: Drawn) -> page.Section:
     present = sorted({int(k) for k in source.judged[0].true})
     shares = []
     for judged in source.judged:
-        right = judged.true == judged.found
+        right = judged.true == judged.answers
         shares.append((judged.title, [(int(right[judged.true == k].sum()), int((judged.true == k).sum())) for k in present]))
     return drawings.by_class(shares, [str(source.classes[k]) for k in present])
 
@@ -108,7 +108,7 @@ def labels_of(source: Drawn) -> page.Section:
     """Draw how often each of several labels is predicted right."""
     shares = []
     for judged in source.judged:
-        right_NK = (judged.true > 0) == (judged.found > 0)
+        right_NK = (judged.true > 0) == (judged.answers > 0)
         shares.append((judged.title, [(int(right_N.sum()), len(right_N)) for right_N in right_NK.T]))
     return drawings.by_class(shares, [str(name) for name in source.classes], "label")
 
@@ -120,7 +120,7 @@ def predicted(source: Drawn) -> page.Section:
     for judged in source.judged:
         scale = judged.model.info.targets
         std_K = np.ones(len(names)) if scale is None else np.array(scale.std)
-        models.append(drawings.Predicted(judged.title, in_unit(judged.found, scale), std_K))
+        models.append(drawings.Predicted(judged.title, in_unit(judged.answers, scale), std_K))
     return drawings.predicted(source.judged[0].true, names, models)
 
 

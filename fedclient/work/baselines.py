@@ -81,12 +81,12 @@ class Baselines:
         Args:
             common: The cold-start model; empty if it cannot be used.
         """
-        found: dict[Choice, tuple[Trainer, Tensors]] = {}
+        models: dict[Choice, tuple[Trainer, Tensors]] = {}
         if common:
-            found["common"] = (self._trainer, common)
+            models["common"] = (self._trainer, common)
         if self.local is not None:
-            found["local"] = (self._trainer, self.local)
-        return found
+            models["local"] = (self._trainer, self.local)
+        return models
 
 
 def own_name(method: Method, part_of: Mapping[str, PartKind]) -> Choice:
@@ -135,7 +135,7 @@ class Weighed(NamedTuple):
     likelihood: dict[Choice, float]
 
 
-def weighed(candidates: Candidates, own: Choice, data: Prepared, prior: Mapping[Choice, float]) -> Jobs[Weighed]:
+def weighed(candidates: Candidates, own_choice: Choice, data: Prepared, prior: Mapping[Choice, float]) -> Jobs[Weighed]:
     """Weigh the models by held-out samples and by what other devices found (`prior`, as in blend.pseudo_counts).
 
     A model whose scores are NaN is left out, because it would make every answer of a blend NaN.
@@ -143,15 +143,15 @@ def weighed(candidates: Candidates, own: Choice, data: Prepared, prior: Mapping[
     if len(candidates) == 1:
         return Weighed({}, {})
     if not len(data.validation_x):
-        return Weighed((yield from unweighed(candidates, own, data.train_x, data.train_y, prior)), {})
-    found: dict[Choice, Calibrated] = {}
+        return Weighed((yield from unweighed(candidates, own_choice, data.train_x, data.train_y, prior)), {})
+    fits: dict[Choice, Calibrated] = {}
     for name, (trainer, tensors) in candidates.items():
-        found[name] = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y, data.validation_weight)
-    found = {name: each for name, each in found.items() if each.probability.isfinite().all()}
-    if not found or list(found) == [own]:
+        fits[name] = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y, data.validation_weight)
+    fits = {name: fit for name, fit in fits.items() if fit.probability.isfinite().all()}
+    if not fits or list(fits) == [own_choice]:
         return Weighed({}, {})
     weights: dict[Choice, float] = yield Weighing(
-        {name: each.probability for name, each in found.items()}, prior, data.validation_weight
+        {name: fit.probability for name, fit in fits.items()}, prior, data.validation_weight
     )
-    members = {name: Member(weights[name], *candidates[name], each.sharpness) for name, each in found.items()}
-    return Weighed(members, {name: log_likelihood(each.probability, data.validation_weight) for name, each in found.items()})
+    members = {name: Member(weights[name], *candidates[name], fit.sharpness) for name, fit in fits.items()}
+    return Weighed(members, {name: log_likelihood(fit.probability, data.validation_weight) for name, fit in fits.items()})

@@ -68,7 +68,7 @@ def weights_of(
         prior: As in `pseudo_counts`.
         weight: What each sample counts, (V,) float64.
     """
-    p_KVT = torch.stack([each.double().reshape(len(each), -1).clamp_min(FLOOR) for each in probability.values()])
+    p_KVT = torch.stack([p.double().reshape(len(p), -1).clamp_min(FLOOR) for p in probability.values()])
     p_KN, labels = p_KVT.flatten(1).numpy(), p_KVT.shape[2]  # of arrays this small, numpy's operations take half as long
     v_N = np.ones(p_KN.shape[1]) if weight is None else np.repeat(weight.numpy(), labels)
     before_K = np.array(pseudo_counts(probability, prior))
@@ -92,7 +92,11 @@ class Weighing:
 
 
 def unweighed(
-    candidates: Mapping[Choice, tuple[Trainer, Tensors]], own: Choice, x: Tensor, y: Tensor, prior: Mapping[Choice, float]
+    candidates: Mapping[Choice, tuple[Trainer, Tensors]],
+    own_choice: Choice,
+    x: Tensor,
+    y: Tensor,
+    prior: Mapping[Choice, float],
 ) -> Jobs[dict[Choice, Member]]:
     """Return the models that count, with their weights, where no sample was held out to weigh them by.
 
@@ -105,7 +109,7 @@ def unweighed(
 
     Args:
         candidates: The models, each with what computes it.
-        own: The model that the method leads to.
+        own_choice: The model that the method leads to.
         x: Training samples.
         y: Their labels.
         prior: As for `pseudo_counts`, for the federation's models.
@@ -113,23 +117,25 @@ def unweighed(
     Returns:
         The models with weights; empty where only the own one counts.
     """
-    found: dict[Choice, Tensor] = {}
+    likelihoods: dict[Choice, Tensor] = {}
     for name, (trainer, tensors) in candidates.items():
-        found[name] = yield from trainer.likelihoods(tensors, x, y)
-    measure = candidates[own][0].measure
+        likelihoods[name] = yield from trainer.likelihoods(tensors, x, y)
+    measure = candidates[own_choice][0].measure
     plain, least = list(measure.sharpnesses).index(1.0), _fit(measure.constant_likelihood(y.cpu()))
-    useful = [name for name, each in found.items() if _fit(each[plain]) > least] or [own]
+    useful = [name for name, likelihood in likelihoods.items() if _fit(likelihood[plain]) > least] or [own_choice]
     federated: list[Choice] = [name for name in useful if name != "local"]
     counts = pseudo_counts(federated, prior) if federated else []
     weights: dict[Choice, float] = {name: count / sum(counts) for name, count in zip(federated, counts, strict=True)}
     sharpness = dict.fromkeys(useful, 1.0)
     if federated and "local" in useful:
-        together = torch.stack([weight * found[name][plain] for name, weight in weights.items()]).sum(dim=0)
-        sharpness["local"] = _as_sure(measure.sharpnesses, found["local"], _fit(together))
+        together = torch.stack([weight * likelihoods[name][plain] for name, weight in weights.items()]).sum(dim=0)
+        sharpness["local"] = _as_sure(measure.sharpnesses, likelihoods["local"], _fit(together))
         weights = {name: (1 - LOCAL_SHARE) * weight for name, weight in weights.items()}
     if "local" in useful:
         weights["local"] = LOCAL_SHARE if federated else 1.0
-    return {} if useful == [own] else {name: Member(weights[name], *candidates[name], sharpness[name]) for name in useful}
+    if useful == [own_choice]:
+        return {}
+    return {name: Member(weights[name], *candidates[name], sharpness[name]) for name in useful}
 
 
 def _fit(probability: Tensor) -> float:
@@ -151,7 +157,7 @@ def answers_of(members: Sequence[Member], x: Tensor) -> Tensor:
 
 def answering(members: Sequence[Member], x: Tensor) -> Jobs[Tensor]:
     """Compute `answers_of` with jobs that many devices can compute together."""
-    found, measure = [], members[0].trainer.measure
+    pieces, measure = [], members[0].trainer.measure
     answers = measure.of_shares if len(members) > 1 else measure.of_scores
     for at in range(0, len(x), EVALUATION_BATCH):
         scores = []
@@ -159,8 +165,8 @@ def answering(members: Sequence[Member], x: Tensor) -> Jobs[Tensor]:
             [(_, logits)] = yield Scores(member.trainer, member.tensors, x[at : at + EVALUATION_BATCH])
             # A model alone needs no probabilities: its logits have the same order.
             scores.append(member.shares_of(logits) if len(members) > 1 else logits)
-        found.append(answers(torch.stack(scores).sum(dim=0)).cpu())
-    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+        pieces.append(answers(torch.stack(scores).sum(dim=0)).cpu())
+    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
 
 
 def blended_logits(members: Sequence[Member], x: Tensor) -> Tensor:

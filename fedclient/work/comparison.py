@@ -32,21 +32,21 @@ def finding_of(comparisons: list[Pair]) -> Finding:
     return overall(findings_of(comparisons).values())
 
 
-def compared(own: torch.Tensor, rival: torch.Tensor, name: Rival, groups: Places | None = None) -> dict[str, float]:
+def compared(own_right: torch.Tensor, rival_right: torch.Tensor, name: Rival, groups: Places | None = None) -> dict[str, float]:
     """Return what is reported of the own model against the rival `name`: numbers of Metrics, as common.paired reads them.
 
     Positions of a sequence are not independent, so a sequence counts once. A group of samples counts once for the same reason.
 
     Args:
-        own: Which labels the own model predicts, (N,) or (N, T) bool, or scores (N,).
-        rival: The same for the rival.
+        own_right: Which labels the own model predicts, (N,) or (N, T) bool, or scores (N,).
+        rival_right: The same for the rival.
         name: The rival's name.
         groups: The group of each sample as a number from 0 on, (N,).
     """
-    gain_N = (own.double() - rival.double()).reshape(len(own), -1).mean(dim=1).numpy()
+    gain_N = (own_right.double() - rival_right.double()).reshape(len(own_right), -1).mean(dim=1).numpy()
     names = RIVALS[name]
     counts: dict[str, float] = {names.better: int((gain_N > 0).sum()), names.worse: int((gain_N < 0).sum())}
-    if own.dtype == torch.bool and own.ndim == 1 and groups is None:
+    if own_right.dtype == torch.bool and own_right.ndim == 1 and groups is None:
         return counts
     gain = float(gain_N.mean())
     by_group = gain_N if groups is None else np.bincount(groups, gain_N).astype(float)
@@ -93,9 +93,9 @@ def sign_flip(gains: Sequence[float] | npt.NDArray[np.float64]) -> float:
 
 def _as_large(gain_N: npt.NDArray[np.float64], observed: float) -> int:
     """Return in how many draws the sum is as large."""
-    draw, found = np.random.default_rng(len(gain_N)), 0
+    draw, count = np.random.default_rng(len(gain_N)), 0
     for first in range(0, DRAWS, ROWS):
         rows = min(ROWS, DRAWS - first)
         sign_RN = 1 - 2 * draw.integers(0, 2, (rows, len(gain_N)), dtype=np.int8)
-        found += int((np.abs(sign_RN @ gain_N) >= observed).sum())
-    return found
+        count += int((np.abs(sign_RN @ gain_N) >= observed).sum())
+    return count

@@ -33,7 +33,7 @@ class Dialled:
 
     def share(self, position: Position) -> float:
         """Return the share of components in this position."""
-        return sum(each == position for each in self.positions.values()) / len(self.positions)
+        return sum(chosen == position for chosen in self.positions.values()) / len(self.positions)
 
 
 def price(samples: int) -> float:
@@ -64,10 +64,10 @@ def searched(
                 if value == chosen[component]:
                     continue
                 tried = chosen | {component: value}
-                moved = sum(each != base for each in tried.values())
-                found = (yield from score(tried)) - cost * moved
-                if found > best:
-                    chosen, best = tried, found
+                moved = sum(tried_value != base for tried_value in tried.values())
+                reached = (yield from score(tried)) - cost * moved
+                if reached > best:
+                    chosen, best = tried, reached
         if chosen == before:
             break
     return chosen
@@ -89,7 +89,7 @@ def dialled(
     """
 
     def tensors_at(positions: Positions) -> Tensors:
-        return {name: candidates[positions[each]][name] for each, names in components.items() for name in names}
+        return {name: candidates[positions[component]][name] for component, names in components.items() for name in names}
 
     def score(positions: Positions) -> Jobs[float]:
         return log_likelihood((yield from probability(tensors_at(positions))))
@@ -106,5 +106,5 @@ def dial_of(
         return {}
     if settings.components == "tensor":
         return {name: [name] for name, part in part_of.items() if part == "attended"}
-    found = {layer: [name for name in names if part_of[name] == "attended"] for layer, names in layers.items()}
-    return {layer: names for layer, names in found.items() if names}
+    attended = {layer: [name for name in names if part_of[name] == "attended"] for layer, names in layers.items()}
+    return {layer: names for layer, names in attended.items() if names}

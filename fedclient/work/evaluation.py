@@ -41,16 +41,16 @@ class Evaluation:
     """Evaluation of one device's models.
 
     Args:
-        own: What the method's model is (baselines.own_name).
+        own_choice: What the method's model is (baselines.own_name).
         blends: Whether the device may keep more than that model.
         dial: The components of each attended part; empty without a dial.
     """
 
     def __init__(
-        self, plan: Plan, data: Prepared, trainer: Trainer, rivals: baselines.Baselines, own: Choice, blends: bool,
+        self, plan: Plan, data: Prepared, trainer: Trainer, rivals: baselines.Baselines, own_choice: Choice, blends: bool,
         dial: Mapping[str, Sequence[str]], hooks: Hooks,
     ) -> None:  # fmt: skip
-        self._data, self._trainer, self._rivals, self._own, self._dial = data, trainer, rivals, own, dial
+        self._data, self._trainer, self._rivals, self._own, self._dial = data, trainer, rivals, own_choice, dial
         self._blends = blends and plan.train.validation > 0
         self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.task]
         self.constant = baselines.constant_answer(data, self._measure) if hooks.evaluate is None else None
@@ -83,10 +83,10 @@ class Evaluation:
         if mixed is not None:
             theta = theta | mixed.tensors
             result = msgspec.structs.replace(result, dial_mean=mixed.share("mean"), dial_own=mixed.share("own"))
-        own = yield from self._prepared(theta, held.received, seeds, cancelled)
-        candidates: baselines.Candidates = {self._own: (self._trainer, own), **self._rivals.candidates(held.common)}
+        own_tensors = yield from self._prepared(theta, held.received, seeds, cancelled)
+        candidates: baselines.Candidates = {self._own: (self._trainer, own_tensors), **self._rivals.candidates(held.common)}
         right = yield from baselines.right_on_test(candidates, data)
-        found = {name: mean_score(each) for name, each in right.items()}
+        accuracies = {name: mean_score(scores) for name, scores in right.items()}
         others = [name for name in RIVALS if name in right and name != self._own]
         rivals = [comparison.compared(right[self._own], right[name], name, data.test_groups) for name in others]
         weighed = (
@@ -98,16 +98,16 @@ class Evaluation:
         blended = (yield from self._blended(list(members.values()))) if members and right else None
         result = msgspec.structs.replace(
             result,
-            accuracy_before=found.get(self._own),
-            accuracy_common=found.get("common"),
-            accuracy_local=found.get("local"),
-            accuracy_kept=found.get(self._own) if blended is None else mean_score(blended),
+            accuracy_before=accuracies.get(self._own),
+            accuracy_common=accuracies.get("common"),
+            accuracy_local=accuracies.get("local"),
+            accuracy_kept=accuracies.get(self._own) if blended is None else mean_score(blended),
             kept=max(members, key=lambda name: members[name].weight) if members else self._own,
             weights={name: member.weight for name, member in members.items()},
             sharpness={name: member.sharpness for name, member in members.items()},
             validation_samples=len(data.validation_x) if weighed.likelihood else 0,
             **{LIKELIHOODS[name]: value for name, value in said.items()},
-            **{name: value for each in rivals for name, value in each.items()},
+            **{name: value for rival in rivals for name, value in rival.items()},
         )
         beside = {name for name in members if name != self._own} | ({self._own} if mixed is not None else set())
         return result, {name: candidates[name][1] for name in candidates if name in beside}
@@ -127,8 +127,8 @@ class Evaluation:
             prepared = yield from self._prepared(held.theta | part, held.received, seeds, cancelled)
             return (yield from self._trainer.calibrated(prepared, data.validation_x, data.validation_y)).probability
 
-        own = self._rivals.local or held.trained
-        values: dict[Position, Tensors | None] = {"attended": held.theta, "mean": held.common, "own": own}
+        own_tensors = self._rivals.local or held.trained
+        values: dict[Position, Tensors | None] = {"attended": held.theta, "mean": held.common, "own": own_tensors}
         known = {position: tensors for position, tensors in values.items() if tensors}
         return (yield from dialled(self._dial, known, probability, len(data.validation_x)))
 

@@ -42,5 +42,5 @@ def alone(work: Jobs[T]) -> T:
             else:
                 job = work.send(result)
     except StopIteration as end:
-        found: T = end.value
-        return found
+        value: T = end.value
+        return value

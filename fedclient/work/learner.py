@@ -84,8 +84,8 @@ class Learner:
             check_loop(configured)
         model = build(plan.model, plan.seed)
         self.part_of = assign(method, model)
-        self.own = baselines.own_name(method, self.part_of)
-        has_rival = self.own == "personalized" and baselines.has_common(self.part_of, configured.objective)
+        self.own_choice = baselines.own_name(method, self.part_of)
+        has_rival = self.own_choice == "personalized" and baselines.has_common(self.part_of, configured.objective)
         self.transforms = settings_of({name: plan.transforms[name] for name in plan.device_transforms})
         self.returns: dict[str, str] = {kind: part.returns for kind, part in configured.aggregators.items()}
         objective, predictor = objective_for(configured), predictor_for(configured)
@@ -113,8 +113,11 @@ class Learner:
             self.versions = dict(self.newest.versions)
         travels = [name for name in self.part_of if self.part_of[name] != "private"]
         self.received: Tensors = {name: (received or self.theta)[name] for name in travels}
-        self.baselines = baselines.Baselines(plan, model, device, local, baseline == "local" and self.own != "local", hooks)
-        self.evaluation = Evaluation(plan, self.data, self.trainer, self.baselines, self.own, keep == "best", self.dial, hooks)
+        trains_local = baseline == "local" and self.own_choice != "local"
+        self.baselines = baselines.Baselines(plan, model, device, local, trains_local, hooks)
+        self.evaluation = Evaluation(
+            plan, self.data, self.trainer, self.baselines, self.own_choice, keep == "best", self.dial, hooks
+        )
 
     def __repr__(self) -> str:
         return f"<Learner {self.name}, newest {self.newest.order_id if self.newest else None}>"
@@ -125,7 +128,7 @@ class Learner:
         samples = [value for value in vars(self.data).values() if isinstance(value, torch.Tensor)]
         models = [*self.theta.values(), *self.received.values()]
         models += [*(self.baselines.local or {}).values(), *(self.trained or {}).values(), *self.owed.values()]
-        return sum(tensor.nbytes for tensor in {id(each): each for each in (*samples, *models)}.values())
+        return sum(tensor.nbytes for tensor in {id(held): held for held in (*samples, *models)}.values())
 
     @property
     def served(self) -> Mapping[str, str]:
@@ -175,7 +178,7 @@ class Learner:
             order_id=order.id,
             round=order.round,
             trained=order.work == "train",
-            own=self.own,
+            own_choice=self.own_choice,
             task=self.plan.task,
             samples=len(self.data.train_x),
             test_samples=len(self.data.test_x),
@@ -299,9 +302,9 @@ class Learner:
         if self.newest is None:
             raise NoModel("no order was carried out yet")
         data, seeds = self.data, self._seeds(self.newest.round)
-        own = self.trainer.prepare(self.theta, self.received, data.train_x, data.train_y, seeds)
-        names = self.newest.weights or {self.own: 1.0}
-        return {name: self.orders.beside(self.newest, KEPT.format(name)) or own for name in names}
+        own_tensors = self.trainer.prepare(self.theta, self.received, data.train_x, data.train_y, seeds)
+        names = self.newest.weights or {self.own_choice: 1.0}
+        return {name: self.orders.beside(self.newest, KEPT.format(name)) or own_tensors for name in names}
 
     def _seeds(self, round_: int) -> Seeds:
         return lambda purpose: derive(self.plan.seed, self.name, round_, purpose)

@@ -98,8 +98,8 @@ class MemoryOrders:
         return dict(self._state)
 
     def beside(self, result: OrderResult, what: str) -> Tensors | None:
-        found = self._beside.get(what)
-        return None if found is None else dict(found)
+        tensors = self._beside.get(what)
+        return None if tensors is None else dict(tensors)
 
     def blob(self, order_id: str, part: str) -> Buffer:
         return Buffer(f"{self.who}'s {part}", self._blobs[part])

@@ -157,11 +157,11 @@ def _replaced(work: Jobs[T], train: Train, classes: Sequence[int | str]) -> Gene
         job = next(work)
         while True:
             try:
-                found = _carried_out(job, train, classes) if isinstance(job, Descent) else (yield job)
+                result = _carried_out(job, train, classes) if isinstance(job, Descent) else (yield job)
             except Exception as error:
                 job = work.throw(error)
             else:
-                job = work.send(found)
+                job = work.send(result)
     except StopIteration as end:
         value: T = end.value
         return value
@@ -198,13 +198,13 @@ def _loaded(job: Descent) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     """Return (a separate model with the descent's tensors, the tensors beside it as parameters)."""
     model = copy.deepcopy(job.task.network.model).to(job.task.device)
     training_mode(model)
-    own, _ = split(job.tensors)
+    model_tensors, _ = split(job.tensors)
     with torch.no_grad():
         for name, value in _live(model):
-            value.copy_(own[name])
+            value.copy_(model_tensors[name])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in job.moving)
-    beside = {name: tensor for name, tensor in job.tensors.items() if name not in own}
+    beside = {name: tensor for name, tensor in job.tensors.items() if name not in model_tensors}
     return model, {name: nn.Parameter(tensor.clone(), requires_grad=name in job.moving) for name, tensor in beside.items()}
 
 
@@ -222,14 +222,14 @@ def _taken(job: Descent, model: nn.Module, extras: Mapping[str, Tensor]) -> Tens
     Raises:
         TrainingDiverged: A tensor is not finite.
     """
-    found = {**dict(_live(model)), **extras}
+    live = {**dict(_live(model)), **extras}
     parameters = job.task.network.parameters
 
     def moved(name: str) -> bool:
         plain = name in job.task.network.names and name not in parameters
-        return name in job.moving or (plain and job.task.takes(name, job.own))
+        return name in job.moving or (plain and job.task.takes(name, job.is_own))
 
-    taken = {name: found[name].detach().clone() if moved(name) else tensor for name, tensor in job.tensors.items()}
+    taken = {name: live[name].detach().clone() if moved(name) else tensor for name, tensor in job.tensors.items()}
     for name in job.moving:
         if not bool(taken[name].isfinite().all()):
             raise TrainingDiverged(f"your train() left {name} with values that are not finite")
@@ -277,12 +277,12 @@ def scored(evaluate: Evaluate, logits: Any, data: Data) -> Tensor:
         raise
     except Exception as error:
         raise SettingError(f"your evaluate() failed: {type(error).__name__}: {error}") from error
-    found = torch.as_tensor(said).detach().double().cpu() if not isinstance(said, float | int) else torch.tensor(said)
-    if found.shape != (len(data),):
+    scores = torch.as_tensor(said).detach().double().cpu() if not isinstance(said, float | int) else torch.tensor(said)
+    if scores.shape != (len(data),):
         raise SettingError(
-            f"your evaluate() returned {type(said).__name__} of shape {tuple(found.shape)}; return a score for each of the "
+            f"your evaluate() returned {type(said).__name__} of shape {tuple(scores.shape)}; return a score for each of the "
             f"{len(data)} samples, so that models can be compared on the same ones"
         )
-    if not bool(((found >= 0) & (found <= 1)).all()):
+    if not bool(((scores >= 0) & (scores <= 1)).all()):
         raise SettingError("your evaluate() returned scores outside 0 to 1; the best score of a sample is 1")
-    return found
+    return scores

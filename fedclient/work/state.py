@@ -67,10 +67,10 @@ class FolderOrders:
         sweep(self.path)
         readable, damage = self._results()
         for result in list(readable):
-            found = list(damaged_files(self.path / result.order_id, result.files))
-            if not found:
+            lines = list(damaged_files(self.path / result.order_id, result.files))
+            if not lines:
                 break
-            damage += found
+            damage += lines
             readable.remove(result)
         if damage and not readable:
             raise HomeMismatch(

@@ -171,13 +171,13 @@ class Trainer:
         if self.hooks.evaluate is not None:
             tensors = self._on_device(prepared)
             return scored(self.hooks.evaluate, lambda some: self.scores(tensors, some), Data(x, y, self.classes))
-        found = []
+        pieces = []
         scores: Iterable[tuple[int, Tensor]] = yield Scores(self, prepared, x)
         for at, logits in scores:
             some_y = y[at : at + len(logits)].to(self.device)
             self.measure.check(logits, some_y)
-            found.append(self.measure.right(self.measure.of_scores(logits), some_y))
-        return torch.cat(found).cpu()
+            pieces.append(self.measure.right(self.measure.of_scores(logits), some_y))
+        return torch.cat(pieces).cpu()
 
     def calibrated(
         self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None = None
@@ -190,13 +190,13 @@ class Trainer:
 
         For numbers it is a density.
         """
-        found, sharpnesses = [], self.measure.sharpnesses
+        pieces, sharpnesses = [], self.measure.sharpnesses
         scores: Iterable[tuple[int, Tensor]] = yield Scores(self, prepared, x)
         for at, logits in scores:
             some_y = y[at : at + len(logits)].to(self.device)
             self.measure.check(logits, some_y)
-            found.append(torch.cat([self.measure.evidence(each, some_y) for each in sharpened(logits, sharpnesses)]))
-        return self.measure.likelihood(torch.cat(found, dim=1)).cpu()
+            pieces.append(torch.cat([self.measure.evidence(scaled, some_y) for scaled in sharpened(logits, sharpnesses)]))
+        return self.measure.likelihood(torch.cat(pieces, dim=1)).cpu()
 
     def logits(self, prepared: Mapping[str, Tensor], x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield (index, logits (B, C) or (B, T, C)) for each batch of x (N, ...), without gradients."""

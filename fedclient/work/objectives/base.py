@@ -66,22 +66,22 @@ class LocalTask:
     measure: Measure = MEASURES["classes"]  # of the task
     family: Hashable = None  # equal for devices that compute alike but for tensors, samples and seeds; None: for this one alone
 
-    def takes(self, name: str, own: bool = False) -> bool:
+    def takes(self, name: str, is_own: bool = False) -> bool:
         """Return whether this tensor may move.
 
         A tensor of the device beside the model's moves with the kind that it stands beside, and with "personal".
 
         Args:
             name: The tensor's name in the model.
-            own: It is the device's own tensor under that name.
+            is_own: It is the device's own tensor under that name.
         """
-        own, name = own or name.startswith(PERSONAL), name.removeprefix(PERSONAL)
-        return not self.trains or self.kinds.get(name) in self.trains or (own and "personal" in self.trains)
+        is_own, name = is_own or name.startswith(PERSONAL), name.removeprefix(PERSONAL)
+        return not self.trains or self.kinds.get(name) in self.trains or (is_own and "personal" in self.trains)
 
-    def movable(self, tensors: Mapping[str, torch.Tensor], own: bool = False) -> list[str]:
-        """Return the names of the tensors that can be trained and may move. `own` is as in `takes`."""
+    def movable(self, tensors: Mapping[str, torch.Tensor], is_own: bool = False) -> list[str]:
+        """Return the names of the tensors that can be trained and may move. `is_own` is as in `takes`."""
         trainable = self.network.trainable
-        return [name for name in tensors if name.removeprefix(PERSONAL) in trainable and self.takes(name, own)]
+        return [name for name in tensors if name.removeprefix(PERSONAL) in trainable and self.takes(name, is_own)]
 
     def mean_loss(
         self, tensors: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None

@@ -69,7 +69,7 @@ class Descent:
     names: Collection[str] | None = None  # what is trained; all that may move if None
     purpose: str = ""  # a second descent of one task has a name, and with it batches and dropout of its own
     share: tuple[float, float] = (0.0, 1.0)  # where the task's progress begins and ends
-    own: bool = False  # the tensors are the device's own under the model's names
+    is_own: bool = False  # the tensors are the device's own under the model's names
     repeat: int = 1  # steps on each batch
     ahead: Ahead | None = None
     follow: Follow | None = None  # after each batch
@@ -82,7 +82,7 @@ class Descent:
     @cached_property
     def moving(self) -> tuple[str, ...]:
         """The names of the tensors that take gradients."""
-        movable = self.task.movable(self.tensors, self.own)
+        movable = self.task.movable(self.tensors, self.is_own)
         return tuple(name for name in movable if self.names is None or name in self.names)
 
     @property
@@ -169,7 +169,7 @@ def _sweep(job: Descent, step: Callable[[Batch], Tensor]) -> float:
     task, settings = job.task, job.settings
     total = torch.zeros((), device=task.device, dtype=torch.float64 if task.device.type != "mps" else None)
     seen = 0
-    task.network.train(still=lambda name: not task.takes(name, job.own))
+    task.network.train(still=lambda name: not task.takes(name, job.is_own))
     with seeded(task.device, task.seeds(f"dropout {job.purpose}".strip())):
         for number, index_B in enumerate(job.batches(job.purpose)):
             if number == job.counted_from:

@@ -40,7 +40,7 @@ class Moreau(Objective):
         mu, rate = self._settings.mu, task.settings.lr
         model, kept = split(task.start)
         start = {name: tensor if task.takes(name) else kept[name] for name, tensor in model.items()}
-        centre = {name: model[name] for name in task.movable(start, own=True)}
+        centre = {name: model[name] for name in task.movable(start, is_own=True)}
 
         def follow(theta: Mapping[str, Tensor], w: Mapping[str, Tensor]) -> None:
             for name, tensor in w.items():
@@ -48,7 +48,7 @@ class Moreau(Objective):
                     tensor -= mu * rate * (tensor - theta[name])
 
         inner = msgspec.structs.replace(task.settings, lr=self._settings.personal_lr or rate)
-        own: Trained = yield Descent(
-            task, inner, start, pulled_loss(task, mu), centre, own=True, repeat=self._settings.inner_steps, follow=follow
+        trained: Trained = yield Descent(
+            task, inner, start, pulled_loss(task, mu), centre, is_own=True, repeat=self._settings.inner_steps, follow=follow
         )
-        return Trained(own.tensors | dict(own.beside) | personal(own.tensors), own.loss)
+        return Trained(trained.tensors | dict(trained.beside) | personal(trained.tensors), trained.loss)

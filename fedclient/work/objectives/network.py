@@ -35,8 +35,8 @@ class Network:
 
         A frozen body need not be among them: then the model's own is used.
         """
-        own = {name: tensor for name, tensor in tensors.items() if name in self.names or name in self.still}
-        return logits_of(functional_call(self.model, own, (x,)), self.model)
+        model_tensors = {name: tensor for name, tensor in tensors.items() if name in self.names or name in self.still}
+        return logits_of(functional_call(self.model, model_tensors, (x,)), self.model)
 
     def train(self, still: Callable[[str], bool]) -> None:
         """Switch to training mode, except for normalisation layers with statistics in `still`, which normalise with these."""

@@ -37,18 +37,18 @@ class OwnModel(Objective):
 
         The reported loss is that of the own model, with its term.
         """
-        model, own = split(task.start)
-        centre = {name: task.received[name] for name in task.movable(own, own=True) if name in task.received}
+        model, own_tensors = split(task.start)
+        centre = {name: task.received[name] for name in task.movable(own_tensors, is_own=True) if name in task.received}
         shared: Trained = yield Descent(task, task.settings, model, task.plain, share=(0.0, 0.5))
         kept: Trained = yield Descent(
             task,
             task.settings,
-            own,
+            own_tensors,
             pulled_loss(task, self._mu),
             centre,
             purpose="own",
             share=(0.5, 1.0),
-            own=True,
+            is_own=True,
             penalty=pull(self._mu),
         )
         return Trained(shared.tensors | personal(kept.tensors), last_loss(shared, kept))

@@ -58,8 +58,8 @@ class OwnModelPredictor(PlainPredictor):
     """The model that a device keeps beside the shared one (pFedMe's personal model, Ditto)."""
 
     def prepare(self, task: LocalTask) -> Tensors:
-        model, own = split(task.start)
-        return model | own
+        model, own_tensors = split(task.start)
+        return model | own_tensors
 
 
 class TwoHeadsPredictor(PlainPredictor):
@@ -69,5 +69,5 @@ class TwoHeadsPredictor(PlainPredictor):
     """
 
     def prepare(self, task: LocalTask) -> Tensors:
-        model, own = split(task.start)
-        return model | {name: model[name] + tensor for name, tensor in own.items()}
+        model, own_tensors = split(task.start)
+        return model | {name: model[name] + tensor for name, tensor in own_tensors.items()}

@@ -40,8 +40,8 @@ class Knn(Predictor):
         """Return the model's tensors with features (N, D) float32 and labels (N,) of `capacity` of the training samples."""
         model, _ = split(task.start)
         order = torch.randperm(len(task.x), generator=torch.Generator().manual_seed(task.seeds("memory")))
-        found = remember(task, model, order[: max(1, round(self._settings.capacity * len(order)))].sort().values)
-        return model | {FEATURES: found[0], LABELS: found[1]} if found else model
+        memory = remember(task, model, order[: max(1, round(self._settings.capacity * len(order)))].sort().values)
+        return model | {FEATURES: memory[0], LABELS: memory[1]} if memory else model
 
     def logits(self, network: Network, tensors: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """Log probabilities; the model's own logits where there was no sample to remember."""
@@ -78,11 +78,11 @@ def nearest(memory_ND: torch.Tensor, queries_QD: torch.Tensor, k: int) -> torch.
 
 def nearest_torch(memory_ND: torch.Tensor, queries_QD: torch.Tensor, k: int) -> torch.Tensor:
     """Find the nearest rows by all distances, BATCH queries at a time."""
-    found = [
+    pieces = [
         torch.cdist(some_QD, memory_ND, compute_mode="donot_use_mm_for_euclid_dist").topk(k, dim=1, largest=False).indices
         for some_QD in torch.split(queries_QD, BATCH)
     ]
-    return torch.cat(found)
+    return torch.cat(pieces)
 
 
 def nearest_faiss(faiss: Any, memory_ND: torch.Tensor, queries_QD: torch.Tensor, k: int) -> torch.Tensor:

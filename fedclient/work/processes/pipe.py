@@ -43,10 +43,10 @@ def _tensor(raw: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 def packed(message: object) -> tuple[bytes, list[memoryview]]:
     """Return the message as a pickle, and the buffers that it refers to."""
-    found: list[pickle.PickleBuffer] = []
+    buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
-    _Pickler(file, protocol=5, buffer_callback=found.append).dump(message)
-    return file.getvalue(), [each.raw() for each in found]
+    _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(message)
+    return file.getvalue(), [buffer.raw() for buffer in buffers]
 
 
 def unpacked(pickled: bytes, buffers: Sequence[memoryview]) -> Any:
@@ -61,15 +61,15 @@ def send(end: Ends, message: object) -> None:
         OSError: The other process is gone.
     """
     pickled, buffers = packed(message)
-    sizes = [each.nbytes for each in buffers]
+    sizes = [buffer.nbytes for buffer in buffers]
     end.send_bytes(pickle.dumps(sizes))
     end.send_bytes(pickled)
     if sum(sizes) <= JOINED:
         if buffers:
             end.send_bytes(b"".join(buffers))
         return
-    for each in buffers:
-        end.send_bytes(each)
+    for buffer in buffers:
+        end.send_bytes(buffer)
 
 
 def receive(end: Ends) -> Any:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from attune.common.config import TrainSettings
 from attune.common.models.body import training_mode
 from attune.fedclient.work.objectives.base import Batch, Tensors, Trained
 from attune.fedclient.work.objectives.descent import Cancelled, Descent, diverged
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 STACK_BYTES = 1 << 30  # of one stack's tensors with their gradients and momentum
 COPIES = 4  # of a tensor: itself, gradient, momentum, and what a step makes of them
@@ -34,14 +38,21 @@ def descend(jobs: Sequence[Descent]) -> list[Trained | Exception]:
 
     TrainingDiverged and Cancelled are results of single jobs; they end no other job.
     """
-    each = COPIES * sum(tensor.nbytes for tensor in (*jobs[0].tensors.values(), *jobs[0].beside.values()))
-    most = max(1, STACK_BYTES // max(1, each))
-    order = sorted(range(len(jobs)), key=lambda at: -jobs[at].steps)
-    ended: dict[int, Trained | Exception] = {}
+    device_bytes = COPIES * sum(tensor.nbytes for tensor in (*jobs[0].tensors.values(), *jobs[0].beside.values()))
+    return in_stacks(jobs, device_bytes, lambda job: job.steps, lambda some: Stack(some).run())
+
+
+def in_stacks(
+    jobs: Sequence[T], device_bytes: int, size: Callable[[T], int], compute: Callable[[Sequence[T]], Sequence[R]]
+) -> list[R]:
+    """Compute similar jobs in stacks of at most STACK_BYTES, the largest jobs first; return the results in the jobs' order."""
+    most = max(1, STACK_BYTES // max(1, device_bytes))
+    order = sorted(range(len(jobs)), key=lambda at: -size(jobs[at]))
+    results: dict[int, R] = {}
     for first in range(0, len(order), most):
         some = order[first : first + most]
-        ended |= zip(some, Stack([jobs[at] for at in some]).run(), strict=True)
-    return [ended[at] for at in range(len(jobs))]
+        results |= zip(some, compute([jobs[at] for at in some]), strict=True)
+    return [results[at] for at in range(len(jobs))]
 
 
 class Stack:
@@ -68,7 +79,7 @@ class Stack:
         total_D = torch.zeros_like(counted[0])
         training_mode(job.task.network.model)
         for number, batch in enumerate(batches):
-            if all(each.task.cancelled() for each in self._jobs):
+            if all(device_job.task.cancelled() for device_job in self._jobs):
                 break
             k = len(batch.x)
             loss_D = self._step(k, batch, next(others) if others else None)
@@ -79,7 +90,7 @@ class Stack:
     def _step(self, k: int, batch: Batch, other: Batch | None) -> Tensor:
         """Take one step of the first k devices, and return their losses (k,)."""
         job, settings = self._job, self._job.settings
-        tensors, beside = _first(self._tensors, k), _first(self._beside, k)
+        tensors, beside = first_devices(self._tensors, k), first_devices(self._beside, k)
         for _ in range(job.repeat):
             at = tensors if job.ahead is None or other is None else self._ahead(tensors, beside, other, job.ahead.rate)
             gradients, loss_D = self._gradients(at, beside, batch)
@@ -107,9 +118,9 @@ class Stack:
         job, clip = self._job, self._job.settings.clip_norm
         gradients, loss_D = gradients_of(job, tensors, beside, batch)
         if clip:
-            square_D = torch.stack([each.flatten(1).square().sum(dim=1) for each in gradients.values()]).sum(dim=0)
+            square_D = torch.stack([gradient.flatten(1).square().sum(dim=1) for gradient in gradients.values()]).sum(dim=0)
             scale_D = (clip / (square_D.sqrt() + 1e-6)).clamp(max=1.0)
-            gradients = {name: each * scale_D.view(-1, *[1] * (each.dim() - 1)) for name, each in gradients.items()}
+            gradients = {name: gradient * scale_D.view(-1, *[1] * (gradient.dim() - 1)) for name, gradient in gradients.items()}
         return gradients, loss_D
 
     def _tell(self, done: int) -> None:
@@ -148,21 +159,26 @@ def gradients_of(job: Descent, tensors: Tensors, beside: Tensors, batch: Batch) 
     """
     leaves = {name: tensor.detach().requires_grad_(name in job.moving) for name, tensor in tensors.items()}
 
-    def loss(own: Tensors, kept: Tensors, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        return job.loss(own, kept, Batch(x, y, weight))
+    def loss(own_tensors: Tensors, kept: Tensors, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        return job.loss(own_tensors, kept, Batch(x, y, weight))
 
     loss_D: Tensor = vmap(loss)(leaves, beside, *batch)
-    found = torch.autograd.grad(loss_D.sum(), [leaves[name] for name in job.moving], allow_unused=True)
-    gradients = {name: gradient for name, gradient in zip(job.moving, found, strict=True) if gradient is not None}
-    return gradients, loss_D.detach()
+    return used_gradients(loss_D.sum(), leaves, job.moving), loss_D.detach()
 
 
-def stacked(each: Sequence[Mapping[str, Tensor]]) -> Tensors:
+def used_gradients(loss: Tensor, leaves: Tensors, moving: Sequence[str]) -> Tensors:
+    """Return the gradients of the moving tensors on which the loss depends."""
+    gradients = torch.autograd.grad(loss, [leaves[name] for name in moving], allow_unused=True)
+    return {name: gradient for name, gradient in zip(moving, gradients, strict=True) if gradient is not None}
+
+
+def stacked(devices: Sequence[Mapping[str, Tensor]]) -> Tensors:
     """Return copies (D, ...) of every tensor."""
-    return {name: torch.stack([tensors[name] for tensors in each]) for name in each[0]}
+    return {name: torch.stack([tensors[name] for tensors in devices]) for name in devices[0]}
 
 
-def _first(tensors: Tensors, k: int) -> Tensors:
+def first_devices(tensors: Tensors, k: int) -> Tensors:
+    """Return views of the first k devices' tensors."""
     return {name: tensor[:k] for name, tensor in tensors.items()}
 
 
@@ -212,24 +228,24 @@ class Batches:
     def __init__(self, jobs: Sequence[Descent], purpose: str) -> None:
         self._jobs, self._precision = jobs, jobs[0].tensors[jobs[0].moving[0]].dtype
         self.plans = [batch_plan(len(job.task.x), job.settings, job.batch_seed(purpose)) for job in jobs]
-        self._width = max(each.index.shape[1] for each in self.plans)
+        self._width = max(plan.index.shape[1] for plan in self.plans)
 
     def __repr__(self) -> str:
         return f"Batches({len(self._jobs)} devices, {self._width} wide)"
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield for each step x (D, B, ...), y (D, B, ...) and weight (D, B) of the devices that have such a step."""
-        steps = [len(each.size) for each in self.plans]
+        steps = [len(plan.size) for plan in self.plans]
         task = self._jobs[0].task
-        each = self._width * max(1, task.x[:1].nbytes)
+        step_bytes = self._width * max(1, task.x[:1].nbytes)
         first = 0
         while first < steps[0]:
             active = sum(count > first for count in steps)
-            last = min(steps[0], first + max(1, WINDOW_BYTES // (active * each)))
+            last = min(steps[0], first + max(1, WINDOW_BYTES // (active * step_bytes)))
             window = self._window(active, first, last)
             for step in range(first, last):
                 k = sum(count > step for count in steps)
-                x, y, weight = (each[:k, step - first] for each in window)
+                x, y, weight = (array[:k, step - first] for array in window)
                 yield Batch(x, y, weight)
             first = last
 

@@ -48,8 +48,8 @@ class Stacked:
         runs = [_Run(work) for work in works]
         while waiting := [run for run in runs if run.job is not None]:
             some = _next(waiting)
-            for run, found in zip(some, self._computed(some[0].key, [cast(Job, run.job) for run in some]), strict=True):
-                run.go_on(found)
+            for run, result in zip(some, self._computed(some[0].key, [cast(Job, run.job) for run in some]), strict=True):
+                run.go_on(result)
         return [run.end for run in runs]
 
     def _computed(self, key: Hashable, jobs: Sequence[Any]) -> list[Any]:
@@ -83,10 +83,10 @@ class _Run(Generic[T]):
         self._work = work
         self.go_on(None)
 
-    def go_on(self, found: Any) -> None:
+    def go_on(self, result: Any) -> None:
         """Pass on the result for which the work waits."""
         try:
-            self.job = self._work.throw(found.error) if isinstance(found, FailedWork) else self._work.send(found)
+            self.job = self._work.throw(result.error) if isinstance(result, FailedWork) else self._work.send(result)
             self.key = _key(self.job)
         except StopIteration as ended:
             self.job, self.end = None, ended.value
@@ -110,7 +110,7 @@ def _alone(job: Job) -> Any:
 def _key(job: Job) -> Hashable:
     """Return a key that is equal for jobs that can be computed together, if any can."""
     if isinstance(job, Descent) and job.task.family is not None and job.task.x.shape[0] and job.moving:
-        what = (job.settings, job.moving, job.purpose, job.share, job.own, job.repeat, job.ahead)
+        what = (job.settings, job.moving, job.purpose, job.share, job.is_own, job.repeat, job.ahead)
         tensors = (_shapes(job.tensors), _shapes(job.beside))
         return ("descent", job.task.family, what, tensors, _sample(job.task.x), _sample(job.task.y), job.task.device)
     if isinstance(job, Scores) and job.trainer.family is not None and job.x.shape[0]:

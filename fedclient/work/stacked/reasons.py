@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from msgspec import UNSET
@@ -15,7 +16,7 @@ from attune.common.models.body import training_mode
 from attune.fedclient.work.objectives.base import Batch, Tensors
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.objectives.network import Network
-from attune.fedclient.work.stacked.descend import gradients_of, stacked
+from attune.fedclient.work.stacked.descend import gradients_of, stacked, used_gradients
 from attune.fedclient.work.trainer import Scores
 
 
@@ -68,45 +69,45 @@ def _drops(module: nn.Module) -> bool:
 
 def _trained(jobs: Sequence[Descent]) -> str:
     """Check by the gradients of one sample each, and whether the samples of a batch are independent."""
-    job, some = jobs[0], jobs[:2]
-    x, y = (each.to(job.task.device) for each in _samples([(each.task.x, each.task.y) for each in some]))
-    tensors, beside = stacked([each.tensors for each in some]), stacked([each.beside for each in some])
+    job, pair = jobs[0], jobs[:2]
+    x = _first_samples([one.task.x for one in pair]).to(job.task.device)
+    y = _first_samples([one.task.y for one in pair]).to(job.task.device)
+    tensors, beside = stacked([one.tensors for one in pair]), stacked([one.beside for one in pair])
     weight = torch.ones(len(x), 1, dtype=tensors[job.moving[0]].dtype, device=job.task.device)
     training_mode(job.task.network.model)
     try:
-        found, _ = gradients_of(job, tensors, beside, Batch(x[:, None], y[:, None], weight))
+        mapped, _ = gradients_of(job, tensors, beside, Batch(x[:, None], y[:, None], weight))
         alone = _gradients(job, Batch(x[:1], y[:1]))
         both, first = (job.task.network(job.tensors, some_x).detach() for some_x in (x, x[:1]))
     except Exception as error:
         return _not_mapped(error)
-    wrong = next((name for name in alone if name not in found or not _alike(found[name][0], alone[name])), None)
+    wrong = next((name for name in alone if name not in mapped or not _alike(mapped[name][0], alone[name])), None)
     return f"torch's mapping of the model over devices has another gradient of {wrong}" if wrong else _mixed(both, first)
 
 
 def _gradients(job: Descent, batch: Batch) -> Tensors:
     leaves = {name: tensor.detach().clone().requires_grad_(name in job.moving) for name, tensor in job.tensors.items()}
-    loss = job.loss(leaves, job.beside, batch)
-    found = torch.autograd.grad(loss, [leaves[name] for name in job.moving], allow_unused=True)
-    return {name: gradient for name, gradient in zip(job.moving, found, strict=True) if gradient is not None}
+    return used_gradients(job.loss(leaves, job.beside, batch), leaves, job.moving)
 
 
 def _scored(jobs: Sequence[Scores]) -> str:
-    trainer, (x, _) = jobs[0].trainer, _samples([(each.x, each.x) for each in jobs])
-    x = x.to(trainer.device)
-    tensors = [{name: tensor.to(trainer.device) for name, tensor in each.prepared.items()} for each in jobs[:2]]
+    trainer = jobs[0].trainer
+    x = _first_samples([job.x for job in jobs[:2]]).to(trainer.device)
+    tensors = [{name: tensor.to(trainer.device) for name, tensor in job.prepared.items()} for job in jobs[:2]]
     trainer.network.model.eval()
     try:
         with torch.no_grad():
-            vmap(lambda own, some_x: trainer.predictor.logits(trainer.network, own, some_x))(stacked(tensors), x[:, None])
-            both, first = (trainer.predictor.logits(trainer.network, tensors[0], some) for some in (x, x[:1]))
+            logits = partial(trainer.predictor.logits, trainer.network)
+            vmap(logits)(stacked(tensors), x[:, None])
+            both, first = (logits(tensors[0], some) for some in (x, x[:1]))
     except Exception as error:
         return _not_mapped(error)
     return _mixed(both, first)
 
 
-def _samples(each: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return the first sample and label of each of the first two devices."""
-    return torch.stack([x[0] for x, _ in each[:2]]), torch.stack([y[0] for _, y in each[:2]])
+def _first_samples(samples: Sequence[Tensor]) -> Tensor:
+    """Return the first sample of each device."""
+    return torch.stack([x[0] for x in samples])
 
 
 def _not_mapped(error: Exception) -> str:

@@ -6,6 +6,7 @@ D devices, N samples, K models, V validation samples, T labels of a sample.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from attune.common.metrics import Choice
 from attune.fedclient.work.blend import ITERATIONS, Weighing, pseudo_counts
 from attune.fedclient.work.calibration import FLOOR
-from attune.fedclient.work.stacked.descend import STACK_BYTES, stacked
+from attune.fedclient.work.stacked.descend import first_devices, in_stacks, stacked
 from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores
 
 ROWS = 16  # samples of a device at a time, at least, so that few steps are for few samples
@@ -24,14 +25,8 @@ AT_ONCE = 16 * EVALUATION_BATCH  # samples of all devices at a time, at most
 
 def score(jobs: Sequence[Scores]) -> list[list[tuple[int, Tensor]] | Exception]:
     """Return the result of each of similar jobs, in order, in one piece: [(0, logits (N, ...))]. Each has a sample."""
-    each = sum(tensor.nbytes for tensor in jobs[0].prepared.values())
-    most = max(1, STACK_BYTES // max(1, each))
-    order = sorted(range(len(jobs)), key=lambda at: -jobs[at].x.shape[0])
-    found: dict[int, Tensor] = {}
-    for first in range(0, len(order), most):
-        some = order[first : first + most]
-        found |= zip(some, _score([jobs[at] for at in some]), strict=True)
-    return [[(0, found[at])] for at in range(len(jobs))]
+    device_bytes = sum(tensor.nbytes for tensor in jobs[0].prepared.values())
+    return [[(0, logits)] for logits in in_stacks(jobs, device_bytes, lambda job: job.x.shape[0], _score)]
 
 
 def _score(jobs: Sequence[Scores]) -> list[Tensor]:
@@ -46,25 +41,23 @@ def _score(jobs: Sequence[Scores]) -> list[Tensor]:
             k = sum(size > at for size in sizes)
             rows = max(1, min(AT_ONCE // k, max(ROWS, sizes[k // 2] - at), sizes[0] - at))
             x = _rows([job.x for job in jobs[:k]], sizes, at, rows).to(trainer.device)
-            logits = vmap(lambda own, some_x: trainer.predictor.logits(trainer.network, own, some_x))(
-                {name: tensor[:k] for name, tensor in tensors.items()}, x
-            )
+            logits = vmap(partial(trainer.predictor.logits, trainer.network))(first_devices(tensors, k), x)
             for piece, scored, size in zip(pieces, logits, sizes, strict=False):
                 piece.append(scored[: size - at])
             at += rows
     return [torch.cat(piece) if len(piece) > 1 else piece[0] for piece in pieces]
 
 
-def _rows(each: Sequence[Tensor], sizes: Sequence[int], at: int, rows: int) -> Tensor:
+def _rows(samples: Sequence[Tensor], sizes: Sequence[int], at: int, rows: int) -> Tensor:
     """Return (k, rows, ...): so many samples from `at` on of each tensor. Its first sample fills up the rest."""
-    found = each[0].new_empty((len(each), rows, *each[0].shape[1:]))
-    for place, x, size in zip(found.unbind(), each, sizes, strict=False):
+    padded = samples[0].new_empty((len(samples), rows, *samples[0].shape[1:]))
+    for place, x, size in zip(padded.unbind(), samples, sizes, strict=False):
         if size >= at + rows:
             place.copy_(x[at : at + rows])
         else:
             place[: size - at] = x[at:]
             place[size - at :] = x[0]
-    return found
+    return padded
 
 
 def weigh(jobs: Sequence[Weighing]) -> list[dict[Choice, float]]:
@@ -94,5 +87,4 @@ def _counts(job: Weighing) -> Tensor:
 
 def _table(job: Weighing) -> Tensor:
     """Return the probabilities of the right labels, (V, K, T)."""
-    each = [p.double().reshape(len(p), -1).clamp_min(FLOOR) for p in job.probability.values()]
-    return torch.stack(each, dim=1)
+    return torch.stack([p.double().reshape(len(p), -1).clamp_min(FLOOR) for p in job.probability.values()], dim=1)

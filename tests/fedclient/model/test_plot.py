@@ -120,7 +120,7 @@ def test_a_model_is_called_by_its_method_if_it_is_the_methods_own():
         spec = default_spec("tabular", (4,), 2, 0, "mlr", {})
         return artifact.ModelInfo("a", "federation", "x", {}, spec, [0, 1], TrainSettings(), **changed).title
 
-    assert title() == title(kept="common", own="common") == "x"
+    assert title() == title(kept="common", own_choice="common") == "x"
     assert title(kept="common") == "x, common model"
     assert title(kept="common", weights={"personalized": 0.4, "common": 0.6}) == "x, blend"
 
@@ -197,7 +197,7 @@ def of_task(folder, task, names, seed=0, targets=None):
         list(names),
         TrainSettings(),
         kept="common",
-        own="common",
+        own_choice="common",
         task=task,
         targets=targets,
     )

@@ -137,7 +137,7 @@ def test_each_rival_is_compared_on_the_same_samples():
 
 
 def test_the_subject_is_the_federation_where_nothing_is_personal():
-    lines = comparison_of(result(0.9, None, (0.4, 55, 5), own="common"))
+    lines = comparison_of(result(0.9, None, (0.4, 55, 5), own_choice="common"))
     assert lines[0].startswith("common        accuracy 0.900 (")
     assert "the federation helps here" in lines
     assert not any("personal" in line for line in lines[:-1])

@@ -107,7 +107,7 @@ def test_with_too_few_samples_to_choose_by_the_federations_models_count_two_thir
     useless = make("fedavg+ft", "c", size=12)
     for each, common in ((told, 1), (make("fedavg+ft", "d", validation=0, size=12), 1), (useless, -1)):
         found = evaluate(each, own=1, common=common)
-        assert (found.kept, found.weights) == (found.own, {}), "it was said so; no blend is asked for; the other is of no use"
+        assert (found.kept, found.weights) == (found.own_choice, {}), "it was said so; no blend is asked for; the other is of no use"
 
 
 @pytest.mark.parametrize("size", [60, 12])
@@ -164,12 +164,12 @@ def test_the_saved_blend_predicts_as_the_device_does(make, shard, tmp_path):
 def test_nothing_is_personalized_where_nothing_tells_devices_apart(make):
     """Use FedAvg, whose model is the common one and not its own rival, and training alone, whose model is the local one."""
     common = evaluate(make("fedavg", "a", baseline="local"), own=1, common=1)
-    assert (common.own, common.kept, {each.rival for each in comparisons_of(common)}) == ("common", "common", {"local"})
+    assert (common.own_choice, common.kept, {each.rival for each in comparisons_of(common)}) == ("common", "common", {"local"})
     assert common.accuracies.keys() == {"common", "local"}
     alone = make("local", "b", baseline="local")
     train(alone, 1)
     result = Work(alone, Order("evaluate-1-kiel", 1, "evaluate")).run()
-    assert (result.own, result.kept, comparisons_of(result), result.weights) == ("local", "local", [], {})
+    assert (result.own_choice, result.kept, comparisons_of(result), result.weights) == ("local", "local", [], {})
     assert result.accuracy == result.accuracy_local == result.accuracy_before
 
 

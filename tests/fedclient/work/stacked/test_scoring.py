@@ -27,7 +27,7 @@ from attune.fedclient.work.objectives.two_heads import TwoHeads
 from attune.fedclient.work.predictors.base import TwoHeadsPredictor
 from attune.fedclient.work.predictors.fine_tune import FineTune
 from attune.fedclient.work.predictors.knn import Knn
-from attune.fedclient.work.stacked import scoring
+from attune.fedclient.work.stacked import descend, scoring
 from attune.fedclient.work.stacked.lockstep import Stacked
 from attune.fedclient.work.state import FolderOrders
 from tests.fedclient.work.stacked.conftest import SIZES
@@ -64,7 +64,7 @@ def test_the_same_probabilities_as_by_itself(name, make):
 def test_models_are_stacked_no_further_than_memory_allows(make, monkeypatch):
     devices, sizes = make(Sgd(SgdSettings())), []
     one = sum(tensor.nbytes for tensor in devices[0].start.values())
-    monkeypatch.setattr(scoring, "STACK_BYTES", 2 * one)
+    monkeypatch.setattr(descend, "STACK_BYTES", 2 * one)
     score = scoring._score
     monkeypatch.setattr(scoring, "_score", lambda jobs: sizes.append(len(jobs)) or score(jobs))
     found = Stacked().run([evaluation(each, size) for each, size in zip(devices, TESTED, strict=True)])
