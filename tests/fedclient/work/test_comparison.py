@@ -107,7 +107,9 @@ def test_with_too_few_samples_to_choose_by_the_federations_models_count_two_thir
     useless = make("fedavg+ft", "c", size=12)
     for each, common in ((told, 1), (make("fedavg+ft", "d", validation=0, size=12), 1), (useless, -1)):
         found = evaluate(each, own=1, common=common)
-        assert (found.kept, found.weights) == (found.own_choice, {}), "it was said so; no blend is asked for; the other is of no use"
+        assert (found.kept, found.weights) == (found.own_choice, {}), (
+            "it was said so; no blend is asked for; the other is of no use"
+        )
 
 
 @pytest.mark.parametrize("size", [60, 12])
