@@ -57,8 +57,8 @@ class ComparedRun(msgspec.Struct, frozen=True):
     @property
     def no_better(self) -> bool:
         """Whether the run is no better than a constant answer, over clients."""
-        own, constant = self.mean_over_clients, self.constant
-        return own is not None and constant is not None and own <= constant
+        mean, constant = self.mean_over_clients, self.constant
+        return mean is not None and constant is not None and mean <= constant
 
 
 class RunData(msgspec.Struct, frozen=True):

@@ -29,18 +29,8 @@ def render(compared: Sequence[ComparedRun], runs: Sequence[RunData]) -> str:
 
 
 HEADS = (
-    "run",
-    "method",
-    "model",
-    "rounds",
-    "devices",
-    "over clients",
-    "over samples",
-    "constant",
-    "helped",
-    "gives",
-    "moved",
-    "seconds",
+    *("run", "method", "model", "rounds", "devices", "over clients", "over samples"),
+    *("constant", "helped", "gives", "moved", "seconds"),
 )
 
 
@@ -93,8 +83,8 @@ def write(compared: Sequence[ComparedRun], runs: Sequence[RunData], out: Path) -
 
 def _overview(compared: Sequence[ComparedRun]) -> Section:
     first = compared[0].name
-    caption = " ".join(f"{sentence(each.name, first, each.against_first)}." for each in compared[1:])
-    rows: list[list[Cell]] = [list(line_of(each)) for each in compared]
+    caption = " ".join(f"{sentence(run.name, first, run.against_first)}." for run in compared[1:])
+    rows: list[list[Cell]] = [list(line_of(run)) for run in compared]
     return Section("Which run is better?", caption, None, PageTable(HEADS, rows))
 
 

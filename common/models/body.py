@@ -21,10 +21,7 @@ from typing_extensions import Self
 from attune.common.errors import SettingError, WireError
 from attune.common.homes import place_of
 from attune.common.plan import ModelSpec
-from attune.common.wire.digest import Digest
-from attune.common.wire.files import read_tensors
-from attune.common.wire.header import layout_of
-from attune.common.wire.tensors import bytes_of, manifest_of
+from attune.common.wire.files import digest_of_tensors, read_tensors
 
 _MARK = "attune_body"  # the attribute of a model that has one
 
@@ -70,7 +67,7 @@ def settle(model: nn.Module, spec: ModelSpec) -> None:
         WireError: A tensor of the body cannot be written as plain bytes.
     """
     tensors = _frozen(model)
-    digest = digest_of(tensors) if tensors else ""
+    digest = digest_of_tensors(tensors) if tensors else ""
     if spec.body_digest and digest != spec.body_digest:
         here = f"the body here has {digest}" if digest else "here no parameter is frozen (requires_grad off)"
         raise SettingError(
@@ -126,15 +123,6 @@ def load_body(module: nn.Module, where: str | Path, leave: Collection[str] = ())
         except (OSError, ModuleNotFoundError, WireError, RuntimeError) as error:
             raise SettingError(f"the frozen body cannot be read from {where}: {error}") from None
     return module.requires_grad_(False)
-
-
-def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """Return the digest of the safetensors file which these tensors make."""
-    layout, digest = layout_of(manifest_of(tensors)), Digest()
-    digest.update(layout.header)
-    for name in layout.manifest:
-        digest.update(bytes_of(tensors[name]))
-    return digest.text
 
 
 def _frozen(model: nn.Module) -> dict[str, Tensor]:

@@ -246,11 +246,7 @@ def read_into(fd: int, target: memoryview, offset: int, who: str) -> None:
         done += count
 
 
-class _Read(Protocol):
-    def read_into(self, target: memoryview, offset: int) -> None: ...
-
-
-def hash_span(source: _Read, start: int, end: int, digest: Digest) -> None:
+def hash_span(source: Readable | Target, start: int, end: int, digest: Digest) -> None:
     """Add the bytes [start, end) to `digest`, frame by frame through one buffer.
 
     Raises:
@@ -274,11 +270,7 @@ def digest_in(source: Readable) -> str:
     return digest.text
 
 
-def _longest() -> int:
-    return FRAME_BYTES
-
-
-def read_frames(source: Path | Readable, offset: int, frame_bytes: Callable[[], int] = _longest) -> Iterator[bytes]:
+def read_frames(source: Path | Readable, offset: int, frame_bytes: Callable[[], int] = lambda: FRAME_BYTES) -> Iterator[bytes]:
     """Yield the bytes from `offset` to the end in frames. `frame_bytes` decides the length of each; the last may be shorter.
 
     A source is closed at the end, and when the iterator is closed.
@@ -286,19 +278,13 @@ def read_frames(source: Path | Readable, offset: int, frame_bytes: Callable[[], 
     Raises:
         BadOffset: The offset is outside the blob. It is raised at the call, not at the first frame.
     """
-    size = source.stat().st_size if isinstance(source, Path) else source.size
-    if not 0 <= offset <= size:
-        raise BadOffset(f"cannot go on at offset {offset} of a blob of {size} bytes; start from 0")
-    return _frames(source, offset, frame_bytes)
+    opened = LocalFile(source) if isinstance(source, Path) else source
+    if not 0 <= offset <= opened.size:
+        raise BadOffset(f"cannot go on at offset {offset} of a blob of {opened.size} bytes; start from 0")
+    return _frames(opened, offset, frame_bytes)
 
 
-def _frames(source: Path | Readable, offset: int, frame_bytes: Callable[[], int]) -> Iterator[bytes]:
-    if isinstance(source, Path):
-        with source.open("rb", buffering=0) as file:
-            file.seek(offset)
-            while frame := file.read(frame_bytes()):
-                yield frame
-        return
+def _frames(source: Readable, offset: int, frame_bytes: Callable[[], int]) -> Iterator[bytes]:
     try:
         while frame := source.read(offset, frame_bytes()):
             yield frame

@@ -36,7 +36,7 @@ from attune.common.wire.tensors import (
     views,
 )
 
-__all__ = ["Blob", "Limits", "TensorFile", "TensorWriter", "digest_of_tensors", "read_checked", "read_tensors", "write_tensors"]
+__all__ = ["Blob", "Limits", "TensorFile", "TensorWriter", "digest_of_tensors", "read_tensors", "write_tensors"]
 
 
 class TensorWriter:
@@ -158,7 +158,7 @@ def _write_all(where: Path | Callable[[int], Target], tensors: Mapping[str, torc
         return writer.close()
 
 
-class TensorFile(Opened, TensorSource):
+class TensorFile(Opened[torch.Tensor], TensorSource):
     """A blob of tensors, of which each access reads one, afresh. Iteration is in the order of the blob.
 
     Reads by position, not through a memory map, so resident memory is what is in use. Several threads may read.
@@ -225,13 +225,10 @@ class TensorFile(Opened, TensorSource):
             check_boolean(name, self._layout.manifest[name], raw_B, self._name)
 
 
-def read_tensors(where: Path | Readable, limits: Limits | None = None) -> Tensors:
-    """Return all tensors, as views of one buffer that is read at once. Errors are those of TensorFile."""
-    return read_checked(where, None, limits)
+def read_tensors(where: Path | Readable, limits: Limits | None = None, digest: str | None = None) -> Tensors:
+    """Return all tensors, as views of one buffer that is read at once. The blob must have this digest, if one is given.
 
-
-def read_checked(where: Path | Readable, digest: str | None, limits: Limits | None = None) -> Tensors:
-    """Return all tensors of a blob that must have this digest (None: any), as `read_tensors` does.
+    Errors are those of TensorFile, and:
 
     Raises:
         DigestMismatch: The bytes have another digest; the message names the file.

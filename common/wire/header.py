@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import Self
 
@@ -38,6 +38,7 @@ _NUMBERS_PER_TENSOR = 8  # on average: a rank above 6 in every tensor of a model
 _QUOTES_PER_TENSOR = 12  # five strings, and a quote in the name
 _FEW_TENSORS_SLACK = 4096  # so that a handful of tensors may have any rank, and there may be metadata
 _INT63 = (1 << 63) - 1
+T = TypeVar("T")
 
 # For a text without escaped characters. A match consumes all characters that it has looked at, also an unterminated string at
 # the end, so the scan is linear.
@@ -46,7 +47,7 @@ _LEAF = re.compile(rb"\{\}|\[\]")
 _DEPTH = 3  # {name: {"shape": []}}
 _OPENERS = re.compile(rb"[{\[]{%d}" % (_DEPTH + 1))
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # controls, and lone surrogates, which JSON can spell
 
 
 @dataclass(frozen=True)
@@ -300,16 +301,8 @@ def _check_spans(claims: list[tuple[int, int, str, TensorSpec]], data_bytes: int
 def _check_name(name: str, limits: Limits, who: str = "writing") -> None:
     if len(name.encode(errors="surrogatepass")) > limits.max_name_bytes:
         raise Malformed("name-too-long", f"{who}: a tensor name has over {limits.max_name_bytes} bytes: {_show(name)}")
-    if not name or name == METADATA or _CONTROL.search(name) or not _is_unicode(name):
+    if not name or name == METADATA or _FORBIDDEN.search(name):
         raise Malformed("bad-name", f"{who}: {_show(name)} cannot name a tensor")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # lone surrogates, which JSON can spell
-        return False
-    return True
 
 
 def _show(value: Any) -> str:
@@ -317,8 +310,26 @@ def _show(value: Any) -> str:
     return ascii(value[:80])[:120] if isinstance(value, str) else f"a {type(value).__name__}"
 
 
-class Opened:
-    """The names in a blob, in its order; what inherits from it reads the values. Owns its source. Errors: of parse_header."""
+class ByManifest(Mapping[str, T]):
+    """Values under the names of a manifest, in its order; a subclass reads or computes a value at each access."""
+
+    @property
+    @abstractmethod
+    def manifest(self) -> Manifest:
+        """Dtype and shape of each tensor."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.manifest  # Mapping's own would read the tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.manifest)
+
+    def __len__(self) -> int:
+        return len(self.manifest)
+
+
+class Opened(ByManifest[T]):
+    """A blob whose header is read and checked. It owns its source and closes it. Errors are those of parse_header."""
 
     def __init__(self, where: Path | Readable, limits: Limits | None = None) -> None:
         self._source: Readable = LocalFile(where) if isinstance(where, Path) else where
@@ -343,15 +354,6 @@ class Opened:
     def manifest(self) -> Manifest:
         return self._layout.manifest
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.manifest  # Mapping's own would read the tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.manifest)
-
-    def __len__(self) -> int:
-        return len(self.manifest)
-
     def close(self) -> None:
         """Close the blob. Closing twice is allowed; reading afterwards raises OSError."""
         self._source.close()
@@ -359,5 +361,5 @@ class Opened:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -11,34 +11,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from attune.common.wire.header import (
-    Layout,
-    Limits,
-    Manifest,
-    TensorSpec,
-    header_bytes,
-    layout_of,
-    parse_header,
-)
+from attune.common.wire.header import ByManifest, Layout, Manifest, TensorSpec
 from attune.common.wire.malformed import Malformed
-
-__all__ = [
-    "DTYPES",
-    "Layout",
-    "Limits",
-    "Manifest",
-    "TensorSpec",
-    "Tensors",
-    "bytes_of",
-    "check_boolean",
-    "empty",
-    "header_bytes",
-    "layout_of",
-    "manifest_of",
-    "parse_header",
-    "spec_of",
-    "views",
-]
 
 Tensors = dict[str, torch.Tensor]
 
@@ -134,27 +108,13 @@ def views(buffer_B: torch.Tensor, layout: Layout, who: str) -> Tensors:
 BLOCK = 1 << 18  # numbers at a time, which stay in the cache
 
 
-class TensorSource(Mapping[str, torch.Tensor]):
+class TensorSource(ByManifest[torch.Tensor]):
     """Named tensors on the CPU. Each access gives a new tensor."""
-
-    @property
-    @abstractmethod
-    def manifest(self) -> Manifest:
-        """Dtype and shape of each tensor."""
 
     @property
     def stored(self) -> bool:
         """Whether the values are those of a blob, in the dtypes in which they lie there."""
         return False
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.manifest  # Mapping's own would read the tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.manifest)
-
-    def __len__(self) -> int:
-        return len(self.manifest)
 
     def span(self, name: str, start: int, end: int) -> torch.Tensor:
         """Return the elements [start, end) of a tensor in C order, flat."""

@@ -30,7 +30,7 @@ from attune.common.plan import Label, ModelSpec, Scale
 from attune.common.plugins import check_installed
 from attune.common.task import TASKS, TaskName
 from attune.common.text import from_json
-from attune.common.wire.files import read_checked, write_tensors
+from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.data.prepare import Standardiser, check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.data.table import is_table
@@ -116,7 +116,7 @@ def _tensors_in(path: Path, info: ModelInfo) -> Tensors:
     """
     try:
         # Homes of older versions have no digests.
-        return read_checked(path, info.files.get(path.name))
+        return read_tensors(path, digest=info.files.get(path.name))
     except (OSError, WireError) as error:
         raise NoModel(f"{error}: start fedclient again to fetch the model") from None
 

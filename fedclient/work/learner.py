@@ -30,7 +30,8 @@ from attune.common.models.structure import components, tensors_of
 from attune.common.plan import Plan
 from attune.common.protocol import ENCODINGS, RELATIVE
 from attune.common.seeds import derive
-from attune.common.wire.tensors import Manifest, manifest_of
+from attune.common.wire.header import Manifest
+from attune.common.wire.tensors import manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, Standardiser, prepare
 from attune.fedclient.hooks import NONE, Hooks

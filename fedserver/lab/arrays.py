@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ DTYPES = {
 }  # fmt: skip
 
 
-class ArrayFile(Opened, Mapping[str, Array]):
+class ArrayFile(Opened[Array]):
     """A blob of tensors, of which each access reads one, afresh. bfloat16, which NumPy has not, comes as float32."""
 
     def __getitem__(self, name: str) -> Array:

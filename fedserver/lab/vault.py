@@ -18,7 +18,7 @@ from attune.common.text import from_json
 from attune.common.wire.blobs import Blob
 from attune.common.wire.checks import is_finite
 from attune.common.wire.files import TensorFile, TensorWriter
-from attune.common.wire.tensors import Manifest
+from attune.common.wire.header import Manifest
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.records import AcceptedUpdate, Slot
 from attune.fedserver.ports.blobs import STATE, Blobs, blob_of

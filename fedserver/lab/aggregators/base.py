@@ -12,7 +12,8 @@ import torch
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.transform import PartUpdate
-from attune.common.wire.tensors import DTYPES, Manifest, TensorSource, layout_of, manifest_of
+from attune.common.wire.header import Manifest, layout_of
+from attune.common.wire.tensors import DTYPES, TensorSource, manifest_of
 
 Tensors = dict[str, torch.Tensor]
 

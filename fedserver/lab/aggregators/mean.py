@@ -10,7 +10,8 @@ import torch
 
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AggregatorSettings, MeanSettings
-from attune.common.wire.tensors import DTYPES, Manifest, manifest_of
+from attune.common.wire.header import Manifest
+from attune.common.wire.tensors import DTYPES, manifest_of
 from attune.fedserver.lab.aggregators import votes
 from attune.fedserver.lab.aggregators.base import IN_TURN, Block, Carrier, Put, Tensors, Unit, Vault, cohort, manifest_in, write
 from attune.fedserver.lab.aggregators.votes import gram, stack

@@ -15,7 +15,8 @@ import torch
 
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import MixedSettings
-from attune.common.wire.tensors import DTYPES, Manifest
+from attune.common.wire.header import Manifest
+from attune.common.wire.tensors import DTYPES
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.base import (
     IN_TURN,

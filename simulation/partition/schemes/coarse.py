@@ -118,7 +118,7 @@ def siblings(data: Dataset, clients: int | None, settings: Coarse5Settings, seed
     for g, name in enumerate(groups):
         fine = np.flatnonzero(parent_F == g)
         rows = slice(g * settings.siblings, (g + 1) * settings.siblings)
-        if settings.each == "one-class":
+        if settings.fine_classes == "one-class":
             if len(fine) != settings.siblings:
                 raise SettingError(
                     f"coarse class {name} has {len(fine)} classes, not one for each of {settings.siblings} clients"

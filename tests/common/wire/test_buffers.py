@@ -10,7 +10,8 @@ from attune.common.errors import LimitExceeded
 from attune.common.wire import malformed as bad
 from attune.common.wire.checks import check_finite, check_manifest, squared_norm
 from attune.common.wire.digest import digest_of
-from attune.common.wire.tensors import TensorSpec, manifest_of
+from attune.common.wire.header import TensorSpec
+from attune.common.wire.tensors import manifest_of
 from attune.fedclient.link.transfer import ReceiveBuffer
 from tests.raising import malformed
 

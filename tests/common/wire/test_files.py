@@ -18,8 +18,9 @@ from attune.common.wire import malformed as bad
 from attune.common.wire.blobs import Buffer, Target
 from attune.common.wire.checks import check_manifest
 from attune.common.wire.digest import digest_of
-from attune.common.wire.files import Blob, TensorFile, TensorWriter, read_checked, read_tensors, write_tensors
-from attune.common.wire.tensors import DTYPES, TensorSpec, bytes_of, manifest_of
+from attune.common.wire.files import Blob, TensorFile, TensorWriter, read_tensors, write_tensors
+from attune.common.wire.header import TensorSpec
+from attune.common.wire.tensors import DTYPES, bytes_of, manifest_of
 from attune.fedserver.lab.arrays import ArrayFile
 from tests.raising import malformed
 
@@ -300,9 +301,9 @@ def test_a_tensor_is_read_in_blocks_through_one_buffer(tmp_path):
 
 def test_bytes_that_are_not_those_of_the_digest_are_named(tmp_path):
     blob = write_tensors(tmp_path / "file", {"w": torch.zeros(4)})
-    assert read_checked(tmp_path / "file", blob.digest)["w"].tolist() == [0.0] * 4
+    assert read_tensors(tmp_path / "file", digest=blob.digest)["w"].tolist() == [0.0] * 4
     data = bytearray((tmp_path / "file").read_bytes())
     data[-1] ^= 1
     (tmp_path / "file").write_bytes(data)
     with pytest.raises(bad.DigestMismatch, match=f"{tmp_path / 'file'} is damaged"):
-        read_checked(tmp_path / "file", blob.digest)
+        read_tensors(tmp_path / "file", digest=blob.digest)
