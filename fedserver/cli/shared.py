@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from attune.fedserver.home import ServerHome
     from attune.fedserver.identity.admin import FederationAdmin
 
-if TYPE_CHECKING:
-    from attune.fedserver.home import ServerHome
-    from attune.fedserver.identity.admin import FederationAdmin
-
 
 F = TypeVar("F", bound=Callable[..., Any])
 HOME = click.option("--home", type=click.Path(path_type=Path), default=None, help="The folder of the server's state.")

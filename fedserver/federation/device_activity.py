@@ -46,9 +46,6 @@ class DeviceActivity:
         self._spans: dict[str, deque[Span]] = {}
         self._closed: deque[tuple[int, float]] = deque(maxlen=KEPT_ROUNDS)
 
-    def __repr__(self) -> str:
-        return f"DeviceActivity({len(self._spans)} devices)"
-
     def enter(self, name: str, stage: DeviceStage, why: str = "") -> None:
         """Note that the device is in this stage now. Entering the same stage again changes only the reason."""
         spans = self._spans.setdefault(name, deque(maxlen=KEPT_SPANS))

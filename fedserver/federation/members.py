@@ -42,9 +42,6 @@ class Members:
         self._arrived: list[tuple[Stream, str]] = []  # not yet welcomed, each with a note for the operator
         self._early: list[Stream] = []  # of devices that came before there was a plan
 
-    def __repr__(self) -> str:
-        return f"Members({self._streams!r})"
-
     def connect(self, name: str, hello: Hello) -> Stream:
         """Open a device's new stream, which owns the device's orders from now on.
 

@@ -44,9 +44,6 @@ class Refusals:
         self._written: list[float] = []  # times of the last minute
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def __repr__(self) -> str:
-        return f"Refusals({len(self._seen)} kinds)"
-
     def note(self, error: AttuneError, who: str, device: str = "") -> None:
         """Write a refusal, unless honest devices cause it every day.
 

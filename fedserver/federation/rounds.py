@@ -53,9 +53,6 @@ class OrderSender:
         self._blobs, self._executors = blobs, executors
         self._priors: dict[int, Prior] = {}  # of the evaluation after this round, once it was asked for
 
-    def __repr__(self) -> str:
-        return f"OrderSender({self.book!r})"
-
     async def open(
         self, parts: Sequence[str], record: Record, left_s: float, work: WorkName, number: int, devices: Collection[str]
     ) -> None:

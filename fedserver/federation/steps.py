@@ -54,9 +54,6 @@ class Turns:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._began_at: float | None = None
 
-    def __repr__(self) -> str:
-        return f"Turns({len(self._tasks)} under way)"
-
     @property
     def busy_s(self) -> float:
         """Seconds since the present turn began; 0 if there is none."""

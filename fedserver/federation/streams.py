@@ -18,9 +18,6 @@ class RevokedDevices:
     def __init__(self) -> None:
         self._errors: dict[str, AttuneError] = {}
 
-    def __repr__(self) -> str:
-        return f"RevokedDevices({sorted(self._errors)})"
-
     def add(self, name: str, error: AttuneError) -> bool:
         """Add a device, and return whether it is new."""
         return self._errors.setdefault(name, error) is error

@@ -68,9 +68,6 @@ class FederationAdmin:
     def __init__(self, ledger: Ledger, by: str) -> None:
         self._ledger, self._by = ledger, by
 
-    def __repr__(self) -> str:
-        return f"FederationAdmin({self._by})"
-
     async def new_token(
         self,
         authority_public_key: bytes,

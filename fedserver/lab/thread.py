@@ -44,9 +44,6 @@ class ThreadLab:
         self._pool: WorkerPool | None = None
         self._engine: Engine | None = None
 
-    def __repr__(self) -> str:
-        return f"ThreadLab({self._blobs!r}, {'idle' if self._engine is None else 'started'})"
-
     async def connect(self) -> int:
         """Connect before anything else, and return the number of workers; 0: this process does all work.
 

@@ -69,11 +69,9 @@ class Blobs(Protocol):
 
     def create(self, name: str, size: int, durable: bool = True) -> Target:
         """Return `size` bytes in the making. They get their name when they are finished, and are durable then if asked for."""
-        ...
 
     def put(self, name: str, data: bytes) -> Blob:
         """Put a small blob, durably, and with it all names that `keep` gave before beside it."""
-        ...
 
     def keep(self, blob: Blob, name: str) -> Blob:
         """Hold content by another name too, such as a sealed upload by the name of an accepted update.
@@ -83,7 +81,6 @@ class Blobs(Protocol):
         Raises:
             Damaged: The content is missing.
         """
-        ...
 
     def sync(self, blob: Blob) -> None:
         """Make the bytes of a blob durable.
@@ -91,7 +88,6 @@ class Blobs(Protocol):
         Raises:
             Damaged: The content is missing.
         """
-        ...
 
     # --- open
 
@@ -101,7 +97,6 @@ class Blobs(Protocol):
         Raises:
             Damaged: The content is missing, or is another.
         """
-        ...
 
     def check(self, blob: Blob) -> None:
         """Compare all bytes with the digest now.
@@ -109,7 +104,6 @@ class Blobs(Protocol):
         Raises:
             Damaged: The content is missing, or is another.
         """
-        ...
 
     def get(self, name: str) -> bytes:
         """Return a small blob of which only the name is known.
@@ -117,24 +111,20 @@ class Blobs(Protocol):
         Raises:
             KeyError: The name holds nothing.
         """
-        ...
 
     # --- list and remove
 
     def names(self, prefix: str) -> list[str]:
         """Return all names that begin with `prefix`, sorted."""
-        ...
 
     def remove(self, names: Sequence[str]) -> None:
         """Take names away, in this order; content goes with its last name. Whoever has it open goes on reading.
 
         Names that are not there are passed over.
         """
-        ...
 
     def sweep(self) -> None:
         """Remove what a killed process has left unfinished, at start."""
-        ...
 
 
 class Growing(Protocol):
@@ -146,12 +136,10 @@ class Growing(Protocol):
     @property
     def name(self) -> str:
         """Its name in errors."""
-        ...
 
     @property
     def size(self) -> int:
         """Number of bytes that are here."""
-        ...
 
     def append(self, data: memoryview) -> None:
         """Append bytes.
@@ -159,7 +147,6 @@ class Growing(Protocol):
         Raises:
             DiskFull: The disk is full; `size` is true even then.
         """
-        ...
 
     def read_into(self, target: memoryview, offset: int) -> None:
         """Fill `target` from `offset` on.
@@ -167,7 +154,6 @@ class Growing(Protocol):
         Raises:
             Truncated: Fewer bytes are here.
         """
-        ...
 
     def seal(self) -> Blob:
         """Close a whole upload, and return it as a blob that is not durable yet.
@@ -175,15 +161,12 @@ class Growing(Protocol):
         Raises:
             DiskFull: The disk is full.
         """
-        ...
 
     def remove(self) -> None:
         """Close the upload, and remove its bytes."""
-        ...
 
     def close(self) -> None:
         """Close the upload. Its bytes stay. Closing twice is allowed."""
-        ...
 
 
 class Spool(Protocol):
@@ -202,20 +185,15 @@ class Spool(Protocol):
             UploadBusy: It is open already.
             DiskFull: There is no space for what is missing.
         """
-        ...
 
     def offset(self, sender: str, digest: str) -> int:
         """Return how many bytes of an upload are here."""
-        ...
 
     def sealed(self, sender: str, digest: str) -> Blob | None:
         """Return a sealed upload."""
-        ...
 
     def all_sealed(self) -> list[Blob]:
         """Return all sealed uploads."""
-        ...
 
     def keep_only(self, sender: str, digest: str) -> None:
         """Remove all other uploads of this sender."""
-        ...

@@ -79,7 +79,6 @@ class Lab(Protocol):
             SettingError: The model or method cannot be built.
             Damaged: A blob cannot be made again; it must be restored.
         """
-        ...
 
     async def serve(self, clients: Sequence[str], founders: Sequence[str] = ()) -> Served:
         """Return what each client is served now, by client and part.
@@ -88,15 +87,12 @@ class Lab(Protocol):
             clients: The clients that are served.
             founders: Those of them that enrolled before the first round was closed.
         """
-        ...
 
     async def cold_start(self) -> dict[str, Blob]:
         """Return for each part what an unknown device is served."""
-        ...
 
     async def pack(self, blobs: Sequence[Blob]) -> dict[str, Blob]:
         """Return, by the digest of what is served, the same without loss in fewer bytes (PACKED), where they are fewer."""
-        ...
 
     async def changes(self, clients: Sequence[str], parts: Sequence[str]) -> dict[str, Smaller]:
         """Return, by the digest of what these clients are served of these parts, its change from what the last commit replaced.
@@ -104,7 +100,6 @@ class Lab(Protocol):
         A change is left out where the older value is gone or is the same, or where it makes no fewer bytes. Older values are
         kept from the first such call on.
         """
-        ...
 
     async def arrive(self, client: str, part: str, blob: Blob, encoding: str, served: bool, max_norm: float) -> Arrived:
         """Decode and check an update's part that has just come in.
@@ -121,7 +116,6 @@ class Lab(Protocol):
             WireError: It cannot be read, or does not fit; names device and tensor.
             UpdateRefused: It could harm the state; names the device.
         """
-        ...
 
     async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> RoundOutcome:
         """Make the next state of a cohort's accepted updates.
@@ -130,18 +124,14 @@ class Lab(Protocol):
             entries: The updates, by client.
             founders: As for `serve`.
         """
-        ...
 
     async def adapt(
         self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Sequence[str] = ()
     ) -> RoundOutcome:
         """Make the next state of updates of newcomers to a finished federation. Otherwise as `aggregate`."""
-        ...
 
     async def go_back(self) -> RoundOutcome:
         """Make the state before the last round the next one; the outcome has no slot if that state is not known any more."""
-        ...
 
     async def settle(self) -> None:
         """Make the outcome the present state, after its commit, and remove what is two states old."""
-        ...

@@ -40,11 +40,6 @@ class Certificate:
     used_at: float | None = None  # when its holder first called with it
     retires_at: float | None = None  # from when on a newer one stands for it
 
-    @property
-    def ends_at(self) -> float:
-        """Unix time from which on it is refused."""
-        return self.not_after if self.retires_at is None else min(self.not_after, self.retires_at)
-
 
 @dataclass(frozen=True)
 class Token:
@@ -124,7 +119,6 @@ class LedgerReader(Protocol):
             LedgerBusy: The ledger cannot be read now.
             HomeMismatch: The ledger is damaged.
         """
-        ...
 
     def audit(self) -> Iterator[tuple[AuditEntry, str]]:
         """Yield each entry of the audit log with its digest, the oldest first.
@@ -132,7 +126,6 @@ class LedgerReader(Protocol):
         Raises:
             HomeMismatch: A line was changed, taken out or put in.
         """
-        ...
 
     def check(self) -> None:
         """Read the whole ledger.
@@ -141,15 +134,12 @@ class LedgerReader(Protocol):
             LedgerBusy: The ledger cannot be read now.
             HomeMismatch: The ledger is damaged.
         """
-        ...
 
     def was_served(self) -> bool:
         """Return whether an operator's certificate was ever issued: each start of a server issues one, a simulation none."""
-        ...
 
     def close(self) -> None:
         """Let go of the ledger. No other call may follow."""
-        ...
 
 
 class RoundLedger(Protocol):
@@ -186,7 +176,6 @@ class RoundLedger(Protocol):
             before: The first round that does not count.
             but: A round that does not count either.
         """
-        ...
 
     async def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:
         """Begin a run in the place of the present one: members stay, plan, record, slots and metrics go.
@@ -218,11 +207,9 @@ class MemberLedger(Protocol):
 
     async def device(self, name: str) -> DeviceRecord | None:
         """Return the device of this name."""
-        ...
 
     async def devices(self, names: Collection[str] | None = None) -> list[DeviceRecord]:
         """Return the known devices of `names`, or all devices, by name."""
-        ...
 
     async def update_device(self, name: str, /, **fields: Any) -> None:
         """Change fields of a device. No-op for an unknown one."""
@@ -259,15 +246,12 @@ class MemberLedger(Protocol):
         Returns:
             The fingerprints of the older certificates.
         """
-        ...
 
     async def certificates(self, name: str | None = None) -> list[Certificate]:
         """Return the certificates of one device, or of all by name; the oldest first."""
-        ...
 
     async def certificate(self, fingerprint: str) -> Certificate | None:
         """Return the certificate with this fingerprint, as the store has it at this moment."""
-        ...
 
     async def replace_operator(self, certificate: Certificate) -> None:
         """Make this the one operator's certificate."""
@@ -277,11 +261,9 @@ class MemberLedger(Protocol):
 
     async def token(self, fingerprint: str) -> Token | None:
         """Return the token with this fingerprint."""
-        ...
 
     async def tokens(self) -> list[Token]:
         """Return all tokens, the newest last."""
-        ...
 
     async def withdraw(self, id: str, now: float) -> None:
         """Withdraw a token: it admits no device any more."""
@@ -291,7 +273,6 @@ class MemberLedger(Protocol):
 
         Spent ones stay for `keep_s` seconds, so that their holders hear the reason.
         """
-        ...
 
 
 class Ledger(RoundLedger, MemberLedger, Protocol):
@@ -299,7 +280,6 @@ class Ledger(RoundLedger, MemberLedger, Protocol):
 
     async def snapshot(self) -> Snapshot:
         """Return what the ledger holds now."""
-        ...
 
     async def close(self) -> None:
         """Let go of the store. No other call may follow."""

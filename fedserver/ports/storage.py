@@ -14,17 +14,14 @@ class Storage(Protocol):
     @property
     def ledger(self) -> Ledger:
         """The ledger, for the server and for commands that change something."""
-        ...
 
     @property
     def blobs(self) -> Blobs:
         """The blobs of state, accepted updates, and what is served."""
-        ...
 
     @property
     def spool(self) -> Spool:
         """The uploads that are on their way in."""
-        ...
 
     def reader(self) -> LedgerReader:
         """Return a new reader of the ledger, which the caller closes.
@@ -33,7 +30,6 @@ class Storage(Protocol):
             LedgerBusy: The ledger cannot be read now.
             HomeMismatch: The ledger is damaged.
         """
-        ...
 
     async def close(self) -> None:
         """Close the ledger, if it is open."""

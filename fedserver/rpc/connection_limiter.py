@@ -96,9 +96,6 @@ class ConnectionLimiter:
         self._since: dict[Peer, float] = {}
         self.called = 0  # connections that have made a call, ever
 
-    def __repr__(self) -> str:
-        return f"ConnectionLimiter({len(self._callers)} known of {len(self._since)})"
-
     def came(self, peer: str, fingerprint: str) -> None:
         """Note a call on this connection under a certificate. An empty fingerprint means a join token, which may only enrol.
 

@@ -25,9 +25,6 @@ class Health(HealthServicer):  # type: ignore[misc]
         self._changed = asyncio.Event()
         self._watches: Counter[str] = Counter()
 
-    def __repr__(self) -> str:
-        return f"Health({self._status}, {self._watches.total()} watches)"
-
     def set(self, serving: bool) -> None:
         self._status = pb.HealthCheckResponse.SERVING if serving else pb.HealthCheckResponse.NOT_SERVING
         self._changed.set()

@@ -35,9 +35,6 @@ class DevicePulses:
         self.every_s = every_s
         self._of: dict[str, Pulse] = {}
 
-    def __repr__(self) -> str:
-        return f"DevicePulses({len(self._of)} devices, every {self.every_s:g} s)"
-
     def open(self, name: str) -> Pulse:
         """Return the pulse of a new stream. Transfers show life on it from now on."""
         pulse = self._of[name] = Pulse()

@@ -38,9 +38,6 @@ class Audit:
         self.path = path
         self._lock = filelock.FileLock(path.with_name(f"{path.name}.lock"), mode=PRIVATE, thread_local=False)
 
-    def __repr__(self) -> str:
-        return f"Audit({self.path})"
-
     def write(self, event: str, by: str, **facts: Any) -> None:
         """Append one line, durably. A line that a killed process left unfinished is cut off, and another line notes that.
 

@@ -33,9 +33,6 @@ class DiskStorage:
     def __init__(self, folder: Path) -> None:
         self._folder, self._database = folder, folder / DATABASE_FILE
 
-    def __repr__(self) -> str:
-        return f"DiskStorage({self._folder})"
-
     @cached_property
     def ledger(self) -> SqliteLedger:
         """The ledger; a new one where there is none. Call `check_ledger` first: opening a damaged file would lose its log."""

@@ -26,9 +26,6 @@ class FolderBlobs(CheckedBlobs):
         super().__init__()
         self._folder = folder
 
-    def __repr__(self) -> str:
-        return f"FolderBlobs({self._folder})"
-
     def create(self, name: str, size: int, durable: bool = True) -> _FolderTarget:
         return _FolderTarget(self, name, self.place(name), size, durable)
 
@@ -151,9 +148,6 @@ class FolderSpool:
 
     def __init__(self, blobs: FolderBlobs) -> None:
         self._blobs = blobs
-
-    def __repr__(self) -> str:
-        return f"FolderSpool({self._blobs!r})"
 
     def grow(self, sender: str, digest: str, size: int) -> _FolderUpload:
         name = upload_name(sender, digest)

@@ -23,9 +23,6 @@ class MemoryStorage:
         self.ledger, self.blobs = MemoryLedger(), MemoryBlobs()
         self.spool = MemorySpool(self.blobs)
 
-    def __repr__(self) -> str:
-        return f"MemoryStorage({self.ledger!r})"
-
     def reader(self) -> MemoryReader:
         return self.ledger.reader()
 
@@ -80,9 +77,6 @@ class MemoryBlobs(CheckedBlobs):
         self._content: dict[str, bytes | bytearray] = {}
         self._holders: Counter[str] = Counter()  # digest -> number of names
         self._lock = Lock()
-
-    def __repr__(self) -> str:
-        return f"MemoryBlobs({len(self._digests)} names)"
 
     def create(self, name: str, size: int, durable: bool = True) -> _MemoryTarget:
         return _MemoryTarget(self, name, size)

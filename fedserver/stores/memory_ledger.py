@@ -33,9 +33,6 @@ class MemoryLedger:
         self._run, self._leaving = "", False
         self._audit: list[bytes] = []
 
-    def __repr__(self) -> str:
-        return f"MemoryLedger({len(self._devices)} devices, round {self._record.round})"
-
     async def close(self) -> None:
         """No-op: memory holds no file."""
 

@@ -43,9 +43,6 @@ class SqliteReader:
         self._path = path
         self._guard: sqlite3.Connection | None = None  # of a damaged file; see `close`
 
-    def __repr__(self) -> str:
-        return f"SqliteReader({self._path})"
-
     @cached_property
     def _db(self) -> sqlite3.Connection:
         db = _connected(self._path, "rw", BUSY_S)
@@ -129,9 +126,6 @@ class SqliteLedger:
         self._certificates = _connected(path, "ro", 0)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._path, self._audit = path, Audit(path.with_name(AUDIT_FILE))
-
-    def __repr__(self) -> str:
-        return f"SqliteLedger({self._path})"
 
     async def _do(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         try:

@@ -56,9 +56,6 @@ class PictureSource:
         """Return the data of a home; errors as for the constructor."""
         return cls(home.snapshot, home.open().blobs, labels, str(home.path))
 
-    def __repr__(self) -> str:
-        return f"PictureSource({self._where}, {self.closed} rounds)"
-
     def tensors(self, key: str, read: Callable[[ArrayFile], T]) -> T | None:
         """Return what `read` makes of the slot `key` of whichever part has one; None if no part has."""
 

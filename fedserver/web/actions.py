@@ -46,9 +46,6 @@ class Actions:
     def __init__(self, by_name: Mapping[str, Action], loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._by_name, self._loop = by_name, loop
 
-    def __repr__(self) -> str:
-        return f"Actions({sorted(self._by_name)})"
-
     @property
     def names(self) -> list[str]:
         return [name for name in ARGUMENTS if name in self._by_name]

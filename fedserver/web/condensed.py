@@ -42,9 +42,6 @@ class CondensedReports:
         self._totals: dict[str, Totals] = {}  # by device, over closed rounds
         self.newest = 0
 
-    def __repr__(self) -> str:
-        return f"CondensedReports({self.newest} rounds, {len(self._latest)} rows)"
-
     def add(self, rows: Iterable[Report]) -> None:
         """Add reports."""
         for row in rows:

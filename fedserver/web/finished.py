@@ -73,9 +73,6 @@ class FolderSource:
         self._condensed = CondensedReports()
         self._condensed.add(read_rows(folder))
 
-    def __repr__(self) -> str:
-        return f"FolderSource({self._folder})"
-
     def look(self) -> PageFacts:
         return PageFacts("folder", self._status, self._condensed.lines, self._condensed.totals)
 

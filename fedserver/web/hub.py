@@ -32,9 +32,6 @@ class Hub:
         self._watchers = 0
         self._closing = asyncio.Event()
 
-    def __repr__(self) -> str:
-        return f"Hub({self._watchers} watchers)"
-
     async def parts(self) -> dict[str, bytes]:
         """Return each part as JSON, at most EVERY_S old. The part `lost` says why the source cannot be read now."""
         async with self._alone:

@@ -61,9 +61,6 @@ class LedgerSource:
         self._kind, self._reader, self._blobs, self._life = kind, storage.reader(), storage.blobs, life
         self._condensed, self._alone = CondensedReports(), threading.Lock()
 
-    def __repr__(self) -> str:
-        return f"LedgerSource({self._kind}, {self._reader!r})"
-
     def _snapshot(self) -> Snapshot:
         with self._alone:
             newest = self._reader.snapshot(self._condensed.newest)

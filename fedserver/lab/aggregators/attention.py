@@ -35,9 +35,6 @@ class Mcsa(Mixing):
             components = {name: [name] for names in components.values() for name in names}
         super().__init__(settings, vault, {component: [names] for component, names in components.items()}, carrier)
 
-    def __repr__(self) -> str:
-        return f"Mcsa(sigma={self._settings.sigma}, components={len(self._units)}, clients={len(self._served)})"
-
     def _weights(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
         shares_S = None
         if self._settings.weighting == "samples":

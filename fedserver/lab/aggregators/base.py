@@ -35,7 +35,6 @@ class Vault(Protocol):
         Raises:
             KeyError: There is no such key.
         """
-        ...
 
     def writer(self, key: str, manifest: Manifest) -> AbstractContextManager[Writer]: ...
 
@@ -50,34 +49,27 @@ class Aggregator(Protocol):
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
         """Write Theta_0 of this part into the vault; once, in a fresh federation."""
-        ...
 
     def admit(self, client: str, founder: bool = False) -> None:
         """Add a client; this may be repeated. A founder enrolled before the first round was closed."""
-        ...
 
     def slot(self, client: str) -> str | None:
         """Return the vault key of the tensors that this client is served; None if `generate` makes them."""
-        ...
 
     def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
         """Yield what these clients without a slot are served, in the given order."""
-        ...
 
     def cold_start(self) -> str | Tensors:
         """Return what an unknown client is served: the vault key, or generated tensors.
 
         It follows from the state alone, and no client is admitted.
         """
-        ...
 
     def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """Add a cohort's updates, in any order, to the state, and return metrics. Without a counting update the state stays."""
-        ...
 
     def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """Close a round of newcomers to a finished federation: only what these clients alone are served may move."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -119,15 +111,12 @@ class Blockwise(Aggregator, Protocol):
 
     def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
         """Return what `combine` needs of a block."""
-        ...
 
     def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[PartUpdate]) -> Tensors:
         """Return what `apply` needs for each block of the unit."""
-        ...
 
     def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
         """Yield the block's next values, one tensor after the other."""
-        ...
 
 
 def cohort(updates: Sequence[PartUpdate]) -> list[PartUpdate]:
@@ -195,9 +184,6 @@ class MemoryVault:
     def __init__(self) -> None:
         self._store: dict[str, Tensors] = {}
 
-    def __repr__(self) -> str:
-        return f"MemoryVault({', '.join(sorted(self._store))})"
-
     def keys(self) -> Iterable[str]:
         return list(self._store)
 
@@ -216,14 +202,10 @@ class Carrier(Protocol):
 
     def carry(self, aggregator: Blockwise, updates: Sequence[PartUpdate]) -> Iterator[Carried]:
         """Yield all units in order. The caller takes the values of one before it asks for the next."""
-        ...
 
 
 class InTurn:
     """Carrier that computes everything in this process, a unit at a time."""
-
-    def __repr__(self) -> str:
-        return "InTurn()"
 
     def carry(self, aggregator: Blockwise, updates: Sequence[PartUpdate]) -> Iterator[Carried]:
         return in_turn(aggregator, aggregator.units(), updates)

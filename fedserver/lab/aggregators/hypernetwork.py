@@ -33,9 +33,6 @@ class Embeddings:
         self._rows: dict[str, list[torch.Tensor]] = {}  # client -> its value, then its moments, each (E)
         self._steps: dict[str, int] = {}
 
-    def __repr__(self) -> str:
-        return f"Embeddings({len(self._rows)} clients, {sum(map(bool, self._steps.values()))} trained)"
-
     def __contains__(self, client: str) -> bool:
         return client in self._rows
 
@@ -148,9 +145,6 @@ class Hypernetwork:
         self._fitter = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.fit_lr))
         self._device = accelerator.used()
         self._state: HypernetworkState | None = None
-
-    def __repr__(self) -> str:
-        return f"Hypernetwork({self._state.embeddings if self._state else 'not loaded'})"
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
         """Write fresh weights for the given tensors, drawn from the seed."""

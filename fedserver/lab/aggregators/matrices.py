@@ -26,9 +26,6 @@ class Matrices:
         self._any = matrix_bytes <= LIMIT_BYTES
         self._kept: Tensors = {}
 
-    def __repr__(self) -> str:
-        return f"Matrices({len(self._clients)} clients, {sorted(self._kept)})"
-
     def add(self, unit: str, A_SS: torch.Tensor) -> None:
         """Add a unit's matrix: A[i, k] is how much of client k's value client i is served; rows sum to one."""
         if self._each:

@@ -41,9 +41,6 @@ class SharedValue:
         self._vault, self._carrier = vault, carrier
         self._manifest: Manifest | None = None
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
         write(self._vault, VALUE, initial)
 
@@ -125,9 +122,6 @@ class Mean(SharedValue):
         super().__init__(settings, vault, seed, components, carrier)
         self._uniform, self._mix = settings.uniform, settings.server_mix
         self._robust, self._attackers = settings.robust, settings.attackers
-
-    def __repr__(self) -> str:
-        return f"Mean(uniform={self._uniform})"
 
     def units(self) -> list[Unit]:
         """Return a unit for each tensor; with Multi-Krum one unit, because its choice needs the sums of all blocks."""

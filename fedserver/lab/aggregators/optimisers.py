@@ -25,13 +25,11 @@ class Optimiser(Protocol):
 
     def dense_(self, value: torch.Tensor, gradient: torch.Tensor, moments: Sequence[torch.Tensor], step: int) -> None:
         """Take step number `step` (from 1) on `value` and its moments, in place."""
-        ...
 
     def outer_(
         self, W_RH: torch.Tensor, G_SR: torch.Tensor, F_SH: torch.Tensor, moments: Sequence[torch.Tensor], step: int
     ) -> None:
         """Take the same step for the gradient G_SR^T F_SH."""
-        ...
 
 
 class ServerSgd:

@@ -31,9 +31,6 @@ class HeurAmp(Mixing):
         self.exact = settings.sigma > EXACT_SIGMA
         super().__init__(settings, vault, {"model": list(components.values())}, carrier)
 
-    def __repr__(self) -> str:
-        return f"HeurAmp(self_weight={self._settings.self_weight}, sigma={self._settings.sigma}, clients={len(self._served)})"
-
     def _weights(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
         return heuristic(cosines(G_SS), self._settings.sigma, self._settings.self_weight)
 
@@ -53,9 +50,6 @@ class Amp(Mixing):
     ) -> None:
         self._settings = settings
         super().__init__(settings, vault, {"model": list(components.values())}, carrier)
-
-    def __repr__(self) -> str:
-        return f"Amp(sigma={self._settings.sigma}, step={self._settings.step}, clients={len(self._served)})"
 
     def _weights(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
         distance_SS = distances(G_SS)

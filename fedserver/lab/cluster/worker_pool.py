@@ -38,7 +38,6 @@ class PendingCall(Protocol):
             WorkerLost: The worker died.
             ClusterUnusable: The method raised an error, or the cluster is gone.
         """
-        ...
 
 
 class WorkerHandle(Protocol):
@@ -46,11 +45,9 @@ class WorkerHandle(Protocol):
 
     def call(self, method: str, *arguments: Any) -> PendingCall:
         """Call a method of its ClusterWorker. May raise ClusterUnusable."""
-        ...
 
     def end(self) -> None:
         """End the worker, which may also just be unreachable. May raise ClusterUnusable."""
-        ...
 
 
 class Cluster(Protocol):
@@ -60,15 +57,12 @@ class Cluster(Protocol):
 
     def start_worker(self) -> WorkerHandle:
         """Start one more worker. May raise ClusterUnusable."""
-        ...
 
     def share(self, value: Any) -> Any:
         """Return something that stands for `value` in the arguments of several calls, so that it is sent once."""
-        ...
 
     def close(self) -> None:
         """Let all workers go. Never raises."""
-        ...
 
 
 class _PoolMember:

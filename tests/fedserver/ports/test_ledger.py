@@ -173,8 +173,8 @@ def test_a_renewed_certificate_retires_the_older_ones_when_it_is_first_used(ledg
         assert (await ledger.devices())[0].public_key == "key 1"
         assert sorted(await ledger.first_use("f3", 20.0, 30.0)) == ["f1"]
         assert (await ledger.devices())[0].public_key == "key 3"
-        ends = {each.fingerprint: each.ends_at for each in await ledger.certificates()}
-        assert ends == {"f1": 30.0, "f3": 1e9, "f4": 1e9}
+        retires = {each.fingerprint: each.retires_at for each in await ledger.certificates()}
+        assert retires == {"f1": 30.0, "f3": None, "f4": None}
         await ledger.renew(certificate("f5", "a", issued_at=200.0), 200.0, unused=2, forget_s=100.0)
         assert [each.fingerprint for each in await ledger.certificates("a")] == ["f3", "f4", "f5"]
         assert await ledger.first_use("nobody's", 1.0, 2.0) == []
