@@ -2,15 +2,16 @@
 
 A new metric is a field of `Metrics` with a descriptor in `METRICS`. The exports, the status, the dashboard, /metrics and the
 pictures read the descriptors, so nothing else needs to change. The limits of a number are part of its type: an impossible value
-is refused where the report is read.
+is refused where the report is read. A number without a natural limit is at most LARGEST, so that views can add and square the
+numbers of any fleet.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -19,15 +20,16 @@ from attune.common.task import TaskName
 from attune.common.text import clean, from_json
 
 MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQLite's integers
-LARGEST = 1.7e308
+LARGEST = 1e100  # magnitude of a reported number; its square is finite, and so is the sum of any number of devices
+LARGEST_KEPT = 1.7e308  # magnitude in homes of before LARGEST; `within_bounds` cuts it where such a row is read
 
 Choice = Literal["personalized", "common", "local"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
 Rival = Literal["common", "local"]
-Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+Finite = Annotated[float, msgspec.Meta(ge=-LARGEST_KEPT, le=LARGEST_KEPT)]
 Accuracy = Annotated[float, msgspec.Meta(ge=-1, le=1)]  # below 0 in regression alone: common.task
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=LARGEST_KEPT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
@@ -69,7 +71,7 @@ class MetricDescriptor:
             return sum(values)
         if not values:
             return None
-        return max(values) if self.combine == "largest" else fsum(values) / len(values)
+        return max(values) if self.combine == "largest" else math.fsum(values) / len(values)
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -148,11 +150,15 @@ _DESCRIPTORS = (
 )
 METRICS = {descriptor.name: descriptor for descriptor in _DESCRIPTORS}  # in the order of the columns of metrics.csv
 ACCURACIES = tuple(name for name in METRICS if name.startswith("accuracy_"))
+WIDE = tuple(field.name for field in msgspec.structs.fields(Metrics) if {Finite, Seconds} & set(get_args(field.type)))
 LIKELIHOODS: Mapping[Choice, str] = {
     "personalized": "likelihood_personalized",
     "common": "likelihood_common",
     "local": "likelihood_local",
 }
+
+
+M = TypeVar("M", bound=Metrics)
 
 
 @dataclass(frozen=True)
@@ -190,6 +196,13 @@ def metrics_of(source: Metrics) -> Metrics:
     return Metrics(**{name: getattr(source, name) for name in Metrics.__struct_fields__})
 
 
+def within_bounds(source: M) -> M:
+    """Return the struct with each number cut to LARGEST. One within the bounds is returned as it is."""
+    over = {name: value for name in WIDE if (value := getattr(source, name)) is not None and abs(value) > LARGEST}
+    cut = {name: math.copysign(LARGEST, value) for name, value in over.items()}
+    return msgspec.structs.replace(source, **cut) if cut else source
+
+
 def read_metrics(text: bytes, who: str, task: TaskName = "classes") -> Metrics:
     """Read a peer's report.
 
@@ -200,6 +213,9 @@ def read_metrics(text: bytes, who: str, task: TaskName = "classes") -> Metrics:
         metrics = from_json(text, Metrics)
     except msgspec.DecodeError as error:
         raise UpdateRefused(f"{who} reports metrics that cannot be: {clean(str(error))}") from None
+    for name in WIDE:
+        if (value := getattr(metrics, name)) is not None and abs(value) > LARGEST:
+            raise UpdateRefused(f"{who} reports metrics that cannot be: {name} = {value:.3g}, above {LARGEST:g}")
     for name in ACCURACIES if task != "regression" else ():
         if (value := getattr(metrics, name)) is not None and value < 0:
             raise UpdateRefused(f"{who} reports metrics that cannot be: {name} = {value}, which only R2 can be")

@@ -95,7 +95,7 @@ def summary(rows: Iterable[Report], evaluate: Evaluate, metric: str = "accuracy"
     losses = [row.loss for row in listed if row.loss is not None]
     text = f"{len(listed)} answers"
     if losses:
-        text += f", loss {sum(losses) / len(losses):.4f}"
+        text += f", loss {sum(losses) / len(losses):.4g}"
     mean = over_all(accuracies(listed, evaluate))
     return f"{text}, {metric} {mean['mean_over_clients']:.4f}" if mean else text
 

@@ -76,6 +76,8 @@ def measured(update: PartUpdate, context: ArrivalContext) -> PartUpdate:
     norm = ChangeNorm(update.source, context.before)
 
     def keep() -> None:
+        if not math.isfinite(norm.value):
+            raise UpdateRefused(f"{context.who} changes the weights by more than numbers can hold")
         context.facts[NORM] = norm.value
 
     context.at_end.append(keep)

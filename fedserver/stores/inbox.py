@@ -13,6 +13,7 @@ import msgspec
 
 from attune.common.errors import HomeMismatch
 from attune.common.faults import SERVER, fail_at
+from attune.common.metrics import within_bounds
 from attune.common.text import from_json
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import OrderId
@@ -128,7 +129,8 @@ class Inbox:
 
     def _entry(self, name: str) -> AcceptedUpdate:
         try:
-            return from_json(self._blobs.get(name), AcceptedUpdate)
+            entry = from_json(self._blobs.get(name), AcceptedUpdate)
+            return msgspec.structs.replace(entry, row=within_bounds(entry.row))
         except (KeyError, msgspec.DecodeError) as error:
             raise Damaged(f"{name} is damaged ({error})") from None
 

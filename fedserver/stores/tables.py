@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from attune.common.errors import HomeMismatch
+from attune.common.metrics import within_bounds
 from attune.common.plan import Plan
 from attune.common.text import from_json
 from attune.fedserver.core.messages import Record
@@ -192,7 +193,7 @@ class Tables:
             "AND client NOT IN (SELECT name FROM devices WHERE revoked) GROUP BY client ORDER BY client",
             (before, but),
         )
-        return [from_json(row[0], Report) for row in rows]
+        return [within_bounds(from_json(row[0], Report)) for row in rows]
 
     # --- members
 
@@ -357,7 +358,7 @@ def snapshot_in(db: sqlite3.Connection, since: int = 0) -> Snapshot:
         value_in(db, "record", Record) or Record(),
         tuple(devices_in(db)),
         tuple(Slot(*row) for row in slots),
-        tuple(from_json(row[0], Report) for row in rows),
+        tuple(within_bounds(from_json(row[0], Report)) for row in rows),
         tuple(certificates_in(db)),
         tuple(Refusal(*row) for row in db.execute("SELECT * FROM refusals ORDER BY at DESC, who, kind")),
         value_in(db, "run", str) or "",

@@ -20,6 +20,7 @@ import msgspec
 from attune.common.config import RoundSettings
 from attune.common.errors import SettingError
 from attune.common.methods.method import Evaluate
+from attune.common.metrics import within_bounds
 from attune.common.paired import gain_between, gain_of, verdict_of
 from attune.common.statistics import Finding
 from attune.common.task import TASKS, TaskName
@@ -335,4 +336,4 @@ def read_rows(folder: Path) -> list[Report]:
 
 def row_of(line: Mapping[str, str]) -> Report:
     """Return the report in a line of metrics.csv, in which an empty cell is None."""
-    return msgspec.convert({name: value for name, value in line.items() if value != ""}, Report, strict=False)
+    return within_bounds(msgspec.convert({name: value for name, value in line.items() if value != ""}, Report, strict=False))

@@ -250,6 +250,18 @@ def a_loss_without_end(victim: Victim) -> str:
 
 
 @attack("update-refused")
+def a_loss_that_is_infinite_as_soon_as_it_is_added_up(victim: Victim) -> str:
+    """Claim a loss near the end of float64."""
+    return claiming(victim, loss=1.7e308)
+
+
+@attack("update-refused")
+def seconds_that_are_infinite_as_soon_as_they_are_added_up(victim: Victim) -> str:
+    """Claim seconds near the end of float64."""
+    return claiming(victim, seconds=1.7e308)
+
+
+@attack("update-refused")
 def metrics_that_are_no_json(victim: Victim) -> str:
     """Send metrics of random bytes."""
     return reporting(victim, b"\xff\xfe\x00{")

@@ -113,7 +113,7 @@ def test_status_says_of_each_device_whether_its_model_is_better():
 
 def test_one_line_about_a_round():
     rows = [Report(round=1, work="train", client="a", loss=1.0), Report(round=1, work="train", client="b", loss=2.0)]
-    assert summary(rows, "served") == "2 answers, loss 1.5000"
+    assert summary(rows, "served") == "2 answers, loss 1.5"
     assert summary(ROWS[:2], "served") == "2 answers, accuracy 0.1500"
 
 

@@ -1,0 +1,64 @@
+"""Numbers of devices that are finite one by one, and infinite once they are added up: none of them breaks a view."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import attune
+from attune.common.errors import UpdateRefused
+from attune.common.metrics import LARGEST, METRICS, WIDE, read_metrics
+from attune.fedserver.home import ServerHome
+from attune.fedserver.view import plots
+from attune.fedserver.view.export import export_home
+from attune.fedserver.view.homes import status_of
+from attune.fedserver.web.finished import FolderSource, of_home
+from attune.fedserver.web.parts import parts
+from attune.fedserver.web.prometheus import exposition
+from tests.e2e.harness import tabular_shard
+
+NO_LIMIT = {"loss", "gain_common", "error_common", "gain_local", "error_local", "seconds"}
+NO_LIMIT |= {"likelihood_personalized", "likelihood_common", "likelihood_local"}
+
+
+def test_every_number_without_a_limit_of_its_own_has_this_one() -> None:
+    assert set(WIDE) == NO_LIMIT
+    for name in METRICS:
+        if name != "kept":
+            with pytest.raises(UpdateRefused, match=name):
+                read_metrics(json.dumps({name: 2 * LARGEST}).encode(), "eve")
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_number_whose_sum_overflows_is_refused(name: str) -> None:
+    for value in (1.7e308, -1.7e308, 1.1 * LARGEST):
+        with pytest.raises(UpdateRefused, match=name):
+            read_metrics(json.dumps({name: value}).encode(), "eve")
+    assert getattr(read_metrics(json.dumps({name: LARGEST}).encode(), "eve"), name) == LARGEST
+
+
+@pytest.mark.parametrize("value", [1.7e308, LARGEST])
+def test_all_views_of_a_home_with_such_numbers_can_be_read(tmp_path: Path, value: float) -> None:
+    """An earlier version has accepted the first, and this version accepts the second."""
+    shards = [tabular_shard(tmp_path / f"site-{n}", seed=n, samples=30) for n in range(3)]
+    attune.simulate(shards, "fedmcsa", rounds=2, baseline="local", home=tmp_path / "home", progress=False)
+    home = ServerHome(tmp_path / "home" / "server")
+    with sqlite3.connect(home.path / "state.sqlite") as db:
+        for key, text in db.execute("SELECT rowid, row FROM metrics").fetchall():
+            row = json.loads(text) | dict.fromkeys(WIDE, value)
+            db.execute("UPDATE metrics SET row = ? WHERE rowid = ?", (json.dumps(row).encode(), key))
+    db.close()
+    assert "inf" not in json.dumps(status_of(home)).lower()
+    export_home(home, tmp_path / "results")
+    for source in (of_home(home), FolderSource(tmp_path / "results")):
+        facts = source.look()
+        json.dumps(msgspec.to_builtins(parts(facts, ())), allow_nan=False)
+        reported = [line for line in exposition(facts).decode().splitlines() if line.startswith("attune_reported")]
+        assert reported
+        assert not any("Inf" in line or "NaN" in line for line in reported)
+        source.close()
+    plots.plot_home(home, tmp_path / "pictures", None, [])
