@@ -104,6 +104,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dial_mean: Share | None = None
     dial_own: Share | None = None
     test_samples: Count | None = None
+    test_groups: Count | None = None
     seconds: Seconds | None = None
     bytes_up: Count | None = None
     bytes_down: Count | None = None
@@ -144,6 +145,12 @@ _DESCRIPTORS = (
     _D("dial_mean", "dial at the common value", "Share of the attended components at the common value"),
     _D("dial_own", "dial at the own value", "Share of the attended components at the value that the device trained alone"),
     _D("test_samples", "test samples", "Samples of the test part, the weights of averages over samples", "samples"),
+    _D(
+        "test_groups",
+        "groups of test samples",
+        "Independent groups of the test samples; only where samples have groups",
+        "groups",
+    ),
     _D("seconds", "work", "Seconds of work on the device", "s", LOWER, "round", "largest", "Seconds of the slowest device"),
     _D("bytes_up", "sent", "Bytes that arrived from the device", "bytes", LOWER, "round", "sum", _TRAFFIC),
     _D("bytes_down", "fetched", "Bytes that the device fetched", "bytes", LOWER, "round", "sum", _TRAFFIC),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attune.common.metrics import RIVALS, Choice
-from attune.common.statistics import LEVEL, Finding, Z, difference, finding, holm, mcnemar, overall
+from attune.common.statistics import LEVEL, Finding, difference, finding, holm, mcnemar, overall, student
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Pair:
     gain: float | None = None
     error: float | None = None
     tested: float | None = None
+    groups: int | None = None  # independent groups of the test samples; None: each sample is independent
 
     @property
     def difference(self) -> float:
@@ -40,7 +41,10 @@ class Pair:
         """Return the interval of the difference at LEVEL, widened to 0 if the test cannot exclude 0."""
         if self.gain is None:
             return difference(self.better, self.worse, self.samples)
-        half = Z * (self.error or 0.0)
+        independent = self.samples if self.groups is None else self.groups
+        if independent < 2:
+            return -1.0, 1.0  # the mean of one group says nothing about others
+        half = student(independent - 1) * (self.error or 0.0)
         low, high = self.gain - half, self.gain + half
         return (min(low, 0.0), max(high, 0.0)) if self.p > 1 - LEVEL else (low, high)
 
@@ -55,8 +59,8 @@ def pairs_of(reported: Mapping[str, Any]) -> list[Pair]:
     for rival, names in RIVALS.items():
         better, worse = reported.get(names.better), reported.get(names.worse)
         if better is not None and worse is not None:
-            tested = (reported.get(name) for name in (names.gain, names.error, names.p))
-            pairs.append(Pair(rival, better, worse, samples, *tested))
+            gain, error, p = (reported.get(name) for name in (names.gain, names.error, names.p))
+            pairs.append(Pair(rival, better, worse, samples, gain, error, p, reported.get("test_groups")))
     return pairs
 
 

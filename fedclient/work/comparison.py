@@ -51,7 +51,8 @@ def compared(own_right: torch.Tensor, rival_right: torch.Tensor, name: Rival, gr
     gain = float(gain_N.mean())
     by_group = gain_N if groups is None else np.bincount(groups, gain_N).astype(float)
     sizes = np.ones(len(gain_N)) if groups is None else np.bincount(groups)
-    return counts | {names.gain: gain, names.error: _error(by_group, sizes, gain), names.p: sign_flip(by_group)}
+    known: dict[str, float] = {} if groups is None else {"test_groups": len(by_group)}
+    return counts | known | {names.gain: gain, names.error: _error(by_group, sizes, gain), names.p: sign_flip(by_group)}
 
 
 def _error(sum_G: npt.NDArray[np.float64], size_G: npt.NDArray[Any], mean: float) -> float:
