@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import socket
 import stat
 from collections import Counter, defaultdict
@@ -18,24 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from attune.fedserver.descriptors import device_connections
+
 DESCRIPTORS = Path("/dev/fd")
-MOST_DESCRIPTORS = 65536  # the limit is raised to this, if the system allows it
-RESERVED = 64  # descriptors for the database, blobs and logs; and an eighth of the limit for transfers
 LOOK_S, BUSY_S = 0.5, 0.05  # between looks; and after one that found connections beyond a bound
 FEWEST_AN_ADDRESS = 16  # unfinished
 CONNECTIONS_A_CALLER = 8
 Peer = tuple[str, int]
-
-
-def raise_limit() -> int:
-    """Ask for more descriptors, and return how many this process may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MOST_DESCRIPTORS, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, MOST_DESCRIPTORS)
 
 
 @dataclass(frozen=True)
@@ -54,7 +42,7 @@ class Bounds:
 
     @classmethod
     def of(cls, descriptors: int) -> Bounds:
-        connections = max(16, descriptors - RESERVED - descriptors // 8)
+        connections = device_connections(descriptors)
         return cls(connections, connections // 2, max(FEWEST_AN_ADDRESS, connections // 8))
 
 

@@ -16,6 +16,7 @@ from attune.common.config import ServerSettings
 from attune.common.errors import PortInUse, TooMany
 from attune.common.exchange.protobuf import SERVICES
 from attune.fedserver.core.advice import HANDSHAKE
+from attune.fedserver.descriptors import raise_limit
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
@@ -29,7 +30,7 @@ from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.rpc.blob_service import BlobService
-from attune.fedserver.rpc.connection_limiter import BUSY_S, LOOK_S, Bounds, ConnectionLimiter, raise_limit, shut
+from attune.fedserver.rpc.connection_limiter import BUSY_S, LOOK_S, Bounds, ConnectionLimiter, shut
 from attune.fedserver.rpc.health import Health, watch
 from attune.fedserver.rpc.service import DevicePulses, FederationService
 from attune.fedserver.stores.uploads import Uploads

@@ -2,24 +2,30 @@
 
 The port is for this machine. But a browser on this machine also runs pages of strangers, and other users can reach its
 loopback address. So without the token only the health checks answer; a Host name that a stranger's DNS could have pointed here
-is refused (DNS rebinding); changes that another site's page asks for are refused (Origin, a SameSite cookie); and the page
-loads nothing from elsewhere (Content-Security-Policy).
+is refused (DNS rebinding); changes that another site's page asks for are refused (Origin); and the page loads nothing from
+elsewhere (Content-Security-Policy).
+
+A browser sends a cookie to every port of a host. So the page's cookie opens the page's files, which tell nothing. The token
+itself stays in the memory of the page's tab, which sends it as a header.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 from collections.abc import Collection
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from attune.fedserver.web.limits import ADMITTED, MOST_HEAD
+
 OPEN = ("/healthz", "/readyz")
 READING = ("GET", "HEAD")
+FILES = "/page/"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -38,6 +44,7 @@ UNKNOWN = (
     "again. Programs send it as `Authorization: Bearer TOKEN`.\n"
 )
 WRONG_HOST = "This server does not answer under that name. Use the address that `fedserver dashboard` prints.\n"
+TOO_LONG = "The headers of this request are too long.\n"
 WRONG_ORIGIN = "Another site asked for this: refused.\n"
 
 
@@ -48,7 +55,8 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, token: str, names: Collection[str], port: int) -> None:
-        self._app, self._token, self._names, self._port = app, token, {name.lower() for name in names}, port
+        self._app, self._token, self._names = app, token, {name.lower() for name in names}
+        self._cookie = f"attune-{port}", hmac.digest(token.encode(), b"files of the page", hashlib.sha256).hex()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,21 +64,22 @@ class Guard:
         refusal = self._refusal(scope)
         await (refusal or self._app)(scope, receive, _with_headers(send))
 
-    @property
-    def _cookie(self) -> str:
-        return f"attune-{self._port}"  # the ports of a host share its cookies
-
     def _refusal(self, scope: Scope) -> Response | None:
         headers, path, method = Headers(scope=scope), scope["path"], scope["method"]
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEAD:
+            return PlainTextResponse(TOO_LONG, 431)
         if not self._is_own(headers.get("host", "")):
             return PlainTextResponse(WRONG_HOST, 421)
         if path in OPEN:
             return None
         if path == "/" and method in READING and (given := _asked(scope).get("token")):
             return self._enter(given[-1], scope)
-        if not (self._is_token(_bearer(headers)) or self._is_token(self._from_cookie(headers))):
+        if not self._is_token(_bearer(headers)):
+            if (path == "/" or path.startswith(FILES)) and method in READING and self._has_cookie(headers):
+                return None
             return PlainTextResponse(UNKNOWN, 401, {"www-authenticate": "Bearer"})
-        return None if method in READING or self._is_same_site(headers) else PlainTextResponse(WRONG_ORIGIN, 403)
+        scope[ADMITTED] = True
+        return None if method in READING or _is_same_site(headers) else PlainTextResponse(WRONG_ORIGIN, 403)
 
     def _is_own(self, host: str) -> bool:
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
@@ -83,29 +92,28 @@ class Guard:
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token.encode())
 
-    def _from_cookie(self, headers: Headers) -> str:
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            return ""
-        return cookie.value if cookie else ""
+    def _has_cookie(self, headers: Headers) -> bool:
+        name, value = self._cookie
+        pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
+        return any(key == name and hmac.compare_digest(given.encode(), value.encode()) for key, _, given in pairs)
 
     def _enter(self, given: str, scope: Scope) -> Response:
-        """Move the token from the address into a cookie that scripts cannot read and other sites cannot send."""
+        """Move the token into the fragment of the address, which no browser sends, and open the page's files by a cookie."""
         if not self._is_token(given):
             return PlainTextResponse(UNKNOWN, 401)
         rest = {name: values for name, values in _asked(scope).items() if name != "token"}
-        answer = RedirectResponse(f"/?{urlencode(rest, doseq=True)}" if rest else "/", 303)
-        answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
+        answer = RedirectResponse(f"/?{urlencode(rest, doseq=True)}#token={given}" if rest else f"/#token={given}", 303)
+        answer.set_cookie(*self._cookie, httponly=True, samesite="strict", path="/")
         return answer
 
-    def _is_same_site(self, headers: Headers) -> bool:
-        """Return whether a change comes from this page (a browser names the origin) or from a program with the token."""
-        origin = headers.get("origin")
-        if origin is None:
-            return self._is_token(_bearer(headers))
-        same = origin.partition("://")[2].lower() == headers.get("host", "").lower()
-        return same and headers.get("sec-fetch-site", "same-origin") == "same-origin"
+
+def _is_same_site(headers: Headers) -> bool:
+    """Return whether a change comes from this page (a browser names the origin) or from a program, which names none."""
+    origin = headers.get("origin")
+    if origin is None:
+        return True
+    same = origin.partition("://")[2].lower() == headers.get("host", "").lower()
+    return same and headers.get("sec-fetch-site", "same-origin") == "same-origin"
 
 
 def _asked(scope: Scope) -> dict[str, list[str]]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import ipaddress
+import logging
 import secrets
 import socket
 import threading
@@ -20,11 +21,12 @@ from attune.fedserver.web.facts import PageSource
 if TYPE_CHECKING:
     from attune.fedserver.web.actions import Actions
 
+LOG = logging.getLogger("fedserver")
 LOCAL = "127.0.0.1"
 ANYWHERE = {"0.0.0.0": LOCAL, "::": "::1"}  # noqa: S104
 SERVER_EXTRA = ("grpc_health", "grpc_reflection", "prometheus_client", "starlette", "uvicorn")
 STOP_S, CONNECT_S = 5.0, 2.0
-BACKLOG = 64
+BACKLOG = 16  # asyncio accepts so many connections at once, each with a descriptor
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ async def _serve(
     from attune.fedserver.web.actions import NO_ACTIONS
     from attune.fedserver.web.guard import Guard
     from attune.fedserver.web.hub import Hub
+    from attune.fedserver.web.limits import MOST_HEAD, BoundedHttp
     from attune.fedserver.web.routes import Routes
 
     class Server(uvicorn.Server):
@@ -156,8 +159,9 @@ async def _serve(
     hub = Hub(source, can)
     app: Any = Guard(Routes(source, hub, can).app(), token, names_of(host), listener.getsockname()[1])
     config = uvicorn.Config(
-        app, http="h11", ws="none", lifespan="off", log_config=None, log_level="warning", access_log=False, server_header=False,
-        proxy_headers=False, timeout_graceful_shutdown=1,
+        app, http=BoundedHttp, ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
+        server_header=False, proxy_headers=False, timeout_graceful_shutdown=1, backlog=BACKLOG,
+        h11_max_incomplete_event_size=MOST_HEAD,
     )  # fmt: skip
     server = Server(config)
 
@@ -166,6 +170,10 @@ async def _serve(
         hub.close()
         server.should_exit = True
 
+    def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        LOG.error("dashboard: %s: %s", context["message"], context.get("exception", "no exception"))
+
+    asyncio.get_running_loop().set_exception_handler(failed)
     ending = asyncio.create_task(end())
     await server.serve([listener])
     ending.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import socket
 import sys
 import threading
@@ -195,3 +197,21 @@ def test_nothing_of_a_message_is_read_before_the_caller_may_call(victim: Victim)
     for path in ("/attune.v1.Admin/Wake", "/attune.v1.Admin/Revoke", "/attune.v1.Federation/Enrol"):
         assert kind_of(lambda path=path: mallory.channel.unary_unary(path)(b"\xff" * 9, timeout=CALL_S)) == "forbidden"
     mallory.close()
+
+
+@linux
+@pytest.mark.parametrize("begun", [b"", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
+def test_400_connections_to_the_dashboard_do_not_stop_a_server_of_256_descriptors(
+    narrow: tuple[Federation, Server], begun: bytes
+) -> None:
+    federation, server = narrow
+    [page] = re.findall(r"dashboard http://127\.0\.0\.1:(\d+)/", server.text)
+    held = hold(int(page), 400)
+    for connection in held:
+        with contextlib.suppress(OSError):
+            connection.sendall(begun)
+    assert len(held) > 100
+    goes_on(federation, server)
+    assert federation.status()["troubles"] == []
+    assert "Traceback" not in server.text
+    assert len(server.text) < 20_000

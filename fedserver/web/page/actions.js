@@ -1,6 +1,7 @@
 // Buttons of the operator. Each asks before it acts, and then shows the result.
 
 import { $, h, show } from "./dom.js";
+import { ask as request } from "./server.js";
 import { date } from "./format.js";
 
 const BUTTONS = { token: ["New device …", askToken, "main"], pause: ["Pause", () => ask("Pause", "No round is opened until you resume. What devices do now goes on.", "pause", {}), ""], resume: ["Resume", () => act("resume", {}).then(tell), "main"] };
@@ -12,7 +13,7 @@ export function controls(run) {
 }
 
 async function act(name, body) {
-  const answer = await fetch(`/api/actions/${name}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+  const answer = await request(`/api/actions/${name}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
   const result = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
   if (!answer.ok) throw new Error(result.error);
   return result;

@@ -1,6 +1,7 @@
 // Matrix of which device learns from which, on a scale from 0 to 1 with a mark at an equal share.
 
 import { $, colour, h, s, show } from "./dom.js";
+import { ask as request } from "./server.js";
 import { natural, share, short } from "./format.js";
 
 const NAMED = 24;
@@ -8,7 +9,7 @@ let present = null;
 
 export async function attention() {
   const unit = $("unit").value;
-  const answer = await fetch(`/api/attention?unit=${encodeURIComponent(unit)}`);
+  const answer = await request(`/api/attention?unit=${encodeURIComponent(unit)}`);
   if (!answer.ok) return;
   const data = await answer.json();
   data.names.length && units(data);

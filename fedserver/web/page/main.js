@@ -1,6 +1,7 @@
 // Listens to the server's events, and renders each part again when it has changed.
 
 import { $, h, show } from "./dom.js";
+import { follow } from "./server.js";
 import { clock } from "./format.js";
 import { controls } from "./actions.js";
 import { summary } from "./summary.js";
@@ -37,23 +38,31 @@ function lost(words) {
   $("connection").textContent = words;
 }
 
-function listen() {
-  const events = new EventSource("/api/events");
-  events.addEventListener("clock", (event) => setClock(Number(event.data)));
-  events.addEventListener("busy", () => { events.close(); lost("Too many pages watch this server: close one of them, and load this one again."); });
-  events.addEventListener("lost", (event) => lost(JSON.parse(event.data)));
-  for (const name of ["run", "devices", "timeline", "rounds", "faults"]) {
-    events.addEventListener(name, (event) => {
-      parts[name] = JSON.parse(event.data);
-      if (!waiting) { waiting = true; setTimeout(render, 30); }
-    });
-  }
-  events.addEventListener("open", () => lost(""));
-  events.addEventListener("error", () => lost("The server does not answer. This page tries again by itself; what it shows is the last that it heard."));
+function take(name) {
+  return (data) => {
+    parts[name] = JSON.parse(data);
+    if (!waiting) { waiting = true; setTimeout(render, 30); }
+  };
 }
 
+function ended(status) {
+  if (status === 401) {
+    lost("This tab has no token. Open the address that the server printed at its start; `fedserver dashboard` prints it again.");
+    return false;
+  }
+  lost("The server does not answer. This page tries again by itself; what it shows is the last that it heard.");
+}
+
+function busy() {
+  lost("Too many pages watch this server: close one of them, and load this one again.");
+  return false;
+}
+
+const SHOWN = Object.fromEntries(["run", "devices", "timeline", "rounds", "faults"].map((name) => [name, take(name)]));
+const events = { ...SHOWN, busy, clock: (data) => setClock(Number(data)), lost: (data) => lost(JSON.parse(data)), open: () => lost(""), error: ended };
+
 legend();
-listen();
+follow("/api/events", events);
 for (const id of ["sort", "timeline-span"]) $(id).addEventListener("change", render);
 $("unit").addEventListener("change", attention);
 setInterval(drawTimeline, 1000);

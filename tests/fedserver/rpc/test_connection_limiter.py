@@ -25,8 +25,8 @@ def fds(gone: list[connection_limiter.Socket]) -> list[int]:
 
 
 def test_bounds_leave_descriptors_for_what_runs() -> None:
-    assert Bounds.of(256) == Bounds(160, 80, 20)
-    assert Bounds.of(65536) == Bounds(57280, 28640, 7160)
+    assert Bounds.of(256) == Bounds(128, 64, 16)
+    assert Bounds.of(65536) == Bounds(57152, 28576, 7144)
     assert Bounds.of(10) == Bounds(16, 8, 16)
 
 

@@ -36,14 +36,24 @@ def test_nothing_is_shown_without_the_token(page, path):
     assert page.ask(f"{path}?token={TOKEN}").status == (303 if path == "/" else 401)
 
 
-def test_the_token_becomes_a_cookie_that_scripts_and_other_sites_cannot_use(page):
-    answer = page.ask(f"/?token={TOKEN}")
+def test_the_cookie_opens_the_files_of_the_page_and_nothing_else(page):
+    """Browsers send cookies to all ports of a host: whoever listens on another port has this one."""
+    answer = page.ask(f"/?token={TOKEN}&unit=a")
     cookie = answer.headers["set-cookie"]
-    assert answer.headers["location"] == "/"
+    assert answer.headers["location"] == f"/?unit=a#token={TOKEN}"
     assert "HttpOnly" in cookie
     assert "samesite=strict" in cookie.lower()
-    assert page.ask("/", cookie=cookie.partition(";")[0]).status == 200
+    assert TOKEN not in cookie
+    stolen = cookie.partition(";")[0]
+    assert [page.ask(path, cookie=f"a=b; {stolen}").status for path in ("/", "/page/main.js")] == [200, 200]
+    assert {page.ask(path, cookie=stolen).status for path in ALL if not path.startswith("/page") and path != "/"} == {401}
+    assert page.ask("/api/view", token=stolen.partition("=")[2]).status == 401
+    assert page.ask("/", "POST", {}, cookie=stolen).status == 401
     assert page.ask("/?token=another").status == 401
+
+
+def test_the_token_alone_opens_what_programs_read(page):
+    assert {page.ask(path, token=TOKEN).status for path in ALL if path != "/api/events"} == {200}
 
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/metrics", "/api/view"])
@@ -100,21 +110,19 @@ def acting(served):
 
 def test_another_sites_page_cannot_press_a_button(acting):
     page, done = acting
-    cookie = f"attune-{page.port}={TOKEN}"
+    cookie = page.ask(f"/?token={TOKEN}").headers["set-cookie"].partition(";")[0]
     post = {"path": "/api/actions/revoke", "method": "POST", "body": {"name": "anna"}}
-    refused = [
-        page.ask(**post, cookie=cookie),
-        page.ask(**post, cookie=cookie, origin="http://evil.example"),
-        page.ask(**post, cookie=cookie, origin="null"),
-        page.ask(**post, cookie=cookie, origin=f"http://127.0.0.1:{page.port + 1}"),
-        page.ask(**post, cookie=cookie, origin=f"http://{page.own}", sec_fetch_site="same-site"),
-        page.ask(**post, token=TOKEN, origin="http://evil.example"),
-    ]
-    assert [answer.status for answer in refused] == [403] * len(refused)
-    assert page.ask(**post, origin=f"http://{page.own}").status == 401
+    own = f"http://{page.own}"
+    for origin in (None, own, "http://evil.example", "null"):
+        sent = {} if origin is None else {"origin": origin}
+        assert page.ask(**post, cookie=cookie, **sent).status == 401
+        assert page.ask(**post, cookie=f"attune-{page.port}={TOKEN}", **sent).status == 401
+    for origin in ("http://evil.example", "null", f"http://127.0.0.1:{page.port + 1}"):
+        assert page.ask(**post, token=TOKEN, origin=origin).status == 403
+    assert page.ask(**post, token=TOKEN, origin=own, sec_fetch_site="same-site").status == 403
     assert page.ask("/api/actions/revoke", token=TOKEN).status == 405, "a link, or a picture's address"
     assert done == []
-    assert page.ask(**post, cookie=cookie, origin=f"http://{page.own}").status == 200
+    assert page.ask(**post, token=TOKEN, origin=own, sec_fetch_site="same-origin").status == 200
     assert page.ask(**post, token=TOKEN).status == 200
     assert done == ["anna", "anna"]
 
