@@ -341,3 +341,14 @@ class FailedPhase(PhaseVerbs):
         if is_open and rules.policy.worth(state, event.work, event.round, event.name) > 0:
             return Step(state.answering(event.name, event.now, event.loss), (Acknowledge(event.name, accepted=True),))
         return super().report(rules, state, event)
+
+
+PHASES: dict[PhaseKey, PhaseVerbs] = {
+    PhaseKey.WAITING: WaitingPhase(),
+    PhaseKey.TRAINING: TrainingPhase(),
+    PhaseKey.ADAPTATION: AdaptationPhase(),
+    PhaseKey.AGGREGATING: AggregatingPhase(),
+    PhaseKey.EVALUATION: EvaluationPhase(),
+    PhaseKey.DONE: DonePhase(),
+    PhaseKey.FAILED: FailedPhase(),
+}

@@ -17,8 +17,8 @@ from attune.common.models import registry as models
 from attune.common.plan import DataSettings, Label, Plan, Profile
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
 from attune.fedserver.core.encodings import Encodings, encodings_of
+from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.policy import Synchronous
-from attune.fedserver.core.round import Rules
 from attune.fedserver.core.scale import scale_of, scale_of_targets
 from attune.fedserver.core.schema import columns_of
 

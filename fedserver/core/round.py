@@ -12,60 +12,18 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from attune.fedserver.core.messages import (
-    Aggregated,
-    AskAgain,
-    Connected,
-    DeviceProgressed,
-    Disconnected,
-    Effect,
-    Event,
-    Excused,
-    Expelled,
-    PassOver,
-    Paused,
-    Phase,
-    Reported,
-    Resumed,
-    StepFailed,
-    Tick,
-)
-from attune.fedserver.core.phases import (
-    AdaptationPhase,
-    AggregatingPhase,
-    DonePhase,
-    EvaluationPhase,
-    FailedPhase,
-    PhaseKey,
-    PhaseVerbs,
-    Rules,
-    Step,
-    TrainingPhase,
-    WaitingPhase,
-    phase_of,
-)
+from attune.fedserver.core import messages as events
+from attune.fedserver.core.phases import PHASES, Rules, Step, phase_of
 from attune.fedserver.core.policy import passed_over
 from attune.fedserver.core.state import Round, without
 
-__all__ = ["Rules", "Step", "left_s", "next_wake", "step"]
 
-PHASES: dict[PhaseKey, PhaseVerbs] = {
-    PhaseKey.WAITING: WaitingPhase(),
-    PhaseKey.TRAINING: TrainingPhase(),
-    PhaseKey.ADAPTATION: AdaptationPhase(),
-    PhaseKey.AGGREGATING: AggregatingPhase(),
-    PhaseKey.EVALUATION: EvaluationPhase(),
-    PhaseKey.DONE: DonePhase(),
-    PhaseKey.FAILED: FailedPhase(),
-}
-
-
-def step(rules: Rules, state: Round, event: Event, unix: float = 0.0) -> Step:
+def step(rules: Rules, state: Round, event: events.Event, unix: float = 0.0) -> Step:
     """Apply one event, through all phases that it enters.
 
     Unknown and repeated events change nothing, so sending again is always safe. `unix`: unix time, only for display.
     """
-    if isinstance(event, StepFailed):
+    if isinstance(event, events.StepFailed):
         return Step(_failing(state, event.reason))
     outcome = _handle(rules, replace(state, unix=unix), event)
     effects = outcome.effects
@@ -75,50 +33,50 @@ def step(rules: Rules, state: Round, event: Event, unix: float = 0.0) -> Step:
     return Step(outcome.state, (*_passed_over_changes(state, outcome.state), *effects))
 
 
-def _passed_over_changes(before: Round, after: Round) -> tuple[Effect, ...]:
+def _passed_over_changes(before: Round, after: Round) -> tuple[events.Effect, ...]:
     """Return the effects that tell the operator which devices are passed over from now on, and which no longer."""
     were, are = passed_over(before), passed_over(after)
     aside, again = tuple(sorted(are - were)), tuple(sorted(were - are))
-    return (*([PassOver(aside)] if aside else []), *([AskAgain(again)] if again else []))
+    return (*([events.PassOver(aside)] if aside else []), *([events.AskAgain(again)] if again else []))
 
 
 def next_wake(rules: Rules, state: Round, now: float) -> float | None:
     """Return when a Tick is due; None if no order is out, so that time alone changes nothing."""
-    if state.record.phase not in (Phase.TRAINING, Phase.EVALUATING):
+    if state.record.phase not in (events.Phase.TRAINING, events.Phase.EVALUATING):
         return None
     return min([state.deadline, *(time for time in rules.policy.wakes(state) if time > now)])
 
 
 def left_s(rules: Rules, state: Round, now: float) -> float:
     """Return the seconds that a device has for an order sent now. After the end a latecomer has the whole time."""
-    return rules.settings.deadline_s if state.record.phase is Phase.DONE else max(0.0, state.deadline - now)
+    return rules.settings.deadline_s if state.record.phase is events.Phase.DONE else max(0.0, state.deadline - now)
 
 
-def _handle(rules: Rules, state: Round, event: Event) -> Step:
+def _handle(rules: Rules, state: Round, event: events.Event) -> Step:
     phase = PHASES[phase_of(state.record)]
     match event:
-        case Resumed(now):
+        case events.Resumed(now):
             return _resume(rules, state, now)
-        case Connected(name, now, newcomer):
+        case events.Connected(name, now, newcomer):
             return phase.connect(rules, _entering(rules, state, name, now, newcomer), name, now)
-        case Disconnected(name, now):
+        case events.Disconnected(name, now):
             return Step(_leaving(state, name, now))
-        case Reported(name):
+        case events.Reported(name):
             return phase.report(rules, replace(state, run_out=without(state.run_out, name)), event)
-        case DeviceProgressed(name, now):
+        case events.DeviceProgressed(name, now):
             return phase.progress(rules, _moving(state, name, now), now)
-        case Excused(name, now, troubled):
+        case events.Excused(name, now, troubled):
             return phase.progress(rules, _excusing(state, name, troubled), now)
-        case Expelled(name, now):
+        case events.Expelled(name, now):
             return phase.progress(rules, state.expelling(name), now)
-        case Paused(on, now):
+        case events.Paused(on, now):
             noted = state.noting(paused=on)
             return Step(noted) if on else phase.unpaused(rules, noted, now)
-        case Tick(now):
+        case events.Tick(now):
             return phase.progress(rules, state, now)
-        case Aggregated(now, setback):
+        case events.Aggregated(now, setback):
             return phase.aggregated(rules, state, now, setback)
-        case StepFailed():
+        case events.StepFailed():
             raise AssertionError("handled before")
 
 
@@ -131,7 +89,7 @@ def _excusing(state: Round, name: str, troubled: bool) -> Round:
 
 def _failing(state: Round, reason: str) -> Round:
     """Record the failure. After a second one, the step to try again stays the same."""
-    return state.noting(phase=Phase.FAILED, failed_in=state.record.revive().phase, reason=reason)
+    return state.noting(phase=events.Phase.FAILED, failed_in=state.record.revive().phase, reason=reason)
 
 
 def _resume(rules: Rules, state: Round, now: float) -> Step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import reduce
 
 from attune.common.errors import SettingError
 from attune.common.plan import Columns, Profile, Scale
@@ -17,27 +18,21 @@ def scale_of(profiles: Mapping[str, Profile]) -> Scale | None:
     Uses the pairwise update of Chan, Golub and LeVeque (The American Statistician 1983), which subtracts no large squares.
     Devices are folded in the order of their names.
     """
-    return _scale(profiles[name].columns for name in sorted(profiles))
+    return _scale([profiles[name].columns for name in sorted(profiles)])
 
 
 def scale_of_targets(profiles: Mapping[str, Profile]) -> Scale | None:
     """Return mean and deviation of the regression targets, so that all models use one unit; None in other tasks."""
-    return _scale(profiles[name].targets for name in sorted(profiles))
+    return _scale([profiles[name].targets for name in sorted(profiles)])
 
 
 def _scale(declared: Iterable[Columns | None]) -> Scale | None:
-    folded = _folded(columns for columns in declared if columns is not None)
-    if folded is None:
+    present = [columns for columns in declared if columns is not None]
+    if not present:
         return None
+    folded = reduce(_both, present)
     std = [math.sqrt(square / folded.rows) for square in folded.squares]
     return Scale(folded.mean, [deviation or 1.0 for deviation in std])
-
-
-def _folded(declared: Iterable[Columns]) -> Columns | None:
-    total: Columns | None = None
-    for one in declared:
-        total = one if total is None else _both(total, one)
-    return total
 
 
 def _both(a: Columns, b: Columns) -> Columns:

@@ -240,10 +240,7 @@ class RoundCloser:
             return ClosedRound(number, rows, marks, outcome, spoiled)
         updates = {name: entry for name, entry in entries.items() if name in cohort}
         founders = await self._orders.founders(updates)
-        if state.record.adapting and self._adaptation is not None:
-            outcome = await self._lab.adapt(updates, self._adaptation, founders)
-        else:
-            outcome = await self._lab.aggregate(updates, founders)
+        outcome = await self._lab.aggregate(updates, founders, self._adaptation if state.record.adapting else None)
         for name in updates if not outcome.refused else ():
             marks.setdefault(name, {})["contributed"] = number
         return ClosedRound(number, rows, marks, outcome, outcome.refused)

@@ -215,25 +215,10 @@ class Engine:
         slot = self._aggregators[part].slot(client) if self._settings[part].returns == "values" else None
         return self._opened(self._vaults[part].blob(slot), stack) if slot else None
 
-    def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Collection[str] = ()) -> RoundOutcome:
-        """Aggregate a cohort's accepted updates into the next state, staged in the vaults, with the recipe that made it."""
-        return self._staged(entries, None, founders)
-
-    def adapt(
-        self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Collection[str] = ()
+    def aggregate(
+        self, entries: Mapping[str, AcceptedUpdate], founders: Collection[str] = (), adaptation: AdaptationSpec | None = None
     ) -> RoundOutcome:
-        """Aggregate updates of newcomers to a finished federation, as `aggregate`, for the parts that they hand in."""
-        return self._staged(entries, adaptation, founders)
-
-    def follow(self, recipe: StateRecipe) -> list[Slot]:
-        """Stage again what `aggregate` or `adapt` once staged."""
-        self._admitted.update({client: client in recipe.founders for client in recipe.admitted})
-        self._close(recipe.entries, recipe.adaptation, recipe.founders)
-        return self.staged_slots()
-
-    def _staged(
-        self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec | None, founders: Collection[str]
-    ) -> RoundOutcome:
+        """Aggregate accepted updates into the next state, staged in the vaults, with the recipe that made it; as the port."""
         try:
             metrics = self._close(entries, adaptation, founders)
         except NotFinite as error:
@@ -243,6 +228,12 @@ class Engine:
         slots = self.staged_slots()
         self._note_recipe(adaptation, entries, slots)
         return RoundOutcome(metrics, slots, dict(self._bounded), sorted(self._without_vote))
+
+    def follow(self, recipe: StateRecipe) -> list[Slot]:
+        """Stage again what `aggregate` once staged."""
+        self._admitted.update({client: client in recipe.founders for client in recipe.admitted})
+        self._close(recipe.entries, recipe.adaptation, recipe.founders)
+        return self.staged_slots()
 
     def go_back(self) -> RoundOutcome:
         """Stage the state before the last round as the next one. Without slots that state is not known any more.

@@ -114,13 +114,10 @@ class ThreadLab:
             self._started.arrive, client, cast(PartKind, part), blob, encoding, served, max_norm
         )
 
-    async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> RoundOutcome:
-        return await self._executors.worker(self._started.aggregate, entries, founders)
-
-    async def adapt(
-        self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Sequence[str] = ()
+    async def aggregate(
+        self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = (), adaptation: AdaptationSpec | None = None
     ) -> RoundOutcome:
-        return await self._executors.worker(self._started.adapt, entries, adaptation, founders)
+        return await self._executors.worker(self._started.aggregate, entries, founders, adaptation)
 
     async def go_back(self) -> RoundOutcome:
         return await self._executors.worker(self._started.go_back)

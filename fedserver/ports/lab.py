@@ -117,18 +117,16 @@ class Lab(Protocol):
             UpdateRefused: It could harm the state; names the device.
         """
 
-    async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> RoundOutcome:
+    async def aggregate(
+        self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = (), adaptation: AdaptationSpec | None = None
+    ) -> RoundOutcome:
         """Make the next state of a cohort's accepted updates.
 
         Args:
             entries: The updates, by client.
             founders: As for `serve`.
+            adaptation: What moves, if the cohort are newcomers to a finished federation.
         """
-
-    async def adapt(
-        self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Sequence[str] = ()
-    ) -> RoundOutcome:
-        """Make the next state of updates of newcomers to a finished federation. Otherwise as `aggregate`."""
 
     async def go_back(self) -> RoundOutcome:
         """Make the state before the last round the next one; the outcome has no slot if that state is not known any more."""

@@ -11,7 +11,6 @@ import torch
 
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings
-from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Vault
 from attune.fedserver.lab.aggregators.mean import shares_of
 from attune.fedserver.lab.aggregators.mixing import Mixing
 
@@ -21,19 +20,17 @@ EXACT_SIGMA = 100.0  # sigma multiplies an error of a cosine: above this, produc
 class Mcsa(Mixing):
     """A[i,:] = softmax_k(sigma * cos(x_i, x_k)), for every component by itself (FedMCSA eq. 7, errata E1)."""
 
-    def __init__(
-        self,
-        settings: AttentionSettings,
-        vault: Vault,
-        seed: int,
-        components: Mapping[str, list[str]],
-        carrier: Carrier = IN_TURN,
-    ) -> None:
-        self._settings = settings
-        self.exact = settings.sigma > EXACT_SIGMA
-        if settings.components == "tensor":
-            components = {name: [name] for names in components.values() for name in names}
-        super().__init__(settings, vault, {component: [names] for component, names in components.items()}, carrier)
+    _settings: AttentionSettings
+
+    @property
+    def exact(self) -> bool:
+        return self._settings.sigma > EXACT_SIGMA
+
+    def _groups(self, components: Mapping[str, list[str]]) -> dict[str, list[list[str]]]:
+        """Return a unit for each component, or for each tensor."""
+        if self._settings.components == "tensor":
+            return {name: [[name]] for names in components.values() for name in names}
+        return {component: [names] for component, names in components.items()}
 
     def _weights(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
         shares_S = None

@@ -17,11 +17,11 @@ from attune.common.seeds import derive
 from attune.common.wire.files import TensorFile
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Tensors, Vault, cohort, write
+from attune.fedserver.lab.aggregators.matrices import names_to_tensor
 from attune.fedserver.lab.aggregators.mean import shares_of
-from attune.fedserver.lab.aggregators.names import from_tensor, to_tensor
 from attune.fedserver.lab.aggregators.network import Head, affine, features, heads_of, initialise
 from attune.fedserver.lab.aggregators.optimisers import Optimiser, optimiser_of
-from attune.fedserver.lab.aggregators.stored import EMBEDDED, NETWORK, STEPS
+from attune.fedserver.lab.aggregators.stored import EMBEDDED, NETWORK, STEPS, names_in
 
 
 class Embeddings:
@@ -79,7 +79,7 @@ class Embeddings:
     def tensors(self) -> Tensors:
         """Return everything to save: the names as JSON in bytes, then (N, E) of each kind, and the N step counters."""
         names = sorted(self._rows)
-        result = {EMBEDDED: to_tensor(names)}
+        result = {EMBEDDED: names_to_tensor(names)}
         for k, kind in enumerate(self._kinds):
             rows = [self._rows[name][k] for name in names]
             result[f"embedding.{kind}"] = torch.stack(rows) if rows else torch.empty(0, self._dim, dtype=self._dtype)
@@ -88,7 +88,7 @@ class Embeddings:
 
     def load(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Load what `tensors` returned."""
-        names = from_tensor(saved[EMBEDDED])
+        names = names_in(saved[EMBEDDED].numpy())
         kinds_NE = [saved[f"embedding.{kind}"] for kind in self._kinds]
         self._rows = {name: [kind_NE[i].clone() for kind_NE in kinds_NE] for i, name in enumerate(names)}
         self._steps = dict(zip(names, saved[STEPS].tolist(), strict=True))

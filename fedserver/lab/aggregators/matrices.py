@@ -5,15 +5,20 @@ Shapes: S clients of the cohort.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import torch
 
-from attune.fedserver.lab.aggregators import names
 from attune.fedserver.lab.aggregators.base import Tensors, Vault, write
 from attune.fedserver.lab.aggregators.stored import CLIENTS, MATRICES, MEAN, UNIT
 
 LIMIT_BYTES = 16 << 20  # of all matrices together
+
+
+def names_to_tensor(names: Sequence[str]) -> torch.Tensor:
+    """Return names as JSON in bytes, uint8 (length), so that a file of rows names the client of each; see `stored.names_in`."""
+    return torch.tensor(list(json.dumps(list(names)).encode()), dtype=torch.uint8)
 
 
 class Matrices:
@@ -35,4 +40,4 @@ class Matrices:
 
     def write(self, vault: Vault) -> None:
         """Write the matrices under MATRICES, in place of the last round's."""
-        write(vault, MATRICES, {CLIENTS: names.to_tensor(self._clients)} | self._kept)
+        write(vault, MATRICES, {CLIENTS: names_to_tensor(self._clients)} | self._kept)

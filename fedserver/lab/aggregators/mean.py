@@ -38,7 +38,7 @@ class SharedValue:
         components: Mapping[str, list[str]],
         carrier: Carrier = IN_TURN,
     ) -> None:
-        self._vault, self._carrier = vault, carrier
+        self._settings, self._vault, self._carrier = settings, vault, carrier
         self._manifest: Manifest | None = None
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
@@ -111,21 +111,11 @@ class Mean(SharedValue):
     changes nothing here: the updates are clipped before they arrive (fedserver.lab.checks).
     """
 
-    def __init__(
-        self,
-        settings: MeanSettings,
-        vault: Vault,
-        seed: int,
-        components: Mapping[str, list[str]],
-        carrier: Carrier = IN_TURN,
-    ) -> None:
-        super().__init__(settings, vault, seed, components, carrier)
-        self._uniform, self._mix = settings.uniform, settings.server_mix
-        self._robust, self._attackers = settings.robust, settings.attackers
+    _settings: MeanSettings
 
     def units(self) -> list[Unit]:
         """Return a unit for each tensor; with Multi-Krum one unit, because its choice needs the sums of all blocks."""
-        if self._robust == "multi-krum":
+        if self._settings.robust == "multi-krum":
             return [Unit(PART, tuple(Block(PART, (name,)) for name in self._known()), applied_here=True)]
         return super().units()
 
@@ -135,34 +125,35 @@ class Mean(SharedValue):
         A median and a trimmed mean need all rows of a column, as a sum does. Multi-Krum needs the inner products of these
         columns, of the differences from the first update.
         """
-        if self._robust == "multi-krum":
+        if self._settings.robust == "multi-krum":
             floating = [name for name in block.names if DTYPES[manifest_in(updates[0].tensors)[name].dtype].is_floating_point]
             return {GRAM: gram(stack(updates, floating), exact=True, from_first=True)}
-        if self._robust in ("median", "trimmed-mean"):
+        if self._settings.robust in ("median", "trimmed-mean"):
             return {name: self._voted(name, updates) for name in block.names}
         return super().partial(block, updates)
 
     def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[PartUpdate]) -> Tensors:
-        if self._robust == "multi-krum":
+        if self._settings.robust == "multi-krum":
             G_SS = torch.stack([partial[GRAM] for partial in partials]).sum(dim=0)
-            chosen = votes.multi_krum(G_SS, self._attackers, updates[0].absent)
+            chosen = votes.multi_krum(G_SS, self._settings.attackers, updates[0].absent)
             shares_S = torch.zeros(len(updates), dtype=torch.float64)
             shares_S[chosen] = 1 / len(chosen)
             return {SHARES: shares_S}
         return super().combine(unit, partials, updates)
 
     def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
-        before = self._vault.read(VALUE) if self._mix != 1 else {}
+        mix = self._settings.server_mix
+        before = self._vault.read(VALUE) if mix != 1 else {}
         if SHARES in combined:
             shares = combined[SHARES].tolist()
             chosen = [(update, share) for update, share in zip(updates, shares, strict=True) if share]
             mean = {name: weighted_mean(name, *zip(*chosen, strict=True)) for name in block.names}
             combined = combined | mean
         for name in block.names:
-            yield VALUE, name, combined[name] if self._mix == 1 else mixed(before[name], combined[name], self._mix)
+            yield VALUE, name, combined[name] if mix == 1 else mixed(before[name], combined[name], mix)
 
     def _shares(self, updates: Sequence[PartUpdate]) -> list[float]:
-        return shares_of(updates, self._uniform)
+        return shares_of(updates, self._settings.uniform)
 
     def _voted(self, name: str, updates: Sequence[PartUpdate]) -> torch.Tensor:
         """Return the robust rule over all updates' numbers of a tensor; integers take the mean of the middle, rounded."""
@@ -176,7 +167,9 @@ class Mean(SharedValue):
         return result.to(first.dtype) if exact else result.round_().to(first.dtype)
 
     def _vote(self, X_SB: torch.Tensor, absent: int) -> torch.Tensor:
-        return votes.median(X_SB) if self._robust == "median" else votes.trimmed_mean(X_SB, self._attackers, absent)
+        if self._settings.robust == "median":
+            return votes.median(X_SB)
+        return votes.trimmed_mean(X_SB, self._settings.attackers, absent)
 
 
 def mixed(old: torch.Tensor, new: torch.Tensor, mix: float) -> torch.Tensor:

@@ -48,19 +48,31 @@ class Mixing:
     mean += sum_i (w_i - what i was served before) / N. So a round reads only the cohort's old values.
     """
 
-    exact = False  # whether large inner products are in float64 too
     from_first = False  # whether the inner products are of the differences from the cohort's first client
 
     def __init__(
-        self, settings: MixedSettings, vault: Vault, units: Mapping[str, Sequence[list[str]]], carrier: Carrier = IN_TURN
+        self,
+        settings: MixedSettings,
+        vault: Vault,
+        seed: int,
+        components: Mapping[str, list[str]],
+        carrier: Carrier = IN_TURN,
     ) -> None:
-        self._cap, self._floor = settings.attention_cap, settings.self_floor
-        self._vault, self._carrier = vault, carrier
-        self._units = dict(units)
+        self._settings, self._vault, self._carrier = settings, vault, carrier
+        self._units = self._groups(components)
         self._device = accelerator.used()
         self._manifest: Manifest | None = None
         self._held: tuple[Block, torch.Tensor] | None = None  # a block's numbers, (S, D)
         self._served = {key for key in vault.keys() if key.startswith(CLIENT)}  # noqa: SIM118 (a vault is not a mapping)
+
+    @property
+    def exact(self) -> bool:
+        """Whether large inner products are in float64 too."""
+        return False
+
+    def _groups(self, components: Mapping[str, list[str]]) -> dict[str, list[list[str]]]:
+        """Return the units, each with its groups of tensors: here the part is one unit, with a group for each component."""
+        return {"model": list(components.values())}
 
     def _weights(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
         """Return A, (S, S) float64 with rows that sum to one, from a unit's inner products (S, S)."""
@@ -131,8 +143,8 @@ class Mixing:
         for partial in partials:
             G_SS += partial[GRAM]
         A_SS = self._weights(G_SS, updates)
-        limits = self._cap < 1 or self._floor > 0
-        return {WEIGHTS: limited(A_SS, self._cap, self._floor) if limits else A_SS}
+        cap, floor = self._settings.attention_cap, self._settings.self_floor
+        return {WEIGHTS: limited(A_SS, cap, floor) if cap < 1 or floor > 0 else A_SS}
 
     def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
         """Yield A X: for each tensor the values of all clients, one after the other."""

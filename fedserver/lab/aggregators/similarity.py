@@ -5,31 +5,24 @@ The part is one unit: every client has one row of weights for all of its tensors
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AmpSettings, HeurAmpSettings
 from attune.fedserver.lab.aggregators.attention import EXACT_SIGMA, cosines
-from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Vault
 from attune.fedserver.lab.aggregators.mixing import Mixing
 
 
 class HeurAmp(Mixing):
     """w_i = a x_i + (1 - a) sum_{k != i} softmax_{k != i}(sigma * cos(x_i, x_k)) x_k, a = `self_weight` (HeurFedAMP)."""
 
-    def __init__(
-        self,
-        settings: HeurAmpSettings,
-        vault: Vault,
-        seed: int,
-        components: Mapping[str, list[str]],
-        carrier: Carrier = IN_TURN,
-    ) -> None:
-        self._settings = settings
-        self.exact = settings.sigma > EXACT_SIGMA
-        super().__init__(settings, vault, {"model": list(components.values())}, carrier)
+    _settings: HeurAmpSettings
+
+    @property
+    def exact(self) -> bool:
+        return self._settings.sigma > EXACT_SIGMA
 
     def _weights(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
         return heuristic(cosines(G_SS), self._settings.sigma, self._settings.self_weight)
@@ -40,16 +33,7 @@ class Amp(Mixing):
 
     from_first = True
 
-    def __init__(
-        self,
-        settings: AmpSettings,
-        vault: Vault,
-        seed: int,
-        components: Mapping[str, list[str]],
-        carrier: Carrier = IN_TURN,
-    ) -> None:
-        self._settings = settings
-        super().__init__(settings, vault, {"model": list(components.values())}, carrier)
+    _settings: AmpSettings
 
     def _weights(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
         distance_SS = distances(G_SS)

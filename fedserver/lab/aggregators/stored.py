@@ -21,7 +21,7 @@ EMBEDDED, EMBEDDING, STEPS = "embedding.clients", "embedding.value", "embedding.
 
 
 def names_in(saved_B: npt.NDArray[np.uint8]) -> list[str]:
-    """Return the names that `names.to_tensor` was given."""
+    """Return the names that `matrices.names_to_tensor` was given."""
     names: list[str] = json.loads(saved_B.tobytes())
     return names
 

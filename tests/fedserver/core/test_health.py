@@ -18,8 +18,9 @@ from attune.fedserver.core.messages import (
     Reported,
     Resumed,
 )
+from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.policy import Synchronous
-from attune.fedserver.core.round import Rules, step
+from attune.fedserver.core.round import step
 from attune.fedserver.core.state import Round
 
 NAMES = ("a", "b", "c", "d", "e")

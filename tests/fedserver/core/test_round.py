@@ -35,8 +35,9 @@ from attune.fedserver.core.messages import (
     StepFailed,
     Tick,
 )
+from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.policy import Synchronous, passed_over, quorum_of
-from attune.fedserver.core.round import Rules, left_s, next_wake, step
+from attune.fedserver.core.round import left_s, next_wake, step
 from attune.fedserver.core.state import Round
 
 Evaluated = partial(Reported, work="evaluate")

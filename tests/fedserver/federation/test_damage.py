@@ -75,7 +75,8 @@ def test_an_adaptation_is_made_again_as_well(tmp_path: Path, common: bool) -> No
     bench = Bench(tmp_path, plan("fedtp", "vit"))
     bench.close(a=(0.25, 3), b=(-0.5, 5))
     bench.digests(("z",))
-    bench.engine.adapt({"z": bench.entry("z", 0.125, 4)}, AdaptationSpec(("generated",), ("generated",), common))
+    adaptation = AdaptationSpec(("generated",), ("generated",), common)
+    bench.engine.aggregate({"z": bench.entry("z", 0.125, 4)}, adaptation=adaptation)
     bench.closed += 1
     bench.commit()
     [path] = slots_of(bench, 2)

@@ -123,7 +123,7 @@ def test_a_newcomer_learns_from_a_change_that_would_have_no_vote(bench):
     tiny.close(ann=(0.01, 10), bob=(0.02, 10), carl=(0.01, 10))
     before = tiny.digests(("dora", "eve"))
     entries = {name: tiny.entry(name, value, 10) for name, value in (("cy", 0.01), ("dora", 0.01), ("eve", 5.0))}
-    outcome = tiny.engine.adapt(entries, AdaptationSpec(("generated",), ("generated",), common=False))
+    outcome = tiny.engine.aggregate(entries, adaptation=AdaptationSpec(("generated",), ("generated",), common=False))
     assert outcome.without_vote == []
     tiny.closed += 1
     tiny.commit()

@@ -136,7 +136,7 @@ def test_an_adaptation_takes_up_what_it_says_and_nothing_else(bench, adapt):
     tiny.close(a=(0.25, 3), b=(-0.5, 5))
     before = tiny.digests(("a", "b", "z"))
     adaptation = adaptation_of(configured_in(tiny.plan), adapt)
-    tiny.engine.adapt({"z": tiny.entry("z", 0.125, 4)}, adaptation)
+    tiny.engine.aggregate({"z": tiny.entry("z", 0.125, 4)}, adaptation=adaptation)
     tiny.commit()
     after = tiny.digests(("a", "b", "z"))
     tiny.closed += 1
@@ -152,9 +152,7 @@ def test_an_adaptation_on_the_device_alone_leaves_the_state_as_it_is(bench):
     tiny = bench("fedper", "vit")
     before = tiny.digests()
     adaptation = adaptation_of(configured_in(tiny.plan), "personal")
-    assert (
-        tiny.engine.adapt({"z": AcceptedUpdate(Report(round=1, work="train", client="z", samples=4), {})}, adaptation).metrics
-        == {}
-    )
+    entry = AcceptedUpdate(Report(round=1, work="train", client="z", samples=4), {})
+    assert tiny.engine.aggregate({"z": entry}, adaptation=adaptation).metrics == {}
     assert tiny.engine.staged_slots() == []
     assert tiny.digests() == before

@@ -66,17 +66,11 @@ class FarLab:
     async def arrive(self, client: str, part: str, blob: Blob, encoding: str, served: bool, max_norm: float) -> Arrived:
         return sent(await self._lab.arrive(client, part, sent(blob, Blob), encoding, served, max_norm), Arrived)
 
-    async def aggregate(self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = ()) -> RoundOutcome:
-        return sent(
-            await self._lab.aggregate(sent(entries, dict[str, AcceptedUpdate]), sent(founders, list[str])), RoundOutcome
-        )
-
-    async def adapt(
-        self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec, founders: Sequence[str] = ()
+    async def aggregate(
+        self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = (), adaptation: AdaptationSpec | None = None
     ) -> RoundOutcome:
-        done = self._lab.adapt(
-            sent(entries, dict[str, AcceptedUpdate]), sent(adaptation, AdaptationSpec), sent(founders, list[str])
-        )
+        spec = sent(adaptation, AdaptationSpec) if adaptation else None
+        done = self._lab.aggregate(sent(entries, dict[str, AcceptedUpdate]), sent(founders, list[str]), spec)
         return sent(await done, RoundOutcome)
 
     async def go_back(self) -> RoundOutcome:
@@ -121,7 +115,7 @@ async def federation(storage: Storage, lab: Lab, method: str) -> list[str]:
         entries = inbox.entries("train", number)
         own = [part for part in started.max_bytes if part != "shared"]
         adapting = number == 3 and own
-        outcome = await (lab.adapt(entries, AdaptationSpec((), tuple(own), False)) if adapting else lab.aggregate(entries))
+        outcome = await lab.aggregate(entries, adaptation=AdaptationSpec((), tuple(own), False) if adapting else None)
         slots |= {(slot.part, slot.key): slot for slot in outcome.slots}
         await lab.settle()
         inbox.clear(number)
