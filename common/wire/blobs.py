@@ -246,8 +246,8 @@ def read_into(fd: int, target: memoryview, offset: int, who: str) -> None:
         done += count
 
 
-def hash_span(source: Readable | Target, start: int, end: int, digest: Digest) -> None:
-    """Add the bytes [start, end) to `digest`, frame by frame through one buffer.
+def hash_span(read: Callable[[memoryview, int], None], start: int, end: int, digest: Digest) -> None:
+    """Add the bytes [start, end) to `digest`, frame by frame through one buffer. `read` fills a buffer from an offset on.
 
     Raises:
         Truncated: The source ends too early.
@@ -255,7 +255,7 @@ def hash_span(source: Readable | Target, start: int, end: int, digest: Digest) -
     buffer = memoryview(bytearray(min(FRAME_BYTES, end - start)))
     for offset in range(start, end, FRAME_BYTES):
         piece = buffer[: min(FRAME_BYTES, end - offset)]
-        source.read_into(piece, offset)
+        read(piece, offset)
         digest.update(piece)
 
 
@@ -266,7 +266,7 @@ def digest_in(source: Readable) -> str:
         Truncated: The source ends too early.
     """
     digest = Digest()
-    hash_span(source, 0, source.size, digest)
+    hash_span(source.read_into, 0, source.size, digest)
     return digest.text
 
 

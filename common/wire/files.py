@@ -106,7 +106,7 @@ class TensorWriter:
             raise Malformed(
                 "missing-tensor", f"{self._name}: {len(self._left)} tensors were not put, first {min(self._left)!r}"
             )
-        hash_span(self._target, self._hashed, self.layout.size, self._hash)
+        hash_span(self._target.read_into, self._hashed, self.layout.size, self._hash)
         self.blob = self._target.finish(self._hash.text, self.layout.size)
         return self.blob
 

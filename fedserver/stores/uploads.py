@@ -41,7 +41,7 @@ class Sink:
         self._who, self._hash = who, Digest()
         self._growing = spool.grow(sender, digest, size)
         try:
-            hash_span(self._growing, 0, self._growing.size, self._hash)
+            hash_span(self._growing.read_into, 0, self._growing.size, self._hash)
             self.offset = self._growing.size
         except BaseException:
             self.close()
