@@ -108,11 +108,11 @@ def from_flower(
         SettingError: It is no Flower client, or Flower is not installed.
     """
     side: _FlowerClient
-    if _is_app(client):
+    if _is("ClientApp", client):
         side = _App(client, node_config, run_config)
-    elif callable(getattr(client, "fit", None)) and not _is_client(client):
+    elif callable(getattr(client, "fit", None)) and not _is("Client", client):
         side = _NumPy(client)
-    elif _is_client(client):
+    elif _is("Client", client):
         side = _App(_flwr().ClientApp(client_fn=lambda context: client), node_config, run_config)
     elif callable(client):
         side = _App(_flwr().ClientApp(client_fn=client), node_config, run_config)
@@ -221,12 +221,9 @@ def _load(model: nn.Module, arrays: Arrays) -> None:
             tensor.copy_(torch.as_tensor(arrays[name]))
 
 
-def _is_app(client: Any) -> bool:
-    return "flwr" in sys.modules and isinstance(client, _flwr().ClientApp)
-
-
-def _is_client(client: Any) -> bool:
-    return "flwr" in sys.modules and isinstance(client, _flwr().Client)
+def _is(kind: str, client: Any) -> bool:
+    """Return whether this is a ClientApp or Client of Flower, without importing Flower for it."""
+    return "flwr" in sys.modules and isinstance(client, getattr(_flwr(), kind))
 
 
 def _flwr() -> Any:

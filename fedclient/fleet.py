@@ -29,11 +29,10 @@ from attune.fedclient.home import DeviceHome
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.comparison import comparisons_of, finding_of
+from attune.fedclient.work.executor import ExecutorName
 from attune.fedclient.work.processes.remote_executor import REMOTE_EXECUTORS, RemoteWorker
 from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
 from attune.fedclient.work.worker import BatchingWorker, Worker
-
-How = Literal["sequential", "stacked", "auto", "processes", "ray"]
 
 TURNS = 2  # one device trains while the next one downloads
 STACKED_TURNS = 256  # devices that hold tensors at one time where they are computed side by side
@@ -52,7 +51,7 @@ class DeviceOutcome:
     error: Exception | None = None
 
 
-def run(members: Sequence[DeviceOptions], screen: Console, executor: How = "sequential") -> list[DeviceOutcome]:
+def run(members: Sequence[DeviceOptions], screen: Console, executor: ExecutorName = "sequential") -> list[DeviceOutcome]:
     """Run all devices until the last one ends.
 
     Args:
@@ -89,7 +88,7 @@ def make_room(devices: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-async def _host(members: Sequence[DeviceOptions], screen: Console, executor: How) -> list[DeviceOutcome]:
+async def _host(members: Sequence[DeviceOptions], screen: Console, executor: ExecutorName) -> list[DeviceOutcome]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="waiting"))
     console = FleetConsole(screen, [str(options.label) for options in members])
     with _worker(executor, screen) as worker:
@@ -99,7 +98,7 @@ async def _host(members: Sequence[DeviceOptions], screen: Console, executor: How
 
 
 @contextmanager
-def _worker(executor: How, screen: Console) -> Iterator[Worker]:
+def _worker(executor: ExecutorName, screen: Console) -> Iterator[Worker]:
     """Yield the worker that computes for all devices."""
     if executor == "sequential":
         with Worker(TURNS, AWAKE_BYTES) as worker:

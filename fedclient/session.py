@@ -10,32 +10,9 @@ from __future__ import annotations
 import math
 
 from attune.common.exchange.messages import Farewell, Notice, Order, Welcome
+from attune.fedclient import messages
 from attune.fedclient.address import CONNECT_TIMEOUT_S, backoff_s
-from attune.fedclient.messages import (
-    Broke,
-    Displaced,
-    Effect,
-    Event,
-    Expired,
-    Extend,
-    GiveUp,
-    Keep,
-    Prepare,
-    Reconnect,
-    Refuse,
-    ReportTrouble,
-    Say,
-    Send,
-    SendRefused,
-    Sent,
-    Start,
-    StopSending,
-    StopWork,
-    StreamOpened,
-    WorkDone,
-    WorkFailed,
-    Yield,
-)
+from attune.fedclient.messages import Effect, Event
 
 STEADY_S = 5.0  # a stream that lived this long starts the back-off anew
 
@@ -73,31 +50,31 @@ class Session:
         if self.over:
             return []
         match event:
-            case StreamOpened():
+            case messages.StreamOpened():
                 back, self.lost = self.lost, False
-                return [Say("connected again")] if back else []
+                return [messages.Say("connected again")] if back else []
             case Notice(text):
-                return [Say(text)]
+                return [messages.Say(text)]
             case Welcome(plan_json):
                 return self._welcomed(plan_json)
             case Order():
                 return self._ordered(event)
             case Farewell(message):
                 before, self.kept, self.over = self.kept, True, not self.stay
-                return [] if before else [*self._stop(), Keep(message)]
-            case Broke(reason, silent_s, lived_s):
+                return [] if before else [*self._stop(), messages.Keep(message)]
+            case messages.Broke(reason, silent_s, lived_s):
                 return self._broke(reason, silent_s, lived_s)
-            case Displaced(reason, lived_s):
+            case messages.Displaced(reason, lived_s):
                 return self._displaced(reason, lived_s)
-            case WorkDone(order_id):
+            case messages.WorkDone(order_id):
                 return self._done(order_id)
-            case WorkFailed(order_id, reason):
+            case messages.WorkFailed(order_id, reason):
                 return self._failed(order_id, reason)
-            case Sent(order_id, late):
+            case messages.Sent(order_id, late):
                 return self._sent(order_id, late)
-            case SendRefused(order_id, reason, known):
+            case messages.SendRefused(order_id, reason, known):
                 return self._refused(order_id, reason, known)
-            case Expired(order_id):
+            case messages.Expired(order_id):
                 return self._expired(order_id)
 
     def _welcomed(self, plan_json: bytes) -> list[Effect]:
@@ -107,29 +84,29 @@ class Session:
         if self.plan_json is not None:
             self.finished = None
         self.plan_json, self.kept = plan_json, False
-        return [*self._stop(), Prepare(plan_json)]
+        return [*self._stop(), messages.Prepare(plan_json)]
 
     def _ordered(self, order: Order) -> list[Effect]:
         if self.plan_json is None:
-            return [Refuse(f"the server sent order {order.id} before saying what the federation is about")]
+            return [messages.Refuse(f"the server sent order {order.id} before saying what the federation is about")]
         self.asked = order.id
         if order.id == self.working:
-            return [Extend(order)] if order.deadline_s else []
+            return [messages.Extend(order)] if order.deadline_s else []
         if order.id == self.sending:
             return []
         effects = self._stop()
         if order.id == self.finished:
             self.sending = order.id
-            return [*effects, Send(order.id, resume=True)]
+            return [*effects, messages.Send(order.id, resume=True)]
         self.working, self.kept = order.id, False
-        return [*effects, Start(order)]
+        return [*effects, messages.Start(order)]
 
     def _stop(self) -> list[Effect]:
         effects: list[Effect] = []
         if self.working is not None:
-            effects.append(StopWork(self.working))
+            effects.append(messages.StopWork(self.working))
         if self.sending is not None:
-            effects.append(StopSending(self.sending))
+            effects.append(messages.StopSending(self.sending))
         self.working = self.sending = None
         return effects
 
@@ -141,53 +118,54 @@ class Session:
         if order_id != self.asked:
             return []
         self.sending = order_id
-        return [Send(order_id, resume=False)]
+        return [messages.Send(order_id, resume=False)]
 
     def _failed(self, order_id: str, reason: str) -> list[Effect]:
         if order_id != self.working:
             return []
         self.working = None
-        report = [ReportTrouble(order_id, reason)] if order_id == self.asked else []
-        return [Say(f"cannot carry out this order: {reason}"), *report]
+        report = [messages.ReportTrouble(order_id, reason)] if order_id == self.asked else []
+        return [messages.Say(f"cannot carry out this order: {reason}"), *report]
 
     def _sent(self, order_id: str, late: bool) -> list[Effect]:
         if order_id != self.sending:
             return []
         self.sending = None
-        return [Say("the round closed before this update arrived; waiting for the next")] if late else []
+        return [messages.Say("the round closed before this update arrived; waiting for the next")] if late else []
 
     def _refused(self, order_id: str, reason: str, known: bool) -> list[Effect]:
         if order_id == self.sending:
             self.sending = None
-        said = Say(f"THE SERVER REFUSED THIS UPDATE: {reason} (private state is kept; waiting for the next order)")
-        return [said] if known or order_id != self.asked else [said, ReportTrouble(order_id, f"update refused: {reason}")]
+        said = messages.Say(f"THE SERVER REFUSED THIS UPDATE: {reason} (private state is kept; waiting for the next order)")
+        report = messages.ReportTrouble(order_id, f"update refused: {reason}")
+        return [said] if known or order_id != self.asked else [said, report]
 
     def _expired(self, order_id: str) -> list[Effect]:
         """Handle a deadline. Finished training is still handed in, because the server may have extended the round."""
         if order_id != self.working:
             return []
-        return [StopWork(order_id), *self._failed(order_id, "the deadline passed")]
+        return [messages.StopWork(order_id), *self._failed(order_id, "the deadline passed")]
 
     def _broke(self, reason: str, silent_s: float, lived_s: float) -> list[Effect]:
         patient = self.stay and self.kept
         if silent_s >= self.connect_timeout_s and not patient:
-            return [GiveUp(reason)]
+            return [messages.GiveUp(reason)]
         if lived_s >= STEADY_S:
             self.breaks, self.displaced = 0, False
         self.breaks += 1
-        effects: list[Effect] = [] if self.lost else [Say(f"{reason} (trying again)")]
+        effects: list[Effect] = [] if self.lost else [messages.Say(f"{reason} (trying again)")]
         self.lost, self.asked = True, None
         if self.sending is not None:
             # The server will ask again for what it still wants; before that, it would take the answer for a late one.
-            effects.append(StopSending(self.sending))
+            effects.append(messages.StopSending(self.sending))
             self.sending = None
         # The last try falls on the end of the connect timeout, not far behind it.
         left_s = math.inf if patient else self.connect_timeout_s - silent_s
-        return [*effects, Reconnect(min(backoff_s(self.breaks), left_s))]
+        return [*effects, messages.Reconnect(min(backoff_s(self.breaks), left_s))]
 
     def _displaced(self, reason: str, lived_s: float) -> list[Effect]:
         # A stream of our own that broke a moment ago may reach a busy server after the one that we opened in its place.
         if self.breaks and lived_s < STEADY_S and not self.displaced:
             self.displaced = True
             return self._broke(reason, 0.0, lived_s)
-        return [*self._stop(), Yield(reason)]
+        return [*self._stop(), messages.Yield(reason)]

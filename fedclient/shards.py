@@ -76,11 +76,12 @@ def _matches(pattern: str) -> list[Path]:
     shards = [path for path in paths if path.is_dir() or path.suffix == ".npz" or is_table(path)]
     if not shards:
         raise ShardError(f"no shard matches {pattern!r}; --data takes folders with train.npz, .npz files and tables (.csv)")
-    return sorted(shards, key=lambda path: [(len(part), part) if part.isdigit() else (0, part) for part in _pieces(path)])
+    return sorted(shards, key=_by_numbers)
 
 
-def _pieces(path: Path) -> list[str]:
-    return re.split(r"(\d+)", str(path))
+def _by_numbers(path: Path) -> list[tuple[int, str]]:
+    """Return a key that orders numbers in paths by their value."""
+    return [(len(part), part) if part.isdigit() else (0, part) for part in re.split(r"(\d+)", str(path))]
 
 
 def _stem(path: Path) -> str:

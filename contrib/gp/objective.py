@@ -25,19 +25,13 @@ from attune.fedclient.work.objectives.memory import remember
 from attune.fedclient.work.objectives.network import Network
 
 
-class GpObjective(Objective):
+class GpObjective(Objective[GpObjectiveSettings]):
     """-log p(y of the batch) per point, over all inner nodes of the device's class tree, minimised in what makes the features.
 
     The classifier head takes no part. The loss reported is the augmented one: comparable over rounds, not with other methods.
     """
 
     by_itself = "the Gaussian processes have a class tree and Gibbs draws of each device's own"
-
-    def __init__(self, settings: GpObjectiveSettings) -> None:
-        self._settings = settings
-
-    def __repr__(self) -> str:
-        return f"GpObjective(draws={self._settings.gibbs_draws}, points={self._settings.batch_points})"
 
     def extras(self, tensors: Mapping[str, Tensor], network: Network) -> Tensors:
         """Return no extras.

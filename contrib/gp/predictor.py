@@ -24,7 +24,7 @@ TREE, OMEGA = "memory.tree", "memory.omega"
 ABSENT = -1e4  # log probability of a class that the device has no sample of: below that of any other
 
 
-class GpPredictor(Predictor):
+class GpPredictor(Predictor[GpPredictorSettings]):
     """log p(c | x): at each inner node on the way to c, the chance of its side, averaged over Gibbs chains; added up.
 
     Features, labels and the chains' last omega are made anew for every model, on the device alone. A device of one class says
@@ -32,12 +32,6 @@ class GpPredictor(Predictor):
     """
 
     by_itself = "the Gaussian processes are of each device's own training samples"
-
-    def __init__(self, settings: GpPredictorSettings) -> None:
-        self._settings = settings
-
-    def __repr__(self) -> str:
-        return f"GpPredictor(draws={self._settings.gibbs_draws}, points={self._settings.memory_points})"
 
     @torch.no_grad()
     def prepare(self, task: LocalTask) -> Tensors:

@@ -27,9 +27,9 @@ from attune.fedclient.table_options import NAMES, table_options
 
 if TYPE_CHECKING:
     from attune.fedclient.console import Console
-    from attune.fedclient.fleet import How
     from attune.fedclient.options import DeviceOptions
     from attune.fedclient.resource_limits import ResourceLimits
+    from attune.fedclient.work.executor import ExecutorName
 
 # Keeps gRPC's core from printing to stderr. It reads this variable when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -195,7 +195,7 @@ def _resource_limits(given: dict[str, Any]) -> ResourceLimits:
     )
 
 
-def _train_fleet(fleet: list[DeviceOptions], screen: Console, executor: How) -> None:
+def _train_fleet(fleet: list[DeviceOptions], screen: Console, executor: ExecutorName) -> None:
     from attune.fedclient import fleet as hosted
 
     outcomes = hosted.run(fleet, screen, executor)

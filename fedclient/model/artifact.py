@@ -157,16 +157,6 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors
     return info, tensors
 
 
-def save_model(learner: AnyLearner, folder: Path) -> Path:
-    """Save what the device predicts with now as the finished model in `folder`.
-
-    Raises:
-        NoModel: There was no order yet.
-        DiskFull: The disk has no room.
-    """
-    return save(folder, *finished_model(learner))
-
-
 def read_info(folder: Path) -> ModelInfo:
     """Read the description of a finished model.
 

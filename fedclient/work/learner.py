@@ -132,18 +132,9 @@ class Learner:
         return sum(tensor.nbytes for tensor in {id(held): held for held in (*samples, *models)}.values())
 
     @property
-    def served(self) -> Mapping[str, str]:
-        """The digest of what was received of each part, while it is held."""
-        return self.holdings.served
-
-    @property
     def standardiser(self) -> Standardiser | None:
         """How features are prepared."""
         return self.data.standardiser
-
-    def expected(self, part: str) -> Manifest:
-        """Return the tensors of a part, as Holdings.expected."""
-        return self.holdings.expected(part)
 
     def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
         """Return the missing values of an order, as Holdings.missing."""
@@ -227,7 +218,7 @@ class Learner:
 
     def _merged(self, order: Order, fetched: Mapping[str, Tensors]) -> tuple[Tensors, Tensors, dict[str, str]]:
         """Return (theta, received, digest of each received part) with what the order serves."""
-        theta, received, served = dict(self.theta), dict(self.received), dict(self.served)
+        theta, received, served = dict(self.theta), dict(self.received), dict(self.holdings.served)
         for ref in order.downloads:
             tensors = fetched[ref.digest] if ref.digest in fetched else self._of_part(ref.part, received)
             theta.update(tensors)
@@ -311,7 +302,7 @@ class Learner:
         return lambda purpose: derive(self.plan.seed, self.name, round_, purpose)
 
     def _of_part(self, part: str, tensors: Tensors) -> Tensors:
-        return {name: tensors[name] for name in self.expected(part)}
+        return {name: tensors[name] for name in self.holdings.expected(part)}
 
     def _check_trains(self, order: Order) -> None:
         """Check the kinds of tensors that the order trains.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -149,10 +149,6 @@ def check_loop(configured: ConfiguredMethod) -> None:
 
 def with_loop(work: Jobs[T], train: Train, classes: Sequence[int | str]) -> Jobs[T]:
     """Run `work` with `train` for its descents; other jobs are yielded."""
-    return _replaced(work, train, classes)
-
-
-def _replaced(work: Jobs[T], train: Train, classes: Sequence[int | str]) -> Generator[Any, Any, T]:
     try:
         job = next(work)
         while True:

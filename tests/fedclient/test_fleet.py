@@ -193,7 +193,7 @@ def test_too_few_files_for_a_fleet_is_said_before_it_starts(monkeypatch):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedmcsa", "fedper"])
 def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits(method, shard, tmp_path):
-    from attune.fedclient.model.artifact import save_model
+    from attune.fedclient.model.artifact import finished_model, save
     from attune.fedclient.store import FolderStore
     from attune.fedclient.work.worker import LearnerSlot, local_learner
 
@@ -209,7 +209,7 @@ def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits
             Work(slot.learner(), order).run()
             slot.release()
             assert (slot._learner is None) is not keep
-        return slot.newest.parts, (save_model(slot.learner(), home.model) / "model.safetensors").read_bytes()
+        return slot.newest.parts, (save(home.model, *finished_model(slot.learner())) / "model.safetensors").read_bytes()
 
     assert digests(keep=True) == digests(keep=False)
 

@@ -23,11 +23,8 @@ from attune_example.settings import LogitAdjustedSettings, WithPriorSettings
 PRIOR = "prior"
 
 
-class LogitAdjusted(Objective):
+class LogitAdjusted(Objective[LogitAdjustedSettings]):
     """Cross-entropy of f(x) + strength * log pi, pi the shares of the classes on this device (equation 10)."""
-
-    def __init__(self, settings: LogitAdjustedSettings) -> None:
-        self._settings = settings
 
     def work(self, task: LocalTask) -> Jobs[Trained]:
         """Train on the adjusted loss. The prior goes beside the tensors, so that many devices can be trained at once."""
@@ -41,11 +38,8 @@ class LogitAdjusted(Objective):
         return trained
 
 
-class WithPrior(Predictor):
+class WithPrior(Predictor[WithPriorSettings]):
     """f(x) + strength * log pi: the adjustment that training left out."""
-
-    def __init__(self, settings: WithPriorSettings) -> None:
-        self._settings = settings
 
     def prepare(self, task: LocalTask) -> Tensors:
         """Return the model's tensors and the adjustment (C,); both are saved with the finished model."""

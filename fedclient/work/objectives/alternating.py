@@ -14,14 +14,8 @@ from attune.fedclient.work.objectives.base import LocalTask, Objective, Trained
 from attune.fedclient.work.objectives.descent import Descent, last_loss
 
 
-class Alternating(Objective):
+class Alternating(Objective[AlternatingSettings]):
     """SGD on the private part with the rest frozen, then on the rest with the private part frozen."""
-
-    def __init__(self, settings: AlternatingSettings) -> None:
-        self._settings = settings
-
-    def __repr__(self) -> str:
-        return f"Alternating(head_epochs={self._settings.head_epochs}, body_epochs={self._settings.body_epochs})"
 
     def work(self, task: LocalTask) -> Jobs[Trained]:
         """Train the private part, then the rest.

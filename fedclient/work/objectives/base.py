@@ -8,12 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple
 
 import torch
+from typing_extensions import TypeVar
 
 from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
+from attune.common.methods.settings.objectives import ObjectiveSettings
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure
 from attune.fedclient.work.objectives.network import Network
@@ -21,6 +23,8 @@ from attune.fedclient.work.objectives.network import Network
 Tensors = dict[str, torch.Tensor]
 Forward = Callable[[Mapping[str, torch.Tensor], torch.Tensor], torch.Tensor]  # (tensors, x) -> logits (N, ..., C)
 Progress = Callable[[float], None]
+
+S = TypeVar("S", bound=ObjectiveSettings, default=Any)
 
 PERSONAL = "personal."  # tensors named so are a device's own, beside the model's, and never leave it
 
@@ -98,11 +102,17 @@ class LocalTask:
         return torch.bincount(self.y.flatten(), minlength=classes).cpu()
 
 
-class Objective(ABC):
+class Objective(ABC, Generic[S]):
     """A device's local algorithm. Constructed with its settings."""
 
     keeps_received = False  # whether `received` must survive a restart
     by_itself: ClassVar[str] = ""  # why devices cannot be trained together with it; empty: they can
+
+    def __init__(self, settings: S) -> None:
+        self._settings = settings
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._settings})"
 
     def extras(self, tensors: Mapping[str, torch.Tensor], network: Network) -> Tensors:
         """Return further tensors that the device keeps: `personal.` and the name of the tensor that they stand beside.

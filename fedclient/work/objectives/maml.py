@@ -14,14 +14,8 @@ from attune.fedclient.work.objectives.base import LocalTask, Objective, Trained
 from attune.fedclient.work.objectives.descent import Ahead, Descent
 
 
-class Maml(Objective):
+class Maml(Objective[MamlSettings]):
     """theta <- theta - beta * grad f(theta - alpha * grad f(theta; one batch); another batch)."""
-
-    def __init__(self, settings: MamlSettings) -> None:
-        self._settings = settings
-
-    def __repr__(self) -> str:
-        return f"Maml(alpha={self._settings.alpha}, beta={self._settings.beta})"
 
     def work(self, task: LocalTask) -> Jobs[Trained]:
         """Train with as many pairs of batches as SGD would take batches. The reported loss is that after the inner step."""

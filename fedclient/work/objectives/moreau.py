@@ -15,17 +15,11 @@ from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.objectives.proximal import pulled_loss
 
 
-class Moreau(Objective):
+class Moreau(Objective[MoreauSettings]):
     """For each batch: K steps of theta on f_i(theta) + mu/2 * ||theta - w||^2, then w <- w - mu * lr * (w - theta).
 
     w is the model that is exchanged, theta (the extras) the personal one. mu is the paper's lambda.
     """
-
-    def __init__(self, settings: MoreauSettings) -> None:
-        self._settings = settings
-
-    def __repr__(self) -> str:
-        return f"Moreau(mu={self._settings.mu}, inner_steps={self._settings.inner_steps})"
 
     def extras(self, tensors: Mapping[str, Tensor], network: Network) -> Tensors:
         """Return theta, a whole model."""

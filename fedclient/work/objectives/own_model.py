@@ -17,16 +17,10 @@ from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.objectives.proximal import pull, pulled_loss
 
 
-class OwnModel(Objective):
+class OwnModel(Objective[OwnModelSettings]):
     """SGD on the shared model; then SGD on f_i(v) + mu/2 * ||v - received||^2 for the own model v. mu is Ditto's lambda."""
 
     keeps_received = True
-
-    def __init__(self, settings: OwnModelSettings) -> None:
-        self._mu = settings.mu
-
-    def __repr__(self) -> str:
-        return f"OwnModel(mu={self._mu})"
 
     def extras(self, tensors: Mapping[str, Tensor], network: Network) -> Tensors:
         """Return v, a whole model."""
@@ -40,15 +34,8 @@ class OwnModel(Objective):
         model, own_tensors = split(task.start)
         centre = {name: task.received[name] for name in task.movable(own_tensors, is_own=True) if name in task.received}
         shared: Trained = yield Descent(task, task.settings, model, task.plain, share=(0.0, 0.5))
+        loss, penalty = pulled_loss(task, self._settings.mu), pull(self._settings.mu)
         kept: Trained = yield Descent(
-            task,
-            task.settings,
-            own_tensors,
-            pulled_loss(task, self._mu),
-            centre,
-            purpose="own",
-            share=(0.5, 1.0),
-            is_own=True,
-            penalty=pull(self._mu),
+            task, task.settings, own_tensors, loss, centre, purpose="own", share=(0.5, 1.0), is_own=True, penalty=penalty
         )
         return Trained(shared.tensors | personal(kept.tensors), last_loss(shared, kept))

@@ -12,23 +12,16 @@ from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Object
 from attune.fedclient.work.objectives.descent import Descent, Penalty
 
 
-class Proximal(Objective):
+class Proximal(Objective[ProximalSettings]):
     """f_i(theta) + mu/2 * ||theta - received||^2 over the tensors received (FedProx eq. 2; FedMCSA's lambda is mu)."""
 
     keeps_received = True
 
-    def __init__(self, settings: ProximalSettings) -> None:
-        self._mu = settings.mu
-
-    def __repr__(self) -> str:
-        return f"Proximal(mu={self._mu})"
-
     def work(self, task: LocalTask) -> Jobs[Trained]:
         """Train with the proximal term. Private parameters and running statistics have no centre, so they have no term."""
         centre = {name: task.received[name] for name in task.movable(task.start) if name in task.received}
-        trained: Trained = yield Descent(
-            task, task.settings, task.start, pulled_loss(task, self._mu), beside=centre, penalty=pull(self._mu)
-        )
+        loss, penalty = pulled_loss(task, self._settings.mu), pull(self._settings.mu)
+        trained: Trained = yield Descent(task, task.settings, task.start, loss, centre, penalty=penalty)
         return trained
 
 

@@ -8,14 +8,8 @@ from attune.fedclient.work.objectives.base import LocalTask, Objective, Trained
 from attune.fedclient.work.objectives.descent import Descent
 
 
-class Sgd(Objective):
+class Sgd(Objective[SgdSettings]):
     """f_i(theta): mean cross-entropy of the mini-batch."""
-
-    def __init__(self, settings: SgdSettings) -> None:
-        self._settings = settings
-
-    def __repr__(self) -> str:
-        return "Sgd()"
 
     def work(self, task: LocalTask) -> Jobs[Trained]:
         trained: Trained = yield Descent(task, task.settings, task.start, task.plain)

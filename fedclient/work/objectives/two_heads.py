@@ -30,14 +30,8 @@ from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.objectives.network import Network
 
 
-class TwoHeads(Objective):
+class TwoHeads(Objective[TwoHeadsSettings]):
     """Balanced softmax for body and generic head, and the plain loss of both heads' sum for the personal head alone."""
-
-    def __init__(self, settings: TwoHeadsSettings) -> None:
-        self._settings = settings
-
-    def __repr__(self) -> str:
-        return "TwoHeads()"
 
     def extras(self, tensors: Mapping[str, Tensor], network: Network) -> Tensors:
         """Return the personal head, with zeros, so that an untrained device predicts with the generic head."""

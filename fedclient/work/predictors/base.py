@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar, Generic
 
 import torch
+from typing_extensions import TypeVar
 
 from attune.common.methods.settings.predictors import PredictorSettings
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import LocalTask, Tensors, split
 from attune.fedclient.work.objectives.network import Network
 
+S = TypeVar("S", bound=PredictorSettings, default=Any)
 
-class Predictor(ABC):
-    """How a device scores classes. The class is called with its settings."""
+
+class Predictor(ABC, Generic[S]):
+    """How a device scores classes. Constructed with its settings."""
 
     by_itself: ClassVar[str] = ""  # why devices cannot be evaluated together with it; empty: they can
 
+    def __init__(self, settings: S) -> None:
+        self._settings = settings
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        return f"{type(self).__name__}({self._settings})"
 
     @abstractmethod
     def prepare(self, task: LocalTask) -> Tensors:
@@ -44,11 +50,8 @@ class Predictor(ABC):
         return network(tensors, x)
 
 
-class PlainPredictor(Predictor):
+class PlainPredictor(Predictor[PredictorSettings]):
     """The trained model's own logits."""
-
-    def __init__(self, settings: PredictorSettings) -> None:
-        self._settings = settings
 
     def prepare(self, task: LocalTask) -> Tensors:
         return split(task.start)[0]

@@ -11,14 +11,8 @@ from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.predictors.base import Predictor
 
 
-class FineTune(Predictor):
+class FineTune(Predictor[FineTuneSettings]):
     """theta after plain SGD: what is trained here is for predicting alone, and is not what the device goes on from."""
-
-    def __init__(self, settings: FineTuneSettings) -> None:
-        self._settings = settings
-
-    def __repr__(self) -> str:
-        return f"FineTune(epochs={self._settings.tune_epochs}, steps={self._settings.tune_steps})"
 
     def prepare(self, task: LocalTask) -> Tensors:
         return alone(self.work(task))

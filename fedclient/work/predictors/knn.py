@@ -21,7 +21,7 @@ from attune.fedclient.work.predictors.base import Predictor
 TINY = 1e-30  # a class that neither the neighbours nor the model gives any probability
 
 
-class Knn(Predictor):
+class Knn(Predictor[KnnSettings]):
     """p = w * p_neighbours + (1 - w) * softmax of the model, p_neighbours proportional to exp(-d^2 / D) over the k nearest.
 
     Marfoq et al., ICML 2022, as FedTP takes it. Features are what enters the head; where every position has a label, each
@@ -29,12 +29,6 @@ class Knn(Predictor):
     """
 
     by_itself = "each device looks for neighbours among its own training samples"
-
-    def __init__(self, settings: KnnSettings) -> None:
-        self._settings = settings
-
-    def __repr__(self) -> str:
-        return f"Knn(neighbours={self._settings.neighbours}, weight={self._settings.knn_weight})"
 
     def prepare(self, task: LocalTask) -> Tensors:
         """Return the model's tensors with features (N, D) float32 and labels (N,) of `capacity` of the training samples."""

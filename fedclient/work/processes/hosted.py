@@ -11,22 +11,8 @@ from multiprocessing.connection import Connection
 from attune.common.errors import AttuneError
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner, make_learner
+from attune.fedclient.work.processes import requests
 from attune.fedclient.work.processes.pipe import packed, receive, send, unpacked
-from attune.fedclient.work.processes.requests import (
-    CarryOut,
-    FinishedModels,
-    ForgetAll,
-    Forgotten,
-    GetFinished,
-    GiveUpWork,
-    HostAnswer,
-    HostRequest,
-    LearnerState,
-    MakeReady,
-    PlaceDevice,
-    RequestFailed,
-    WorkProgress,
-)
 from attune.fedclient.work.trainer import Progress
 
 CHECK_S = 0.05  # seconds between two checks whether the order at hand is to be given up
@@ -40,7 +26,7 @@ def main(descriptor: int) -> None:
     try:
         while True:
             message = receive(end)
-            if isinstance(message, GiveUpWork):
+            if isinstance(message, requests.GiveUpWork):
                 continue  # the order is done already
             dropped, request = message
             learners.drop(dropped)
@@ -69,14 +55,14 @@ class _Parent:
         now = time.monotonic()
         if now - self._reported >= PROGRESS_S:
             self._reported = now
-            send(self._end, WorkProgress(share))
+            send(self._end, requests.WorkProgress(share))
 
 
 class HostedLearners:
     """The devices that were placed here, each with its data, plan and orders. Their learners may come and go."""
 
     def __init__(self) -> None:
-        self._placed: dict[str, PlaceDevice] = {}
+        self._placed: dict[str, requests.PlaceDevice] = {}
         self._learners: dict[str, Learner] = {}
 
     def __repr__(self) -> str:
@@ -87,31 +73,31 @@ class HostedLearners:
         for name in names:
             self._learners.pop(name, None)
 
-    def answer(self, request: HostRequest, progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
+    def answer(self, request: requests.HostRequest, progress: Progress, cancelled: Callable[[], bool]) -> requests.HostAnswer:
         """Answer a request; an error is an answer too."""
         try:
             return self._answer(request, progress, cancelled)
         except Exception as error:
-            return RequestFailed(_portable(error))
+            return requests.RequestFailed(_portable(error))
 
-    def _answer(self, request: HostRequest, progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
+    def _answer(self, request: requests.HostRequest, progress: Progress, cancelled: Callable[[], bool]) -> requests.HostAnswer:
         match request:
-            case PlaceDevice(name):
+            case requests.PlaceDevice(name):
                 self._learners.pop(name, None)
                 self._placed[name] = request
                 return self._state(name)
-            case MakeReady(name):
+            case requests.MakeReady(name):
                 return self._state(name)
-            case CarryOut(name, order, fetched, bytes_down):
+            case requests.CarryOut(name, order, fetched, bytes_down):
                 Work(self._learner(name), order, fetched, bytes_down, progress, cancelled).run()
                 return self._state(name)
-            case GetFinished(name):
-                return FinishedModels(self._learner(name).finished())
-            case ForgetAll(path):
+            case requests.GetFinished(name):
+                return requests.FinishedModels(self._learner(name).finished())
+            case requests.ForgetAll(path):
                 sys.path[:] = path
                 self._placed.clear()
                 self._learners.clear()
-                return Forgotten()
+                return requests.Forgotten()
 
     def _learner(self, name: str) -> Learner:
         if name not in self._learners:
@@ -119,9 +105,9 @@ class HostedLearners:
             self._learners[name] = make_learner(placed.plan, placed.shard, name, lambda _: placed.orders, placed.options)
         return self._learners[name]
 
-    def _state(self, name: str) -> LearnerState:
+    def _state(self, name: str) -> requests.LearnerState:
         learner = self._learner(name)
-        return LearnerState(learner.holdings, learner.standardiser, learner.size_bytes, learner.newest, learner.orders)
+        return requests.LearnerState(learner.holdings, learner.standardiser, learner.size_bytes, learner.newest, learner.orders)
 
 
 def _portable(error: Exception) -> Exception:

@@ -13,17 +13,8 @@ from attune.common.wire.header import Manifest
 from attune.fedclient.data.prepare import Standardiser
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import HostDied, HostLost, Work
+from attune.fedclient.work.processes import requests
 from attune.fedclient.work.processes.remote_executor import Placement
-from attune.fedclient.work.processes.requests import (
-    CarryOut,
-    FinishedModels,
-    GetFinished,
-    HostRequest,
-    LearnerState,
-    MakeReady,
-    PlaceDevice,
-    RequestFailed,
-)
 from attune.fedclient.work.trainer import Progress, Tensors
 
 MAX_DEATHS = 3  # of the host, during one device's work: then the work kills it
@@ -38,10 +29,10 @@ class RemoteLearner:
         AttuneError: Every host ended while it worked for this device. Errors of make_learner are raised too.
     """
 
-    def __init__(self, placement: Placement, device: PlaceDevice) -> None:
+    def __init__(self, placement: Placement, device: requests.PlaceDevice) -> None:
         self._placement, self._device = placement, device
         self.plan, self.name, self.orders = device.plan, device.name, device.orders
-        self._update(cast(LearnerState, self._ask_until_answered(MakeReady(self.name))))
+        self._update(cast(requests.LearnerState, self._ask_until_answered(requests.MakeReady(self.name))))
 
     def __repr__(self) -> str:
         return f"<RemoteLearner {self.name} at {self._placement.host}>"
@@ -69,8 +60,8 @@ class RemoteLearner:
 
     def carry_out(self, work: Work) -> OrderResult:
         """Carry out an order, as Learner.carry_out. After HostLost a new learner must first say what is missing."""
-        request = CarryOut(self.name, work.order, work.fetched, work.bytes_down)
-        self._update(cast(LearnerState, self._ask(request, work.progress, work.cancelled)))
+        request = requests.CarryOut(self.name, work.order, work.fetched, work.bytes_down)
+        self._update(cast(requests.LearnerState, self._ask(request, work.progress, work.cancelled)))
         self._placement.deaths = 0
         result = self._state.newest
         assert result is not None  # noqa: S101 (an order was carried out)
@@ -78,17 +69,17 @@ class RemoteLearner:
 
     def finished(self) -> dict[Choice, Tensors]:
         """Return what the device predicts with, as Learner.finished."""
-        return cast(FinishedModels, self._ask_until_answered(GetFinished(self.name))).tensors
+        return cast(requests.FinishedModels, self._ask_until_answered(requests.GetFinished(self.name))).tensors
 
     def let_go(self) -> None:
         """Drop the learner. Its device stays where it was placed."""
         self._placement.host.drop(self.name)
 
-    def _update(self, state: LearnerState) -> None:
+    def _update(self, state: requests.LearnerState) -> None:
         self._state = state
         self.orders.adopt(state.orders)
 
-    def _ask_until_answered(self, request: HostRequest) -> object:
+    def _ask_until_answered(self, request: requests.HostRequest) -> object:
         """Return the answer of this life of the host or of a later one: the request changes nothing, so it can be repeated."""
         while True:
             try:
@@ -102,7 +93,7 @@ class RemoteLearner:
 
     def _ask(
         self,
-        request: HostRequest,
+        request: requests.HostRequest,
         progress: Progress = lambda done: None,
         cancelled: Callable[[], bool] = lambda: False,
         life: int | None = None,
@@ -115,6 +106,6 @@ class RemoteLearner:
             if placement.deaths == MAX_DEATHS:
                 raise AttuneError(f"{died}, {MAX_DEATHS} times in a row while it worked for {self.name}") from None
             raise
-        if isinstance(answer, RequestFailed):
+        if isinstance(answer, requests.RequestFailed):
             raise answer.error
         return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
@@ -20,13 +21,14 @@ T = TypeVar("T")
 
 def one_by_one(works: Iterable[Jobs[T]]) -> list[T | FailedWork]:
     """Return each work's result in order. A failure of one does not affect another."""
-    ended: list[T | FailedWork] = []
-    for work in works:
-        try:
-            ended.append(alone(work))
-        except Exception as error:
-            ended.append(FailedWork(error))
-    return ended
+    return [_result_of(partial(alone, work)) for work in works]
+
+
+def _result_of(compute: Callable[[], T]) -> T | FailedWork:
+    try:
+        return compute()
+    except Exception as error:
+        return FailedWork(error)
 
 
 class Stacked:
@@ -55,12 +57,12 @@ class Stacked:
     def _computed(self, key: Hashable, jobs: Sequence[Any]) -> list[Any]:
         """Return the result of each of similar jobs, or FailedWork."""
         if len(jobs) == 1:
-            return [_alone(jobs[0])]
+            return [_result_of(jobs[0].alone)]
         compute, against = _TOGETHER[type(jobs[0])]
         if key not in self._reasons:
             self._reasons[key] = against(jobs)
         if self._reasons[key]:
-            return [_alone(job) for job in jobs]
+            return [_result_of(job.alone) for job in jobs]
         return [FailedWork(result) if isinstance(result, Exception) else result for result in compute(jobs)]
 
 
@@ -100,13 +102,6 @@ def _next(waiting: Sequence[_Run[T]]) -> list[_Run[T]]:
     return [run for run in waiting if run.key == first.key]
 
 
-def _alone(job: Job) -> Any:
-    try:
-        return job.alone()
-    except Exception as error:
-        return FailedWork(error)
-
-
 def _key(job: Job) -> Hashable:
     """Return a key that is equal for jobs that can be computed together, if any can."""
     if isinstance(job, Descent) and job.task.family is not None and job.task.x.shape[0] and job.moving:
@@ -121,11 +116,7 @@ def _key(job: Job) -> Hashable:
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> Hashable:
-    return tuple((name, *_shape(tensor)) for name, tensor in tensors.items())
-
-
-def _shape(tensor: Tensor) -> tuple[Hashable, Hashable]:
-    return tensor.shape, tensor.dtype
+    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
 
 
 def _sample(samples: Tensor) -> tuple[Hashable, Hashable]:

@@ -116,7 +116,7 @@ def test_the_finished_model_predicts_as_the_device_does_without_its_samples(make
     learner = make(method)
     result = carry_out(learner, 1, scale=0.9)
     home = DeviceHome(tmp_path / "home")
-    artifact.save_model(learner, home.model)
+    artifact.save(home.model, *artifact.finished_model(learner))
     model = artifact.Model.load(home.model)
     assert model.evaluate(images) == (result.accuracy, result.test_samples)
     assert not any(name.startswith(PERSONAL) for name in model.tensors)

@@ -100,7 +100,7 @@ def test_a_finished_sequence_model_labels_every_position_as_in_training(method, 
     result = Work(learner, Order("train-1-kiel", 1, "train", (), ())).run()
     assert (result.samples, result.test_samples) == (16, 8)
     home = DeviceHome(tmp_path / "home")
-    artifact.save_model(learner, home.model)
+    artifact.save(home.model, *artifact.finished_model(learner))
     model = artifact.Model.load(home.model)
     labels = np.array(model.predict(shard.test_x, "new"))
     assert labels.shape == (8, STEPS)
@@ -113,7 +113,7 @@ def test_a_model_of_positions_is_not_judged_by_labels_of_sequences(shard, tmp_pa
     learner = Learner(plan, prepare(shard, plan), "kiel", FolderOrders(tmp_path / "home" / "orders"), torch.device("cpu"))
     Work(learner, Order("train-1-kiel", 1, "train", (), ())).run()
     home = DeviceHome(tmp_path / "home")
-    artifact.save_model(learner, home.model)
+    artifact.save(home.model, *artifact.finished_model(learner))
     np.savez(tmp_path / "text" / "train.npz", x=shard.train_x, y=shard.train_y[:, -1])
     np.savez(tmp_path / "text" / "test.npz", x=shard.test_x, y=shard.test_y[:, -1])
     with pytest.raises(ShapeMismatch, match="has a label for every sample, but the model gives one for every position"):

@@ -14,7 +14,7 @@ from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.model.artifact import Model, save_model
+from attune.fedclient.model.artifact import Model, finished_model, save
 from attune.fedclient.work.comparison import comparisons_of
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
@@ -153,7 +153,7 @@ def test_the_saved_blend_predicts_as_the_device_does(make, shard, tmp_path):
         train(learner, number)
     result = evaluate(learner, own=-1, common=1, number=3)
     assert result.weights.keys() == {"personalized", "common", "local"}
-    model = Model.load(save_model(learner, tmp_path / "model"))
+    model = Model.load(save(tmp_path / "model", *finished_model(learner)))
     assert model.evaluate(shard) == (result.accuracy, 30)
     assert (model.info.title, model.info.kept, model.info.accuracy) == ("fedavg+ft, blend", result.kept, result.accuracy)
     probabilities = [

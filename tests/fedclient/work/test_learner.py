@@ -72,7 +72,7 @@ def test_fedtp_hands_in_values_of_shared_parts_and_changes_of_generated_ones(mak
         served(learner, "generated", 0.25),
     )
     order = Order("train-1-kiel", 1, "train", (shared, generated), ("shared", "generated"))
-    assert learner.missing(order) == [(ref, learner.expected(ref.part)) for ref in (shared, generated)]
+    assert learner.missing(order) == [(ref, learner.holdings.expected(ref.part)) for ref in (shared, generated)]
     result = carry_out(learner, order, {shared.digest: shared_tensors, generated.digest: generated_tensors})
     values, change = handed_in(learner, result, "shared"), handed_in(learner, result, "generated")
     assert values.keys() | change.keys() == learner.theta.keys()
@@ -103,7 +103,7 @@ def test_private_tensors_stay_and_go_on_from_the_devices_own_state(make):
     assert all(not again.theta[name].any() for name in tensors)
     for asked in ("private", "generated", "nonsense"):
         with pytest.raises(Forbidden):
-            again.expected(asked)
+            again.holdings.expected(asked)
         with pytest.raises(Forbidden):
             carry_out(again, Order("train-2-kiel", 2, "train", (), (asked,)))
 
@@ -148,7 +148,7 @@ def test_a_restart_between_two_orders_changes_nothing(make):
     one, two = rounds("a", False), rounds("b", True)
     assert all(one.theta[name].equal(two.theta[name]) for name in one.theta)
     assert all(one.received[name].equal(two.received[name]) for name in one.received)
-    assert one.served == two.served == {"attended": "attended0.9"}
+    assert one.holdings.served == two.holdings.served == {"attended": "attended0.9"}
 
 
 def test_other_names_and_rounds_draw_other_batches(make):
@@ -236,7 +236,7 @@ def test_an_order_id_that_is_no_folder_name_is_refused(order_id):
 
 def test_expected_manifest_is_that_of_the_part(make):
     learner = make()
-    expected = learner.expected("generated")
+    expected = learner.holdings.expected("generated")
     assert expected == manifest_of({name: t for name, t in learner.theta.items() if learner.part_of[name] == "generated"})
 
 

