@@ -36,7 +36,7 @@ class Dialled:
         return sum(chosen == position for chosen in self.positions.values()) / len(self.positions)
 
 
-def price(samples: int) -> float:
+def price(samples: float) -> float:
     """Return the price of each component that differs from the base, in nats: half a logarithm, as BIC's price of a parameter.
 
     Without it, many components could be set to suit a few samples.
@@ -78,6 +78,7 @@ def dialled(
     candidates: Mapping[Position, Mapping[str, Tensor]],
     probability: Callable[[Tensors], Jobs[Tensor]],
     samples: int,
+    weight: Tensor | None = None,
 ) -> Jobs[Dialled]:
     """Combine the candidates' values (by tensor), component by component (by its tensors).
 
@@ -86,15 +87,17 @@ def dialled(
         candidates: The values.
         probability: What the combined tensors give to the labels of the held-out samples.
         samples: How many samples are held out.
+        weight: What each of them counts, (V,) float64; None: 1.
     """
 
     def tensors_at(positions: Positions) -> Tensors:
         return {name: candidates[positions[component]][name] for component, names in components.items() for name in names}
 
     def score(positions: Positions) -> Jobs[float]:
-        return log_likelihood((yield from probability(tensors_at(positions))))
+        return log_likelihood((yield from probability(tensors_at(positions))), weight)
 
-    positions = yield from searched(list(components), list(candidates), score, price(samples))
+    counted = samples if weight is None else float(weight.sum())
+    positions = yield from searched(list(components), list(candidates), score, price(counted))
     return Dialled(tensors_at(positions), positions)
 
 

@@ -120,17 +120,18 @@ class Evaluation:
     def _dialled(self, held: DeviceModels, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[Dialled | None]:
         """Return the dial's choice for the attended part; None without a dial or without held-out samples."""
         data = self._data
-        if not self._dial or not len(data.validation_x):
+        x, y, weight = data.validation_x, data.validation_y, data.validation_weight
+        if not self._dial or not len(x):
             return None
 
         def probability(part: Tensors) -> Jobs[torch.Tensor]:
             prepared = yield from self._prepared(held.theta | part, held.received, seeds, cancelled)
-            return (yield from self._trainer.calibrated(prepared, data.validation_x, data.validation_y)).probability
+            return (yield from self._trainer.calibrated(prepared, x, y, weight)).probability
 
         own_tensors = self._rivals.local or held.trained
         values: dict[Position, Tensors | None] = {"attended": held.theta, "mean": held.common, "own": own_tensors}
         known = {position: tensors for position, tensors in values.items() if tensors}
-        return (yield from dialled(self._dial, known, probability, len(data.validation_x)))
+        return (yield from dialled(self._dial, known, probability, len(x), weight))
 
     def _blended(self, members: Sequence[Member]) -> Jobs[torch.Tensor]:
         """Return what the blend predicts of the test part, as Trainer.right."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -149,14 +150,13 @@ def shard(tmp_path):
 
 @pytest.fixture
 def make(shard, tmp_path):
-    def learner(method, home="home", baseline=None, **options):
+    def learner(method, home="home", baseline=None, held_out=None, **options):
         options = {"dial": True, **options}
         spec = default_spec("images", (8, 8, 1), 2, 0, "vit", {"width": 8, "heads": 2, "depth": 1})
         train = TrainSettings(lr=0.05, batch_size=8, local_epochs=4, validation=0.3)
         plan = Plan("f", 3, spec, [0, 1], method, options, train)
-        return Learner(
-            plan, prepare(shard, plan), "kiel", FolderOrders(tmp_path / home), torch.device("cpu"), baseline=baseline
-        )
+        data = prepare(shard, plan) if held_out is None else held_out(prepare(shard, plan))
+        return Learner(plan, data, "kiel", FolderOrders(tmp_path / home), torch.device("cpu"), baseline=baseline)
 
     return learner
 
@@ -197,6 +197,44 @@ def test_each_device_moves_to_what_suits_it_and_goes_on_training_from_its_own(ma
         assert all(tensor is values["theta"][name] for name, tensor in learner.theta.items()), "what is dialled is not trained"
         for each in (learner, make("fedmcsa", baseline="local")):
             assert all(tensor.equal(good[name]) for name, tensor in each.finished()["personalized"].items())
+
+
+def with_a_large_group(prepared):
+    """Give one held-out sample the wrong label, and 30 windows; all of them are one group."""
+    place = [0] * 30
+    weight = torch.cat([torch.full((30,), 1 / 30, dtype=torch.float64), torch.ones(len(prepared.validation_x) - 1).double()])
+    x, y = prepared.validation_x, prepared.validation_y
+    return replace(
+        prepared,
+        validation_x=torch.cat([x[place], x[1:]]),
+        validation_y=torch.cat([1 - y[place], y[1:]]),
+        validation_weight=weight,
+    )
+
+
+def test_a_group_of_held_out_samples_counts_once_for_the_dial(make):
+    """By windows, the 30 of one group would outvote the eleven other samples, and the dial would take the spoilt tensors."""
+    learner = make("fedmcsa", baseline="local", held_out=with_a_large_group)
+    ordered(learner, 1, train=True, serves=by_part(learner, learner.theta))
+    good = dict(learner.baselines.local)
+    learner.theta = good
+    result = ordered(learner, 2, common=spoilt(good))
+    assert (result.dial_mean, result.dial_own) == (0, 0)
+
+
+def test_groups_are_priced_by_their_number():
+    """Each of two samples stands for a group of four: the price is that of two samples, not of eight."""
+    p = {"a": torch.tensor([0.5] * 8), "b": torch.tensor([0.5] * 4 + [0.5 * math.exp(0.5)] * 4)}
+    components = {"first": ["first"], "second": ["second"]}
+    candidates = {"mean": {"first": "a", "second": "a"}, "own": {"first": "spoilt", "second": "b"}}
+
+    def probability(tensors):
+        yield from ()
+        return p[tensors["second"]] if tensors["first"] == "a" else torch.full((8,), 0.01)
+
+    weight = torch.full((8,), 0.25, dtype=torch.float64)
+    positions = alone(dialled(components, candidates, probability, 8, weight)).positions
+    assert positions == {"first": "mean", "second": "own"}, "a gain of 0.5 pays log(2) / 2, and not log(8) / 2"
 
 
 def test_the_last_trained_model_outlives_evaluations_that_serve_other_values(make):
