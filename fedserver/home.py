@@ -165,6 +165,11 @@ class ServerHome:
                 f"{path} is damaged ({error}): remove it, and start with the --host and --port that devices know"
             ) from None
 
+    def served_at(self) -> str | None:
+        """Return HOST:PORT of the server that runs on this home now; None if none runs."""
+        address = self.address() if self.is_served() else None
+        return f"{address.host}:{address.port}" if address else None
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock of this home during the block, as each server does while it runs.

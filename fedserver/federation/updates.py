@@ -127,7 +127,7 @@ class Updates:
         self.revoked.check(name)
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.complete, name, target.part, sink)
-        _arrived(OrderId.parse(target.order_id, name))
+        fail_at(SERVER, OrderId.parse(target.order_id, name).round, "upload-whole")
 
     @contextlib.contextmanager
     def _told_of_full_disk(self) -> Iterator[None]:
@@ -249,11 +249,7 @@ class Updates:
                 max_bytes = self._check(order_id.client, target)
                 with self._told_of_full_disk():
                     await self._executors.disk(self._uploads.bring, order_id.client, target, max_bytes, ref.data)
-                _arrived(order_id)
-
-
-def _arrived(order: OrderId) -> None:
-    fail_at(SERVER, order.round, "upload-whole")
+                fail_at(SERVER, order_id.round, "upload-whole")
 
 
 def row_of(order: OrderId, update: Update, device: DeviceRecord | None, task: TaskName = "classes") -> Report:

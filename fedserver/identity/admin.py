@@ -20,6 +20,7 @@ from attune.common.identity.token import JoinToken
 from attune.fedserver.ports.ledger import Ledger, Token
 
 DAY_S = 86400.0
+LONGEST_TTL_S = 3650 * DAY_S  # of a token
 BY_OPERATOR, AT_START, FOR_LOCAL = "operator", "start", "local"  # origins of tokens
 
 

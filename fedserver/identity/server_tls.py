@@ -64,20 +64,10 @@ def _configuration(roots_pem: Sequence[bytes], server: Credential) -> grpc.Serve
     return grpc.ssl_server_certificate_configuration(pairs, root_certificates=b"".join(roots_pem))
 
 
-def server_options(
-    *,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-    keepalive_s: float = KEEPALIVE_S,
-    keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S,
-    handshake_s: float = 10.0,
-    connections: int = 0,
-) -> list[tuple[str, int]]:
+def server_options(handshake_s: float = 10.0, connections: int = 0) -> list[tuple[str, int]]:
     """Return options for `grpc.aio.server` that fit the clients' `channel_options`.
 
     Args:
-        max_message_bytes: Bytes of a message at most.
-        keepalive_s: Seconds of silence after which the peer is pinged.
-        keepalive_timeout_s: Seconds in which it must answer.
         handshake_s: Seconds that a handshake may take.
         connections: Connections at most; 0: no limit.
     """
@@ -89,15 +79,15 @@ def server_options(
         ("grpc.max_concurrent_streams", MAX_STREAMS),
         # Without this, gRPC shares a port that another process uses, without an error.
         ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.keepalive_time_ms", round(keepalive_s * 1000)),
-        ("grpc.keepalive_timeout_ms", round(keepalive_timeout_s * 1000)),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
         # What counts in today's core, for every ping, those that measure the link included.
-        ("grpc.http2.ping_timeout_ms", round(keepalive_timeout_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
         ("grpc.http2.max_pings_without_data", 0),
         # With gRPC's default of 5 minutes the server would cut clients whose stream is silent but alive.
-        ("grpc.http2.min_ping_interval_without_data_ms", round(keepalive_s * 1000 / 2)),
+        ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_S * 500),
     ]
 
 

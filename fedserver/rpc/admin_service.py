@@ -10,13 +10,11 @@ import msgspec
 from attune.common.errors import CertificateRefused, SettingError
 from attune.fedserver.federation.coordinator import REVOKED, Coordinator
 from attune.fedserver.federation.members import Members
-from attune.fedserver.identity.admin import DAY_S, FederationAdmin
+from attune.fedserver.identity.admin import DAY_S, LONGEST_TTL_S, FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.pb import admin_pb2 as pb
 from attune.fedserver.pb.admin_pb2_grpc import AdminServicer
 from attune.fedserver.ports.ledger import MemberLedger
-
-LONGEST_TTL_S = 3650 * DAY_S
 
 
 class AdminService(AdminServicer):
@@ -34,12 +32,8 @@ class AdminService(AdminServicer):
 
     async def _wake(self) -> int:
         await self._registrar.refresh()
-        revoked = {
-            device.name: CertificateRefused(REVOKED.format(device.name))
-            for device in await self._ledger.devices()
-            if device.revoked
-        }
-        return await self._members.shut_out(dict(revoked))
+        revoked = [device.name for device in await self._ledger.devices() if device.revoked]
+        return await self._members.shut_out({name: CertificateRefused(REVOKED.format(name)) for name in revoked})
 
     async def Troubles(self, request: pb.TroublesRequest, context: grpc.aio.ServicerContext) -> pb.TroublesReply:  # noqa: N802
         """Return a line for each step that cannot be carried out now."""

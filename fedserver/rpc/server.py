@@ -67,7 +67,8 @@ class GrpcServer:
         server.add_generic_rpc_handlers((federation.handler(), transfers.handler()))
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, admin, ledger), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = [descriptor.full_name for file in (admin_pb2, health_pb2) for descriptor in _services(file)]
+        files: list[Any] = [admin_pb2, health_pb2]
+        names = [service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()]
         reflection.enable_server_reflection([*SERVICES, *names, reflection.SERVICE_NAME], server)
 
     def listen(self, host: str, port: int) -> int:
@@ -127,7 +128,3 @@ class GrpcServer:
             if failed > reported:
                 reported = failed
                 self._refusals.tell(HANDSHAKE, "connections ended before their first call", "somebody")
-
-
-def _services(file: Any) -> list[Any]:
-    return list(file.DESCRIPTOR.services_by_name.values())

@@ -24,7 +24,7 @@ class MemoryStorage:
         self.spool = MemorySpool(self.blobs)
 
     def reader(self) -> MemoryReader:
-        return self.ledger.reader()
+        return MemoryReader(self.ledger)
 
     async def close(self) -> None:
         """No-op: memory holds no file."""

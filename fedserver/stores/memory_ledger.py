@@ -39,10 +39,6 @@ class MemoryLedger:
     async def snapshot(self) -> Snapshot:
         return self.seen_from_outside(0)
 
-    def reader(self) -> MemoryReader:
-        """Return a reader of this ledger, for any one thread."""
-        return MemoryReader(self)
-
     def seen_from_outside(self, since: int) -> Snapshot:
         """Return the snapshot of a LedgerReader. It copies each table in one step, so another thread may ask."""
         rows = [row for row in list(self._rows.values()) if row.round >= since]
@@ -216,7 +212,7 @@ class MemoryLedger:
 
 
 class MemoryReader:
-    """Implements ports.ledger.LedgerReader."""
+    """Implements ports.ledger.LedgerReader, for any one thread."""
 
     def __init__(self, ledger: MemoryLedger) -> None:
         self._ledger = ledger

@@ -119,9 +119,6 @@ class Tables:
 
     # --- settings, plan and record: JSON values
 
-    def _get(self, key: str, kind: type[Any]) -> Any:
-        return value_in(self._db, key, kind)
-
     def _put(self, key: str, value: Any) -> None:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, msgspec.json.encode(value)))
 
@@ -233,7 +230,7 @@ class Tables:
                     "WHERE fingerprint = ?",
                     (now, token),
                 )
-            founder = (self._get("record", Record) or Record()).round == 0
+            founder = (value_in(self._db, "record", Record) or Record()).round == 0
             self._db.execute(
                 "INSERT INTO devices (name, public_key, enrolled_at, founder, token) "
                 "VALUES (?, ?, ?, ?, COALESCE((SELECT id FROM tokens WHERE fingerprint = ?), '')) "

@@ -24,9 +24,8 @@ def status_of(home: ServerHome, troubles: Sequence[str] = ()) -> dict[str, Any]:
         LedgerBusy: The ledger cannot be read now.
     """
     snapshot = home.snapshot()
-    address = home.address() if home.is_served() else None
     reported = Inbox(home.open().blobs).names(*snapshot.record.open_orders)
-    return status(snapshot, reported, f"{address.host}:{address.port}" if address else None, troubles, time.time())
+    return status(snapshot, reported, home.served_at(), troubles, time.time())
 
 
 class ListedRun(msgspec.Struct, frozen=True):

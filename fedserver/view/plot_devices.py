@@ -101,13 +101,8 @@ def _models(axes: Any, listed: Sequence[ClientSummary], task: TaskName) -> None:
     for position, client in enumerate(listed):
         rival = client.local if client.local is not None else client.common
         if rival is not None and client.own_accuracy is not None:
-            axes.plot(
-                [position] * 2,
-                [rival, client.own_accuracy],
-                color=SHADES[client.verdict],
-                linewidth=4 if few else 2,
-                alpha=0.35,
-            )
+            heights, width = [rival, client.own_accuracy], 4 if few else 2
+            axes.plot([position] * 2, heights, color=SHADES[client.verdict], linewidth=width, alpha=0.35)
         if client.own_accuracy is not None and (between := interval_of(client.own_accuracy, client.test_samples, task)):
             axes.plot([position] * 2, between, color="0.45", linewidth=0.8, zorder=2)
     for score, label, colour, mark in MODELS:
@@ -144,18 +139,7 @@ def _table(listed: Sequence[ClientSummary], task: TaskName) -> PageTable:
     def row(c: ClientSummary) -> list[Cell]:
         between = "" if c.gain_interval is None else "{:+.3f} to {:+.3f}".format(*c.gain_interval)
         interval = figures.interval_text(c.own_accuracy, c.test_samples, task)
-        return [
-            c.name,
-            c.test_samples,
-            c.gain,
-            between,
-            c.verdict,
-            c.own_accuracy,
-            interval,
-            c.common,
-            c.local,
-            c.constant,
-            c.kept,
-        ]
+        mine: list[Cell] = [c.name, c.test_samples, c.gain, between, c.verdict, c.own_accuracy, interval]
+        return [*mine, c.common, c.local, c.constant, c.kept]
 
     return PageTable(heads, [row(client) for client in listed])

@@ -107,14 +107,7 @@ class ClientSummary(msgspec.Struct, frozen=True):
     @property
     def figures(self) -> dict[Figure, float | None]:
         """Figures by name."""
-        return {
-            "accuracy": self.accuracy,
-            "before": self.before,
-            "after": self.after,
-            "common": self.common,
-            "local": self.local,
-            "constant": self.constant,
-        }
+        return {name: getattr(self, name) for name in get_args(Figure)}
 
 
 class Summary(msgspec.Struct, frozen=True):

@@ -10,15 +10,14 @@ import msgspec
 
 from attune.common.errors import SettingError
 from attune.common.text import from_json
-
-LONGEST_TTL_S = 3650 * 86400.0
+from attune.fedserver.identity.admin import DAY_S, LONGEST_TTL_S
 
 
 class NewToken(msgspec.Struct, forbid_unknown_fields=True):
     """Arguments for a new join token."""
 
     uses: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
-    ttl_s: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_TTL_S)] = 86400.0
+    ttl_s: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_TTL_S)] = DAY_S
 
 
 class DeviceName(msgspec.Struct, forbid_unknown_fields=True):

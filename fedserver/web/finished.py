@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -19,27 +19,23 @@ from attune.fedserver.stores.inbox import Inbox
 from attune.fedserver.view.summary import NOT_ONE, read_rows
 from attune.fedserver.web import serving
 from attune.fedserver.web.condensed import CondensedReports
-from attune.fedserver.web.facts import AttentionMatrix, LoggedFault, PageFacts, PageSource
+from attune.fedserver.web.facts import AttentionMatrix, PageFacts, PageSource
 from attune.fedserver.web.live import remembered, token_of
 from attune.fedserver.web.serving import PageAddress
-from attune.fedserver.web.sources import LedgerSource, no_attention, read_attention
+from attune.fedserver.web.sources import FaultFeed, LedgerSource, no_attention, read_attention
 
 
 class StoppedHome:
     """ProcessView of a home that this process does not serve."""
 
-    activity: DeviceActivity | None = None
-    faults: Sequence[LoggedFault] = ()
-    fault_totals: Mapping[str, int] = MappingProxyType({})
     troubles: Sequence[str] = ()
 
     def __init__(self, home: ServerHome) -> None:
-        self._home = home
+        self._home, self.activity, self.feed = home, DeviceActivity(time.time), FaultFeed()
 
     @property
     def address(self) -> str | None:
-        address = self._home.address() if self._home.is_served() else None
-        return f"{address.host}:{address.port}" if address else None
+        return self._home.served_at()
 
     def reported(self, snapshot: Snapshot) -> Collection[str]:
         return Inbox(self._home.open().blobs).names(*snapshot.record.open_orders)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
@@ -29,20 +29,14 @@ TOO_EARLY = "There is no matrix before the first round is closed."
 class ProcessView(Protocol):
     """Knowledge of the process that runs a federation, besides its ledger. Another thread reads it, so only plain reads."""
 
+    activity: DeviceActivity
+    feed: FaultFeed
+
     @property
     def address(self) -> str | None: ...
 
     @property
     def troubles(self) -> Sequence[str]: ...
-
-    @property
-    def activity(self) -> DeviceActivity | None: ...
-
-    @property
-    def faults(self) -> Sequence[LoggedFault]: ...
-
-    @property
-    def fault_totals(self) -> Mapping[str, int]: ...
 
     def reported(self, snapshot: Snapshot) -> Collection[str]:
         """Return the devices that have answered the open orders."""
@@ -70,17 +64,16 @@ class LedgerSource:
     def look(self) -> PageFacts:
         snapshot, life = self._snapshot(), self._life
         status_object = status(snapshot, set(life.reported(snapshot)), life.address, life.troubles)
-        spans, round_s = (life.activity.spans, life.activity.round_s()) if life.activity is not None else ({}, None)
         return PageFacts(
             self._kind,
             status_object,
             self._condensed.lines,
             self._condensed.totals,
             snapshot.certificate_ends,
-            spans,
-            tuple(life.faults),
-            dict(life.fault_totals),
-            round_s,
+            life.activity.spans,
+            tuple(life.feed.faults),
+            dict(life.feed.totals),
+            life.activity.round_s(),
         )
 
     def attention(self, unit: str) -> AttentionMatrix:
@@ -132,17 +125,13 @@ class FaultFeed(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._faults: deque[LoggedFault] = deque(maxlen=KEPT)
+        self.faults: deque[LoggedFault] = deque(maxlen=KEPT)
         self.totals: Counter[str] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
         level = record.levelname.lower()
         self.totals[level] += 1
-        self._faults.append(LoggedFault(record.created, level, clean(record.getMessage())))
-
-    @property
-    def faults(self) -> tuple[LoggedFault, ...]:
-        return tuple(self._faults)
+        self.faults.append(LoggedFault(record.created, level, clean(record.getMessage())))
 
 
 @contextmanager
@@ -160,23 +149,11 @@ class RunningServer:
     """ProcessView of the coordinator in this process."""
 
     def __init__(self, coordinator: Coordinator, address: str, feed: FaultFeed) -> None:
-        self._coordinator, self.address, self._feed = coordinator, address, feed
+        self._coordinator, self.activity, self.address, self.feed = coordinator, coordinator.activity, address, feed
 
     @property
     def troubles(self) -> Sequence[str]:
         return self._coordinator.troubles.lines
-
-    @property
-    def activity(self) -> DeviceActivity:
-        return self._coordinator.activity
-
-    @property
-    def faults(self) -> Sequence[LoggedFault]:
-        return self._feed.faults
-
-    @property
-    def fault_totals(self) -> Mapping[str, int]:
-        return self._feed.totals
 
     def reported(self, snapshot: Snapshot) -> Collection[str]:
         return self._coordinator.round.reported
