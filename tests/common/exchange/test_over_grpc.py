@@ -3,83 +3,57 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from tests.e2e.harness import Federation, Process, Server, tabular_shard
+from tests.e2e.harness import Federation, run_to_the_end, tabular_shard
 
 NAMES = ("ann", "bob")
-FLAGS = (
-    "--method",
-    "fedavg",
-    "--set",
-    "method.bound_change=0",
-    "--model",
-    "mlr",
-    "--min-clients",
-    "2",
-    "--rounds",
-    "2",
-)
+FLAGS = ("--method", "fedavg", "--set", "method.bound_change=0", "--model", "mlr", "--rounds", "2")
 
 
-def script(name: str) -> str:
-    return str(Path(sys.executable).with_name(name))
+@pytest.fixture(scope="module")
+def federation_at(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Federation]]:
+    """Make federations in which the package is installed for all processes."""
+    made: list[Federation] = []
+
+    def make(name: str) -> Federation:
+        federation = Federation(tmp_path_factory.mktemp(name))
+        path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH", "")]))
+        federation.environment |= {"PYTHONPATH": path}
+        made.append(federation)
+        return federation
+
+    yield make
+    for federation in made:
+        federation.close()
 
 
-@pytest.fixture
-def federation(tmp_path: Path) -> Iterator[Federation]:
-    made = Federation(tmp_path)
-    yield made
-    made.close()
+def shards(federation: Federation) -> list[Path]:
+    return [tabular_shard(federation.folder / name, seed) for seed, name in enumerate(NAMES)]
 
 
-def run(federation: Federation, package: Path, flags: Sequence[str], device_flags: Sequence[str]) -> list[Process]:
-    """Run a server and its devices to the end; the package is installed for all of them."""
-    path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH", "")]))
-    environment = federation.environment | {"PYTHONPATH": path}
-    command = [
-        script("fedserver"),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--dashboard",
-        "off",
-        "--exit-when-done",
-        *FLAGS,
-        *flags,
-    ]
-    server = Server(command, federation.folder / "server.log", environment, federation.home, fresh=True)
-    federation.port = server.port
-    federation.processes.append(server)
-    for seed, name in enumerate(NAMES):
-        shard = tabular_shard(federation.folder / name, seed)
-        command = [script("fedclient"), "--data", str(shard), "--device", "cpu", "--server", f"localhost:{server.port}"]
-        command += ["--name", name, *device_flags]
-        federation.processes.append(Process(command, federation.folder / f"{name}.log", environment, fresh=True))
-    return federation.processes
+def trained(federation: Federation, flags: Sequence[str]) -> dict[str, np.ndarray]:
+    """Run the federation to the end, and return its shared tensors."""
+    run_to_the_end(federation, shards(federation), *FLAGS, *flags, device_flags=("--allow-plugin", "toy"))
+    return load(federation.export()["shared.safetensors"])
+
+
+@pytest.fixture(scope="module")
+def plain(federation_at: Callable[[str], Federation]) -> dict[str, np.ndarray]:
+    return trained(federation_at("plain"), [])
 
 
 @pytest.mark.parametrize("transform", ["scale", "mask"])
 @pytest.mark.usefixtures("toys")  # the export of the state happens in this process
-def test_devices_that_allow_the_package_transform_their_updates(transform: str, tmp_path: Path, package: Path) -> None:
-    exported = []
-    for flags in ([], ["--set", f"transforms.{transform}={{}}"]):
-        federation = Federation(tmp_path / (transform if flags else "plain"))
-        try:
-            processes = run(federation, package, flags, ["--allow-plugin", "toy"])
-            codes = [process.code() for process in processes]
-            assert not any(codes), "\n".join(process.text for process in processes)
-            exported.append(load(federation.export()["shared.safetensors"]))
-        finally:
-            federation.close()
-    plain, transformed = exported
+def test_devices_that_allow_the_package_transform_their_updates(
+    transform: str, plain: dict[str, np.ndarray], federation_at: Callable[[str], Federation]
+) -> None:
+    transformed = trained(federation_at(transform), ["--set", f"transforms.{transform}={{}}"])
     for name, tensor in plain.items():
         if transform == "scale":
             assert np.array_equal(transformed[name], tensor), "what devices did is taken back to the bit"
@@ -87,9 +61,10 @@ def test_devices_that_allow_the_package_transform_their_updates(transform: str, 
             np.testing.assert_allclose(transformed[name], tensor, rtol=1e-4, atol=1e-4)
 
 
-def test_a_device_that_has_not_allowed_the_package_takes_no_part(federation: Federation, package: Path) -> None:
-    server, *devices = run(federation, package, ["--set", "transforms.scale={}"], [])
-    for device in devices:
+def test_a_device_that_has_not_allowed_the_package_takes_no_part(federation_at: Callable[[str], Federation]) -> None:
+    federation = federation_at("refused")
+    server = federation.server("--exit-when-done", "--min-clients", "2", *FLAGS, "--set", "transforms.scale={}")
+    for device in federation.devices(shards(federation)):
         assert device.code() != 0
         assert "code of the plug-in toy 1.0" in device.text and "--allow-plugin toy" in device.text
     server.kill()
