@@ -52,6 +52,10 @@ class Meter:
         self._last = spent()
         self._found: dict[str, float] = defaultdict(float)
 
+    def pytest_collection_finish(self) -> None:
+        """Leave out what collection took; the first test would pay for it."""
+        self._last = spent()
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Iterator[None]:
         """Record the time once each for setup, call and teardown, where the test runs."""
