@@ -57,7 +57,7 @@ class ServerOptions:
     dashboard: str | None = None  # HOST:PORT, "off", or None: where it was before, else on this machine alone
     clock: Clock = Clock()  # noqa: RUF009 - it is immutable
     join_uses: int = 1  # how many devices the printed token admits
-    location: LabLocation = THIS_PROCESS  # of those who carry out rounds
+    location: LabLocation = THIS_PROCESS  # where rounds are computed
 
 
 @dataclass(frozen=True)

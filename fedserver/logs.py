@@ -15,7 +15,7 @@ LOGGER = "fedserver"
 
 
 class LogContext(logging.Filter):
-    """Gives every record the round that is open, and the device that it is about (`extra={"device": name}`), if there are."""
+    """Filter that adds to each record the open round, and the device that it is about (`extra={"device": name}`), if any."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Text(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """One object a line: time, level, message, round, device; and of what nobody has foreseen the traceback."""
+    """One JSON object a line: time, level, message, round, device, and the traceback of an unexpected error."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -62,7 +62,7 @@ def begin(form: Form, verbosity: int) -> None:
 
     Args:
         form: text or json.
-        verbosity: Below 0 only what goes wrong, above 0 also what helps to find faults.
+        verbosity: Below 0: warnings and errors; 0: information too; above 0: also what helps to find faults.
     """
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(Json() if form == "json" else Text())

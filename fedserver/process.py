@@ -14,7 +14,7 @@ from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # malloc.h
 ARENAS = 2
-KEPT_BYTES = 4 << 20  # free at the end of a heap, for the next frames: a page that went back is cleared when it comes again
+KEPT_BYTES = 4 << 20  # kept free at the end of a heap for the next frames: the system must clear each page that it gives anew
 # torch asks Linux for pages of 2 MiB if it finds this when it makes its first tensor: a round of 4 x 25 M parameters takes a
 # tenth less of the server's processor time. On devices it was the other way round.
 LARGE_PAGES = ("THP_MEM_ALLOC_ENABLE", "1")  # an environment variable

@@ -60,7 +60,9 @@ class ServerCommands(ExtensibleGroup):
 @click.option(
     "--join-uses", type=click.IntRange(1), default=1, show_default=True, help="How many devices the printed token admits."
 )
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of each line.")
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form of the log's lines."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Say only what goes wrong.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more, for finding faults.")
 @click.option(

@@ -65,7 +65,7 @@ def status(home: Path | None, as_json: bool) -> None:
 @click.command()
 @HOME
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=0, help="Of a page that is not served yet (default: a free one)."
+    "--port", type=click.IntRange(0, 65535), default=0, help="Port of a page that is not served yet (default: a free one)."
 )
 @click.argument("folder", required=False, type=click.Path(path_type=Path, file_okay=False))
 def dashboard(home: Path | None, port: int, folder: Path | None) -> None:

@@ -65,7 +65,7 @@ class Coordinator:
         self.inbox, self.lab, self.activity = Inbox(blobs), lab, DeviceActivity(clock.unix)
         self.round = Round()
         self.plan: Plan | None = None
-        self._run = ""  # of several over one fleet
+        self._run = ""  # the name of the run; empty: the first
         self.max_bytes: Mapping[str, int] = {}  # part that devices hand in -> the largest blob that can be an answer
         self._rules, self.clock, self._federation = settings.rules, clock, federation
         self._ledger, self._blobs, self._executors = ledger, blobs, executors

@@ -19,7 +19,7 @@ from attune.fedserver.ports.ledger import MemberLedger, Refusal
 
 LOG = logging.getLogger("fedserver")
 EVERY_S, AUDIT_EVERY_S = 60.0, 3600.0
-MOST_A_MINUTE = 60  # writings; who is refused beyond that is counted with the others
+MOST_A_MINUTE = 60  # entries; further callers are counted together, as OTHERS
 KEPT = 200  # rows
 OTHERS = "others"
 MAX_NOTE = 500
@@ -79,7 +79,7 @@ class Refusals:
         task.add_done_callback(self._tasks.discard)
 
     async def _write(self, refusal: Refusal, device: str, audited: bool) -> None:
-        with contextlib.suppress(AttuneError):  # a ledger that is busy: the log has it
+        with contextlib.suppress(AttuneError):  # if the ledger is busy, the log alone has the refusal
             await self._ledger.refuse(refusal, KEPT)
             known = await self._ledger.device(device) if device else None
             if known is not None and refusal.text not in known.note:

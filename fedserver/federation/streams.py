@@ -43,7 +43,7 @@ class Stream:
         self.profile = profile
         self.software = software
         self.inline_bytes = inline_bytes  # of blobs that the device takes within an order
-        self.changes = changes  # whether it takes what is served as its change from what it holds
+        self.changes = changes  # whether the device accepts a delta from the value that it holds
         self.progress = 0.0  # share of its order that is done, in quarters
         self._unsent: asyncio.Queue[ToDevice | None] = asyncio.Queue(MAX_UNSENT)
         self._error: AttuneError | None = None

@@ -25,7 +25,7 @@ OPERATOR = "operator"
 LOCAL_TTL_S = 365 * 86400.0
 LONGEST_GRACE_S = 30.0  # from the first call under a renewed certificate to the end of the one before
 ISSUED, ISSUED_WITHIN_S = 8, 3600.0  # certificates that a device is issued at most, in this time or a fifth of their life
-UNUSED = ISSUED  # certificates of a device that wait for their first call; no fewer, for they are counted
+UNUSED = ISSUED  # certificates of a device that are kept until their first call; no fewer, for ISSUED counts them
 FORGET_S = 86400.0  # for this time a retired certificate hears that it is retired
 RETRY_S = 3600.0  # for this time a device that has not heard the answer may ask for its first certificate again
 

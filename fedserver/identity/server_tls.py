@@ -12,7 +12,7 @@ from attune.common.identity.client_tls import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, 
 from attune.common.identity.credential import Credential, fingerprint_of
 
 MAX_STREAMS = 64  # calls on one connection; a device needs a few
-HANDSHAKES_PASS_S = 0.25  # from asking for the configuration to holding on to it takes a handshake microseconds, if it is let
+HANDSHAKES_PASS_S = 0.25  # longer than a handshake needs, on a busy machine too, to take hold of the configuration
 
 
 class LiveServerCredentials:
@@ -74,7 +74,7 @@ def server_options(handshake_s: float = 10.0, connections: int = 0) -> list[tupl
     bound = [("grpc.max_allowed_incoming_connections", connections)] if connections else []
     return [
         *bound,
-        # Without a word, the core waits two minutes for who connects and says nothing.
+        # Without this, the core waits two minutes for a peer that connects and sends nothing.
         ("grpc.server_handshake_timeout_ms", round(handshake_s * 1000)),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
         # Without this, gRPC shares a port that another process uses, without an error.
@@ -83,7 +83,7 @@ def server_options(handshake_s: float = 10.0, connections: int = 0) -> list[tupl
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
-        # What counts in today's core, for every ping, those that measure the link included.
+        # Today's core uses this one for every ping, also for pings that measure the link.
         ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
         ("grpc.http2.max_pings_without_data", 0),
         # With gRPC's default of 5 minutes the server would cut clients whose stream is silent but alive.

@@ -1,6 +1,7 @@
 """The processor on which this process's aggregators do their large products: the CPU, unless the lab says otherwise.
 
-One for the process, as the number of threads is: a state that is made again must be made where it was made first.
+The whole process has one, as it has one number of threads, because a state that is made again must be made on the processor
+on which it was made first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A blob's tensors as NumPy arrays, for who looks at them only: torch takes seconds to import."""
+"""A blob's tensors as NumPy arrays, for views: importing torch would take seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = {
 
 
 class ArrayFile(Opened[Array]):
-    """A blob of tensors, of which each access reads one, afresh. bfloat16, which NumPy has not, comes as float32."""
+    """A blob of tensors. Each access reads one anew. bfloat16, which NumPy lacks, is returned as float32."""
 
     def __getitem__(self, name: str) -> Array:
         """Return a new array.

@@ -21,7 +21,7 @@ from attune.common.wire.checks import check_finite, check_manifest, is_finite, s
 from attune.common.wire.tensors import BLOCK, DTYPES, TensorSource, TensorView, WatchedTensors
 
 NORM = "norm"  # of the change, among the facts of an update
-LEAST = 3  # updates of which there is a median that one of them does not decide
+LEAST = 3  # fewest updates whose median one of them alone cannot decide
 
 
 class ShapeCheck(Unchanged):
@@ -30,7 +30,7 @@ class ShapeCheck(Unchanged):
     name = "shapes"
 
     def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
-        if not isinstance(update.tensors, SealedTensors):  # what sealed it has checked it
+        if not isinstance(update.tensors, SealedTensors):  # the transform that sealed it has checked it
             allowed = [encoded_manifest(context.manifest, encoding) for encoding in AS_THEY_LIE]
             if update.source.manifest not in allowed:
                 check_manifest(update.source.manifest, context.manifest, context.who)
@@ -69,7 +69,7 @@ class NormLimit(Unchanged):
 
 
 def measured(update: PartUpdate, context: ArrivalContext) -> PartUpdate:
-    """Return the update so that the norm of its change is among its facts once all of it was read. It is taken once."""
+    """Return the update, whose facts get the norm of its change once all of it was read. The norm is taken only once."""
     if NORM in context.facts:
         return update
     context.facts[NORM] = 0.0
@@ -92,7 +92,7 @@ def change_norm(update: TensorSource, served: TensorSource | None) -> float:
 
 
 def read_through(tensors: TensorSource) -> None:
-    """Read each tensor once, block by block, so that all who watch have seen it."""
+    """Read each tensor once, block by block, so that each check that watches has seen all of it."""
     for name in tensors:
         for _ in tensors.blocks(name, BLOCK):
             pass
@@ -177,7 +177,7 @@ class ChangeBound(Unchanged):
     Args:
         multiple: A larger change is reduced to at most so many medians; 0: no bound.
         no_vote: A change above so many medians does not count; 0: each counts.
-        said_above: The operator hears of changes above so many medians. Clipping meets half of a cohort, round after round.
+        said_above: Changes above so many medians are shown to the operator. (Clipping changes half of a cohort in every round.)
     """
 
     name = "change-bound"

@@ -11,11 +11,11 @@ from attune.common.models.size import size_bytes
 from attune.common.plan import ModelSpec
 from attune.fedserver.core.planning import ResolvedSettings, roles_of
 
-CLASSES, VOCABULARY = 2, 100  # where the operator leaves them to the devices
+CLASSES, VOCABULARY = 2, 100  # for the trial, where the operator does not declare them
 
 
 def check_declared(settings: ResolvedSettings) -> None:
-    """Check the model as far as the section [data] says what samples look like; else whether its code can be imported.
+    """Build the model on trial if the section [data] declares the samples; else check only that its code can be imported.
 
     Raises:
         SettingError: The model cannot be.
@@ -41,7 +41,7 @@ def check_declared(settings: ResolvedSettings) -> None:
 
 
 def _specs(settings: ResolvedSettings) -> Iterator[ModelSpec]:
-    """Yield what the model may have to be: tokens have a label each or one for each sample, which is not declared."""
+    """Yield the specs that the model may get: two for tokens, since [data] does not say whether each token has a label."""
     data = settings.data
     if data.kind is None or not data.shape:
         return

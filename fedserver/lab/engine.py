@@ -1,4 +1,4 @@
-"""Everything with tensors on the server, one job after the other, so nothing here needs a lock."""
+"""All tensor work of the server. Jobs run one after the other, so no lock is needed."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Engine:
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
         self._recipe: StateRecipe | None = None  # of the present state
         self._next_recipe: StateRecipe | None = None  # of the staged one
-        self._tried = False  # a round was closed, maybe in part, and not committed
+        self._tried = False  # whether a round was aggregated, perhaps in part, without a commit
         self.manifests: dict[PartKind, Manifest] = {}
         for part, aggregator in self._aggregators.items():
             values = {name: tensor for name, tensor in initial.items() if assignment[name] == part}
@@ -101,13 +101,15 @@ class Engine:
         self._generated: dict[tuple[str, str], Blob] = {}
         self._cold_start: dict[str, Blob] = {}
         self._generated_before: dict[tuple[str, str], Blob] = {}  # from the state before
-        self._keeps_generated = False  # because deltas from it are served
+        self._keeps_generated = False  # True once deltas from generated values are served
         self._packing = Packing(blobs, self._write_served)
 
     def _chain(self, part: PartKind, transforms: Mapping[str, TransformSettings]) -> Chain:
         """Return the transforms of a part: bounds within a cohort, checks on arrival, those of the plan, and the encoding."""
         settings = self._settings[part]
-        said_above = max(settings.bound, settings.bound_change)  # clipping meets half of a cohort, round after round
+        said_above = max(
+            settings.bound, settings.bound_change
+        )  # clipping changes half of a cohort in every round: that is no news
         bounds = [SampleBound(settings.bound_samples), ChangeBound(settings.bound, settings.no_vote, said_above)]
         checks = [NormLimit(), FiniteCheck(), ShapeCheck()]
         return Chain([*bounds, *checks, *transforms_for(part, transforms), PartEncoding()])
@@ -270,13 +272,13 @@ class Engine:
         self._take_back()
         self._bounded, self._without_vote = {}, set()
         closes: dict[PartKind, Callable[[list[PartUpdate]], dict[str, float]]]
-        votes = adaptation is None or adaptation.common  # what is fitted to a newcomer is its own
+        votes = adaptation is None or adaptation.common  # if only newcomers' own values are fitted, no update can harm others
         if adaptation is None:
             closes = {part: aggregator.close_round for part, aggregator in self._aggregators.items()}
         else:
             chosen = {part: self._aggregators[part] for part in adaptation.returns}
             closes = {part: aggregator.close_round if votes else aggregator.fit for part, aggregator in chosen.items()}
-        # An earlier try or another process may have served them. The next state and its recipe have all who take part.
+        # An earlier try or another process may have admitted clients. The next state and its recipe must have all of them.
         self._admit(self._admitted | {client: client in founders for client in entries})
         metrics: dict[str, float] = {}
         for part, close in sorted(closes.items()):
@@ -342,6 +344,6 @@ class Engine:
 
 
 def _end(context: ArrivalContext) -> None:
-    """Run what waits until all of an update was read, such as a check of its norm."""
+    """Run the checks that need the whole update, such as the one of its norm."""
     for at_end in context.at_end:
         at_end()

@@ -17,7 +17,7 @@ from attune.fedserver.ports.blobs import Blobs, Damaged
 
 
 class Packing:
-    """Each is made once, and written by `write` (a name, and tensors)."""
+    """Maker of smaller forms. Each is made once; `write` stores its tensors under a name."""
 
     def __init__(self, blobs: Blobs, write: Callable[[str, Tensors], Blob]) -> None:
         self._blobs, self._write = blobs, write

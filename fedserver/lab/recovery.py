@@ -1,6 +1,7 @@
 """A damaged file of the state is made again: from the seed, or from the state before and the updates of the last round.
 
-Only the same bits will do. What cannot be made again is named, so that it can be restored from a backup.
+A blob that is made again must have the same bits. The error names a blob for which this is not possible, so that it can be
+restored from a backup.
 """
 
 from __future__ import annotations

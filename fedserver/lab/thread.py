@@ -23,10 +23,15 @@ if TYPE_CHECKING:
 
 
 class ThreadLab:
-    """Implements fedserver.ports.lab.Lab. threads: for one job's computations; 0: all cores but one.
+    """Implements fedserver.ports.lab.Lab.
 
-    max_model_bytes: of the model of a new federation; 0: no limit. device: for large products (server.device). location: of
-    the workers that carry out rounds, if there are any.
+    Args:
+        blobs: The blobs of the federation.
+        executors: Its threads.
+        threads: How many threads one job's computations use; 0: all cores but one.
+        max_model_bytes: The largest model of a new federation; 0: no limit.
+        device: The processor of large products (server.device).
+        location: Where rounds are computed.
     """
 
     def __init__(

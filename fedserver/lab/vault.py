@@ -25,7 +25,7 @@ from attune.fedserver.ports.blobs import STATE, Blobs, blob_of
 
 
 class NotFinite(ArithmeticError):
-    """A state that must not be: it has a NaN or an infinite number. The text names the tensor."""
+    """The next state would have a NaN or an infinite number. The text names the tensor."""
 
 
 class _SlotWriter:
@@ -135,11 +135,11 @@ class StateRecipe(msgspec.Struct, frozen=True):
 
     round: int
     adaptation: AdaptationSpec | None  # None: a round of training
-    admitted: Sequence[str]  # who took part since the state before
+    admitted: Sequence[str]  # clients that were admitted since the state before
     entries: Mapping[str, AcceptedUpdate]  # the cohort's updates, by client
-    replaced: Sequence[Slot]  # of the state before, what this one has in other versions
+    replaced: Sequence[Slot]  # slots of the state before that this state replaced
     made: Sequence[Slot]
-    founders: Sequence[str] = ()  # of those who took part
+    founders: Sequence[str] = ()  # those of `admitted` that are founders
 
     @property
     def name(self) -> str:

@@ -59,7 +59,7 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     ) -> None:
         self._registrar, self._troubles, self._refusals, self._connections = registrar, troubles, refusals, connections
         self._ready = ready
-        self._calls: Counter[str] = Counter()  # by fingerprint (of a token by connection), at this moment
+        self._calls: Counter[str] = Counter()  # calls under way, by fingerprint; those with a token by connection
 
     async def check(self, method: str, context: grpc.aio.ServicerContext) -> Caller:
         """Return the caller if it may call the method.

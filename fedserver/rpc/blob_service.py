@@ -69,7 +69,7 @@ class BlobService:
                     for frame in batch:
                         await context.write(frame)
                         pace.sent(len(frame))
-                        pulse.heard()  # there was room in the window, which the device opens
+                        pulse.heard()  # the frame found room in the window, so the device reads
             finally:
                 await _given_up(ahead)
         self._activity.enter(name, WORK[self._book.work(name)])

@@ -21,7 +21,7 @@ from attune.fedserver.descriptors import device_connections
 
 DESCRIPTORS = Path("/dev/fd")
 LOOK_S, BUSY_S = 0.5, 0.05  # between looks; and after one that found connections beyond a bound
-FEWEST_AN_ADDRESS = 16  # unfinished
+FEWEST_AN_ADDRESS = 16  # the smallest bound on the unfinished connections of one address
 CONNECTIONS_A_CALLER = 8
 Peer = tuple[str, int]
 
@@ -139,7 +139,10 @@ def shut(gone: Iterable[Socket]) -> Counter[str]:
     """Shut these connections if they are still the same, and return how many of each address."""
     count: Counter[str] = Counter()
     for sock in gone:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(sock.fd)) as same:  # the number may have another by now
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(sock.fd)) as same,
+        ):  # another socket may have the number by now
             if _address(same.getpeername()) == sock.peer:
                 same.shutdown(socket.SHUT_RDWR)
                 count[sock.peer[0]] += 1

@@ -26,7 +26,7 @@ from attune.common.faults import SERVER, fail_at
 from attune.common.text import from_json
 from attune.fedserver.ports.ledger import AuditEntry
 
-FIRST = "0" * 64  # what the first line names
+FIRST = "0" * 64  # the digest that the first line names, since there is no line before it
 LOCK_S = 10.0
 TAIL_BYTES = 1 << 16  # longer than nearly every line
 

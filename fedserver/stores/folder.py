@@ -78,7 +78,7 @@ class FolderBlobs(CheckedBlobs):
         for name in names:
             self._known.pop(name, None)
             (self._folder / name).unlink(missing_ok=True)
-        # Those of uploads stay: another part's upload may be about to begin in them.
+        # Folders of uploads stay: the upload of another part may be about to begin there.
         for folder in {(self._folder / name).parent for name in names if name.startswith(INBOX)}:
             with contextlib.suppress(OSError):  # there are other blobs in it, or it is gone
                 folder.rmdir()

@@ -1,4 +1,4 @@
-"""Accepted updates: a blob for each part, and last an entry that makes the update count, so that it is there whole or not.
+"""Accepted updates: a blob for each part, and last an entry that makes the update count: all of it or nothing.
 
 The updates of the last closed round are kept until the next is closed. If a file of the state that was made of them is damaged,
 it can be made again.

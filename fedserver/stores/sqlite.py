@@ -26,8 +26,8 @@ from attune.fedserver.stores.tables import BUSY_S, VERSION, Tables, certificate_
 T = TypeVar("T")
 P = ParamSpec("P")
 AUDIT_FILE = "audit.jsonl"
-# What SQLite says of errors that pass when another process lets go of the file, or when the disk has room again. Python 3.10
-# tells no codes.
+# Words in the errors of SQLite that pass when another process lets go of the file, or when the disk has room again. Python 3.10
+# gives no error codes.
 PASSING = ("locked", "is full", "unable to open", "disk I/O error")
 
 

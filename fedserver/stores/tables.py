@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS slots (
 CREATE TABLE IF NOT EXISTS metrics (
     round INTEGER NOT NULL, work TEXT NOT NULL, client TEXT NOT NULL, row BLOB NOT NULL, PRIMARY KEY (round, work, client));
 """
-# What version 2 has in the tables of version 1. Certificates and keys of then count as used: nobody knows better.
+# What version 2 has in the tables of version 1. Certificates of version 1 count as used, since their use was not recorded.
 FROM_1 = """
 ALTER TABLE devices ADD COLUMN token TEXT NOT NULL DEFAULT '';
 ALTER TABLE certificates ADD COLUMN public_key TEXT NOT NULL DEFAULT '';
@@ -179,7 +179,7 @@ class Tables:
                     [(row.round, row.work, row.client, msgspec.json.encode(row)) for row in rows],
                 )
             if plan is not None:
-                # A log that is damaged later cannot undo who has enrolled. Where somebody reads just now, it is left as it is.
+                # From here on a damaged log cannot lose enrolments. If somebody reads just now, the log is left as it is.
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         finally:
             self._db.execute("PRAGMA synchronous = NORMAL")

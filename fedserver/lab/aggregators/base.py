@@ -19,7 +19,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Writer(Protocol):
-    """Takes each tensor of its manifest once, in any order; a clean end of the `with` makes all of them visible at once."""
+    """Writer of one key: takes each tensor of its manifest once, in any order. A clean end of its `with` shows all at once."""
 
     def put(self, name: str, tensor: torch.Tensor) -> None: ...
 

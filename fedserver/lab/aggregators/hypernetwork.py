@@ -25,7 +25,7 @@ from attune.fedserver.lab.aggregators.stored import EMBEDDED, NETWORK, STEPS, na
 
 
 class Embeddings:
-    """z_i by client name. Whoever is not in a cohort is untouched by its step: no momentum, no decay."""
+    """Embeddings z_i by client name. A step changes only the clients of the cohort: others get no momentum and no decay."""
 
     def __init__(self, seed: int, dim: int, dtype: torch.dtype, moments: Sequence[str]) -> None:
         self._seed, self._dim, self._dtype = seed, dim, dtype
@@ -41,7 +41,7 @@ class Embeddings:
 
         Until its embedding is trained, a founder has a draw from N(0, 1), and a later client the mean of the trained ones. The
         embedding depends on the client's name and on what has been trained, so a restart gives the same. Founders at the mean
-        would all be equal to the network. While none is trained, all have draws.
+        could not be told apart by the network. While none is trained, all have draws.
         """
         if self._steps.get(client):
             return
@@ -96,7 +96,7 @@ class Embeddings:
 
 INITIAL = "initial"
 HEAD = "head."  # what the names of the heads' own tensors begin with
-FORWARD_ROWS = 8  # every forward has exactly so many, so that a client's weights do not depend on who else is asked for
+FORWARD_ROWS = 8  # rows of every forward pass, so that a client's weights do not depend on the other clients in it
 BLOCK_ROWS = 2_048  # rows of a head that are used and stepped at a time: they stay in the cache
 
 
@@ -195,7 +195,7 @@ class Hypernetwork:
             metrics = self._descend(counted, phi)
             self._save(self._load())
         except BaseException:
-            self._state = None  # steps are in place: the next use reads the vault again
+            self._state = None  # steps change it in place, so the next use must read the vault again
             raise
         return metrics
 
@@ -211,7 +211,7 @@ class Hypernetwork:
         z_SE = state.embeddings.values(clients).requires_grad_()
         with torch.enable_grad():
             F_SH = features(mlp, z_SE)
-        # In C order, which features are not in: sums into it are then seven times as fast.
+        # `new_zeros` has C order, unlike F_SH: sums into it are then seven times as fast.
         placed_SH = F_SH.detach().to(self._device)
         nothing = torch.zeros((), dtype=torch.float64, device=self._device)
         gathered = _HeadRound(placed_SH, placed_SH.new_zeros(F_SH.shape), nothing)
@@ -330,7 +330,7 @@ def _dtype(initial: Mapping[str, torch.Tensor]) -> torch.dtype:
 
 
 def _within(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
-    """Return the view of these rows; not by an index, which fake tensors of a GPU do not take where there is none."""
+    """Return the view of these rows, by `narrow`: fake GPU tensors take no index on a machine without a GPU."""
     return tensor.narrow(0, rows.start, rows.stop - rows.start)
 
 

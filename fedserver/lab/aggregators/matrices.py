@@ -22,20 +22,20 @@ def names_to_tensor(names: Sequence[str]) -> torch.Tensor:
 
 
 class Matrices:
-    """One round's A of every unit, and their mean. Beyond LIMIT_BYTES only the mean is stored, then nothing."""
+    """One round's A of every unit, and their mean. If they exceed LIMIT_BYTES, only the mean is stored, or no matrix."""
 
     def __init__(self, clients: Sequence[str], units: int) -> None:
         matrix_bytes = 4 * len(clients) ** 2
         self._clients, self._units = list(clients), units
-        self._each = matrix_bytes * (units + 1) <= LIMIT_BYTES
-        self._any = matrix_bytes <= LIMIT_BYTES
+        self._all_fit = matrix_bytes * (units + 1) <= LIMIT_BYTES
+        self._mean_fits = matrix_bytes <= LIMIT_BYTES
         self._kept: Tensors = {}
 
     def add(self, unit: str, A_SS: torch.Tensor) -> None:
         """Add a unit's matrix: A[i, k] is how much of client k's value client i is served; rows sum to one."""
-        if self._each:
+        if self._all_fit:
             self._kept[UNIT + unit] = A_SS.float()
-        if self._any:
+        if self._mean_fits:
             self._kept[MEAN] = self._kept.get(MEAN, torch.zeros(A_SS.shape)) + A_SS.float() / self._units
 
     def write(self, vault: Vault) -> None:

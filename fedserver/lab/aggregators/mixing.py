@@ -134,7 +134,7 @@ class Mixing:
         """Return the inner products of these columns, (S, S) float64."""
         X_SD = stack(updates, _floating(block, updates)).to(self._device)
         if len(self._units[block.unit]) == 1:
-            self._held = block, X_SD  # read once where the block is applied next
+            self._held = block, X_SD  # kept for `apply`, so that the tensors are read only once
         return {GRAM: gram(X_SD, self.exact, self.from_first).cpu()}
 
     def combine(self, unit: Unit, partials: Sequence[Tensors], updates: Sequence[PartUpdate]) -> Tensors:

@@ -15,7 +15,7 @@ from torch.nn.functional import relu
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.fedserver.lab.aggregators.base import Tensors
 
-SPREAD = 0.1  # of a layer's own standard deviation: how far from the initial weights a head places a client at first
+SPREAD = 0.1  # how far a client's first weights are from the initial ones, in standard deviations of the layer
 PROBES = 256
 
 

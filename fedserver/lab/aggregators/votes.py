@@ -115,5 +115,5 @@ def mix_(X_SD: torch.Tensor, A_SS: torch.Tensor) -> None:
     copy_SB = X_SD.new_empty(len(X_SD), min(BLOCK, X_SD.shape[1]))
     for X_SB in torch.split(X_SD, BLOCK, dim=1):
         block_SB = copy_SB.narrow(1, 0, X_SB.shape[1])
-        torch.mul(X_SB, 1, out=block_SB)  # a copy that, unlike copy_, does not cross from one processor to another unseen
+        torch.mul(X_SB, 1, out=block_SB)  # a copy that, unlike copy_, fails between two processors
         torch.mm(A_SS, block_SB, out=X_SB)

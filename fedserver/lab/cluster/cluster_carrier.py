@@ -77,9 +77,8 @@ class _RoundOnWorkers:
         calls = [
             self.pool.call("partial", self.spec, parcel, shared) for parcel, shared in zip(batch.parcels, columns, strict=True)
         ]
-        keep = (
-            len(columns) == 1 and not batch.units[0].applied_here
-        )  # of a unit with more parcels, a cohort's would be too much
+        # Of a unit with several parcels, the columns of a whole cohort would need too much of the cluster's memory.
+        keep = len(columns) == 1 and not batch.units[0].applied_here
         return _BatchInFlight(batch, columns if keep else [], calls, {})
 
     def combine(self, flight: _BatchInFlight) -> _BatchInFlight:

@@ -108,4 +108,4 @@ class ClusterWorker:
 
 
 def _blockwise(spec: AggregatorSpec) -> Blockwise:
-    return cast(Blockwise, made(spec, MemoryVault()))  # a carrier is asked by Blockwise aggregators alone
+    return cast(Blockwise, made(spec, MemoryVault()))  # only Blockwise aggregators use a carrier

@@ -142,5 +142,5 @@ def _unusable(error: Exception) -> Exception:
 
 
 def _reason(error: Exception) -> str:
-    """Return its text in one line; some of Ray's have pages."""
+    """Return the error's text in one line, cut: some of Ray's texts fill pages."""
     return " ".join(str(error).split())[:REASON] or type(error).__name__

@@ -12,7 +12,7 @@ from attune.common.errors import SettingError
 from attune.fedserver.lab.cluster.cluster_worker import WorkerVersions
 
 LOG = logging.getLogger("fedserver")
-MAX_DEATHS = 3  # of workers in a row during the same call: then the call kills them
+MAX_DEATHS = 3  # workers that die in a row during the same call, before the call counts as the cause
 REPLACED = "a worker of the lab is replaced, and its step done again: %s"
 NOTICE = (
     "the cluster of --lab is not used any more (%s). This server goes on by itself, with the same results; nothing is lost. "
