@@ -20,10 +20,6 @@ class ExtensibleGroup(click.Group):
         return sorted({*super().list_commands(ctx), *attached})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        command = super().get_command(ctx, cmd_name)
-        if command is not None:
-            return command
-        for entry_point in entry_points(group=self.entry_point_group, name=cmd_name):
-            attached: click.Command = entry_point.load()
-            return attached
-        return None
+        return super().get_command(ctx, cmd_name) or next(
+            (entry_point.load() for entry_point in entry_points(group=self.entry_point_group, name=cmd_name)), None
+        )

@@ -178,7 +178,7 @@ def convert(kind: type[S], values: Mapping[str, Any], where: str) -> S:
     Raises:
         SettingError: A key is unknown or its value is wrong; the error names it, and the nearest known key.
     """
-    known = _known(kind)
+    known = keys_of(kind)
     for key in values:
         if key not in known:
             raise SettingError(f"unknown setting {where}{key}{nearest(key, known)}")
@@ -191,7 +191,8 @@ def convert(kind: type[S], values: Mapping[str, Any], where: str) -> S:
 
 
 @functools.cache
-def _known(kind: type[msgspec.Struct]) -> frozenset[str]:
+def keys_of(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """Return the names that settings of this kind have in a file."""
     return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
 
 
@@ -245,9 +246,7 @@ def load_settings(config: Path | None, assignments: Iterable[str], flags: Mappin
     overrides: dict[str, Any] = read_toml(config) if config else {}
     for text in assignments:
         path, value = parse_assignment(text)
-        for key in reversed(path):
-            value = {key: value}
-        overrides = merge(overrides, value)
+        overrides = merge(overrides, by_section({".".join(path): value}))
     overrides = merge(overrides, flags)
     convert(Settings, overrides, "")
     return overrides

@@ -188,11 +188,6 @@ RIVALS: Mapping[Rival, RivalMetrics] = {
 }
 
 
-def metric_rows() -> list[tuple[str, ...]]:
-    """Return the reference table: name, meaning, unit, better direction and per what, one row for each metric."""
-    return [(m.name, m.meaning, m.unit, f"{m.better} is better" if m.better else "", m.per) for m in METRICS.values()]
-
-
 def reported_by(source: Metrics) -> dict[str, Any]:
     """Return the metrics that a struct has, by name and without those that are None."""
     return {name: value for name in METRICS if (value := getattr(source, name)) is not None}

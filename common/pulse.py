@@ -57,10 +57,6 @@ class Pulse:
         self._silent += 1
         return self._silent > (BUSY_TICKS if self._underway else IDLE_TICKS)
 
-    @property
-    def beat_is_due(self) -> bool:
-        return self._ticks % BEAT_TICKS == 0
-
     async def watch(self, beat: Callable[[], None], gone: Callable[[], None]) -> None:
         """Watch the link until cancelled: call `beat` when one is due, and `gone`, once, after too long a silence."""
         while True:
@@ -68,5 +64,5 @@ class Pulse:
             if self.tick():
                 gone()
                 return
-            if self.beat_is_due:
+            if self._ticks % BEAT_TICKS == 0:
                 beat()

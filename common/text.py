@@ -1,7 +1,8 @@
-"""Text from outside: JSON of peers and files as typed structs, and a peer's words before a person or a log sees them."""
+"""Text: JSON of peers and files as typed structs, a peer's words before a person or a log sees them, and aligned tables."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -34,3 +35,15 @@ def clean(text: str, longest: int = LONGEST) -> str:
     cut = len(text) > longest
     shown = "".join(character if character.isprintable() else " " for character in text[:longest])
     return f"{shown[: longest - len(CUT)]}{CUT}" if cut else shown
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """Return the lines of a table without rules. The columns at the places `left` are aligned to the left.
+
+    Rows after the first may have fewer cells.
+    """
+    widths = [max(len(row[at]) for row in rows if at < len(row)) for at in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(widths[at]) if at in left else cell.rjust(widths[at]) for at, cell in enumerate(row)).rstrip()
+        for row in rows
+    ]

@@ -16,7 +16,7 @@ import click
 
 from attune.common import faults
 from attune.common.errors import AttuneError
-from attune.common.metrics import metric_rows
+from attune.common.metrics import METRICS
 from attune.common.wire import malformed
 from attune.fedclient.cli import main as fedclient
 from attune.fedserver.cli import cli as fedserver
@@ -83,10 +83,7 @@ def metrics() -> Iterator[str]:
     """Yield the table of metrics."""
     yield from table(
         ("metric", "meaning", "unit", "better", "per"),
-        (
-            (f"`{name}`", meaning, unit, better.removesuffix(" is better"), per)
-            for name, meaning, unit, better, per in metric_rows()
-        ),
+        ((f"`{metric.name}`", metric.meaning, metric.unit, metric.better or "", metric.per) for metric in METRICS.values()),
     )
 
 

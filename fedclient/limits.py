@@ -38,7 +38,7 @@ class OrderLimits:
         Raises:
             LimitExceeded: The plan asks for too much; the message has the option that allows it.
         """
-        from attune.common.models.size import size_bytes
+        from attune.common.models.registry import size_bytes
 
         if (epochs := epochs_of(plan, samples)) > self.epochs:
             raise LimitExceeded(

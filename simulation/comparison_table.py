@@ -10,14 +10,15 @@ from torch import Tensor
 from attune.common.metrics import Rival
 from attune.common.paired import findings_of, pairs_of
 from attune.common.task import TASKS
+from attune.common.text import aligned
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.work.comparison import Places, compared
 from attune.simulation.compared_methods import ComparedMethod
-from attune.simulation.result import DeviceRow, SimulationResult
+from attune.simulation.result import DeviceRow, SimulationResult, score_text
 
 RIVALS: Mapping[str, Rival] = {"local": "local", "fedavg": "common"}  # methods -> what they are rivals as
 HEADS = ("device", "samples", "method", "kept", "own", "served", "verdict", "harmed", "keeps")
-LEFT = {"device", "method", "keeps"}  # columns of words; the others are aligned to the right
+LEFT = [HEADS.index(head) for head in ("device", "method", "keeps")]  # columns of words
 
 Right = Mapping[str, Tensor]  # for each device, the scores of its model on its test samples, (N,) or (N, T)
 
@@ -39,7 +40,7 @@ def comparison(
     for device in sorted(members):
         lines += [_cells(name, of[device], harm[name][device]) for name, of in rows.items() if device in of]
     lines += [_means(name, result, harm[name]) for name, result in results.items()]
-    return [*_head(methods, results), *_aligned(lines), *_notes(results, harm)]
+    return [*_head(methods, results), *aligned(lines, LEFT), *_notes(results, harm)]
 
 
 def harmed(mine: Tensor, rivals: Mapping[Rival, Tensor], groups: Places | None = None) -> bool | None:
@@ -92,7 +93,7 @@ def _head(methods: Sequence[ComparedMethod], results: Mapping[str, SimulationRes
 
 
 def _cells(method: str, row: DeviceRow, harm: bool | None) -> tuple[str, ...]:
-    scores = (_score(row.kept), _score(row.accuracy), _score(row.served))
+    scores = (score_text(row.kept), score_text(row.accuracy), score_text(row.served))
     return row.device, str(row.samples), method, *scores, row.verdict or "-", _yes_or_no(harm), row.keeps
 
 
@@ -101,7 +102,7 @@ def _means(method: str, result: SimulationResult, harm: Mapping[str, bool | None
     verdicts = Counter(row.verdict for row in table if row.verdict)
     counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in ("better", "worse", "unclear") if verdicts[verdict])
     known = [value for value in harm.values() if value is not None]
-    scores = (_score(table.mean("kept")), _score(table.mean("accuracy")), _score(table.mean("served")))
+    scores = (score_text(table.mean("kept")), score_text(table.mean("accuracy")), score_text(table.mean("served")))
     return "mean", "", method, *scores, counts or "-", f"{sum(known)} of {len(known)}" if known else "-", ""
 
 
@@ -126,22 +127,6 @@ def _notes(results: Mapping[str, SimulationResult], harm: Mapping[str, Mapping[s
     else:
         lines.append("harmed: it is not known who is harmed; add local and fedavg to --method")
     return lines
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = []
-    for cells in lines:
-        padded = [
-            cell.ljust(width) if head in LEFT else cell.rjust(width)
-            for head, cell, width in zip(HEADS, cells, widths, strict=True)
-        ]
-        aligned.append("  ".join(padded).rstrip())
-    return aligned
-
-
-def _score(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def _yes_or_no(value: bool | None) -> str:

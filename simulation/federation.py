@@ -125,8 +125,8 @@ class Federation:
             await coordinator.start()
             self._watcher.begin(orders_of(settings, len(self._shards), coordinator.round.record.round))
             try:
-                with serve_page(self._page, coordinator, self._state):
-                    results = await self._live(coordinator)
+                with serve_page(self._page, coordinator, self._state), self._worker(coordinator) as worker:
+                    results = await self._run_devices(coordinator, worker)
             finally:
                 self._watcher.end()
                 await coordinator.stop()
@@ -167,12 +167,8 @@ class Federation:
             return RemoteWorker(self._executor, self._awake_bytes, self._stopped, bounded=False)
         return CohortWorker(self._stopped, self._awake_bytes, self._executor, lambda: len(coordinator.round.awaited))
 
-    async def _live(self, coordinator: Coordinator) -> dict[str, OrderResult]:
-        """Run all devices until each has its model, and return the last result of each."""
-        with self._worker(coordinator) as worker:
-            return await self._run_devices(coordinator, worker)
-
     async def _run_devices(self, coordinator: Coordinator, worker: Worker) -> dict[str, OrderResult]:
+        """Run all devices until each has its model, and return the last result of each."""
         ledger, blobs = self._state.storage.ledger, self._state.storage.blobs
         members = Members(coordinator, ledger)
         updates = Updates(coordinator, members, Uploads(self._state.storage), ledger, InlineExecutors())

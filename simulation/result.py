@@ -16,6 +16,7 @@ from attune.common.methods.registry import configured_in
 from attune.common.plan import Plan
 from attune.common.statistics import Finding, interval_of
 from attune.common.task import TaskName
+from attune.common.text import aligned
 from attune.fedclient.console import kept_words
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.comparison import comparisons_of, finding_of
@@ -238,9 +239,8 @@ class DeviceTable(Sequence[DeviceRow]):
     def __repr__(self) -> str:
         """Return an aligned table with a line of means at the end."""
         names = [field.name for field in fields(DeviceRow)]
-        lines = [names, *(_cells(row) for row in self._rows), ["mean", "", *(_text(self.mean(name)) for name in names[2:9])]]
-        widths = [max(len(line[at]) for line in lines if at < len(line)) for at in range(len(names))]
-        return "\n".join(_line(line, widths) for line in lines)
+        means = ["mean", "", *(score_text(self.mean(name)) for name in names[2:9])]
+        return "\n".join(aligned([names, *map(_cells, self._rows), means]))
 
     def mean(self, column: str) -> float | None:
         """Return the mean of a column of accuracies over the devices that have a value, or None if there are none."""
@@ -279,14 +279,9 @@ def _row_of(name: str, result: OrderResult, served: float | None) -> DeviceRow:
 def _cells(row: DeviceRow) -> list[str]:
     interval = "-" if row.interval is None else f"{row.interval[0]:.3f} to {row.interval[1]:.3f}"
     scores = (row.local, row.common, row.personalized, row.accuracy, row.kept, row.served, row.constant)
-    return [row.device, str(row.samples), *map(_text, scores), interval, row.verdict or "-", row.keeps]
+    return [row.device, str(row.samples), *map(score_text, scores), interval, row.verdict or "-", row.keeps]
 
 
-def _text(value: float | None) -> str:
+def score_text(value: float | None) -> str:
+    """Return a score with three digits, or a dash."""
     return "-" if value is None else f"{value:.3f}"
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(
-        cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(zip(cells, widths, strict=False))
-    ).rstrip()

@@ -48,10 +48,6 @@ def _bytes(message: Any) -> bytes:
 # --- the control stream
 
 
-def _write_to_server(message: ToServer | Beat) -> bytes:
-    return _bytes(_device_message(message))
-
-
 def _device_message(message: ToServer | Beat) -> pb.DeviceMessage:
     match message:
         case Hello():
@@ -78,10 +74,6 @@ def _read_to_server(data: bytes) -> ToServer | Beat | None:
         case "beat":
             return Beat(message.beat.every_s)
     return None
-
-
-def _write_to_device(message: ToDevice | Beat) -> bytes:
-    return _bytes(_server_message(message))
 
 
 def _server_message(message: ToDevice | Beat) -> pb.ServerMessage:
@@ -233,8 +225,8 @@ def _only(message_kind: Any, name: str) -> Codec:
 ENROL_REQUEST = _alike(pb.EnrolRequest, EnrolRequest)
 RENEW_REQUEST = _only(pb.RenewRequest, "csr_der")
 CERTIFICATE = _alike(pb.Certificate, IssuedCertificate)
-TO_SERVER = Codec(_write_to_server, _read_to_server)
-TO_DEVICE = Codec(_write_to_device, _read_to_device)
+TO_SERVER = Codec(lambda message: _bytes(_device_message(message)), _read_to_server)
+TO_DEVICE = Codec(lambda message: _bytes(_server_message(message)), _read_to_device)
 UPDATE = Codec(_write_update, _read_update)
 RECEIPT = Codec(_write_receipt, _read_receipt)
 DOWNLOAD_REQUEST = _alike(pb.DownloadRequest, DownloadRequest)

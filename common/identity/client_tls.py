@@ -24,25 +24,19 @@ def channel_credentials(root_pem: bytes, credential: Credential) -> grpc.Channel
     return grpc.ssl_channel_credentials(root_pem, credential.key_pem, credential.certificate_pem)
 
 
-def channel_options(
-    root_pem: bytes,
-    *,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-    keepalive_s: float = KEEPALIVE_S,
-    keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S,
-) -> list[tuple[str, int | str]]:
+def channel_options(root_pem: bytes) -> list[tuple[str, int | str]]:
     """Return the options of `grpc.aio.secure_channel` for the server under `root_pem`.
 
     A message is a frame of at most 1 MiB or a small protobuf message. Larger data are streamed in frames.
     """
     return [
         ("grpc.ssl_target_name_override", server_name(root_pem)),
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.keepalive_time_ms", round(keepalive_s * 1000)),
-        ("grpc.keepalive_timeout_ms", round(keepalive_timeout_s * 1000)),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
         # Current versions of gRPC's core use this timeout for every ping, also for pings that measure the link.
-        ("grpc.http2.ping_timeout_ms", round(keepalive_timeout_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
         # The control stream is silent for most of a round.
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_S * 1000),

@@ -5,7 +5,6 @@ Importable without torch; only `assign` reads a model.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from attune.common.config import S, convert, merge
+from attune.common.config import S, convert, keys_of, merge
 from attune.common.errors import SettingError, nearest
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
 from attune.common.methods.settings.aggregators import AggregatorSettings, AttentionSettings, ChangeElsewhere, Returns
@@ -95,7 +94,7 @@ class CustomMethod(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evaluate: Evaluate = "served"
 
 
-ROW_KEYS = frozenset(field.encode_name for field in msgspec.structs.fields(CustomMethod))
+ROW_KEYS = keys_of(CustomMethod)
 
 
 @dataclass(frozen=True)
@@ -160,14 +159,14 @@ def configure(method: Method, options: Mapping[str, Any], returns: Mapping[str, 
     structs, elsewhere = _aggregators_of(method, returns)
     objective = OBJECTIVES.require(method.objective, "objective")
     predictor = PREDICTORS.require(method.predictor, "predictor")
-    known = frozenset[str]().union(*(_fields(struct) for struct in (*structs.values(), objective, predictor)))
+    known = frozenset[str]().union(*(keys_of(struct) for struct in (*structs.values(), objective, predictor)))
     for key in values:
         if key not in known and not elsewhere:
             hint = nearest(key, known) if known else " (it has none)"
             raise SettingError(f"method {method.name} has no setting method.{key}{hint}")
 
     def dealt(struct: type[S]) -> S:
-        return convert(struct, {key: value for key, value in values.items() if key in _fields(struct)}, "method.")
+        return convert(struct, {key: value for key, value in values.items() if key in keys_of(struct)}, "method.")
 
     aggregators = {kind: dealt(struct) for kind, struct in structs.items()} | elsewhere
     configured = ConfiguredMethod(method, aggregators, dealt(objective), dealt(predictor))
@@ -235,11 +234,6 @@ def assign(method: Method, model: nn.Module) -> dict[str, PartKind]:
 
 def _matches(selector: str, name: str, roles: frozenset[str]) -> bool:
     return selector[1:] in roles if selector.startswith("@") else fnmatchcase(name, selector)
-
-
-@functools.cache
-def _fields(struct: type[msgspec.Struct]) -> frozenset[str]:
-    return frozenset(field.encode_name for field in msgspec.structs.fields(struct))
 
 
 def _check_known(key: str, name: str, choices: Mapping[str, object]) -> None:

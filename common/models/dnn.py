@@ -1,4 +1,4 @@
-"""Fully connected network with ReLU on flattened samples (FedMCSA's DNN)."""
+"""Fully connected networks on flattened samples: with ReLU (FedMCSA's DNN), and with one layer (its MLR)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import prod
 
 from torch import nn
 
-from attune.common.models.options import DnnOptions
+from attune.common.models.options import DnnOptions, MlrOptions
 from attune.common.plan import ModelSpec
 
 
@@ -21,3 +21,8 @@ def make_dnn(spec: ModelSpec, options: DnnOptions) -> nn.Sequential:
         width = hidden
     layers["head"] = nn.Linear(width, spec.classes)
     return nn.Sequential(layers)
+
+
+def make_mlr(spec: ModelSpec, options: MlrOptions) -> nn.Sequential:
+    """Return multinomial logistic regression (B, any shape) -> logits (B, classes) with one linear layer, `head`."""
+    return make_dnn(spec, DnnOptions(hidden=[]))

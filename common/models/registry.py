@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from attune.common.models.options import (
     VitOptions,
 )
 from attune.common.plan import Kind, ModelSpec
-from attune.common.plugins import PluginRegistry
+from attune.common.plugins import PluginRegistry, imported
 from attune.common.wire.digest import check_digest
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _BUILT_IN = {
     "lstm": ModelEntry("attune.common.models.lstm:StackedLstm", LstmOptions, ("tokens", "series"), _HEAD),
     "dnn": ModelEntry("attune.common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular"), _HEAD),
     "huggingface": ModelEntry("attune.common.models.hugging_face:make", HuggingFaceOptions, ("images", "tokens"), None),
-    "mlr": ModelEntry("attune.common.models.mlr:make_mlr", MlrOptions, ("images", "series", "tabular"), _HEAD),
+    "mlr": ModelEntry("attune.common.models.dnn:make_mlr", MlrOptions, ("images", "series", "tabular"), _HEAD),
 }
 MODELS: PluginRegistry[ModelEntry] = PluginRegistry("models", ModelEntry, _BUILT_IN)
 _DEFAULTS: dict[Kind, str] = {"images": "vit", "tokens": "transformer", "series": "transformer", "tabular": "dnn"}
@@ -131,15 +131,6 @@ def check_roles(name: str | None, roles: frozenset[str], method: str) -> None:
         )
 
 
-def check_importable(name: str) -> None:
-    """Check that the function `package.module:factory` exists.
-
-    Raises:
-        SettingError: The function does not exist, or its module cannot be imported.
-    """
-    _load(name)
-
-
 def default_spec(
     kind: Kind,
     shape: tuple[int, ...],
@@ -184,10 +175,10 @@ def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
     options: tuple[ModelOptions, ...]
     if ":" in spec.name:
         _check_data(spec)
-        factory, options = _load(spec.name), ()
+        factory, options = load(spec.name), ()
     else:
         options = (_checked(spec),)
-        factory = _load(MODELS[spec.name].factory)
+        factory = load(MODELS[spec.name].factory)
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.default_generator.manual_seed(seed)
         model = factory(spec, *options) if spec.name in _BUILT_IN else _made(factory, spec, *options)
@@ -198,6 +189,14 @@ def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
 
         settle(model, spec)
     return model
+
+
+def size_bytes(spec: ModelSpec) -> int:
+    """Return the bytes of all tensors of a model, without allocating them: what a peer declares decides how large it is.
+
+    Errors are those of `build`.
+    """
+    return sum(tensor.numel() * tensor.element_size() for tensor in build(spec, 0, device="meta").state_dict().values())
 
 
 def _made(factory: Callable[..., Any], spec: ModelSpec, *options: ModelOptions) -> Any:
@@ -236,10 +235,7 @@ def _checked(spec: ModelSpec) -> ModelOptions:
 
 
 def _check_data(spec: ModelSpec) -> None:
-    values = 1
-    for size in spec.shape:
-        values *= size
-    if len(spec.shape) != _RANKS[spec.kind] or min(spec.shape) < 1 or values > MAX_SAMPLE_VALUES:
+    if len(spec.shape) != _RANKS[spec.kind] or min(spec.shape) < 1 or math.prod(spec.shape) > MAX_SAMPLE_VALUES:
         raise SettingError(f"no model can be built for {spec.kind} of shape {spec.shape}")
     if spec.classes < 1:
         raise SettingError(f"a model needs at least one class, not {spec.classes}")
@@ -249,10 +245,14 @@ def _check_data(spec: ModelSpec) -> None:
         raise SettingError(f"a vocabulary holds 1 to {MAX_VOCABULARY} tokens, not {spec.vocabulary}")
 
 
-def _load(name: str) -> Callable[..., Any]:
-    module_name, _, attribute = name.partition(":")
+def load(name: str) -> Callable[..., Any]:
+    """Return the function or class `package.module:factory`.
+
+    Raises:
+        SettingError: It does not exist or cannot be called, or its module cannot be imported.
+    """
     try:
-        factory: Any = getattr(importlib.import_module(module_name), attribute)
+        factory: Any = imported(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingError(
             f"model {name!r} cannot be imported: {error}; install its package on the server and on every device"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from attune.common.errors import SettingError
 from attune.common.methods.method import check_task
 from attune.common.models import registry
-from attune.common.models.size import size_bytes
+from attune.common.models.registry import size_bytes
 from attune.common.plan import ModelSpec
 from attune.fedserver.core.planning import ResolvedSettings, roles_of
 
@@ -24,7 +24,7 @@ def check_declared(settings: ResolvedSettings) -> None:
         check_task(settings.configured, settings.data.task)
     name = settings.model_name
     if name is not None and ":" in name:
-        registry.check_importable(name)
+        registry.load(name)
     specs = list(_specs(settings))
     if not specs:
         return

@@ -12,7 +12,7 @@ from attune.common.seeds import derive
 from attune.fedclient.data import labels
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.readers.registry import read
-from attune.simulation.partition.samples import Corpus, Dataset, Source
+from attune.simulation.partition.samples import Dataset, Source, with_classes
 
 DIGITS = "digits"
 _TEST_SHARE = 0.25
@@ -22,15 +22,10 @@ def load_dataset(name: str, seed: int = 0) -> Dataset:
     """Return a data set that needs no options and has one class per sample.
 
     Raises:
-        SettingError: The data are text with roles or with a label for every position, which no scheme by classes can cut.
+        SettingError: As in `with_classes`.
         ShardError: As in `load_source`.
     """
-    source = load_source(name, seed)
-    if isinstance(source, Corpus):
-        raise SettingError(f"{name} is text with roles; cut it with --scheme roles")
-    if source.train_y.ndim == 2:
-        raise SettingError(f"{name} has a label for every position, so a sample has no single class by which it can be cut")
-    return source
+    return with_classes(load_source(name, seed), name)
 
 
 def load_source(

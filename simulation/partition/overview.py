@@ -9,6 +9,7 @@ import numpy as np
 
 from attune.common.errors import ShardError
 from attune.common.pictures import figures
+from attune.common.text import aligned
 from attune.simulation.partition.samples import CLASS
 from attune.simulation.partition.split import Partition
 
@@ -34,17 +35,9 @@ def table(parts: Partition) -> str:
     for name, count_C, train, test in list(zip(parts.names, count_NC, parts.train, parts.test, strict=True))[:shown]:
         cells = [str((count_C > 0).sum())] if many else [str(count) if count else "." for count in count_C]
         rows.append([name, *cells, str(len(train)), str(len(test))])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
     hidden = len(parts.names) - shown
     more = [f"... and {hidden} more clients", _spread(parts)] if hidden else []
-    return "\n".join([f"{parts.title} (training samples by class)", *lines, *more])
+    return "\n".join([f"{parts.title} (training samples by class)", *aligned(rows), *more])
 
 
 def _called(parts: Partition, c: int) -> str:

@@ -117,6 +117,19 @@ class Corpus:
 Source = Dataset | Corpus
 
 
+def with_classes(source: Source, name: str) -> Dataset:
+    """Return a source as a data set with one class per sample, which schemes by classes can cut. `name`: for errors.
+
+    Raises:
+        SettingError: It is text with roles, or has a label for every position.
+    """
+    if isinstance(source, Corpus):
+        raise SettingError(f"{name} is text with roles; cut it with --scheme roles")
+    if source.train_y.ndim == 2:
+        raise SettingError(f"{name} has a label for every position, so a sample has no single class by which it can be cut")
+    return source
+
+
 def corpus(name: str, said: Iterable[tuple[str, str]]) -> Corpus:
     """Return a corpus of (role, text) pairs, each role once."""
     pairs = list(said)

@@ -16,13 +16,12 @@ import numpy.typing as npt
 from attune.common.config import convert
 from attune.common.durable import NO_SPACE
 from attune.common.errors import DiskFull, SettingError, ShardError
-from attune.common.seeds import derive
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.meta import Meta
 from attune.simulation.partition import features
-from attune.simulation.partition.samples import Corpus, Dataset, Positions, Source
+from attune.simulation.partition.samples import Corpus, Dataset, Positions, Source, with_classes
 from attune.simulation.partition.schemes import registry
-from attune.simulation.partition.schemes.cut import stratified
+from attune.simulation.partition.schemes.cut import generator, stratified
 
 Counts = npt.NDArray[np.int64]
 RECORD = "partition.json"
@@ -134,16 +133,10 @@ def _fitting(source: Source | None, scheme: str, row: registry.Scheme, seed: int
         if not isinstance(source, Corpus):
             raise SettingError(f"scheme {scheme} takes text with roles; {source.name} holds {source.kind}")
         return source
-    if isinstance(source, Corpus):
-        raise SettingError(f"{source.name} is text with roles; cut it with --scheme roles")
-    if source.train_y.ndim == 2:
-        raise SettingError(
-            f"{source.name} has a label for every position, so a sample has no single class by which it can be cut"
-        )
-    if not row.test_part or len(source.test_y):
-        return source
-    rng = np.random.default_rng(derive(seed, "partition", "test part"))
-    return source.parted(stratified(source.class_indices(), _HELD_OUT, rng))
+    data = with_classes(source, source.name)
+    if not row.test_part or len(data.test_y):
+        return data
+    return data.parted(stratified(data.class_indices(), _HELD_OUT, generator(seed, "test part")))
 
 
 def _title(name: str, scheme: str, settings: dict[str, Any], clients: int, seed: int, noise: float) -> str:

@@ -37,13 +37,13 @@ def federation(members: Mapping[str, Any], method: str, model: Any, **given: Any
 def written(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Record the names in every blob: served, handed in, and of both sides' state, in files and in memory."""
     blobs: list[set[str]] = []
-    layout_of = files.layout_of
+    begin = files.TensorWriter.__init__
 
-    def seen(manifest: Mapping[str, Any], *others: Any) -> Any:
+    def seen(writer: files.TensorWriter, where: Any, manifest: Mapping[str, Any], **options: Any) -> None:
         blobs.append({name.removeprefix("personal.") for name in manifest})
-        return layout_of(manifest, *others)
+        begin(writer, where, manifest, **options)
 
-    monkeypatch.setattr(files, "layout_of", seen)
+    monkeypatch.setattr(files.TensorWriter, "__init__", seen)
     return blobs
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from attune.common.errors import SettingError
 from attune.common.seeds import derive
 from attune.simulation.partition.samples import Dataset, Positions
 
@@ -50,6 +51,22 @@ def quotas(total: int, share_N: Shares, rank_N: Counts) -> Counts:
     order_N = np.lexsort((rank_N, -np.round(exact_N - count_N, 9)))
     count_N[order_N[: total - int(count_N.sum())]] += 1
     return count_N
+
+
+def owners_per_class(clients: int, per_client: int, classes: int) -> int:
+    """Return how many clients own each class if every client gets `per_client` classes.
+
+    Raises:
+        SettingError: There are fewer classes, or they cannot all have equally many owners.
+    """
+    if per_client > classes:
+        raise SettingError(f"--classes-per-client is {per_client}; this data set has {classes} classes")
+    if clients * per_client % classes:
+        raise SettingError(
+            f"{clients} clients with {per_client} of {classes} classes each cannot give every class equally many clients; "
+            f"make --clients a multiple of {classes // np.gcd(classes, per_client)}, or change --classes-per-client"
+        )
+    return clients * per_client // classes
 
 
 def stratified(y: npt.NDArray[np.generic], share: float, rng: np.random.Generator) -> Mask:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from attune.common.errors import SettingError, ShardError
 from attune.simulation.partition.samples import Dataset, Positions
-from attune.simulation.partition.schemes.cut import Counts, Cut, Shares, generator, quotas
+from attune.simulation.partition.schemes.cut import Counts, Cut, Shares, generator, owners_per_class, quotas
 from attune.simulation.partition.schemes.scheme_settings import DirichletSettings, IidSettings, PathologicalSettings
 
 MAX_DRAWS = 1_000
@@ -22,7 +22,7 @@ MIN_SAMPLES = 10  # of each part, for every client of a Dirichlet partition
 def iid(data: Dataset, clients: int, settings: IidSettings, seed: int) -> Cut:
     """Give every client the same share of every class."""
     rng = generator(seed, "iid")
-    counts = _deal_all(*per_class(data), lambda _: np.full(clients, 1 / clients), clients, rng)
+    counts = _deal_all(*per_class(data), lambda *_: np.full(clients, 1 / clients), clients, rng)
     return hand_out(data, *counts, rng)
 
 
@@ -36,7 +36,7 @@ def pathological(data: Dataset, clients: int, settings: PathologicalSettings, se
     train_C, test_C = per_class(data)
     owner_NC = owners(clients, settings.classes_per_client, len(train_C), rng)
     share_NC = np.where(owner_NC, rng.uniform(0.4, 0.6, owner_NC.shape), 0.0)
-    train_NC, test_NC = _deal_all(train_C, test_C, lambda c: share_NC[:, c], clients, rng)
+    train_NC, test_NC = _deal_all(train_C, test_C, lambda c, _: share_NC[:, c], clients, rng)
     if ((train_NC > 0) != owner_NC).any():
         clients_of_class = clients * settings.classes_per_client // len(train_C)
         raise SettingError(
@@ -58,8 +58,16 @@ def dirichlet(data: Dataset, clients: int, settings: DirichletSettings, seed: in
     rng = generator(seed, "dirichlet")
     train_C, test_C = per_class(data)
     enough = min(int(train_C.sum()), int(test_C.sum())) >= MIN_SAMPLES * clients
+    cap = train_C.sum() / clients
+
+    def share(_: int, train_NC: Counts) -> Shares:
+        open_N = np.flatnonzero(train_NC.sum(axis=1) < cap)
+        drawn_N = np.zeros(clients)
+        drawn_N[open_N] = rng.dirichlet(np.full(len(open_N), settings.alpha))
+        return drawn_N
+
     for _ in range(MAX_DRAWS if enough else 0):
-        train_NC, test_NC = _draw_dirichlet(train_C, test_C, clients, settings.alpha, rng)
+        train_NC, test_NC = _deal_all(train_C, test_C, share, clients, rng)
         if min(train_NC.sum(axis=1).min(), test_NC.sum(axis=1).min()) >= MIN_SAMPLES:
             return hand_out(data, train_NC, test_NC, rng)
     why = f"{MAX_DRAWS} Dirichlet draws" if enough else "the data set"
@@ -126,16 +134,7 @@ def owners(clients: int, classes_per_client: int, classes: int, rng: np.random.G
     Raises:
         SettingError: The classes cannot all have equally many owners.
     """
-    if not 1 <= classes_per_client <= classes:
-        raise SettingError(f"--classes-per-client is {classes_per_client}; this data set has {classes} classes")
-    owners_each, rest = divmod(clients * classes_per_client, classes)
-    if rest:
-        step = classes // np.gcd(classes, classes_per_client)
-        raise SettingError(
-            f"{clients} clients with {classes_per_client} of {classes} classes each cannot give every class equally many "
-            f"clients; make --clients a multiple of {step}, or change --classes-per-client"
-        )
-    left_C = np.full(classes, owners_each)
+    left_C = np.full(classes, owners_per_class(clients, classes_per_client, classes))
     owner_NC = np.zeros((clients, classes), dtype=bool)
     for owner_C in owner_NC:
         chosen = np.lexsort((rng.random(classes), -left_C))[:classes_per_client]
@@ -144,23 +143,11 @@ def owners(clients: int, classes_per_client: int, classes: int, rng: np.random.G
     return owner_NC
 
 
-def _draw_dirichlet(
-    train_C: Counts, test_C: Counts, clients: int, alpha: float, rng: np.random.Generator
-) -> tuple[Counts, Counts]:
-    train_NC, test_NC = (np.zeros((clients, len(train_C)), dtype=np.int64) for _ in range(2))
-    cap = train_C.sum() / clients
-    for c, (train, test) in enumerate(zip(train_C, test_C, strict=True)):
-        open_N = np.flatnonzero(train_NC.sum(axis=1) < cap)
-        share_N = np.zeros(clients)
-        share_N[open_N] = rng.dirichlet(np.full(len(open_N), alpha))
-        train_NC[:, c], test_NC[:, c] = deal(train, test, share_N, rng.permutation(clients))
-    return train_NC, test_NC
-
-
 def _deal_all(
-    train_C: Counts, test_C: Counts, share: Callable[[int], Shares], clients: int, rng: np.random.Generator
+    train_C: Counts, test_C: Counts, share: Callable[[int, Counts], Shares], clients: int, rng: np.random.Generator
 ) -> tuple[Counts, Counts]:
+    """Deal class after class by `share(c, train_NC)`, the shares of class c given the training counts so far, (N,)."""
     train_NC, test_NC = (np.zeros((clients, len(train_C)), dtype=np.int64) for _ in range(2))
     for c, (train, test) in enumerate(zip(train_C, test_C, strict=True)):
-        train_NC[:, c], test_NC[:, c] = deal(train, test, share(c), rng.permutation(clients))
+        train_NC[:, c], test_NC[:, c] = deal(train, test, share(c, train_NC), rng.permutation(clients))
     return train_NC, test_NC

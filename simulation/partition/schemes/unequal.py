@@ -11,7 +11,7 @@ import numpy as np
 
 from attune.common.errors import SettingError
 from attune.simulation.partition.samples import Dataset, Positions
-from attune.simulation.partition.schemes.cut import Counts, Cut, generator, legacy, stratified
+from attune.simulation.partition.schemes.cut import Counts, Cut, generator, legacy, owners_per_class, stratified
 from attune.simulation.partition.schemes.scheme_settings import UnequalSettings
 
 
@@ -24,15 +24,9 @@ def unequal(data: Dataset, clients: int, settings: UnequalSettings, seed: int) -
         SettingError: N*K/C is no whole number, K is more than C, or a class is too small for its owners.
     """
     classes, per_client = len(data.classes), settings.classes_per_client
-    if per_client > classes:
-        raise SettingError(f"--classes-per-client is {per_client}; this data set has {classes} classes")
-    if clients * per_client % classes:
-        raise SettingError(
-            f"{clients} clients with {per_client} of {classes} classes each cannot give every class equally many clients; "
-            f"make --clients a multiple of {classes // np.gcd(classes, per_client)}, or change --classes-per-client"
-        )
+    count = owners_per_class(clients, per_client, classes)
     index, rng = data.class_indices(), generator(seed, "two-class-unequal")
-    size_CM = sizes(np.bincount(index, minlength=classes), clients * per_client // classes, legacy(seed))
+    size_CM = sizes(np.bincount(index, minlength=classes), count, legacy(seed))
     mine: list[list[Positions]] = [[] for _ in range(clients)]
     for c, size_M in enumerate(size_CM):
         members = rng.permutation(np.flatnonzero(index == c))

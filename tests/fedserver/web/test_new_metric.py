@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from attune.common.config import TrainSettings
-from attune.common.metrics import METRICS, MetricDescriptor, Metrics, metric_rows
+from attune.common.metrics import METRICS, MetricDescriptor, Metrics
 from attune.common.plan import ModelSpec, Plan
 from attune.contrib.publish import points
 from attune.fedserver.core.messages import Record
@@ -25,6 +25,7 @@ from attune.fedserver.web.facts import PageFacts
 from attune.fedserver.web.parts import parts
 from attune.fedserver.web.prometheus import exposition
 from attune.simulation.compare import RunData, compared
+from docs import tables
 
 WARMTH = MetricDescriptor("warmth", "warmth of the device", "Temperature of the processor", "K", "lower", chart="Warmth")
 EFFORT = MetricDescriptor("effort", "energy", "Energy of the work", "J", "lower", "round", "sum")
@@ -66,7 +67,7 @@ def test_every_field_has_one_descriptor_in_the_same_order():
 
 
 def test_it_is_in_the_reference_table():
-    assert ("warmth", "Temperature of the processor", "K", "lower is better", "device") in metric_rows()
+    assert "| `warmth` | Temperature of the processor | K | lower | device |" in list(tables.metrics())
 
 
 def test_it_is_in_the_export(snapshot, tmp_path):
