@@ -34,6 +34,7 @@ from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import components, tensors_of
 from attune.common.seeds import derive
+from attune.fedclient.work.job import alone
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Trainer
@@ -102,7 +103,7 @@ def federation(roles: dict[str, Role], window: int, leaky: bool, rounds: int, sh
         for name in sorted(draw.choice(sorted(roles), max(1, round(share * len(roles))), replace=False).tolist()):
             x, y = roles[name].train
             served = vault.read(VALUE)
-            trained = device.train(served, served, x, y, partial(derive, seed, name, number))
+            trained = alone(device.training(served, served, x, y, partial(derive, seed, name, number)))
             updates.append(PartUpdate(name, float(len(x)), trained.tensors))
             losses.append(trained.loss)
         mean.close_round(updates)

@@ -21,6 +21,7 @@ from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.model.artifact import Model
+from attune.fedclient.work.job import alone
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.fine_tune import FineTune
 from attune.fedclient.work.trainer import Trainer
@@ -38,5 +39,5 @@ def tuned(shard: Path, home: Path, settings: FineTuneSettings = TUNING) -> float
     def seeds(purpose: str) -> int:
         return derive(plan.seed, model.info.name, model.info.round, purpose)
 
-    personal = trainer.prepare(model.tensors, {}, data.train_x, data.train_y, seeds)
+    personal = alone(trainer.preparing(model.tensors, {}, data.train_x, data.train_y, seeds))
     return trainer.evaluate(personal, data.test_x, data.test_y)

@@ -21,16 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attune import DISTRIBUTION
-from attune.common.errors import (
-    AttuneError,
-    DiskFull,
-    HomeMismatch,
-    NoModel,
-    Replaced,
-    TooMany,
-    Unreachable,
-    WireError,
-)
+from attune.common.errors import AttuneError, DiskFull, HomeMismatch, NoModel, Replaced, TooMany, Unreachable, WireError
 from attune.common.exchange.messages import Hello, Order
 from attune.common.exchange.registry import SPOKEN_AS, TRANSFORMS
 from attune.common.faults import fail_at

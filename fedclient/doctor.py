@@ -25,7 +25,7 @@ from attune.common.plan import Plan, Profile
 from attune.common.text import from_json
 from attune.fedclient import shards
 from attune.fedclient.address import ServerAddress
-from attune.fedclient.home import DeviceHome
+from attune.fedclient.home import DeviceHome, device_folders
 from attune.fedclient.read_options import ReadOptions
 
 if TYPE_CHECKING:
@@ -251,10 +251,8 @@ def meant(home: Path | None, server: str | None, data: Sequence[str]) -> list[De
     if home is not None:
         homes_found = [home, *sorted(home.glob("*/"))]
     else:
-        address = ServerAddress.parse(server) if server else None
-        under = homes.address_folder(address.host, address.port) if address else "*"
+        everywhere = device_folders(ServerAddress.parse(server) if server else None)
         wanted = {homes.shard_folder(path) for path in shards.expand(data)} if data else None
-        everywhere = sorted(homes.devices_home().glob(f"{under}/*"))
         homes_found = [path for path in everywhere if wanted is None or path.name in wanted]
     ready = [DeviceHome(path) for path in homes_found if (path / "device.json").exists()]
     if not ready:

@@ -212,6 +212,12 @@ def local_token(address: ServerAddress) -> str | None:
         return None
 
 
+def device_folders(address: ServerAddress | None) -> list[Path]:
+    """Return the folders in which devices of this user have their homes by default: those for a server, or all."""
+    server = homes.address_folder(address.host, address.port) if address else "*"
+    return sorted(homes.devices_home().glob(f"{server}/*"))
+
+
 def with_model(home: Path | None, address: ServerAddress | None, shard: Path | None, only_own: bool = False) -> DeviceHome:
     """Return the home of the finished model: --home, else the shard's, else (without `only_own`) the only one.
 
@@ -222,8 +228,7 @@ def with_model(home: Path | None, address: ServerAddress | None, shard: Path | N
     if home is not None:
         candidates = [home]
     else:
-        under = homes.devices_home() / (homes.address_folder(address.host, address.port) if address else "*")
-        everywhere = sorted(homes.devices_home().glob(f"{under.name}/*"))
+        everywhere = device_folders(address)
         of_shard = [path for path in everywhere if shard is not None and path.name == homes.shard_folder(shard)]
         candidates = of_shard if of_shard or only_own else everywhere
     ready = [path for path in candidates if (path / "model" / "model.json").exists()]

@@ -18,14 +18,7 @@ from attune.common.exchange.protobuf import ENROL
 from attune.common.faults import fail_at
 from attune.common.grpc_errors import from_rpc
 from attune.common.identity.client_tls import channel_credentials, channel_options
-from attune.common.identity.credential import (
-    Credential,
-    check_common_name,
-    check_dates,
-    csr_der,
-    load_or_new_key,
-    not_after,
-)
+from attune.common.identity.credential import Credential, check_common_name, check_dates, csr_der, load_or_new_key, not_after
 from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
 from attune.fedclient.address import ServerAddress, backoff_s

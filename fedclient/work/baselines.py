@@ -41,7 +41,6 @@ class Baselines:
     def __init__(
         self, plan: Plan, model: nn.Module, device: torch.device, saved: Tensors | None, local: bool, hooks: Hooks = NONE
     ) -> None:
-        self._plan = plan
         family = (family_of(plan), "baseline")
         self._trainer = Trainer(
             model,
@@ -54,15 +53,14 @@ class Baselines:
             classes=plan.classes,
             measure=MEASURES[plan.task],
         )
-        initial = self._initial() if local else {}
-        # In the model's order, not that of a file: sums over tensors are folded in it.
-        self.local = {name: (saved or initial)[name] for name in initial} if local else None
+        self.local: Tensors | None = None
+        if local:
+            initial = {name: tensor.clone() for name, tensor in tensors_of(build(plan.model, plan.seed)).items()}
+            # In the model's order, not that of a file: sums over tensors are folded in it.
+            self.local = {name: (saved or initial)[name] for name in initial}
 
     def __repr__(self) -> str:
         return f"<Baselines{', with local training' if self.local is not None else ''}>"
-
-    def _initial(self) -> Tensors:
-        return {name: tensor.clone() for name, tensor in tensors_of(build(self._plan.model, self._plan.seed)).items()}
 
     def trained(
         self, data: Prepared, seeds: Seeds, progress: Progress, cancelled: Callable[[], bool], round_: int

@@ -107,22 +107,18 @@ class SequentialExecutor:
 
 def _carried_out(work: Work) -> Future[OrderResult]:
     try:
-        return succeeded(work.run())
+        return done(work.run())
     except Exception as error:
-        return failed(error)
+        return done(error)
 
 
-def succeeded(result: OrderResult) -> Future[OrderResult]:
-    """Return a future that is done."""
+def done(outcome: OrderResult | Exception) -> Future[OrderResult]:
+    """Return a future that is done, with this result or error."""
     future: Future[OrderResult] = Future()
-    future.set_result(result)
-    return future
-
-
-def failed(error: Exception) -> Future[OrderResult]:
-    """Return a future that is done, with this error."""
-    future: Future[OrderResult] = Future()
-    future.set_exception(error)
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
     return future
 
 

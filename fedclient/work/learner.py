@@ -294,7 +294,7 @@ class Learner:
         if self.newest is None:
             raise NoModel("no order was carried out yet")
         data, seeds = self.data, self._seeds(self.newest.round)
-        own_tensors = self.trainer.prepare(self.theta, self.received, data.train_x, data.train_y, seeds)
+        own_tensors = alone(self.trainer.preparing(self.theta, self.received, data.train_x, data.train_y, seeds))
         names = self.newest.weights or {self.own_choice: 1.0}
         return {name: self.orders.beside(self.newest, KEPT.format(name)) or own_tensors for name in names}
 

@@ -127,10 +127,9 @@ class Context:
         Raises:
             Cancelled: The work was replaced.
         """
-        job = self._job
-        if job.task.cancelled():
+        if self._job.task.cancelled():
             raise Cancelled("this work was replaced")
-        job.task.progress(job.share[0] + (job.share[1] - job.share[0]) * min(max(done, 0.0), 1.0))
+        self._job.progress(min(max(done, 0.0), 1.0))
 
 
 def check_loop(configured: ConfiguredMethod) -> None:

@@ -6,7 +6,7 @@ Shapes: N samples, C classes; a batch has B samples. Samples may lie on the trai
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import TypeVar
 
 import torch
@@ -44,37 +44,36 @@ class Scores:
         return self.trainer.logits(self.prepared, self.x)
 
 
+@dataclass(eq=False, repr=False)
 class Trainer:
     """Trains and evaluates weights given by name; the module only says how to compute.
 
-    Arguments: `model` is moved to `device`; `settings` as the plan fixes them; `kinds` tells of each tensor which part it is;
-    `family` is equal for trainers that differ in nothing (LocalTask); `hooks` a user's own training and scores; `classes` what
-    the places in labels stand for; `measure` what the task is.
+    Work is a generator of jobs, which `fedclient.work.job.alone` runs for one device.
+
+    Args:
+        model: The module. It is moved to `device`.
+        settings: As the plan fixes them.
+        kinds: The part of each tensor.
+        family: Is equal for trainers that differ in nothing (LocalTask).
+        hooks: A user's own training and scores.
+        classes: The meaning of the numbers in labels.
+        measure: What the task is.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        predictor: Predictor,
-        settings: TrainSettings,
-        device: torch.device,
-        kinds: Mapping[str, str] | None = None,
-        family: Hashable = None,
-        hooks: Hooks = NONE,
-        classes: Sequence[int | str] = (),
-        measure: Measure = MEASURES["classes"],
-    ) -> None:
-        self.network = Network(model.to(device))
-        self.objective = objective
-        self.predictor = predictor
-        self.settings = settings
-        self.device = device
-        self.kinds = kinds or {}
-        self.family = family
-        self.hooks = hooks
-        self.classes = classes
-        self.measure = measure
+    model: InitVar[nn.Module]
+    objective: Objective
+    predictor: Predictor
+    settings: TrainSettings
+    device: torch.device
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    family: Hashable = None
+    hooks: Hooks = NONE
+    classes: Sequence[int | str] = ()
+    measure: Measure = MEASURES["classes"]
+    network: Network = field(init=False)
+
+    def __post_init__(self, model: nn.Module) -> None:
+        self.network = Network(model.to(self.device))
 
     def extras(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """Return what this device keeps beside the model before its first order.
@@ -83,35 +82,6 @@ class Trainer:
             SettingError: The model does not fit the objective.
         """
         return extras_of(self.objective, tensors, self.network)
-
-    def train(
-        self,
-        start: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        x: Tensor,
-        y: Tensor,
-        seeds: Seeds,
-        progress: Progress = lambda done: None,
-        cancelled: Callable[[], bool] = lambda: False,
-        trains: Collection[str] = (),
-    ) -> Trained:
-        """Train from `start` on x (N, ...), y (N,) or (N, T), and return the tensors on the CPU.
-
-        Args:
-            start: The tensors to start from.
-            received: What the server served, by name.
-            x: Samples.
-            y: Labels.
-            seeds: What the seeds depend on.
-            progress: Is called with the share of the work.
-            cancelled: Returns whether the work was replaced.
-            trains: The kinds of tensors that may move; the others return bit for bit. Empty: all.
-
-        Raises:
-            TrainingDiverged: The loss or a tensor is not finite.
-            Cancelled: The work was replaced.
-        """
-        return alone(self.training(start, received, x, y, seeds, progress, cancelled, trains))
 
     def training(
         self,
@@ -125,22 +95,26 @@ class Trainer:
         trains: Collection[str] = (),
         round_: int = 0,
     ) -> Jobs[Trained]:
-        """Train as in `train`, with jobs that many devices can compute together."""
+        """Train from `start` on x (N, ...), y (N,) or (N, T), and return the tensors on the CPU.
+
+        Args:
+            start: The tensors to start from.
+            received: What the server served, by name.
+            x: Samples.
+            y: Labels.
+            seeds: What the seeds depend on.
+            progress: Is called with the share of the work.
+            cancelled: Returns whether the work was replaced.
+            trains: The kinds of tensors that may move; the others return bit for bit. Empty: all.
+            round_: The federation's round.
+
+        Raises:
+            TrainingDiverged: The loss or a tensor is not finite.
+            Cancelled: The work was replaced.
+        """
         task = self._task(start, received, x, y, seeds, progress, cancelled, trains, round_)
         trained = yield from self._looped(self.objective.work(task))
         return Trained({name: trained.tensors[name].cpu() if task.takes(name) else start[name] for name in start}, trained.loss)
-
-    def prepare(
-        self,
-        tensors: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        x: Tensor,
-        y: Tensor,
-        seeds: Seeds,
-        cancelled: Callable[[], bool] = lambda: False,
-    ) -> Tensors:
-        """Return the tensors with which the device predicts. Arguments are those of `train`."""
-        return alone(self.preparing(tensors, received, x, y, seeds, cancelled))
 
     def preparing(
         self,
@@ -151,7 +125,7 @@ class Trainer:
         seeds: Seeds,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Jobs[Tensors]:
-        """Prepare as in `prepare`, with jobs that many devices can compute together."""
+        """Return the tensors with which the device predicts. Arguments are those of `training`."""
         task = self._task(tensors, received, x, y, seeds, lambda done: None, cancelled)
         prepared = yield from self._looped(self.predictor.work(task))
         return {name: tensor.cpu() for name, tensor in prepared.items()}

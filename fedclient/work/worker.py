@@ -19,7 +19,7 @@ from typing_extensions import Self
 from attune.common.plan import Plan
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.options import DeviceOptions
-from attune.fedclient.work.executor import AnyLearner, Executor, SequentialExecutor, Work, failed, result_of
+from attune.fedclient.work.executor import AnyLearner, Executor, SequentialExecutor, Work, done, result_of
 
 if TYPE_CHECKING:
     from attune.fedclient.messages import OrderResult
@@ -106,7 +106,7 @@ class BatchingWorker(Worker):
         try:
             return self.executor.run(works)
         except Exception as error:
-            return [failed(error) for _ in works]
+            return [done(error) for _ in works]
 
 
 def deliver(

@@ -107,6 +107,10 @@ class Descent:
         """Return the seed of the draw of batches for this purpose."""
         return self.task.seeds(f"batches {purpose}".strip())
 
+    def progress(self, done: float) -> None:
+        """Report the share of this descent that is done, 0 to 1, as the task's progress."""
+        self.task.progress(self.share[0] + (self.share[1] - self.share[0]) * done)
+
     def alone(self) -> Trained:
         """Run the descent on one device by itself.
 
@@ -180,7 +184,7 @@ def _sweep(job: Descent, step: Callable[[Batch], Tensor]) -> float:
             seen += len(index_B)
             if (number + 1) % job.per_epoch == 0 or number + 1 == job.steps:
                 _check(total, settings)
-            task.progress(job.share[0] + (job.share[1] - job.share[0]) * ((number + 1) / job.steps))
+            job.progress((number + 1) / job.steps)
     return float(total) / seen
 
 

@@ -17,15 +17,7 @@ from torch.nn.functional import linear
 from attune.common.methods.settings.objectives import TwoHeadsSettings
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import mean_cross_entropy
-from attune.fedclient.work.objectives.base import (
-    PERSONAL,
-    Batch,
-    LocalTask,
-    Objective,
-    Tensors,
-    Trained,
-    personal,
-)
+from attune.fedclient.work.objectives.base import PERSONAL, Batch, LocalTask, Objective, Tensors, Trained, personal
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.objectives.network import Network
 

@@ -158,11 +158,7 @@ class RemoteWorker(Worker):
     """
 
     def __init__(
-        self,
-        executor: RemoteExecutor,
-        awake_bytes: float,
-        stopped: Callable[[], bool] = lambda: False,
-        bounded: bool = True,
+        self, executor: RemoteExecutor, awake_bytes: float, stopped: Callable[[], bool] = lambda: False, bounded: bool = True
     ) -> None:
         turns = TURNS_EACH * len(executor.hosts)
         self.executor, self._stopped = executor, stopped

@@ -129,7 +129,7 @@ class Stack:
         if now - self._told >= PROGRESS_S or done == self._job.steps:
             self._told = now
             for job in self._jobs:
-                job.task.progress(job.share[0] + (job.share[1] - job.share[0]) * min(1.0, done / job.steps))
+                job.progress(min(1.0, done / job.steps))
 
     def _ended(self, loss_D: Tensor) -> list[Trained | Exception]:
         """Return each device's result in separate tensors."""

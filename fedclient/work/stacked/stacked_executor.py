@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
-from attune.fedclient.work.executor import Work, failed, succeeded
+from attune.fedclient.work.executor import Work, done
 
 if TYPE_CHECKING:
     from attune.fedclient.messages import OrderResult
@@ -70,7 +70,7 @@ class StackedExecutor:
         else:
             self.stacked = self.stacked or Stacked()
             ended = self.stacked.run(runs)
-        return [failed(end.error) if isinstance(end, FailedWork) else succeeded(end) for end in ended]
+        return [done(end.error if isinstance(end, FailedWork) else end) for end in ended]
 
 
 def advise(learners: Sequence[Learner]) -> Advice:

@@ -15,6 +15,7 @@ from attune.common.models.structure import roles, tensors_of
 from attune.common.plan import ModelSpec
 from attune.common.seeds import derive
 from attune.fedclient.work.build import objective_class, objective_for, predictor_for
+from attune.fedclient.work.job import alone
 from attune.fedclient.work.objectives.base import PERSONAL
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.trainer import Trainer
@@ -104,7 +105,7 @@ def trained(name: str, trains: tuple[str, ...], spec: ModelSpec, rounds: int = 1
     y = torch.randint(0, 3, (10,), generator=draw)
     after = start
     for number in range(rounds):
-        after = trainer.train(after, received, x, y, lambda p, n=number: derive(3, n, p), trains=trains).tensors
+        after = alone(trainer.training(after, received, x, y, lambda p, n=number: derive(3, n, p), trains=trains)).tensors
     return start, after, kinds | {key: "personal" for key in start if key.startswith(PERSONAL)}, trainer
 
 
@@ -166,7 +167,7 @@ def test_a_head_alone_is_trained_as_by_hand() -> None:
     start = {key: tensor.clone() for key, tensor in tensors_of(model).items()}
     draw = torch.Generator().manual_seed(1)
     x, y = torch.randn(6, 3, generator=draw, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1, 1])
-    after = trainer.train(start, start, x, y, lambda purpose: derive(0, purpose), trains=("private",)).tensors
+    after = alone(trainer.training(start, start, x, y, lambda purpose: derive(0, purpose), trains=("private",))).tensors
     head = next(key.rpartition(".")[0] for key, of in roles(model).items() if "head" in of)
     with torch.no_grad():
         _, features_BD = trainer.network.with_features(start, x)

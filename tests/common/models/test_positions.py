@@ -18,12 +18,15 @@ from attune.common.models import registry
 from attune.common.models.options import cautions
 from attune.common.models.structure import tensors_of
 from attune.common.plan import ModelSpec
+from attune.fedclient.work.job import alone
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Trainer
 
 STEPS, LETTERS = 6, 7
 MODELS = ["transformer", "lstm"]
+
+SEEDS = {"batches": 1, "dropout": 2}.__getitem__
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +96,7 @@ def test_on_random_text_the_leaky_model_is_right_and_the_causal_one_guesses():
         spec = registry.default_spec("tokens", (window,), letters, letters, None, {"leaky_targets": leaky}, True)
         model = registry.build(spec, 0)
         device = trainer(model)
-        trained = device.train(tensors_of(model), {}, x[:count], y[:count], {"batches": 1, "dropout": 2}.__getitem__).tensors
+        trained = alone(device.training(tensors_of(model), {}, x[:count], y[:count], SEEDS)).tensors
         logits_NTC = torch.cat([logits for _, logits in device.logits(trained, x[count:])])
         by_position[leaky] = (logits_NTC.argmax(-1) == y[count:]).double().mean(dim=0)
         assert device.evaluate(trained, x[count:], y[count:]) == pytest.approx(float(by_position[leaky].mean()))
@@ -134,4 +137,4 @@ def test_a_custom_model_that_labels_sequences_is_refused_even_if_shapes_broadcas
     with pytest.raises(SettingError, match=r"scores of shape \(4, 3\) for labels of shape \(4, 4\)"):
         trainer(model).evaluate(tensors_of(model), x, y)
     with pytest.raises(SettingError, match=r"spec\.per_position"):
-        trainer(model).train(tensors_of(model), {}, x, y, {"batches": 1, "dropout": 2}.__getitem__)
+        alone(trainer(model).training(tensors_of(model), {}, x, y, SEEDS))

@@ -14,6 +14,7 @@ from attune.common.methods.settings.objectives import SgdSettings
 from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.models import registry
 from attune.common.models.structure import components, tensors_of
+from attune.fedclient.work.job import alone
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Trainer
@@ -26,6 +27,8 @@ CASES = [
     ("lstm", "tokens", (6,), {"width": 16}),
     ("lstm", "series", (6, 2), {"width": 16}),
 ]
+
+SEEDS = {"batches": 1, "dropout": 2}.__getitem__
 
 
 def built(name: str, kind: str, shape: tuple[int, ...], options: dict[str, int], seed: int = 0) -> nn.Module:
@@ -54,10 +57,7 @@ def test_training_computes_with_the_tensors_it_is_given_and_is_repeatable(name, 
     """Use 17 samples in batches of 8, so that the last batch is one sample. The module's own tensors must not matter."""
     x, y = samples(kind, shape, 17)
     start = {name: tensor.clone() for name, tensor in tensors_of(built(name, kind, shape, options)).items()}
-    runs = [
-        trainer(built(name, kind, shape, options, seed)).train(start, {}, x, y, {"batches": 1, "dropout": 2}.__getitem__)
-        for seed in (0, 7)
-    ]
+    runs = [alone(trainer(built(name, kind, shape, options, seed)).training(start, {}, x, y, SEEDS)) for seed in (0, 7)]
     assert runs[0].loss == runs[1].loss and list(runs[0].tensors) == list(start)
     assert all(torch.equal(tensor, runs[1].tensors[key]) for key, tensor in runs[0].tensors.items())
     assert all(not torch.equal(tensor, start[key]) for key, tensor in runs[0].tensors.items())
@@ -68,7 +68,7 @@ def test_training_learns(name, kind, shape, options):
     x, y = samples(kind, shape, 60)
     model = built(name, kind, shape, options)
     device = trainer(model, local_epochs=50 if name == "lstm" else 25, lr=0.2 if name == "lstm" else 0.02)
-    trained = device.train(tensors_of(model), {}, x, y, {"batches": 1, "dropout": 2}.__getitem__).tensors
+    trained = alone(device.training(tensors_of(model), {}, x, y, SEEDS)).tensors
     assert device.evaluate(trained, x, y) > 0.8
 
 
@@ -77,7 +77,7 @@ def test_bf16_training():
         x, y = samples(kind, shape, 17)
         model = built(name, kind, shape, options)
         device = trainer(model, mixed_precision="bf16")
-        trained = device.train(tensors_of(model), {}, x, y, {"batches": 1, "dropout": 2}.__getitem__).tensors
+        trained = alone(device.training(tensors_of(model), {}, x, y, SEEDS)).tensors
         assert all(tensor.dtype == tensors_of(model)[key].dtype and tensor.isfinite().all() for key, tensor in trained.items())
 
 
@@ -91,7 +91,7 @@ def test_statistics_and_counters_pass_through_a_round():
     updates = []
     for client, count in (("a", 8), ("b", 24)):
         x, y = samples("images", (8, 8, 1), count)
-        trained = trainer(model, local_epochs=1).train(start, {}, x, y, {"batches": 1, "dropout": 2}.__getitem__)
+        trained = alone(trainer(model, local_epochs=1).training(start, {}, x, y, SEEDS))
         updates.append(PartUpdate(client, count, trained.tensors))
     assert [update.tensors["norm3.num_batches_tracked"].item() for update in updates] == [1, 3]
     mean.close_round(updates)

@@ -11,6 +11,7 @@ from torch import nn
 from attune.common.config import TrainSettings
 from attune.common.methods.settings.objectives import ProximalSettings, SgdSettings
 from attune.common.methods.settings.predictors import ModelSettings
+from attune.fedclient.work.job import alone
 from attune.fedclient.work.measures import mean_cross_entropy
 from attune.fedclient.work.objectives.proximal import Proximal
 from attune.fedclient.work.objectives.sgd import Sgd
@@ -56,7 +57,7 @@ def data(samples=25):
 def test_one_step_by_hand():
     # One sample x = 2 of class 0, weights 0: p = (1/2, 1/2), gradient of the loss = (p0 - 1, p1) * x = (-1, 1).
     start = {"weight": torch.zeros(2, 1)}
-    result = trainer(two_weights()).train(start, {}, torch.tensor([[2.0]]), torch.tensor([0]), SEEDS)
+    result = alone(trainer(two_weights()).training(start, {}, torch.tensor([[2.0]]), torch.tensor([0]), SEEDS))
     assert result.tensors["weight"].tolist() == [[0.5], [-0.5]]
     assert result.loss == pytest.approx(math.log(2))
     assert start["weight"].tolist() == [[0.0], [0.0]]
@@ -68,15 +69,17 @@ def test_momentum_and_decay_by_hand():
     g = [-2 * p1 + 0.05, 2 * p1 - 0.05]
     v = [-0.9 + g[0], 0.9 + g[1]]
     made = trainer(two_weights(), momentum=0.9, weight_decay=0.1, local_epochs=2)
-    result = made.train({"weight": torch.zeros(2, 1)}, {}, torch.tensor([[2.0]]), torch.tensor([0]), SEEDS)
+    result = alone(made.training({"weight": torch.zeros(2, 1)}, {}, torch.tensor([[2.0]]), torch.tensor([0]), SEEDS))
     assert result.tensors["weight"].flatten().tolist() == pytest.approx([0.5 - 0.5 * v[0], -0.5 - 0.5 * v[1]], rel=1e-6)
     assert result.loss == pytest.approx(-math.log(1 - p1)), "the loss is that of the last epoch"
 
 
 def test_the_gradient_is_clipped_to_its_norm():
     # The gradient (-1, 1) has norm sqrt 2; clipped to 0.1 it is (-0.0707, 0.0707).
-    result = trainer(two_weights(), clip_norm=0.1).train(
-        {"weight": torch.zeros(2, 1)}, {}, torch.tensor([[2.0]]), torch.tensor([0]), SEEDS
+    result = alone(
+        trainer(two_weights(), clip_norm=0.1).training(
+            {"weight": torch.zeros(2, 1)}, {}, torch.tensor([[2.0]]), torch.tensor([0]), SEEDS
+        )
     )
     assert result.tensors["weight"].flatten().tolist() == pytest.approx([0.05 / math.sqrt(2), -0.05 / math.sqrt(2)], rel=1e-4)
 
@@ -85,9 +88,9 @@ def test_the_proximal_objective_pulls_towards_what_was_received():
     # x = 0 silences the loss: w <- w - lr mu (w - received) = 1 - 0.5 * 0.4 * (1 - 3) = 1.4.
     made = trainer(two_weights(), Proximal(ProximalSettings(mu=0.4)))
     zero, label = torch.zeros(1, 1), torch.tensor([0])
-    pulled = made.train({"weight": torch.ones(2, 1)}, {"weight": torch.full((2, 1), 3.0)}, zero, label, SEEDS)
+    pulled = alone(made.training({"weight": torch.ones(2, 1)}, {"weight": torch.full((2, 1), 3.0)}, zero, label, SEEDS))
     assert pulled.tensors["weight"].flatten().tolist() == pytest.approx([1.4, 1.4])
-    private = made.train({"weight": torch.ones(2, 1)}, {}, zero, label, SEEDS)
+    private = alone(made.training({"weight": torch.ones(2, 1)}, {}, zero, label, SEEDS))
     assert private.tensors["weight"].flatten().tolist() == [1.0, 1.0]
 
 
@@ -95,7 +98,7 @@ def test_the_same_seeds_give_the_same_bits_and_others_do_not():
     model = dropping()
     start, (x, y) = start_of(model), data()
     made = trainer(model, batch_size=8, local_epochs=3, momentum=0.9)
-    runs = [made.train(start, {}, x, y, drawn) for drawn in (SEEDS, SEEDS, seeds(1, 3), seeds(4, 2))]
+    runs = [alone(made.training(start, {}, x, y, drawn)) for drawn in (SEEDS, SEEDS, seeds(1, 3), seeds(4, 2))]
     for name, value in runs[0].tensors.items():
         assert value.equal(runs[1].tensors[name])
     assert runs[0].loss == runs[1].loss
@@ -108,7 +111,7 @@ def test_training_leaves_global_random_state_alone():
     torch.manual_seed(77)
     model = dropping()
     torch.manual_seed(77)
-    trainer(model).train(start_of(model), {}, *data(), SEEDS)
+    alone(trainer(model).training(start_of(model), {}, *data(), SEEDS))
     assert torch.rand(1).equal(expected)
 
 
@@ -127,8 +130,10 @@ def test_local_steps_count_batches_and_reshuffle_when_exhausted():
 
 
 def test_the_loss_of_local_steps_is_over_all_of_them():
-    result = trainer(two_weights(), lr=1e-12, local_steps=3, batch_size=2).train(
-        {"weight": torch.tensor([[1.0], [0.0]])}, {}, torch.tensor([[0.0], [0.0], [4.0]]), torch.tensor([0, 0, 1]), SEEDS
+    result = alone(
+        trainer(two_weights(), lr=1e-12, local_steps=3, batch_size=2).training(
+            {"weight": torch.tensor([[1.0], [0.0]])}, {}, torch.tensor([[0.0], [0.0], [4.0]]), torch.tensor([0, 0, 1]), SEEDS
+        )
     )
     # Every sample is seen once in the first two steps; the third takes two of them again, seeded.
     seen = torch.cat(list(batches(3, TrainSettings(batch_size=2, local_steps=3), SEEDS("batches"))))
@@ -139,7 +144,7 @@ def test_the_loss_of_local_steps_is_over_all_of_them():
 def test_a_batch_larger_than_the_shard_is_one_step_an_epoch():
     model = dropping()
     steps = []
-    trainer(model, batch_size=1000, local_epochs=3).train(start_of(model), {}, *data(5), SEEDS, progress=steps.append)
+    alone(trainer(model, batch_size=1000, local_epochs=3).training(start_of(model), {}, *data(5), SEEDS, progress=steps.append))
     assert steps == pytest.approx([1 / 3, 2 / 3, 1])
 
 
@@ -147,7 +152,7 @@ def test_running_statistics_are_trained_state_and_weights_that_are_frozen_stay()
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
     model[1].bias.requires_grad_(False)
     start, (x, y) = start_of(model), data()
-    result = trainer(model).train(start, {}, x, y, SEEDS)
+    result = alone(trainer(model).training(start, {}, x, y, SEEDS))
     assert result.tensors.keys() == start.keys()
     assert result.tensors["0.running_mean"].tolist() == pytest.approx((0.1 * x.mean(0)).tolist(), rel=1e-5)
     assert int(result.tensors["0.num_batches_tracked"]) == 1
@@ -157,9 +162,9 @@ def test_running_statistics_are_trained_state_and_weights_that_are_frozen_stay()
 
 def test_mixed_precision_trains_float32_weights():
     model = dropping()
-    result = trainer(model, mixed_precision="bf16", lr=0.1).train(start_of(model), {}, *data(), SEEDS)
+    result = alone(trainer(model, mixed_precision="bf16", lr=0.1).training(start_of(model), {}, *data(), SEEDS))
     assert {value.dtype for value in result.tensors.values()} == {torch.float32}
-    exact = trainer(model, lr=0.1).train(start_of(model), {}, *data(), SEEDS)
+    exact = alone(trainer(model, lr=0.1).training(start_of(model), {}, *data(), SEEDS))
     assert result.loss == pytest.approx(exact.loss, rel=0.05)
     assert result.loss != exact.loss
 
@@ -169,14 +174,16 @@ def test_a_loss_that_is_not_finite_names_the_learning_rate():
     for epochs in (1, 4):  # after a single step the loss is still finite, and the weights are not
         with pytest.raises(TrainingDiverged, match=r"lr 3e\+38"):
             made = trainer(two_weights(), lr=3e38, local_epochs=epochs)
-            made.train(start, {}, torch.tensor([[1e3]]), torch.tensor([0]), SEEDS)
+            alone(made.training(start, {}, torch.tensor([[1e3]]), torch.tensor([0]), SEEDS))
 
 
 def test_cancelled_between_two_batches():
     model, seen = dropping(), []
     with pytest.raises(Cancelled):
-        trainer(model, batch_size=5).train(
-            start_of(model), {}, *data(), SEEDS, progress=seen.append, cancelled=lambda: len(seen) == 2
+        alone(
+            trainer(model, batch_size=5).training(
+                start_of(model), {}, *data(), SEEDS, progress=seen.append, cancelled=lambda: len(seen) == 2
+            )
         )
     assert len(seen) == 2
 
