@@ -17,7 +17,7 @@ from attune.fedclient.work.own_loop import Context
 def lightning_callback(context: Context) -> Any:
     """Return a callback for PyTorch Lightning.
 
-    It adds the gradient of what the method adds to any loss, reports progress, and ends training that was replaced.
+    It adds the gradient of the method's penalty, reports progress, and ends training that was replaced.
 
     Raises:
         SettingError: Lightning is not installed.
@@ -39,7 +39,7 @@ def lightning_callback(context: Context) -> Any:
 
 
 def hugging_face_callback(context: Context) -> Any:
-    """Return a callback for the Trainer of Hugging Face transformers, which does as that for Lightning does.
+    """Return a callback for the Trainer of Hugging Face transformers. It works as the callback for Lightning.
 
     Raises:
         SettingError: transformers is not installed.

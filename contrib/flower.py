@@ -177,7 +177,7 @@ class _App:
                 f"{prefix}config": ConfigRecord({number: round_, **config}),
             }
         )
-        # A message without metadata of ours asks for the runtime of Flower, and there is none.
+        # Without this metadata the message would ask Flower's runtime for its own, and there is none here.
         metadata = Metadata(1, "", 1, 1, "", "", time.time(), DEFAULT_TTL, what)
         reply: Message = self._app(Message(content, metadata=metadata), self._context)
         if reply.has_error():

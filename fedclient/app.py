@@ -1,4 +1,4 @@
-"""One device's life in its home: it enrols if it must, then takes part over the network until the federation is done."""
+"""Run of one device from its home: it enrols if needed, then takes part over the network until the federation is over."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None
     Args:
         options: The device's options.
         console: Where it prints.
-        shard: Its data, if they are not those of the options.
+        shard: Its data; None: those of the options.
 
     Raises:
         AttuneError: The error that ended it.
@@ -53,8 +53,8 @@ async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, conso
 async def identity_of(options: DeviceOptions, shard_name: str, home: DeviceHome, say: Callable[[str], None]) -> Identity:
     """Return the device's identity, and enrol it if it has none.
 
-    It is the enrolled identity, else what `join` stored, else a new one by the given token or by that of a server on this
-    machine. An enrolled device ignores the token, unless its certificate has expired.
+    The first of these is taken: the identity in this home; the one that `join` stored; a new one, with the given token or the
+    token that a server on this machine left. An enrolled device ignores the token, unless its certificate has expired.
 
     Raises:
         HomeMismatch: --name is not the home's device.

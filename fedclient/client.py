@@ -14,7 +14,7 @@ from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.hooks import Evaluate, Hooks, Train
-from attune.fedclient.limits import OrderLimits
+from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
@@ -22,7 +22,6 @@ from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
 if TYPE_CHECKING:
     from attune.fedclient.model.artifact import Model
 
-NO_OTHER_LIMITS = OrderLimits()
 NO_OPTIONS: Mapping[str, Any] = {}
 Factory = str | Callable[..., Any]
 
@@ -68,7 +67,7 @@ class Client:
         label: str = "",
         task: str = "classes",
         table: Mapping[str, Any] = NO_OPTIONS,
-        limits: OrderLimits = NO_OTHER_LIMITS,
+        limits: OrderLimits = DEFAULT_LIMITS,
         stay: bool = False,
         resources: ResourceLimits = NO_BOUNDS,
         plugins: Sequence[str] = (),

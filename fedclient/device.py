@@ -1,7 +1,7 @@
-"""One device at work: does what the session decides until the federation is done, over whatever link and store it is given.
+"""One device at work: performs the session's decisions, over the given link and store, until the federation is over.
 
 Three things run at once: the control stream, the order at hand (download, train, commit) or the hand-in of its result, and
-the loop that feeds their events to the session and performs its effects. Tensors are worked on at a fedclient.work.worker.
+the loop that feeds their events to the session and performs its effects. Tensors are computed by a fedclient.work.worker.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from attune.fedclient.messages import OrderResult
 
 PROGRESS_S = 1.0
-RENEWAL_LOOK_S = 10.0  # between looks whether the certificate is due; certificates may live a minute
+RENEWAL_LOOK_S = 10.0  # between two checks whether to renew the certificate; certificates may live a minute
 
 
 @dataclass
@@ -149,8 +149,8 @@ class Device:
     # --- the control stream --------------------------------------------------------------------------------------------
 
     async def _stream(self, after_s: float) -> None:
-        """Keep one connection, from the wait before it to its end."""
-        await asyncio.sleep(after_s * random.uniform(0.5, 1.0))  # noqa: S311 (jitter, so that devices do not come in step)
+        """Wait `after_s` with jitter, then keep one control stream until it ends."""
+        await asyncio.sleep(after_s * random.uniform(0.5, 1.0))  # noqa: S311 (jitter, so that devices do not reconnect at once)
         opened_at: float | None = None
 
         async def handle(event: messages.Event) -> None:
@@ -176,7 +176,7 @@ class Device:
             await self.events.put(messages.Broke(reason, now - self.last_contact, lived_s))
 
     async def _keep_renewed(self) -> None:
-        """Renew the certificate beside a stream that lasts. Without a stream, the next connection renews it."""
+        """Renew the certificate while a stream is open. Without a stream, the next connection renews it."""
         while True:
             await asyncio.sleep(RENEWAL_LOOK_S)
             if self.link.open.is_set():
@@ -208,20 +208,12 @@ class Device:
             if before is not None:
                 await self._leave(before, plan)
             name = self.link.name
-            slot = await self.worker.do(
-                LearnerSlot,
-                plan,
-                self.shard,
-                name,
-                self.store.orders,
-                self.options,
-                self.worker.learners,
-                self.worker.make_learner,
-            )
-        except AttuneError as error:  # this device ends with it; its operator is not the only one who must know
+            make = functools.partial(self.worker.make_learner, plan, self.shard, name, self.store.orders, self.options)
+            slot = await self.worker.do(LearnerSlot, name, self.worker.learners, make)
+        except AttuneError as error:  # it ends this device; the server's operator must know it too
             await self.link.decline(str(error))
             raise
-        # The plan counts once the model was built from it: a home must not be bound to what cannot work.
+        # Keep the plan only after the model was built: a home must not be bound to a plan that cannot work.
         self.store.keep_plan(plan_json)
         fail_at(slot.orders.who, 0, "plan-kept")
         if self.slot is None:
@@ -284,7 +276,7 @@ class Device:
         except (DiskFull, *FINAL):
             raise
         except Exception as error:
-            # Whatever goes wrong in one order (memory, numbers, a user's model) is the round's loss, not the device's end.
+            # An error in one order (memory, numbers, a user's model) costs this round, but does not end the device.
             await self.events.put(messages.WorkFailed(order.id, str(error) or type(error).__name__))
             return
         self.console.result(result)
@@ -375,7 +367,7 @@ class Device:
 
 
 def _hello(profile: Profile) -> Hello:
-    """Return what this device says first. Transforms of plug-ins are among what it can do; the plan must be allowed yet."""
+    """Return the first message to the server. It names the transforms of plug-ins too; plans are checked when they come."""
     transforms = (f"{SPOKEN_AS}{name}" for name in TRANSFORMS)
     return Hello(_software(), msgspec.json.encode(profile), (*SPOKEN, *transforms))
 

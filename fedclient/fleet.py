@@ -1,4 +1,4 @@
-"""A hosted fleet: one device a shard in one process, each with its own identity, home, seeds and connection.
+"""A hosted fleet: a device for each shard in one process, each with its own identity, home, seeds and connection.
 
 The devices share only an event loop and the one thread that works on tensors (fedclient.work.worker). An error that ends
 one device does not affect the others.
@@ -36,7 +36,7 @@ from attune.fedclient.work.worker import BatchingWorker, Worker
 
 TURNS = 2  # one device trains while the next one downloads
 STACKED_TURNS = 256  # devices that hold tensors at one time where they are computed side by side
-AWAKE_BYTES = 256 << 20  # of learners that wait; others are made again from what is on disk
+AWAKE_BYTES = 256 << 20  # memory for learners of waiting devices; others are dropped and made again from disk
 THREADS = 16  # for calls that block without computing, such as the diagnosis of a server that does not answer
 FILES_EACH, FILES_MORE = 4, 150  # open files: of each device (lock, connection, reserve); of the process (torch, a diagnosis)
 

@@ -1,4 +1,4 @@
-"""A device's own training and own scores, handed over as functions: what is called in place of the built-in loop."""
+"""A user's own training and scores: functions that are called in place of the built-in ones."""
 
 from __future__ import annotations
 

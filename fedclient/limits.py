@@ -45,7 +45,7 @@ class OrderLimits:
                 f"the server asks for {epochs:,.0f} passes over this device's samples in one order; it allows {self.epochs:,} "
                 "(--max-epochs)"
             )
-        # Code of the operator's own cannot be measured without its numbers; its owner has allowed it by name.
+        # The size of custom model code is not known before it is built. The device's owner has allowed this code by name.
         size = 0 if ":" in plan.model.name else size_bytes(plan.model)
         if size > self.model_bytes:
             raise LimitExceeded(
@@ -96,7 +96,7 @@ def accept_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None
         )
     check_allowed(plan.plugins, options.allow_plugins)
     check_installed(plan.plugins)
-    # What the plan says it uses is not taken on trust: no other package's code is loaded for a name that the server gives.
+    # Do not trust the plan's list: a package whose code the names in the plan would load must be in it.
     for package in packages_on_devices(plan.method, plan.method_options, plan.model.name, plan.device_transforms):
         if package.name not in plan.plugins:
             raise WireError(f"the server's plan uses the plug-in {package.name}, which it does not list; update the server")

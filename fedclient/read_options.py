@@ -21,7 +21,7 @@ _MISSING = ("refuse", "median")
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Checked: see `of`."""
+    """Options for reading a file, checked by `of`."""
 
     label: str = ""  # "": the form's usual name; several of a table, with commas, where the task is not classes
     threshold: float | None = None  # two classes: label > threshold or not

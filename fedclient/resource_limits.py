@@ -17,7 +17,7 @@ from attune.common.errors import LimitExceeded, SettingError
 
 When = Literal["idle", "charging"]
 POWER = Path("/sys/class/power_supply")
-BUSY_SHARE = 0.25  # of the processors, that others may use of a machine that counts as idle
+BUSY_SHARE = 0.25  # load for each processor up to which the machine counts as idle
 LOOK_S = 10.0
 
 
@@ -79,7 +79,7 @@ def unmet(when: Collection[When], load: Callable[[], float] = lambda: os.getload
 
     Args:
         when: The conditions.
-        load: Processes that want to run, mean of a minute.
+        load: Returns how many processes want to run, as a mean over a minute.
         power: The folder with the system's power supplies.
     """
     if "charging" in when and on_battery(power):
@@ -121,7 +121,7 @@ async def until_met(when: Collection[When], say: Callable[[str], None], why: Cal
 
 
 class Allowance:
-    """Bytes that a device may move, at a rate: who has moved too many waits. One for both directions."""
+    """Limit on the rate of bytes in both directions together: a device that has moved too many waits."""
 
     def __init__(self, bytes_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._clock = bytes_per_s, clock

@@ -31,14 +31,14 @@ class Session:
         self.finished = finished
         self.connect_timeout_s = connect_timeout_s
         self.stay = stay
-        self.kept = False  # what came of this plan is kept: no need to keep it again
+        self.kept = False  # the model of this plan is kept already
         self.plan_json: bytes | None = None
         self.working: str | None = None
         self.sending: str | None = None
         self.asked: str | None = None  # the order that the server sent on the present stream
         self.breaks = 0  # in a row
-        self.lost = False  # and said so
-        self.displaced = False  # once since the last stream that lasted
+        self.lost = False  # and the user knows it
+        self.displaced = False  # taken for a break, once since the last stream that lasted
         self.over = False
 
     def __repr__(self) -> str:
@@ -156,15 +156,15 @@ class Session:
         effects: list[Effect] = [] if self.lost else [messages.Say(f"{reason} (trying again)")]
         self.lost, self.asked = True, None
         if self.sending is not None:
-            # The server will ask again for what it still wants; before that, it would take the answer for a late one.
+            # The server asks again for what it still wants. An answer before that would count as late.
             effects.append(messages.StopSending(self.sending))
             self.sending = None
-        # The last try falls on the end of the connect timeout, not far behind it.
+        # The last try comes at the end of the connect timeout, not later.
         left_s = math.inf if patient else self.connect_timeout_s - silent_s
         return [*effects, messages.Reconnect(min(backoff_s(self.breaks), left_s))]
 
     def _displaced(self, reason: str, lived_s: float) -> list[Effect]:
-        # A stream of our own that broke a moment ago may reach a busy server after the one that we opened in its place.
+        # A busy server may handle our own broken stream after the one that replaced it. So the first time counts as a break.
         if self.breaks and lived_s < STEADY_S and not self.displaced:
             self.displaced = True
             return self._broke(reason, 0.0, lived_s)

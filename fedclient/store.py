@@ -31,7 +31,7 @@ class Store(Protocol):
     def keep_plan(self, plan_json: bytes) -> None: ...
 
     def put_aside(self, run: str, orders: int) -> str:
-        """Plan, orders and model of this run make place for the next; where they are kept. orders: carried out in it."""
+        """Put plan, orders and model of a run with so many orders aside, and return where they are kept."""
 
     def spent(self) -> int:
         """Return how many orders were carried out in runs that were put aside."""
@@ -51,7 +51,7 @@ class Store(Protocol):
 
 
 class FolderStore:
-    """A device's home, whose lock somebody holds."""
+    """Store in a device's home. The caller holds the home's lock."""
 
     def __init__(self, home: DeviceHome) -> None:
         self._home = home

@@ -123,11 +123,9 @@ def verify(data: tuple[str, ...], server: str | None, home: Path | None) -> None
 @click.option("--text", default="", metavar="NAME", help="The column with text, if the samples are texts with a class.")
 @click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters (or tokens) of a text.")
 @click.option(
-    "--tokenizer",
-    default="",
-    metavar="PLACE",
+    "--tokenizer", default="", metavar="PLACE",
     help="A tokenizer.json or its folder, as PATH or PACKAGE:PATH, that cuts text into tokens.  [default: characters]",
-)
+)  # fmt: skip
 @click.option("--size", default="", metavar="HxW", help="Resize all images to H x W pixels.  [default: as they are]")
 @click.option("--grey", is_flag=True, help="Images with one channel instead of three.")
 @click.option("--classes", default="", metavar="A,B", help="All classes that any device of the federation may have.")

@@ -95,12 +95,9 @@ class DeviceCommands(ExtensibleGroup):
 )
 @click.option("--max-epochs", type=click.IntRange(1), default=1000, show_default=True, help="Most epochs of one order.")
 @click.option(
-    "--max-model-bytes",
-    type=click.IntRange(1),
-    default=4 << 30,
-    show_default=True,
+    "--max-model-bytes", type=click.IntRange(1), default=4 << 30, show_default=True,
     help="Largest model that the server may name.",
-)
+)  # fmt: skip
 @click.option(
     "--max-order", type=click.FloatRange(1), default=86_400, show_default=True, metavar="S",
     help="Give up an order after this many seconds, whatever the server says.",
@@ -143,27 +140,20 @@ def _train(given: dict[str, Any]) -> None:
     from attune.fedclient.hooks import NONE, Hooks
     from attune.fedclient.limits import OrderLimits
 
-    first, hooks = Path(given["data"][0]), Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
+    hooks = Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
+    same = ("server", "home", "name", "device", "threads", "keep", "baseline", "stay", "label")
     client = Client(
-        data=first,
-        server=given["server"],
+        data=Path(given["data"][0]),
         model=given["allow_model"],
         plugins=given["allow_plugin"],
-        home=given["home"],
-        name=given["name"],
         token=token_in(given["token"], given["token_file"]),
-        device=given["device"],
-        threads=given["threads"],
         connect_timeout_s=given["connect_timeout"],
-        keep=given["keep"],
-        baseline=given["baseline"],
         limits=OrderLimits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
-        stay=given["stay"],
         resources=_resource_limits(given),
         train=hooks.train,
         evaluate=hooks.evaluate,
-        label=given["label"],
         table={name: given[name] for name in NAMES if name != "label"},
+        **{name: given[name] for name in same},
     )
     fleet = shards.members(shards.expand(given["data"]), client.options) if shards.is_fleet(given["data"]) else None
     screen = console()

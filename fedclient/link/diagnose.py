@@ -22,7 +22,7 @@ from attune.common.identity.credential import Credential, check_dates, load_key,
 _OUT_OF_DATE = (9, 10)
 # A server that is killed between two packets closes the connection as a refusal does, but not three times in a row.
 _TRIES = 3
-LETS_IN = "lets this device in"  # in the text of what comes back where nothing is wrong any more
+LETS_IN = "lets this device in"  # part of the message if the server accepts this device by now
 
 
 class _Closed(Exception):
@@ -41,7 +41,7 @@ def diagnose(
     deadline = time.monotonic() + timeout_s
     try:
         check_dates(credential.certificate_pem, datetime.now(timezone.utc))
-        # Most often nobody is there, and a fleet asks for each of its devices: what costs processor time comes after this.
+        # Mostly no server answers, and a fleet diagnoses once for each device: so what costs processor time comes after this.
         plain = _reach(host, port, deadline)
         context = _context(root_pem, credential)
         for left in reversed(range(_TRIES)):

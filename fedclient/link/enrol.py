@@ -110,7 +110,7 @@ async def _ask(
     anchor, bootstrap = token.trust_anchor_pem(), token.bootstrap()
     started, failures = time.monotonic(), 0
     while True:
-        # A channel of its own for every try: no back-off but ours.
+        # A new channel for every try: an old one would wait by gRPC's own back-off.
         async with grpc.aio.secure_channel(
             str(address), channel_credentials(anchor, bootstrap), channel_options(anchor)
         ) as channel:

@@ -112,7 +112,7 @@ class GrpcChannel:
 OUTBOX = 16  # messages that may wait for the stream; progress beyond that is dropped
 CONNECT_MS = 5000  # for a connection and its handshake
 FIRST_WORD_S = 30.0  # from opening the stream to the first message on it
-LAST_WORD_S = 5.0  # to a server that does not answer it
+LAST_WORD_S = 5.0  # for the server to read the last message
 
 
 class GrpcLink:
@@ -146,7 +146,7 @@ class GrpcLink:
     # --- the channel
 
     def _new_wire(self) -> GrpcChannel:
-        connecting = ("grpc.min_reconnect_backoff_ms", CONNECT_MS)  # the name that gRPC has for it
+        connecting = ("grpc.min_reconnect_backoff_ms", CONNECT_MS)  # also limits one attempt to connect
         options = [*channel_options(self.identity.ca_pem), connecting]
         credentials = channel_credentials(self.identity.ca_pem, self.identity.credential)
         return GrpcChannel(grpc.aio.secure_channel(str(self.address), credentials, options))
@@ -179,7 +179,7 @@ class GrpcLink:
 
     async def diagnosis(self) -> str:
         address, identity = self.address, self.identity
-        # This channel would go on trying by a clock of its own, and answer the next call with a failure of before.
+        # The old channel would retry by its own back-off, and fail the next call with an old error.
         await self._replace("could not connect")
         error = await asyncio.to_thread(diagnose, address.host, address.port, identity.ca_pem, identity.credential, DIAGNOSIS_S)
         if isinstance(error, Unreachable):
@@ -277,12 +277,12 @@ class GrpcLink:
     async def upload(self, target: UploadTarget, frames: Iterator[bytes]) -> None:
         metadata = ((UPLOAD_KEY, TARGET.write(target)),)
         with self._pulse.transfer(), self._wire.call(self._wire.sending(UPLOAD)(metadata=metadata)) as call:
-            # Where the server has answered before the end, its answer says why.
+            # If the server answers before the last frame, writing fails, and its answer says why.
             with contextlib.suppress(asyncio.InvalidStateError):
                 for frame in frames:
                     async with aio.timeout(self.stall_s):
                         await call.write(frame)
-                    self._pulse.heard()  # there was room in the window, which the server opens
+                    self._pulse.heard()  # the server has made room in the window, so it is alive
                     await self._allowance.spend(len(frame))
                 await call.done_writing()
             async with aio.timeout(self.stall_s):

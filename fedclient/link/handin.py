@@ -1,4 +1,4 @@
-"""Hands in the result of an order: its parts, several at once, and the update that names them, until there is an answer."""
+"""Hands in the result of an order: uploads its parts, several at once, and submits the update, until the server answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from attune.fedclient.link.transfer import ATTEMPTS, Complain, complaint, persis
 from attune.fedclient.messages import OrderResult, Part, SendRefused, Sent
 from attune.fedclient.work.orders import OrderStore
 
-RESUMES = (UploadBusy, UploadTakenOver, Stalled, Truncated, BadOffset)  # the server says: ask where, and go on there
+RESUMES = (
+    UploadBusy,
+    UploadTakenOver,
+    Stalled,
+    Truncated,
+    BadOffset,
+)  # after these, ask the server for its offset and go on there
 
 
 async def send(
@@ -53,16 +59,16 @@ async def send(
                 return SendRefused(result.order_id, str(error))
             resume = True
         except AttuneError as error:
-            # The server has refused the update itself, and waits no longer; of an upload it does not know that it was the last.
+            # After a refused update the server waits no longer. After a refused upload it does not know that this was the last try.
             return SendRefused(result.order_id, str(error), known=attempted.refused)
     raise AssertionError("unreachable")
 
 
 class _Attempt:
-    """One try. Small parts go within the update, if the server takes them so; the others are uploaded.
+    """One try. Small parts travel inside the update if the server allows it; the others are uploaded.
 
-    The update follows when the uploads are done. If the server waits for what is on its way, it follows at once behind the last
-    byte; but not where this is no first try, for a busy server may look at the update before it knows what is on its way.
+    The update is submitted when the uploads are confirmed. If the server can wait for uploads (Link.waits), the first try
+    submits it right after the last byte. Later tries do not: a busy server may read the update before it knows of the uploads.
     """
 
     def __init__(

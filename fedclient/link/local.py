@@ -68,7 +68,7 @@ class LocalLink:
 
     def __init__(self, name: str, server: LocalServer) -> None:
         self.name, self.open = name, asyncio.Event()
-        self.inline_bytes, self.waits = 0, False  # in one process nothing is on its way while something else is done
+        self.inline_bytes, self.waits = 0, False  # in one process no upload is on its way during another call
         self._server = server
         self._said: asyncio.Queue[tuple[str, float | str]] = asyncio.Queue(SAID)
 

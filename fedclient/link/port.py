@@ -27,7 +27,7 @@ Handle = Callable[[Event], Awaitable[None]]
 
 
 class Broken(Exception):
-    """The transport failed; the same call may succeed later. `connecting`: nobody answered at all."""
+    """The transport failed; the same call may succeed later. `connecting`: no server answered."""
 
     def __init__(self, reason: str, connecting: bool = False) -> None:
         super().__init__(reason)
@@ -47,7 +47,7 @@ class Link(Protocol):
 
     @property
     def name(self) -> str:
-        """Under which the server knows the device."""
+        """Name under which the server knows the device."""
 
     async def control(self, hello: Hello, handle: Handle) -> NoReturn:
         """Open the control stream and pass on its messages, StreamOpened first.

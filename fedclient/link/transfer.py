@@ -77,7 +77,7 @@ class ReceiveBuffer:
 
 
 ROOM_BYTES = 1 << 16  # a blob may carry metadata beyond what its tensors need
-ATTEMPTS = 3  # for what should not fail twice: damaged bytes, a server that lost what it had
+ATTEMPTS = 3  # to transfer damaged bytes again, or a blob that the server has lost
 SAID_AFTER = 4  # failures in a row of one transfer
 ASKS = 8  # for a blob that the server does not know: half a minute
 
@@ -122,7 +122,7 @@ async def fetch(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[str
         link: The way to the server.
         ref: The value.
         expected: The manifest of the value.
-        say: Tells the person at the device of trouble.
+        say: Prints a line for the device's user.
 
     Raises:
         UnknownBlob: The server does not have it.

@@ -51,7 +51,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     federation: str
     method: str
     method_options: dict[str, Any]
-    model: ModelSpec  # a frozen body is in no file here: whoever builds the model reads it, and its digest is checked
+    model: ModelSpec  # a frozen body is not saved: building the model reads it and checks its digest
     classes: list[Label]  # class index -> original label; names of K targets or labels
     train: TrainSettings
     standardiser: dict[str, list[float]] | None = None
@@ -66,7 +66,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     test_samples: int = 0
     round: int = 0
     task: TaskName = "classes"
-    targets: Scale | None = None  # of numbers that are predicted: what one is in the model
+    targets: Scale | None = None  # of predicted numbers: their mean and standard deviation, by which the model scales them
     seed: int = 0  # that the model is built with
     files: dict[str, str] = {}  # file beside this one -> digest
     plugins: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # the plan's, left out where it has none
@@ -194,7 +194,7 @@ class Model:
             return Member(weight, trainer, dict(tensors[name]), info.sharpness.get(name, 1.0))
 
         self.members = {name: member(name, weight) for name, weight in _weights_of(info).items()}
-        # The model that counts most, for what looks into a model.
+        # The model with the largest weight, of which pictures and exports use the network.
         self.trainer, self.tensors = self.members[info.kept].trainer, self.members[info.kept].tensors
 
     @classmethod

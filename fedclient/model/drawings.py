@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 
 NUMBERED = 20  # classes up to which a confusion matrix has its counts written in
 COLUMNS = 3
-ENOUGH = 2.0  # equal shares: the scale ends no lower, so that an even spread looks even
+ENOUGH = 2.0  # equal shares: the colour scale reaches at least so far, so that an even map looks even
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from attune.fedclient.work.blend import Member, blended_shares
 
 FORMATS = (".onnx", ".pt2")
 TOLERANCE = 1e-4  # of a probability
-SAMPLES = 8  # that the file is checked on, where none are given
+SAMPLES = 8  # drawn to check the file if none are given
 
 
 class Portable(nn.Module):
@@ -157,7 +157,7 @@ def unit_of(model: Model) -> list[float]:
 def _written(write: Callable[..., None], module: nn.Module, x: Tensor, path: Path, model: Model) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the exporters, about themselves
+            warnings.simplefilter("ignore")  # the exporters warn of their own code
             write(module, x, path)
     except ImportError as error:
         raise SettingError(f"this needs {error.name}, which is not installed: pip install 'attune-fl[export]'") from None
@@ -181,7 +181,7 @@ def _run_program(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _write_onnx(module: nn.Module, x: Tensor, path: Path) -> None:
-    import onnxruntime  # noqa: F401 - a file that nobody can check is not written
+    import onnxruntime  # noqa: F401 - without it the file could not be checked
 
     torch.onnx.export(
         module, (x,), str(path), input_names=["x"], output_names=["probabilities"], dynamo=True, external_data=False,

@@ -33,7 +33,7 @@ Candidates = Mapping[Choice, tuple[Trainer, Tensors]]
 
 
 class Baselines:
-    """Both are plain models: trained by SGD, predicting by their own logits.
+    """The common and the local model: plain models, trained by SGD, that predict with their own logits.
 
     Arguments: `model` only says how to compute; `saved` is the local model so far; without it a new one starts if `local`.
     """
@@ -88,7 +88,7 @@ class Baselines:
 
 
 def own_name(method: Method, part_of: Mapping[str, PartKind]) -> Choice:
-    """Return what a method's model is: the common or a local one, if no part of it differs between devices."""
+    """Return the kind of a method's model: local if all is private, common if all is shared and served, else personalized."""
     if method.predictor == "model" and set(part_of.values()) == {"private"}:
         return "local"
     if method.predictor == "model" and set(part_of.values()) == {"shared"} and method.evaluate == "served":
@@ -124,7 +124,7 @@ def constant_answer(data: Prepared, measure: Measure) -> float | None:
 
 
 class Weighed(NamedTuple):
-    """members: how much each model counts, and how sure it may be; empty where the own one is kept alone.
+    """members: the models of the blend; empty if the device keeps its own model alone.
 
     likelihood: log-likelihood of the held-out samples under each model, nats; empty without such samples.
     """

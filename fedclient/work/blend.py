@@ -19,8 +19,8 @@ from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores, Trainer
 
-# Samples that the models are said to explain beforehand, times their number: draws the weights of few samples to what other
-# devices found, or to equal ones.
+# Pseudo-count of the prior for each model. It draws weights from few samples towards those that other devices found, or
+# towards equal weights.
 PSEUDO_COUNT = 1.0
 NOTHING: Mapping[Choice, float] = MappingProxyType({})  # no device has found anything yet
 LOCAL_SHARE = 1 / 3  # weight of the model that was trained alone, where no sample was held out
@@ -29,7 +29,7 @@ ITERATIONS = 200  # converged to about 1e-6 for tens of samples; each iteration 
 
 @dataclass(frozen=True)
 class Member:
-    """A model of the blend, what computes it, and by what its scores are multiplied before they become probabilities."""
+    """A model of the blend, what computes it, and the factor of its scores before they become probabilities (sharpness)."""
 
     weight: float
     trainer: Trainer
@@ -42,7 +42,7 @@ class Member:
 
 
 def pseudo_counts(models: Collection[Choice], prior: Mapping[Choice, float]) -> list[float]:
-    """Return how many samples each model is said to explain beforehand, (K,): K PSEUDO_COUNT in all.
+    """Return the pseudo-count of each model in the prior, (K,). Their sum is K * PSEUDO_COUNT.
 
     Args:
         models: The K models.
@@ -98,7 +98,7 @@ def unweighed(
     y: Tensor,
     prior: Mapping[Choice, float],
 ) -> Jobs[dict[Choice, Member]]:
-    """Return the models that count, with their weights, where no sample was held out to weigh them by.
+    """Return the blend of a device that holds no samples out to weigh the models by.
 
     Every model has trained on x (V, ...), y (V,) or (V, T), so these samples do not say which model is better. They say two
     things. A model that explains them no better than a constant answer does no better elsewhere, such as the common model
@@ -115,7 +115,7 @@ def unweighed(
         prior: As for `pseudo_counts`, for the federation's models.
 
     Returns:
-        The models with weights; empty where only the own one counts.
+        The models with weights; empty if only the device's own model counts.
     """
     likelihoods: dict[Choice, Tensor] = {}
     for name, (trainer, tensors) in candidates.items():

@@ -16,14 +16,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PRIOR_SAMPLES = 3  # as many are held out where the prior of log sharpness is half as wide as with many
+PRIOR_SAMPLES = 3  # held-out samples with which the prior of log sharpness is half as wide as with many
 FLOOR = 1e-6  # of a probability: a model may be certain and wrong once without being ruled out
 SHARPNESSES = tuple(math.exp(step / 4) for step in range(-12, 13))  # three deviations to both sides
-SHARPENED_ELEMENTS = 1 << 22  # scores that are held at a time, sharpened in so many ways: 16 MiB
+SHARPENED_ELEMENTS = 1 << 22  # most sharpened scores in memory at a time: 16 MiB
 
 
 class Calibrated(NamedTuple):
-    """sharpness: by what scores are multiplied, an inverse temperature. probability: of the right labels then, (V,), (V, T)."""
+    """sharpness: factor of the scores, an inverse temperature. probability: of the right labels with it, (V,) or (V, T)."""
 
     sharpness: float
     probability: Tensor

@@ -65,9 +65,9 @@ def _error(sum_G: npt.NDArray[np.float64], size_G: npt.NDArray[Any], mean: float
     return math.sqrt(spread) / float(size_G.sum()) if groups > 1 else 0.0
 
 
-EXACT = 12  # with so many gains or fewer all signs are tried
-DRAWS = 9999  # else so many at random: the smallest p is 1 in 10,000
-MANY = 2000  # with more gains than this their sum is normal enough
+EXACT = 12  # most gains of which all signs are tried
+DRAWS = 9999  # random signs for more gains: the smallest p is 1 in 10,000
+MANY = 2000  # most gains of which signs are drawn; for more, the sum is taken as normal
 ROWS = 512  # draws at a time: 512 * 2000 signs are 8 MB
 
 

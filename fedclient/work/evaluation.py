@@ -27,8 +27,8 @@ from attune.fedclient.work.trainer import Seeds, Trainer
 class DeviceModels:
     """The tensors that an evaluation starts from.
 
-    theta: of the device's own model; received: what the server last served of it; common: what a device of which nothing is
-    known is served, empty if the order does not name it; trained: the attended tensors as training left them, for the dial.
+    theta: of the device's own model. received: what the server last served of it. common: the cold-start model, empty if the
+    order does not name it. trained: the attended tensors as training left them, for the dial.
     """
 
     theta: Tensors
@@ -93,7 +93,7 @@ class Evaluation:
             (yield from baselines.weighed(candidates, self._own, data, prior)) if self._blends else baselines.Weighed({}, {})
         )
         members = weighed.members
-        # The samples that have made a model by the dial say too much for it: other devices are not to learn from that.
+        # The dial was set by these samples, so they say too much for its model: their likelihood is not reported.
         said = weighed.likelihood if mixed is None else {}
         blended = (yield from self._blended(list(members.values()))) if members and right else None
         result = msgspec.structs.replace(

@@ -29,7 +29,7 @@ ExecutorName = Literal["sequential", "stacked", "auto", "processes", "ray"]
 
 
 class HostLost(Exception):
-    """The process that held a learner is gone. What the learner had committed is not."""
+    """The process that held a learner is gone. What the learner has committed is kept."""
 
 
 class HostDied(HostLost):

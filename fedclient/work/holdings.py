@@ -17,7 +17,7 @@ from attune.fedclient.messages import SmallerFormUnusable
 
 @dataclass(frozen=True)
 class Holdings:
-    """Digests and manifests of what a device holds. They have no tensors, so they are known beside a remote learner too.
+    """Digests and manifests of what a device holds. Without tensors, so that a learner in another process can send them.
 
     Attributes:
         parts: For each part that is not private, the tensors of its blob.

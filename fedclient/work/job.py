@@ -1,4 +1,4 @@
-"""Work that stops at each heavy computation and waits for its result, so that who runs it decides how it is computed.
+"""Work that stops at each heavy computation and waits for its result, so that the caller decides how to compute it.
 
 A generator yields jobs and is sent their results. `alone` computes each job at once, by itself. fedclient.work.stacked runs the
 generators of many devices side by side and computes like jobs together.
@@ -20,7 +20,7 @@ class Job(Protocol):
         """Return the job's result by its definition. Every other way to compute it must agree."""
 
 
-Jobs = Generator[Job, Any, T]  # which come to a T
+Jobs = Generator[Job, Any, T]  # that return a T
 
 
 @dataclass(frozen=True)

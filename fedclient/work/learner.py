@@ -1,8 +1,8 @@
 """Carries out orders: merges what was served, evaluates, trains or compares, and commits the result to disk.
 
-Owns the device's tensors; runs in the one worker thread. theta: all tensors of the model, and what the objective keeps beside
-it, which is in no part and never handed in; received: what the server last served of those that are not private (Theta_0
-until it served any).
+A learner owns the device's tensors, and runs on the worker's thread. theta: all tensors of the model, and those that the
+objective keeps beside it, which are in no part and never handed in. received: the values that the server last served, of the
+tensors that are not private; before the first order, the initial ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from attune.common.seeds import derive
 from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedclient.data.prepare import Prepared, Standardiser, prepare
+from attune.fedclient.data.prepare import Prepared, prepare
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
@@ -91,10 +91,10 @@ class Learner:
         self.returns: dict[str, str] = {kind: part.returns for kind, part in configured.aggregators.items()}
         objective, predictor = objective_for(configured), predictor_for(configured)
         self.dial = dial_of(configured.dial, self.part_of, components(model))
-        self.keeps_trained = bool(self.dial) and method.evaluate == "served"  # else it is what the device has anyway
+        self.keeps_trained = bool(self.dial) and method.evaluate == "served"  # otherwise they are those of theta
         self.keeps_received = objective.keeps_received
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
-        self.data = _on_device(prepared, device)
+        self.data, self.standardiser = _on_device(prepared, device), prepared.standardiser
         self.holdings = Holdings(_manifests(self.part_of, self.theta), has_rival, {})
         measure, family = MEASURES[plan.task], (family_of(plan), "method")
         self.trainer = Trainer(
@@ -104,7 +104,7 @@ class Learner:
         self.versions: dict[str, int] = {}
         self.newest = orders.newest()
         received = local = self.trained = None
-        self.owed: Tensors = {}  # what the last update lacks of what should have arrived, to be made up for with the next
+        self.owed: Tensors = {}  # errors of the last update's encoding, which the next update makes up for
         if self.newest is not None:
             self.theta = self._restored(orders.state(self.newest))
             received, local, self.trained = (orders.beside(self.newest, what) for what in (RECEIVED, LOCAL, TRAINED))
@@ -125,16 +125,11 @@ class Learner:
 
     @property
     def size_bytes(self) -> int:
-        """About what it holds in memory: samples, and the tensors of its models."""
+        """Bytes of the samples and of the models' tensors, roughly what it holds in memory."""
         samples = [value for value in vars(self.data).values() if isinstance(value, torch.Tensor)]
         models = [*self.theta.values(), *self.received.values()]
         models += [*(self.baselines.local or {}).values(), *(self.trained or {}).values(), *self.owed.values()]
         return sum(tensor.nbytes for tensor in {id(held): held for held in (*samples, *models)}.values())
-
-    @property
-    def standardiser(self) -> Standardiser | None:
-        """How features are prepared."""
-        return self.data.standardiser
 
     def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
         """Return the missing values of an order, as Holdings.missing."""
@@ -224,7 +219,7 @@ class Learner:
             theta.update(tensors)
             received.update(tensors)
             served[ref.part] = ref.digest
-        if self.newest is None:  # what the device keeps beside the model starts from what it is first served
+        if self.newest is None:  # the objective's tensors start from the model that is first served
             theta |= self.trainer.extras({name: theta[name] for name in self.part_of})
         return theta, received, served
 
@@ -267,9 +262,9 @@ class Learner:
     def _written(
         self, part: str, names: Iterable[str], theta: Tensors, received: Tensors, order: Order
     ) -> tuple[Tensors, Tensors]:
-        """Return what is handed in of a part, and what it lacks of what should arrive.
+        """Return the encoded tensors of a part, and the errors of the encoding.
 
-        The server reads it beside what this order served of it.
+        The server decodes them with the value of the part that this order has served.
         """
         change = self.returns[part] == "change"
         before = received if change or any(ref.part == part for ref in order.downloads) else None
@@ -349,7 +344,7 @@ def make_learner(
         SettingError: The model or the method cannot be built here.
         HomeMismatch: The stored orders are damaged.
     """
-    # Threads are counted for each thread that computes, so this is set in the worker's.
+    # torch counts threads for each thread that computes, so this must be called on the worker's.
     hardware.set_threads(options.threads)
     device = hardware.choose(options.device)
     return Learner(plan, prepare(shard.load(), plan), name, orders(name), device, options.keep, options.baseline, options.hooks)

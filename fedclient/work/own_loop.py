@@ -212,7 +212,7 @@ def _live(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _taken(job: Descent, model: nn.Module, extras: Mapping[str, Tensor]) -> Tensors:
-    """Return what moved, and running statistics that may; all other tensors are as before, bit for bit.
+    """Return the trained tensors, and running statistics if they may move; all others are as before, bit for bit.
 
     Raises:
         TrainingDiverged: A tensor is not finite.

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from attune.fedclient.work.orders import OrderStore
 
 T = TypeVar("T")
-MakeLearner = Callable[[Plan, LazyShard, str, Callable[[str], "OrderStore"], DeviceOptions], AnyLearner]
-QUIET_S = 0.05  # without another order: devices are sent a round's orders within some milliseconds
+QUIET_S = 0.05  # pause without a new order that ends a batch: a round's orders come within some milliseconds
 
 
 class Worker:
@@ -70,8 +69,8 @@ class Worker:
 class BatchingWorker(Worker):
     """Orders that come within QUIET_S of each other go to `executor` together; those that come meanwhile are the next batch.
 
-    As many devices can meet as have a turn. Over a network it is a matter of time which devices meet; an executor must give
-    each device the same result to rounding, whichever others it meets.
+    A batch has at most as many devices as have a turn. Over a network, chance decides which devices share a batch, so an
+    executor must give each device the same result, up to rounding, in any batch.
     """
 
     def __init__(self, turns: int, awake_bytes: float, executor: Executor) -> None:
@@ -131,21 +130,15 @@ class LearnerSlot:
     """One device's learner, which exists while an order is worked on; between orders as long as the cache has room for it.
 
     A learner is made from shard, plan and the newest order that is kept, as after a restart. So dropping it changes no bit.
-    `take` and `release` may be called from any thread; everything else belongs to the worker's. The constructor raises what
-    make_learner raises.
+    `take` and `release` may be called from any thread; everything else belongs to the worker's.
+
+    Args:
+        name: The device's name.
+        cache: Decides how long a learner is kept.
+        make: Makes the learner. The constructor raises what it raises.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        shard: LazyShard,
-        name: str,
-        orders: Callable[[str], OrderStore],
-        options: DeviceOptions,
-        cache: LearnerCache,
-        make: MakeLearner,
-    ) -> None:
-        self._arguments = plan, shard, name, orders, options
+    def __init__(self, name: str, cache: LearnerCache, make: Callable[[], AnyLearner]) -> None:
         self._name, self._cache, self._make = name, cache, make
         self._learner: AnyLearner | None = None
         self._newest: OrderResult | None = None
@@ -169,7 +162,7 @@ class LearnerSlot:
         """Return the learner, made if it is not there; as `take`. Raises what make_learner raises."""
         learner = self.take()
         if learner is None:
-            learner = self._learner = self._make(*self._arguments)
+            learner = self._learner = self._make()
         return learner
 
     def release(self) -> None:

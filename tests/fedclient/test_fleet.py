@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import resource
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
@@ -202,7 +203,8 @@ def test_a_device_whose_tensors_are_put_away_between_orders_learns_the_same_bits
     def digests(keep):
         home = DeviceHome(tmp_path / f"{method}-{keep}")
         data, cache = LazyShard.in_memory(load_shard(shard)), LearnerCache(math.inf if keep else 0)
-        slot = LearnerSlot(plan, data, "kiel", FolderStore(home).orders, options(shard, device="cpu"), cache, local_learner)
+        make = partial(local_learner, plan, data, "kiel", FolderStore(home).orders, options(shard, device="cpu"))
+        slot = LearnerSlot("kiel", cache, make)
         part = {"fedmcsa": "attended"}.get(method, "shared")
         for number in (1, 2, 3):
             order = Order(f"train-{number}-kiel", number, "train", (), (part,))

@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     weight: torch.Tensor | None = None  # (B,): how much each counts in a mean, summing to 1; None: all alike
 
 
-# (tensors, what else the device has for it, batch) -> scalar. It sees nothing of a device but these, so that it serves many.
+# (tensors, beside, batch) -> scalar. It reads nothing else of a device, so that it can be mapped over many devices.
 Loss = Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor], Batch], torch.Tensor]
 
 
@@ -47,7 +47,7 @@ class Trained:
 
     tensors: Tensors
     loss: float  # sample-weighted mean over the last epoch, or over all local steps
-    beside: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of a descent that changes them: what they became
+    beside: Mapping[str, torch.Tensor] = field(default_factory=dict)  # the tensors beside, after a descent that changes them
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class LocalTask:
     cancelled: Callable[[], bool] = lambda: False
     round: int = 0  # of the federation, that this work is for
     measure: Measure = MEASURES["classes"]  # of the task
-    family: Hashable = None  # equal for devices that compute alike but for tensors, samples and seeds; None: for this one alone
+    family: Hashable = None  # equal for devices that differ only in tensors, samples and seeds; None: not stacked
 
     def takes(self, name: str, is_own: bool = False) -> bool:
         """Return whether this tensor may move.

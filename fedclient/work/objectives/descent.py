@@ -48,7 +48,7 @@ class Cancelled(AttuneError):
 
 @dataclass(frozen=True)
 class Ahead:
-    """The gradient is taken at the end of a step of plain SGD, which itself is not taken: first-order MAML."""
+    """First-order MAML: the gradient after a step of plain SGD is applied to the tensors before that step."""
 
     rate: float
     purpose: str  # of the batches that the step is made with
@@ -58,7 +58,7 @@ class Ahead:
 class Descent:
     """SGD with a fresh optimiser on `loss` from `tensors`, which stay as they are.
 
-    Where the task lets nothing of it move, nothing is done and the loss is not a number.
+    If no tensor may move, it is a no-op with the loss NaN.
     """
 
     task: LocalTask
@@ -67,13 +67,13 @@ class Descent:
     loss: Loss
     beside: Mapping[str, Tensor] = field(default_factory=dict)  # what else the loss needs of this device
     names: Collection[str] | None = None  # what is trained; all that may move if None
-    purpose: str = ""  # a second descent of one task has a name, and with it batches and dropout of its own
+    purpose: str = ""  # name of a task's second descent, which draws its own batches and dropout
     share: tuple[float, float] = (0.0, 1.0)  # where the task's progress begins and ends
     is_own: bool = False  # the tensors are the device's own under the model's names
     repeat: int = 1  # steps on each batch
     ahead: Ahead | None = None
     follow: Follow | None = None  # after each batch
-    penalty: Penalty | None = None  # what the method adds to any loss, where it does
+    penalty: Penalty | None = None  # the method's term, for a loss of the user's own
     by_itself: str = ""  # why it cannot be computed together with those of other devices; empty: it can
 
     def __repr__(self) -> str:
@@ -213,7 +213,7 @@ def _take_step(
 def _gradients(loss: Tensor, trained: Mapping[str, Tensor], settings: TrainSettings) -> Tensors:
     """Return gradients with clipping and weight decay, as one step of SGD has them.
 
-    A start that is trained for another step than the one before prediction gets worse with every round.
+    They are those of the step before prediction: a model that is trained for another step gets worse with every round.
     """
     gradients = list(torch.autograd.grad(loss, list(trained.values()), materialize_grads=True))
     if settings.clip_norm:
@@ -231,7 +231,7 @@ def autocast(device: torch.device, settings: TrainSettings) -> Any:
 @contextmanager
 def seeded(device: torch.device, seed: int) -> Iterator[None]:
     """Let dropout draw from `seed` during the block; other random numbers do not change."""
-    if device.type == "cpu":  # torch.manual_seed tells every kind of accelerator too, also where there is none
+    if device.type == "cpu":  # torch.manual_seed also seeds accelerators, even those that are not there
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             yield

@@ -12,7 +12,7 @@ from attune.fedclient.work.predictors.base import Predictor
 
 
 class FineTune(Predictor[FineTuneSettings]):
-    """theta after plain SGD: what is trained here is for predicting alone, and is not what the device goes on from."""
+    """theta after some plain SGD. The device only predicts with it; training goes on from theta."""
 
     def prepare(self, task: LocalTask) -> Tensors:
         return alone(self.work(task))

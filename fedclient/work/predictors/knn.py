@@ -18,7 +18,7 @@ from attune.fedclient.work.objectives.memory import BATCH, FEATURES, LABELS, rem
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.predictors.base import Predictor
 
-TINY = 1e-30  # a class that neither the neighbours nor the model gives any probability
+TINY = 1e-30  # probability of a class that neither the neighbours nor the model expect
 
 
 class Knn(Predictor[KnnSettings]):

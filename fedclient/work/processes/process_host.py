@@ -19,7 +19,7 @@ from attune.fedclient.work.trainer import Progress
 CHECK_S = 0.1  # seconds between two checks whether the order at hand was cancelled
 PROGRAM = "import sys; from attune.fedclient.work.processes.hosted import main; main(int(sys.argv[1]))"
 
-_idle: list[ProcessHost] = []  # of executors that are closed, for the next one: an import of torch takes seconds
+_idle: list[ProcessHost] = []  # of closed executors, for the next one: importing torch takes seconds
 
 
 def process_host() -> ProcessHost:

@@ -92,8 +92,8 @@ class Placement:
     Attributes:
         host: The host.
         thread: Waits for the host.
-        life: Of the host, when the device was placed.
-        deaths: Of the host in a row, during this device's work.
+        life: The host's life in which the device was placed.
+        deaths: How often in a row the host has died during this device's work.
     """
 
     host: LearnerHost

@@ -10,7 +10,6 @@ from attune.common.errors import AttuneError
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.metrics import Choice
 from attune.common.wire.header import Manifest
-from attune.fedclient.data.prepare import Standardiser
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import HostDied, HostLost, Work
 from attune.fedclient.work.processes import requests
@@ -38,34 +37,21 @@ class RemoteLearner:
         return f"<RemoteLearner {self.name} at {self._placement.host}>"
 
     @property
-    def newest(self) -> OrderResult | None:
-        return self._state.newest
-
-    @property
-    def standardiser(self) -> Standardiser | None:
-        return self._state.standardiser
-
-    @property
-    def size_bytes(self) -> int:
-        return self._state.size_bytes
-
-    @property
     def thread(self) -> ThreadPoolExecutor:
         """The thread on which to wait for its host."""
         return self._placement.thread
 
     def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
         """Return the missing values of an order, as Learner.missing."""
-        return self._state.holdings.missing(order)
+        return self._holdings.missing(order)
 
     def carry_out(self, work: Work) -> OrderResult:
         """Carry out an order, as Learner.carry_out. After HostLost a new learner must first say what is missing."""
         request = requests.CarryOut(self.name, work.order, work.fetched, work.bytes_down)
         self._update(cast(requests.LearnerState, self._ask(request, work.progress, work.cancelled)))
         self._placement.deaths = 0
-        result = self._state.newest
-        assert result is not None  # noqa: S101 (an order was carried out)
-        return result
+        assert self.newest is not None  # noqa: S101 (an order was carried out)
+        return self.newest
 
     def finished(self) -> dict[Choice, Tensors]:
         """Return what the device predicts with, as Learner.finished."""
@@ -76,7 +62,8 @@ class RemoteLearner:
         self._placement.host.drop(self.name)
 
     def _update(self, state: requests.LearnerState) -> None:
-        self._state = state
+        self._holdings, self.newest = state.holdings, state.newest
+        self.standardiser, self.size_bytes = state.standardiser, state.size_bytes
         self.orders.adopt(state.orders)
 
     def _ask_until_answered(self, request: requests.HostRequest) -> object:

@@ -1,9 +1,9 @@
 """Like descents of many devices at once: SGD on stacked tensors, step by step as each device would take it by itself.
 
-D devices, S steps, B samples of the widest batch. Each device draws the mini-batches that it would draw by itself; a narrower
-batch is padded with a sample of its own that has no weight. Devices with fewer steps leave the stack at its end when they have
-taken theirs. The numbers of one device depend on no other device. Sums are folded in another order than by itself, so results
-agree to rounding.
+D devices, S steps, B samples of the largest batch. Each device draws the mini-batches that it would draw by itself; a smaller
+batch is padded with one of its own samples, of weight 0. The devices are ordered by steps, so that those with fewer steps leave
+the stack at its end. The numbers of one device depend on no other device. Sums are added in another order than for one device,
+so results agree up to rounding.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Stack:
         self._tensors = stacked([job.tensors for job in jobs])
         self._beside = stacked([job.beside for job in jobs])
         self._momentum: Tensors = {}
-        self._told = -math.inf
+        self._reported_at = -math.inf
 
     def __repr__(self) -> str:
         return f"<Stack of {len(self._jobs)} x {self._job}>"
@@ -126,8 +126,8 @@ class Stack:
     def _tell(self, done: int) -> None:
         """Report the progress of all devices, now and then and at the end."""
         now = time.monotonic()
-        if now - self._told >= PROGRESS_S or done == self._job.steps:
-            self._told = now
+        if now - self._reported_at >= PROGRESS_S or done == self._job.steps:
+            self._reported_at = now
             for job in self._jobs:
                 job.progress(min(1.0, done / job.steps))
 

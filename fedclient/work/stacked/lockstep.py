@@ -32,7 +32,7 @@ def _result_of(compute: Callable[[], T]) -> T | FailedWork:
 
 
 class Stacked:
-    """Keeps what it found out: why some jobs cannot be computed together."""
+    """Runs works side by side, and remembers why some jobs cannot be computed together."""
 
     def __init__(self) -> None:
         self._reasons: dict[Hashable, str] = {}
@@ -42,7 +42,7 @@ class Stacked:
 
     @property
     def reasons(self) -> list[str]:
-        """Why something went one by one, each reason once. What was found together with nothing like it has none."""
+        """Why something went one by one, each reason once. A job that never met a similar one has none."""
         return sorted({reason for reason in self._reasons.values() if reason})
 
     def run(self, works: Iterable[Jobs[T]]) -> list[T | FailedWork]:

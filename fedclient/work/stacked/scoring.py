@@ -19,8 +19,8 @@ from attune.fedclient.work.calibration import FLOOR
 from attune.fedclient.work.stacked.descend import first_devices, in_stacks, stacked
 from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores
 
-ROWS = 16  # samples of a device at a time, at least, so that few steps are for few samples
-AT_ONCE = 16 * EVALUATION_BATCH  # samples of all devices at a time, at most
+ROWS = 16  # fewest samples of a device at a time, so that small devices need few steps
+AT_ONCE = 16 * EVALUATION_BATCH  # most samples of all devices at a time
 
 
 def score(jobs: Sequence[Scores]) -> list[list[tuple[int, Tensor]] | Exception]:

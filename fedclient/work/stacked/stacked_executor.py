@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from attune.fedclient.work.learner import Learner
     from attune.fedclient.work.stacked.lockstep import Stacked
 
-Mode = Literal["sequential", "stacked", "auto"]  # sequential: what a trial has come to
+Mode = Literal["sequential", "stacked", "auto"]  # sequential: the result of a trial
 
 TRIED = 5  # devices that are trained one by one; the others take as long in proportion to their steps
 
@@ -40,7 +40,7 @@ class StackedExecutor:
 
     Args:
         mode: "auto" tries at the first orders of several devices what is faster, and stays with it.
-        advised: Is told what the trial has come to.
+        advised: Is called with the result of the trial.
     """
 
     def __init__(self, mode: Literal["stacked", "auto"] = "stacked", advised: Callable[[Advice], None] = lambda advice: None):
