@@ -59,7 +59,7 @@ async def send(
                 return SendRefused(result.order_id, str(error))
             resume = True
         except AttuneError as error:
-            # After a refused update the server waits no longer. After a refused upload it does not know that this was the last try.
+            # After a refused update the server waits no longer. After a refused upload it does not know that no other follows.
             return SendRefused(result.order_id, str(error), known=attempted.refused)
     raise AssertionError("unreachable")
 
