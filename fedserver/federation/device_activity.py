@@ -65,12 +65,7 @@ class DeviceActivity:
         """Spans of each device that this process has seen, oldest first."""
         return {name: tuple(spans) for name, spans in list(self._spans.items())}
 
-    @property
-    def closed(self) -> tuple[tuple[int, float], ...]:
-        """Last rounds that this process closed, each with its unix time."""
-        return tuple(self._closed)
-
     def round_s(self) -> float | None:
         """Return the mean seconds of the last rounds, or None before two were closed."""
-        closed = self.closed
+        closed = tuple(self._closed)
         return (closed[-1][1] - closed[0][1]) / (len(closed) - 1) if len(closed) > 1 else None

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import get_args
 
-from typing_extensions import Self
-
 from attune.common.errors import LimitExceeded, UnknownBlob, UpdateRefused, UploadTakenOver
 from attune.common.exchange.messages import UploadTarget
 from attune.common.methods.method import PartKind
@@ -23,7 +21,7 @@ PARTS = tuple(kind for kind in get_args(PartKind) if kind != "private")
 class Sink:
     """An announced upload of `size` bytes from `offset` on: no more than was announced, hashed as it comes.
 
-    The bytes before `offset` are here already. Leaving it as a context manager closes it, and the bytes stay.
+    The bytes before `offset` are here already.
 
     Raises:
         Malformed: The digest is none (bad-digest).
@@ -81,12 +79,6 @@ class Sink:
     def close(self) -> None:
         """Close the upload; the bytes stay."""
         self._growing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _write(self, frame: memoryview) -> None:
         try:
@@ -185,16 +177,6 @@ class Uploads:
     def discard(self, blobs: Iterable[Blob]) -> None:
         """Remove complete uploads that were accepted, and what was made of them."""
         self._blobs.remove([blob.name for blob in blobs])
-
-    def damaged(self) -> list[str]:
-        """Return a line for each complete upload whose bytes are not those that were sent."""
-        lines = []
-        for blob in self._spool.all_sealed():
-            try:
-                self._blobs.check(blob)
-            except Damaged as damaged:
-                lines.append(str(damaged))
-        return lines
 
     def _lock(self, client: str, part: str) -> Lock:
         return self._locks.setdefault((client, part), Lock())

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,11 +27,10 @@ from attune.common.text import from_json
 from attune.fedserver.home import LEFT_ASIDE, ServerHome
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE, Authority
 from attune.fedserver.lab.vault import StateRecipe, name_of
-from attune.fedserver.ports.blobs import Blobs, Damaged, blob_of
+from attune.fedserver.ports.blobs import Blobs, blob_of
 from attune.fedserver.ports.ledger import LedgerReader, Snapshot
 from attune.fedserver.stores.folder import link
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.stores.uploads import Uploads
 
 MANIFEST = "MANIFEST.json"
 VERSION = 1
@@ -205,7 +205,8 @@ def damages(home: ServerHome) -> Iterator[str]:
         else:
             yield from _state(home, storage.blobs, snapshot)
     yield from Inbox(storage.blobs).damaged()
-    yield from Uploads(storage).damaged()
+    for blob in storage.spool.all_sealed():
+        yield from _fault(partial(storage.blobs.check, blob))
 
 
 def _fault(read: Callable[[], object]) -> Iterator[str]:
@@ -228,7 +229,4 @@ def _state(home: ServerHome, blobs: Blobs, snapshot: Snapshot) -> Iterator[str]:
     if recipe is None and blobs.names(name_of(closed)):
         yield f"{home.path / name_of(closed)} is damaged: delete it, or close another round"
     for slot in with_estimate((*snapshot.slots, *(recipe.replaced if recipe else ())), "files of the state verified"):
-        try:
-            blobs.check(blob_of(slot))
-        except Damaged as damaged:
-            yield str(damaged)
+        yield from _fault(partial(blobs.check, blob_of(slot)))

@@ -80,7 +80,7 @@ class Routes:
         try:
             matrix = await asyncio.to_thread(self._source.attention, request.query_params.get("unit", ""))
         except AttuneError as error:
-            return _refused(error)
+            return _json({"error": str(error)}, 400)
         return _json(asdict(matrix))
 
     async def metrics(self, request: Request) -> Response:
@@ -99,7 +99,7 @@ class Routes:
         try:
             return _json(await self._actions.do(request.path_params["name"], body))
         except AttuneError as error:
-            return _refused(error)
+            return _json({"error": str(error)}, 400)
 
     async def healthy(self, request: Request) -> Response:
         """Answer 200 unless a step of the federation is stuck."""
@@ -115,9 +115,5 @@ class Routes:
         return PlainTextResponse(f"{why}\n" if why else "ok\n", 503 if why else 200)
 
 
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-def _refused(error: AttuneError) -> Response:
-    return Response(msgspec.json.encode({"error": str(error)}), 400, media_type="application/json")
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

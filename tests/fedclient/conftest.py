@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -284,7 +285,7 @@ class FakeServer(FederationServicer):
         self.seen.uploads.append((target.order_id, target.offset))
         if self.faults.no_uploads:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
-        with Sink(DiskStorage(self.folder).spool, "peer", target.size, target.digest) as sink:
+        with closing(Sink(DiskStorage(self.folder).spool, "peer", target.size, target.digest)) as sink:
             skip = sink.offset - target.offset
             async for frame in frames:
                 if (share := self.faults.break_upload_at) is not None:

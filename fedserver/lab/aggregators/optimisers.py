@@ -2,34 +2,22 @@
 
 Shapes: S clients, R rows (generated weights) of a head, H hidden units. The gradient of a head is G_SR^T F_SH; a whole one
 would be as large as the head itself, so it is never made. Both give what torch.optim gives.
+
+`moments` names the running tensors, of the parameter's own shape and starting at zero, that each step is given. `dense_` takes
+step number `step` (from 1) on `value` and its moments, in place; `outer_` takes the same step for the gradient G_SR^T F_SH.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
-
-
-class Optimiser(Protocol):
-    """`moments` names the running tensors, of the parameter's own shape and starting at zero, that each step is given."""
-
-    @property
-    def moments(self) -> tuple[str, ...]: ...
-
-    def dense_(self, value: torch.Tensor, gradient: torch.Tensor, moments: Sequence[torch.Tensor], step: int) -> None:
-        """Take step number `step` (from 1) on `value` and its moments, in place."""
-
-    def outer_(
-        self, W_RH: torch.Tensor, G_SR: torch.Tensor, F_SH: torch.Tensor, moments: Sequence[torch.Tensor], step: int
-    ) -> None:
-        """Take the same step for the gradient G_SR^T F_SH."""
 
 
 class ServerSgd:
@@ -82,6 +70,9 @@ class ServerAdam:
         torch.sqrt(second, out=scratch)
         scratch.div_(math.sqrt(1 - BETA2**step)).add_(EPSILON)
         value.addcdiv_(first, scratch, value=-self._lr / (1 - BETA1**step))
+
+
+Optimiser = ServerSgd | ServerAdam
 
 
 def optimiser_of(settings: HypernetworkSettings) -> Optimiser:

@@ -18,6 +18,7 @@ from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.federation.streams import MAX_UNSENT, Stream
+from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.uploads import Uploads
 from tests.raising import malformed
@@ -205,9 +206,10 @@ def test_a_complete_upload_that_is_damaged_is_to_be_sent_again(tmp_path):
     uploads.complete("a", "shared", sink)
     [path] = (tmp_path / "uploads" / "a").iterdir()
     path.write_bytes(DATA[::-1])
-    again = Uploads(DiskStorage(tmp_path))
-    [line] = again.damaged()
-    assert f"{path} is damaged" in line
+    storage = DiskStorage(tmp_path)
+    again, [blob] = Uploads(storage), storage.spool.all_sealed()
+    with pytest.raises(Damaged, match=f"{path} is damaged"):
+        storage.blobs.check(blob)
     with pytest.raises(UnknownBlob, match=r"damaged.*upload it again"):
         again.take("a", "shared", target().digest)
     assert again.offset("a", target()) == 0

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -39,12 +40,12 @@ def test_cut_anywhere_any_number_of_times(tmp_path, cuts, frame_bytes):
     source.write_bytes(DATA)
     (tmp_path / WHOLE.name).unlink(missing_ok=True)
     for cut in [*sorted(cuts), len(DATA)]:
-        with Sink(spool(tmp_path), "peer", len(DATA), DIGEST) as sink:
+        with closing(Sink(spool(tmp_path), "peer", len(DATA), DIGEST)) as sink:
             assert sink.offset == (path.stat().st_size if path.exists() else 0)
             for frame in read_frames(source, sink.offset, lambda: frame_bytes):
                 sink.write([frame[: max(0, cut - sink.offset)]])
             assert sink.offset == cut
-    with Sink(spool(tmp_path), "peer", len(DATA), DIGEST) as sink:
+    with closing(Sink(spool(tmp_path), "peer", len(DATA), DIGEST)) as sink:
         assert sink.finish() == WHOLE
     assert (tmp_path / WHOLE.name).read_bytes() == DATA
 
@@ -61,7 +62,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     result = subprocess.run([sys.executable, "-c", code, str(tmp_path), DIGEST], timeout=60)
     assert result.returncode == -signal.SIGKILL
-    with Sink(spool(tmp_path), "peer", len(DATA), DIGEST) as sink:
+    with closing(Sink(spool(tmp_path), "peer", len(DATA), DIGEST)) as sink:
         assert sink.offset == 7000
         sink.write([DATA[7000:]])
         assert sink.finish().digest == DIGEST
@@ -71,24 +72,24 @@ def test_a_torn_tail_is_caught_by_the_digest_and_the_file_goes(tmp_path):
     path = tmp_path / GROWING
     path.parent.mkdir()
     path.write_bytes(DATA[:5000] + bytes(1000))
-    with Sink(spool(tmp_path), "peer", len(DATA), DIGEST) as sink:
+    with closing(Sink(spool(tmp_path), "peer", len(DATA), DIGEST)) as sink:
         assert sink.offset == 6000
         sink.write([DATA[6000:]])
         with pytest.raises(bad.DigestMismatch, match="from the start"):
             sink.finish()
     assert not path.exists()
-    with Sink(spool(tmp_path), "peer", len(DATA), DIGEST) as again:
+    with closing(Sink(spool(tmp_path), "peer", len(DATA), DIGEST)) as again:
         assert again.offset == 0
 
 
 def test_an_unfinished_upload_stays(tmp_path):
-    with Sink(spool(tmp_path), "peer", len(DATA), DIGEST, who="device kiel") as sink:
+    with closing(Sink(spool(tmp_path), "peer", len(DATA), DIGEST, who="device kiel")) as sink:
         sink.write([DATA[:10], b"", DATA[10:20]])
         with pytest.raises(bad.Truncated, match="device kiel: 20 of 10240 bytes arrived; go on at offset 20"):
             sink.finish()
         sink.write([DATA[20:]])
         assert sink.offset == len(DATA)
-    with Sink(spool(tmp_path), "peer", len(DATA), DIGEST) as done:
+    with closing(Sink(spool(tmp_path), "peer", len(DATA), DIGEST)) as done:
         assert done.offset == len(DATA)
         assert done.finish() == WHOLE
 
@@ -101,22 +102,22 @@ def test_lies_about_size_and_digest(tmp_path):
         with pytest.raises(LimitExceeded):
             Sink(spool(tmp_path), "peer", size, DIGEST, max_bytes=100)
     assert list(tmp_path.iterdir()) == []
-    with Sink(spool(tmp_path), "peer", 10, DIGEST) as sink:
+    with closing(Sink(spool(tmp_path), "peer", 10, DIGEST)) as sink:
         sink.write([b"12345"])
         with pytest.raises(LimitExceeded, match="sent 11 bytes after it had announced 10"):
             sink.write([b"678", b"901"])
         assert sink.offset == path.stat().st_size == 5
     path.write_bytes(b"longer than announced")
-    with Sink(spool(tmp_path), "peer", 10, DIGEST) as sink:
+    with closing(Sink(spool(tmp_path), "peer", 10, DIGEST)) as sink:
         assert sink.offset == path.stat().st_size == 0
 
 
 def test_one_sink_at_a_time(tmp_path):
-    with Sink(spool(tmp_path), "peer", len(DATA), DIGEST) as first:
+    with closing(Sink(spool(tmp_path), "peer", len(DATA), DIGEST)) as first:
         with pytest.raises(UploadBusy):
             Sink(spool(tmp_path), "peer", len(DATA), DIGEST)
         first.write([DATA])
-    with Sink(spool(tmp_path), "peer", len(DATA), DIGEST) as second:
+    with closing(Sink(spool(tmp_path), "peer", len(DATA), DIGEST)) as second:
         assert second.offset == len(DATA)
 
 
@@ -131,7 +132,7 @@ def test_a_disk_that_fills_up_keeps_offset_and_file_in_step(tmp_path, monkeypatc
         left[0] -= count
         return count
 
-    with Sink(spool(tmp_path), "peer", len(DATA), DIGEST) as sink:
+    with closing(Sink(spool(tmp_path), "peer", len(DATA), DIGEST)) as sink:
         monkeypatch.setattr(os, "pwrite", scarce)
         with pytest.raises(DiskFull, match="free some space"):
             sink.write([DATA[:5000], DATA[5000:]])
@@ -151,7 +152,7 @@ def test_a_failing_sync_is_a_full_disk(tmp_path, monkeypatch):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     storage = DiskStorage(tmp_path)
-    with Sink(storage.spool, "peer", 0, digest_of(b"")) as sink:
+    with closing(Sink(storage.spool, "peer", 0, digest_of(b""))) as sink:
         whole = sink.finish()
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DiskFull):
