@@ -7,25 +7,52 @@ paper's table V), or personalize further layers as well (its extensions).
 
 from __future__ import annotations
 
+from typing import Any
+
 from attune.common.methods.method import Method
 
 _FEDTP = "Li et al., IEEE TNNLS 2023"
 
-FEDTP = Method(name="fedtp", citation=_FEDTP, parts=(("@qkv", "generated"), ("*", "shared")))
 
-FEDTP_MLP = Method(name="fedtp-mlp", citation=f"{_FEDTP}, table V", parts=(("@mlp", "generated"), ("*", "shared")))
+# Settings of the published scripts, for hundreds of rounds; the same for every method of the paper's tables.
+_PUBLISHED: dict[str, Any] = {
+    "published": {
+        "method": {"embedding_dim": 128, "server_optimiser": "sgd", "initialisation": "torch"},
+        "train": {
+            "lr": 0.01,
+            "momentum": 0.9,
+            "batch_size": 64,
+            "local_epochs": 5,
+            "weight_decay": 1e-5,
+            "clip_norm": 0.0,
+        },
+    },
+    "published_with": {"vit": {"model": {"preset": "paper"}}},
+}
 
-FEDTP_NORM = Method(name="fedtp-norm", citation=f"{_FEDTP}, table V", parts=(("@norm", "generated"), ("*", "shared")))
 
-FEDTP_ENCODER = Method(name="fedtp-encoder", citation=f"{_FEDTP}, table V", parts=(("@encoder", "generated"), ("*", "shared")))
+def _of_table_5(name: str, selector: str) -> Method:
+    """Return a row that generates other tensors than FedTP does."""
+    return Method(name=name, citation=f"{_FEDTP}, table V", parts=((selector, "generated"), ("*", "shared")), **_PUBLISHED)
+
+
+FEDTP = Method(name="fedtp", citation=_FEDTP, parts=(("@qkv", "generated"), ("*", "shared")), **_PUBLISHED)
+
+FEDTP_MLP = _of_table_5("fedtp-mlp", "@mlp")
+
+FEDTP_NORM = _of_table_5("fedtp-norm", "@norm")
+
+FEDTP_ENCODER = _of_table_5("fedtp-encoder", "@encoder")
 
 FEDTP_FEDPER = Method(
+    **_PUBLISHED,
     name="fedtp+fedper",
     citation=f"{_FEDTP} (extensions); Arivazhagan et al., 2019",
     parts=(("@qkv", "generated"), ("@head", "private"), ("*", "shared")),
 )
 
 FEDTP_FEDROD = Method(
+    **_PUBLISHED,
     name="fedtp+fedrod",
     citation=f"{_FEDTP} (extensions); Chen and Chao, ICLR 2022",
     parts=(("@qkv", "generated"), ("@head", "shared"), ("*", "shared")),
@@ -35,6 +62,7 @@ FEDTP_FEDROD = Method(
 
 # With Marfoq, Neglia, Kameni, Vidal, "Personalized Federated Learning through Local Memorization", ICML 2022.
 FEDTP_KNN = Method(
+    **_PUBLISHED,
     name="fedtp+knn",
     citation=f"{_FEDTP} (extensions); Marfoq et al., ICML 2022",
     parts=(("@qkv", "generated"), ("*", "shared")),

@@ -30,6 +30,8 @@ Evaluate = Literal["served", "trained"]
 
 EVERYDAY, PUBLISHED = "everyday", "published"  # presets
 UNBOUNDED = {"bound_change": 0.0, "bound_samples": 0.0}  # as published: no paper bounds what a device hands in
+# As published: no paper holds training samples out to weigh models, or takes rounds back.
+WHOLE_TRAINING: Mapping[str, Mapping[str, float]] = {"train": {"validation": 0.0}, "round": {"take_back": 0.0}}
 DEFAULT_AGGREGATORS: dict[PartKind, str] = {"shared": "mean", "attended": "attention", "generated": "hypernetwork"}
 
 
@@ -65,7 +67,8 @@ class Method:
             raise SettingError(f"unknown preset {name!r}{nearest(name, (EVERYDAY, PUBLISHED))}")
         if not self.published:
             raise SettingError(f"method {self.name} has no settings as published; docs/methods says what its paper uses")
-        return merge(merge(self.published, self.published_with.get(model or "", {})), {"method": self.unbounded})
+        given = merge(self.published, self.published_with.get(model or "", {}))
+        return merge(given, {"method": self.unbounded, **WHOLE_TRAINING})
 
     @property
     def unbounded(self) -> Mapping[str, float]:

@@ -20,7 +20,7 @@ _IGNORED_WHERE_UNKNOWN = ("classes_per_client", "alpha")  # flags that were neve
 @click.option("--scheme", required=True, metavar="SCHEME", help="How to cut: iid, pathological, dirichlet, ... (docs/data.md).")
 @click.option("--clients", type=int, help="How many shards, unless the scheme or the data fix it.")
 @click.option("--classes-per-client", type=int, help="pathological, two-class-unequal: classes of each.  [default: 2]")
-@click.option("--alpha", type=float, help="dirichlet, pachinko: smaller is more unequal [default: 0.3]; synthetic [0.5].")
+@click.option("--alpha", type=float, help="dirichlet, pachinko: smaller is more unequal [0.3]; synthetic: no effect, E8 [0.5].")
 @click.option("--by", metavar="NAME", help="natural: the column or array that names the client.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any other setting of the scheme.")
 @click.option(

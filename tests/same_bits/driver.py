@@ -79,7 +79,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "narrow bounds": ("fedavg", {"method.bound_change": 0.5, "method.bound_samples": 0.5}, {}),
     "cap and floor": ("fedmcsa", {"method.attention_cap": 0.15, "method.self_floor": 0.4}, {}),
     "the dial": ("fedmcsa", {"method.dial": True}, {"baseline": "local"}),
-    "published": ("fedmcsa", {"method.preset": "published"}, {}),
+    "published": ("fedmcsa", {"method.preset": "published", "train.validation": 0.1, "round.take_back": 10.0}, {}),
     "baseline": ("fedtp", {}, {"baseline": "local"}),
     "adam, cosine, augmented": (
         "fedavg",

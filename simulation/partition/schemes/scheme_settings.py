@@ -56,7 +56,7 @@ class UnequalSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SyntheticSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of Synthetic(alpha, beta)."""
 
-    alpha: Deviation = 0.5  # deviation of the clients' models
+    alpha: Deviation = 0.5  # deviation of the means of the clients' models; no label depends on it (erratum E8)
     beta: Deviation = 0.5  # deviation of the clients' features
     features: Count = 60
     classes: Annotated[int, msgspec.Meta(ge=2)] = 10

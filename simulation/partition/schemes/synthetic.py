@@ -3,6 +3,9 @@
 FedMCSA uses it too. Client i has u_i ~ N(0, alpha) and B_i ~ N(0, beta), with standard deviations alpha and beta. Its model is
 W_i, b_i ~ N(u_i, 1); its features x ~ N(v_i, diag(j^-1.2)) with v_i ~ N(B_i, 1) per coordinate and variances in the diagonal;
 y = argmax(W_i^T x + b_i). Features are used as they are: a common model can distinguish the clients by their values.
+
+alpha has no effect on the labels, as in the published generator (erratum E8): u_i adds the same number to the scores of all
+classes. So the clients' labellings differ by their own draws of W_i and b_i alone.
 """
 
 from __future__ import annotations

@@ -95,13 +95,33 @@ def test_the_published_settings_of_fedmcsa_are_the_papers():
     method = get("fedmcsa")
     for model, decay in (("dnn", {}), ("mlr", {"weight_decay": 1e-3})):
         given = method.preset("published", model)
-        train = {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20, "clip_norm": 0.0} | decay
-        assert (given["train"], given["round"]) == (train, {"train": "all"})
+        train = {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20, "clip_norm": 0.0, "validation": 0.0} | decay
+        assert (given["train"], given["round"]) == (train, {"train": "all", "take_back": 0.0})
         options = configure(method, given["method"])
         assert options.aggregators == {"attended": AttentionSettings(bound_change=0.0, bound_samples=0.0, sigma=50.0)}
         assert options.objective == ProximalSettings(mu=5.0)
     assert method.evaluate == "trained"
     assert configure(method, {"sigma": 1000, "mu": 0}).objective == ProximalSettings(mu=0.0)
+
+
+@pytest.mark.parametrize("name", [name for name in names() if get(name).published])
+def test_published_settings_have_no_part_that_no_paper_has(name):
+    """No paper bounds updates, holds training samples out to weigh models, or takes rounds back."""
+    given = get(name).preset("published", None)
+    assert given["train"]["validation"] == 0 and given["round"]["take_back"] == 0
+    options = configure(get(name), given["method"])
+    for aggregator in options.aggregators.values():
+        assert getattr(aggregator, "bound_change", 0) == getattr(aggregator, "bound_samples", 0) == 0
+
+
+def test_the_published_settings_of_fedtp_are_those_of_its_scripts():
+    given = get("fedtp").preset("published", "vit")
+    steps = {"lr": 0.01, "momentum": 0.9, "batch_size": 64, "local_epochs": 5, "weight_decay": 1e-5, "clip_norm": 0.0}
+    assert given["train"] == steps | {"validation": 0.0}
+    assert given["model"] == {"preset": "paper"} and given["method"]["server_optimiser"] == "sgd"
+    assert "model" not in get("fedtp").preset("published", "transformer")
+    for name in ("fedtp-mlp", "fedtp-norm", "fedtp-encoder", "fedtp+fedper", "fedtp+fedrod", "fedtp+knn"):
+        assert get(name).preset("published", "vit") == given
 
 
 FAMILY = ["fedmcsa", "fedmcsa-mcsa", "fedavg+mcsa", "fedamp", "heurfedamp", "pfedme+mcsa"]

@@ -39,8 +39,11 @@ def test_a_preset_gives_what_is_not_said_and_the_plan_has_the_values() -> None:
     everyday = resolve({"method": {"name": "fedmcsa", "preset": "everyday"}})
     assert everyday.fixed() == resolve({"method": {"name": "fedmcsa"}}).fixed()
     assert everyday.train == resolve({"method": {"name": "fedavg"}}).train
-    with pytest.raises(SettingError, match="method fedtp has no settings as published"):
-        resolve({"method": {"preset": "published"}})
+    with pytest.raises(SettingError, match="method fedper has no settings as published"):
+        resolve({"method": {"name": "fedper", "preset": "published"}})
+    paper = resolve({"method": {"preset": "published"}, "model": {"name": "vit"}})
+    assert (paper.train.validation, paper.model_options, paper.train.local_epochs) == (0, {"preset": "paper"}, 5)
+    assert resolve({"method": {"preset": "published"}, "train": {"validation": 0.2}}).train.validation == 0.2
 
 
 def test_a_restart_with_another_preset_is_refused() -> None:
