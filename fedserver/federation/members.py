@@ -16,6 +16,7 @@ from attune.fedserver.core import messages as events
 from attune.fedserver.core import schema
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.device_activity import WORK, DeviceStage
+from attune.fedserver.federation.report_budget import ReportBudget
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.ports.ledger import MemberLedger
 
@@ -39,6 +40,7 @@ class Members:
         self._coordinator, self._ledger, self._clock = coordinator, ledger, coordinator.clock
         self._settings, self._streams, self._turns = coordinator.settings, coordinator.streams, coordinator.turns
         self._activity = coordinator.activity
+        self._budget = ReportBudget()
         self._arrived: list[tuple[Stream, str]] = []  # not yet welcomed, each with a note for the operator
         self._early: list[Stream] = []  # of devices that came before there was a plan
 
@@ -87,9 +89,10 @@ class Members:
             return False
         labels = ", ".join(map(str, profile.labels))[:MAX_LABELS]
         await self._update(name, connected=True, since=self._clock.unix(), samples=profile.samples, note=note, labels=labels)
-        if note:
-            LOG.warning("%s: %s", name, note, extra={"device": name})
-        LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software, extra={"device": name})
+        if self._is_written(name, "connect"):
+            if note:
+                LOG.warning("%s: %s", name, note, extra={"device": name})
+            LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software, extra={"device": name})
         self._activity.enter(name, DeviceStage.WAITING)
         if self._coordinator.plan is not None:
             self._streams.send(name, self._coordinator.welcome(self._coordinator.plan))
@@ -116,7 +119,8 @@ class Members:
         return enough and await self._coordinator.try_plan(agreement.agreed)
 
     async def _refuse(self, name: str, error: AttuneError) -> None:
-        LOG.warning("%s: %s", name, error, extra={"device": name})
+        if self._is_written(name, "refused"):
+            LOG.warning("%s: %s", name, error, extra={"device": name})
         stream = self._streams.get(name)
         if stream is not None:
             stream.close(error)
@@ -143,7 +147,8 @@ class Members:
         if self._streams.get(stream.name) is not None:
             return  # it is back already, and its welcome has had its turn or will have it
         await self._update(stream.name, connected=False, since=self._clock.unix())
-        LOG.info("%s disconnected", stream.name, extra={"device": stream.name})
+        if self._is_written(stream.name, "disconnect"):
+            LOG.info("%s disconnected", stream.name, extra={"device": stream.name})
         if self._activity.stage(stream.name) is not DeviceStage.ABSENT:  # else it has a better reason
             self._activity.enter(stream.name, DeviceStage.ABSENT, "disconnected")
         await self._coordinator.handle(events.Disconnected(stream.name, self._clock.monotonic()))
@@ -156,17 +161,20 @@ class Members:
             reason: The reason, for people.
             troubled: The device itself says that it cannot carry out its order.
         """
-        LOG.warning("%s: %s", name, reason, extra={"device": name})
-        await self._coordinator.turn(self._excused, name, reason, troubled)
+        written = self._is_written(name, "excuse")
+        if written:
+            LOG.warning("%s: %s", name, reason, extra={"device": name})
+        await self._coordinator.turn(self._excused, name, reason, troubled, written)
 
-    async def _excused(self, name: str, reason: str, troubled: bool) -> None:
-        await self._update(name, note=reason[:MAX_NOTE])
+    async def _excused(self, name: str, reason: str, troubled: bool, written: bool) -> None:
+        if written:
+            await self._update(name, note=reason[:MAX_NOTE])
         if self._streams.get(name) is not None:
             self._activity.enter(name, DeviceStage.WAITING, reason)
         await self._coordinator.handle(events.Excused(name, self._clock.monotonic(), troubled))
 
     async def progress(self, name: str, order_id: str, done: float) -> None:
-        """Note how much of an order a device has done. Each quarter is written to the ledger; NaN is ignored."""
+        """Note how much of an order a device has done. Each new quarter is written to the ledger; NaN is ignored."""
         quarter = quarter_of(done)
         if quarter is None:
             return
@@ -174,20 +182,24 @@ class Members:
             order = self._coordinator.book.order(name, order_id)
             self._activity.enter(name, WORK[order.work])
             stream = self._streams.get(name)
-            if stream is not None and stream.progress != quarter:
-                stream.progress = quarter
+            if stream is not None and (order_id != stream.progress_of or quarter > stream.progress):
+                stream.progress_of, stream.progress = order_id, quarter
                 await self._update(name, progress=quarter)
             await self._coordinator.dispatch(events.DeviceProgressed(name, self._clock.monotonic()))
 
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
         """Handle a device's report that it cannot carry out an order; without an order, that it takes no part at all."""
         if not order_id:
-            LOG.warning("%s takes no part: %s", name, reason, extra={"device": name})
-            await self._coordinator.turn(self._declined, name, reason)
+            if self._is_written(name, "decline"):
+                LOG.warning("%s takes no part: %s", name, reason, extra={"device": name})
+                await self._coordinator.turn(self._declined, name, reason)
             return
         with contextlib.suppress(OrderClosed, UpdateRefused):
             self._coordinator.book.order(name, order_id)
             await self.excuse(name, reason, troubled=True)
+
+    def _is_written(self, name: str, kind: str) -> bool:
+        return self._budget.allows(name, kind, self._clock.monotonic())
 
     async def _declined(self, name: str, reason: str) -> None:
         """Note that a device takes no part. It ends its stream next; if it returns in time, it gets its order again."""

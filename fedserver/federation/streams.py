@@ -44,7 +44,7 @@ class Stream:
         self.software = software
         self.inline_bytes = inline_bytes  # of blobs that the device takes within an order
         self.changes = changes  # whether the device accepts a delta from the value that it holds
-        self.progress = 0.0  # share of its order that is done, in quarters
+        self.progress_of, self.progress = "", 0.0  # an order, and the share of it that is done, in quarters
         self._unsent: asyncio.Queue[ToDevice | None] = asyncio.Queue(MAX_UNSENT)
         self._error: AttuneError | None = None
         self._closed = False

@@ -92,6 +92,10 @@ class Stream:
             if isinstance(message, grpc.RpcError):
                 raise message
 
+    def end_of_input(self) -> None:
+        """Say nothing more. The server reads what was said, and then ends the stream."""
+        self._said.put(None)
+
     def hang_up(self) -> None:
         self._said.put(None)
         self.call.cancel()
