@@ -17,7 +17,6 @@ from attune.fedclient.device import Device
 from attune.fedclient.home import DeviceHome, DeviceInfo, Identity, check_name, local_token
 from attune.fedclient.link.enrol import enrol, stay_enrolled
 from attune.fedclient.link.grpc_link import GrpcLink
-from attune.fedclient.link.port import Link
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.resource_limits import Allowance
 from attune.fedclient.store import FolderStore
@@ -45,7 +44,9 @@ async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, conso
     """Run a device whose home is locked. Other devices may share the worker. Errors are those of `run`."""
     for warning in shard.warnings:
         console.say(f"warning: {warning}")
-    link = await link_of(options, shard.name, home, console.say)
+    identity = await identity_of(options, shard.name, home, console.say)
+    home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
+    link = GrpcLink(options.server, identity, home.keep, Allowance(options.resources.bytes_per_s))
     await Device(options, shard, FolderStore(home), link, console, worker).run()
     return home.model
 
@@ -83,10 +84,3 @@ async def identity_of(options: DeviceOptions, shard_name: str, home: DeviceHome,
     identity = await enrol(home, record, address, token, options.connect_timeout_s, say)
     say(f"enrolled as {identity.name}")
     return identity
-
-
-async def link_of(options: DeviceOptions, shard_name: str, home: DeviceHome, say: Callable[[str], None]) -> Link:
-    """Return the link to the server over the network for the device of this home. Errors are those of `identity_of`."""
-    identity = await identity_of(options, shard_name, home, say)
-    home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
-    return GrpcLink(options.server, identity, home.keep, Allowance(options.resources.bytes_per_s))

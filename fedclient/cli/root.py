@@ -28,7 +28,6 @@ from attune.fedclient.table_options import NAMES, table_options
 if TYPE_CHECKING:
     from attune.fedclient.console import Console
     from attune.fedclient.options import DeviceOptions
-    from attune.fedclient.resource_limits import ResourceLimits
     from attune.fedclient.work.executor import ExecutorName
 
 # Keeps gRPC's core from printing to stderr. It reads this variable when it is first imported.
@@ -139,6 +138,7 @@ def _train(given: dict[str, Any]) -> None:
     from attune.fedclient.console import console
     from attune.fedclient.hooks import NONE, Hooks
     from attune.fedclient.limits import OrderLimits
+    from attune.fedclient.resource_limits import ResourceLimits
 
     hooks = Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
     same = ("server", "home", "name", "device", "threads", "keep", "baseline", "stay", "label")
@@ -149,7 +149,9 @@ def _train(given: dict[str, Any]) -> None:
         token=token_in(given["token"], given["token_file"]),
         connect_timeout_s=given["connect_timeout"],
         limits=OrderLimits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
-        resources=_resource_limits(given),
+        resources=ResourceLimits(
+            given["nice"], given["max_memory"] or 0, given["max_disk"] or 0, given["max_rate"] or 0.0, tuple(given["only_when"])
+        ),
         train=hooks.train,
         evaluate=hooks.evaluate,
         table={name: given[name] for name in NAMES if name != "label"},
@@ -175,14 +177,6 @@ def _train(given: dict[str, Any]) -> None:
             _train_fleet(fleet, screen, given["executor"])
     finally:
         screen.close()
-
-
-def _resource_limits(given: dict[str, Any]) -> ResourceLimits:
-    from attune.fedclient.resource_limits import ResourceLimits
-
-    return ResourceLimits(
-        given["nice"], given["max_memory"] or 0, given["max_disk"] or 0, given["max_rate"] or 0.0, tuple(given["only_when"])
-    )
 
 
 def _train_fleet(fleet: list[DeviceOptions], screen: Console, executor: ExecutorName) -> None:

@@ -205,10 +205,10 @@ class Learner:
 
     def _rebuilt(self, order: Order, fetched: Mapping[str, Tensors]) -> dict[str, Tensors]:
         """Return the values that the fetched blobs stand for. Errors are those of `rebuilt`."""
-        there = [(ref, expected) for ref, expected in self.missing(order) if ref.digest in fetched]
         return {
             ref.digest: rebuilt(ref, expected, fetched[ref.digest], self._of_part(ref.part, self.received))
-            for ref, expected in there
+            for ref, expected in self.missing(order)
+            if ref.digest in fetched
         }
 
     def _merged(self, order: Order, fetched: Mapping[str, Tensors]) -> tuple[Tensors, Tensors, dict[str, str]]:
