@@ -387,7 +387,7 @@ class Coordinator:
         due = next_wake(self._rules, self.round, now)
         if due is not None:
             delay_s = max(0.0, due - now) + 0.01
-            self._timer = asyncio.get_running_loop().call_later(delay_s, lambda: self.turns.start(self._tick()))
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
-    async def _tick(self) -> None:
-        await self.dispatch(events.Tick(self.clock.monotonic()))
+    def _tick(self) -> None:
+        self.turns.start(self.dispatch(events.Tick(self.clock.monotonic())))

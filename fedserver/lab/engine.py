@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
 from typing import cast, get_args
+
+import msgspec
 
 from attune.common.exchange.encodings import PartEncoding
 from attune.common.exchange.registry import growth_of, settings_of, transforms_for
@@ -263,7 +265,7 @@ class Engine:
         replaced = [slot for _, vault in sorted(self._vaults.items()) for slot in vault.replaced_slots()]
         admitted, founding = sorted(self._admitted), sorted(name for name, founder in self._admitted.items() if founder)
         self._next_recipe = StateRecipe(self._closed + 1, adaptation, admitted, dict(entries), replaced, made, founding)
-        self._next_recipe.save(self._blobs)
+        self._blobs.put(self._next_recipe.name, msgspec.json.encode(self._next_recipe))
         fail_at(SERVER, self._next_recipe.round, "aggregated")
 
     def _close(
@@ -271,20 +273,16 @@ class Engine:
     ) -> dict[str, float]:
         self._take_back()
         self._bounded, self._without_vote = {}, set()
-        closes: dict[PartKind, Callable[[list[PartUpdate]], dict[str, float]]]
         votes = adaptation is None or adaptation.common  # if only newcomers' own values are fitted, no update can harm others
-        if adaptation is None:
-            closes = {part: aggregator.close_round for part, aggregator in self._aggregators.items()}
-        else:
-            chosen = {part: self._aggregators[part] for part in adaptation.returns}
-            closes = {part: aggregator.close_round if votes else aggregator.fit for part, aggregator in chosen.items()}
         # An earlier try or another process may have admitted clients. The next state and its recipe must have all of them.
         self._admit(self._admitted | {client: client in founders for client in entries})
         metrics: dict[str, float] = {}
-        for part, close in sorted(closes.items()):
+        for part in sorted(self._aggregators if adaptation is None else adaptation.returns):
+            aggregator = self._aggregators[part]
             with ExitStack() as stack:
                 updates = self._updates(part, entries, votes, stack)
-                metrics |= {f"{part}.{key}": value for key, value in close(updates).items()}
+                numbers = aggregator.close_round(updates) if votes else aggregator.fit(updates)
+                metrics |= {f"{part}.{key}": value for key, value in numbers.items()}
         return metrics
 
     def _updates(

@@ -151,14 +151,6 @@ class StateRecipe(msgspec.Struct, frozen=True):
         made = {(slot.part, slot.key) for slot in self.made}
         return [*(slot for slot in slots if (slot.part, slot.key) not in made), *self.replaced]
 
-    def save(self, blobs: Blobs) -> None:
-        """Write the recipe durably.
-
-        Raises:
-            DiskFull: The disk has no room.
-        """
-        blobs.put(self.name, msgspec.json.encode(self))
-
     @classmethod
     def load(cls, blobs: Blobs, round_: int) -> Self | None:
         """Return how the state after this round was made; None if that is unknown or unreadable."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import Counter
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Sequence
 from threading import Lock
 
 from attune.common.errors import UploadBusy
@@ -30,50 +30,13 @@ class MemoryStorage:
         """No-op: memory holds no file."""
 
 
-class SortedNames(MutableMapping[str, str]):
-    """Digests by name, of which those that begin alike are found without a look at the others. Several threads may use it."""
-
-    def __init__(self) -> None:
-        self._digests: dict[str, str] = {}
-        self._sorted: list[str] = []
-        self._lock = Lock()
-
-    def __getitem__(self, name: str) -> str:
-        return self._digests[name]
-
-    def __setitem__(self, name: str, digest: str) -> None:
-        with self._lock:
-            if name not in self._digests:
-                bisect.insort(self._sorted, name)
-            self._digests[name] = digest
-
-    def __delitem__(self, name: str) -> None:
-        with self._lock:
-            del self._digests[name]
-            del self._sorted[bisect.bisect_left(self._sorted, name)]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sorted)
-
-    def __len__(self) -> int:
-        return len(self._digests)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._digests
-
-    def starting_with(self, prefix: str) -> list[str]:
-        """Return all names that begin so, sorted."""
-        with self._lock:
-            rest = itertools.islice(self._sorted, bisect.bisect_left(self._sorted, prefix), None)
-            return list(itertools.takewhile(lambda name: name.startswith(prefix), rest))
-
-
 class MemoryBlobs(CheckedBlobs):
     """Implements ports.blobs.Blobs: content by digest, and a table of names that hold it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._digests = SortedNames()  # name -> digest
+        self._digests: dict[str, str] = {}  # name -> digest
+        self._sorted: list[str] = []  # the names: those that begin alike are found without a look at the others
         self._content: dict[str, bytes | bytearray] = {}
         self._holders: Counter[str] = Counter()  # digest -> number of names
         self._lock = Lock()
@@ -88,6 +51,8 @@ class MemoryBlobs(CheckedBlobs):
         """Hold these bytes, which have this digest, by a name."""
         with self._lock:
             before = self._digests.get(name)
+            if before is None:
+                bisect.insort(self._sorted, name)
             self._holders[digest] += 1
             self._content.setdefault(digest, data)
             self._digests[name] = self._known[name] = digest
@@ -117,11 +82,15 @@ class MemoryBlobs(CheckedBlobs):
         return bytes(self._content[self._digests[name]])
 
     def names(self, prefix: str) -> list[str]:
-        return self._digests.starting_with(prefix)
+        with self._lock:
+            rest = itertools.islice(self._sorted, bisect.bisect_left(self._sorted, prefix), None)
+            return list(itertools.takewhile(lambda name: name.startswith(prefix), rest))
 
     def remove(self, names: Sequence[str]) -> None:
         with self._lock:
             for name in names:
+                if name in self._digests:
+                    del self._sorted[bisect.bisect_left(self._sorted, name)]
                 self._release(self._digests.pop(name, None))
                 self._known.pop(name, None)
 
