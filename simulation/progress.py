@@ -42,19 +42,19 @@ def watcher(given: bool | ProgressFunction | None) -> Watcher:
         return CallbackWatcher(given)
     if given is False:
         return CallbackWatcher(lambda share: None)
-    return ProgressBar() if sys.stderr.isatty() else CallbackWatcher(_StderrLines())
+    return ProgressBar() if sys.stderr.isatty() else CallbackWatcher(_stderr_lines())
 
 
-class _StderrLines:
-    """Lines on stderr, if the simulation takes long."""
+def _stderr_lines() -> ProgressFunction:
+    """Return a function that writes a line to stderr now and then, if the simulation takes long."""
+    estimate = Estimate()
+    estimate.at(ORDERS, 0.0)
 
-    def __init__(self) -> None:
-        self._estimate = Estimate()
-        self._estimate.at(ORDERS, 0.0)
-
-    def __call__(self, share: float) -> None:
-        if line := self._estimate.at(ORDERS, share):
+    def show(share: float) -> None:
+        if line := estimate.at(ORDERS, share):
             to_stderr(line)
+
+    return show
 
 
 class CallbackWatcher:

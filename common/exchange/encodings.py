@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,7 +17,7 @@ from attune.common.exchange.transform import ArrivalContext, DeviceContext, Part
 from attune.common.wire import int8, planes
 from attune.common.wire.checks import check_manifest
 from attune.common.wire.header import Manifest, TensorSpec
-from attune.common.wire.tensors import DTYPES, Tensors, TensorSource
+from attune.common.wire.tensors import DTYPES, Tensors, TensorSource, spec_of
 
 _NARROW = {"bf16": ("F32", "BF16", torch.bfloat16)}
 AS_THEY_LIE = ("", *_NARROW)  # encodings whose tensors are the values themselves, perhaps in a narrower dtype
@@ -97,43 +97,39 @@ def decoded(
     expected = encoded_manifest(manifest, encoding)
     packed = {n for n, spec in sent.items() if encoding == "zstd" and n in expected and planes.is_packed(spec, expected[n])}
     check_manifest(sent, expected | {name: sent[name] for name in packed}, who)
-    if encoding == "int8":
-        return _Restored(written, manifest, base or {}, who)
-    return _Unpacked(written, manifest, base or {}, who, packed)
+    return (_Restored if encoding == "int8" else _Unpacked)(written, manifest, base or {}, who)
 
 
-class _Unpacked(TensorSource):
-    """Decoded values: tensors in `packed` are unpacked by zstd, the others are cast to their dtype."""
+class _Decoded(TensorSource):
+    """Tensors that were written in an encoding, decoded at each access. Their manifest has been checked."""
 
     def __init__(
-        self,
-        written: Mapping[str, torch.Tensor],
-        manifest: Manifest,
-        base: Mapping[str, torch.Tensor],
-        who: str,
-        packed: Collection[str],
+        self, written: Mapping[str, torch.Tensor], manifest: Manifest, base: Mapping[str, torch.Tensor], who: str
     ) -> None:
-        self._written, self._manifest, self._base = written, manifest, base
-        self._who, self._packed = who, packed
+        self._written, self._manifest, self._base, self._who = written, manifest, base, who
 
     @property
     def manifest(self) -> Manifest:
         return self._manifest
 
+
+class _Unpacked(_Decoded):
+    """Tensors that are unpacked by zstd, or cast to their dtype if they are not packed."""
+
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor, spec = self._written[name], self._manifest[name]
-        if name not in self._packed:
-            return tensor.to(DTYPES[spec.dtype])
-        return planes.unpacked(tensor, spec, self._base.get(name), self._who)
+        if planes.is_packed(spec_of(name, tensor), spec):
+            return planes.unpacked(tensor, spec, self._base.get(name), self._who)
+        return tensor.to(DTYPES[spec.dtype])
 
 
-class _Restored(TensorSource):
-    """Values as their change in int8 leads to them."""
+class _Restored(_Decoded):
+    """Values that are the base plus the change that int8 holds."""
 
     def __init__(
         self, written: Mapping[str, torch.Tensor], manifest: Manifest, base: Mapping[str, torch.Tensor], who: str
     ) -> None:
-        self._written, self._manifest, self._base = written, manifest, base
+        super().__init__(written, manifest, base, who)
         self._scale_K = written[int8.SCALES] if int8.SCALES in written else torch.empty(0)
         int8.check_scales(self._scale_K, who)
         self._starts: dict[str, int] = {}

@@ -111,13 +111,9 @@ def packages_on_devices(
         SettingError: As `method_from_options`.
     """
     yield from packages_of(transforms)
-    for package in (MODELS.package_of(model), METHODS.package_of(method) if method != CUSTOM else None):
-        if package is not None:
-            yield package
+    yield from filter(None, (MODELS.package_of(model), METHODS.package_of(method) if method != CUSTOM else None))
     row = method_from_options({**method_options, "name": method}, aggregators_elsewhere=True)
-    for package in (OBJECTIVES.package_of(row.objective), PREDICTORS.package_of(row.predictor)):
-        if package is not None:
-            yield package
+    yield from filter(None, (OBJECTIVES.package_of(row.objective), PREDICTORS.package_of(row.predictor)))
 
 
 def returns_of(configured: ConfiguredMethod) -> dict[str, Returns]:

@@ -15,14 +15,14 @@ def plain(cell: str) -> str:
 
 def test_every_scheme_has_its_row_and_an_example(page: Any) -> None:
     rows = page("docs/data.md").table("## Schemes")
-    assert sorted(plain(row[0]) for row in rows) == registry.names()
+    assert sorted(plain(row[0]) for row in rows) == [*registry.SCHEMES]
     assert all(f"--scheme {plain(row[0])}" in row[3] for row in rows)
 
 
 def test_every_setting_of_a_scheme_has_its_row_and_default(page: Any) -> None:
     said = {(plain(row[0]), plain(row[1])): plain(row[2]) for row in page("docs/data.md").table("## Settings of the schemes")}
     known = {
-        (name, key): str(default) for name in registry.names() for key, default in registry.fields(registry.get(name)).items()
+        (name, key): str(default) for name in registry.SCHEMES for key, default in registry.fields(registry.get(name)).items()
     }
     assert said == known
 

@@ -26,15 +26,10 @@ def read(path: Path, options: ReadOptions) -> Raw:
     Raises:
         ShardError: A file is missing or ambiguous, is no idx file, or has another length than its header says.
     """
-    arrays = {}
-    for part, words in (("train", ("train",)), ("test", ("t10k", "test"))):
-        for what in ("images", "labels"):
-            arrays[part, what] = parse(_only(path, words, what))
-    return Raw(
-        path.resolve().name,
-        (arrays["train", "images"], arrays["train", "labels"]),
-        (arrays["test", "images"], arrays["test", "labels"]),
+    train, test = (
+        (parse(_only(path, words, "images")), parse(_only(path, words, "labels"))) for words in (("train",), ("t10k", "test"))
     )
+    return Raw(path.resolve().name, train, test)
 
 
 def _only(folder: Path, words: tuple[str, ...], what: str) -> Path:

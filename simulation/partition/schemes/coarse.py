@@ -128,6 +128,5 @@ def siblings(data: Dataset, clients: int | None, settings: Coarse5Settings, seed
             continue
         for f in fine:
             share_N = np.full(settings.siblings, 1 / settings.siblings)
-            dealt = deal(train_F[f], test_F[f], share_N, rng.permutation(settings.siblings))
-            train_NF[rows, f], test_NF[rows, f] = dealt
+            train_NF[rows, f], test_NF[rows, f] = deal(train_F[f], test_F[f], share_N, rng.permutation(settings.siblings))
     return hand_out(data, train_NF, test_NF, rng)

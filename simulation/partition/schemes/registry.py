@@ -34,7 +34,7 @@ class Scheme:
         return function
 
 
-_SCHEMES = {
+SCHEMES = {
     "coarse5": Scheme("coarse:siblings", scheme_settings.Coarse5Settings, clients="natural"),
     "dirichlet": Scheme("shares:dirichlet", scheme_settings.DirichletSettings),
     "iid": Scheme("shares:iid", scheme_settings.IidSettings),
@@ -49,20 +49,15 @@ _SCHEMES = {
 }
 
 
-def names() -> list[str]:
-    """Return the names of all schemes, sorted."""
-    return sorted(_SCHEMES)
-
-
 def get(name: str) -> Scheme:
     """Return the scheme of that name.
 
     Raises:
         SettingError: There is none; the message has the nearest name.
     """
-    if name not in _SCHEMES:
-        raise SettingError(f"unknown scheme {name!r}{nearest(name, _SCHEMES)}")
-    return _SCHEMES[name]
+    if name not in SCHEMES:
+        raise SettingError(f"unknown scheme {name!r}{nearest(name, SCHEMES)}")
+    return SCHEMES[name]
 
 
 def fields(scheme: Scheme) -> dict[str, Any]:

@@ -28,9 +28,7 @@ def sizes(clients: int, seed: int) -> Counts:
 
 def synthetic(source: None, clients: int, settings: SyntheticSettings, seed: int) -> Cut:
     """Draw the samples of every client."""
-    xs, ys = [], []
-    train: list[Positions] = []
-    test: list[Positions] = []
+    xs, ys, train, test = [], [], list[Positions](), list[Positions]()
     start = 0
     for client, size in enumerate(map(int, sizes(clients, seed))):
         rng = generator(seed, "synthetic", client)

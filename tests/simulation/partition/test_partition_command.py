@@ -99,4 +99,4 @@ def test_refusals(cut, words, code, message):
 
 def test_help_names_the_schemes_of_the_papers():
     text = CliRunner().invoke(main, ["partition", "--help"]).output
-    assert {"iid", "pathological", "dirichlet"} <= set(registry.names()) and "iid, pathological, dirichlet" in text
+    assert {"iid", "pathological", "dirichlet"} <= set(registry.SCHEMES) and "iid, pathological, dirichlet" in text

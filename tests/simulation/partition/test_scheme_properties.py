@@ -71,7 +71,7 @@ def everything(parts: Partition) -> list[bytes]:
     return [name.encode() for name in parts.names] + [array.tobytes() for pair in arrays for array in pair]
 
 
-@pytest.mark.parametrize("scheme", registry.names())
+@pytest.mark.parametrize("scheme", registry.SCHEMES)
 def test_what_holds_for_every_scheme(scheme: str) -> None:
     @settings(max_examples=40, deadline=None, derandomize=True)
     @given(cases(scheme), st.integers(0, 99))
