@@ -107,11 +107,8 @@ class ServerHome:
         """
 
         async def write() -> None:
-            storage = self.open()
-            try:
+            async with self.open() as storage:
                 await storage.ledger.note(event, by, **facts)
-            finally:
-                await storage.close()
 
         aio.run(write())
 

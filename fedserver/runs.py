@@ -50,8 +50,7 @@ def begin(home: ServerHome, name: str, given: Mapping[str, Any], by: str) -> str
 
 
 async def _begin(home: ServerHome, name: str, given: Mapping[str, Any], by: str) -> str:
-    storage = home.open()
-    try:
+    async with home.open() as storage:
         snapshot = await storage.ledger.snapshot()
         await tidy(storage, snapshot)
         _check_over(snapshot)
@@ -64,8 +63,6 @@ async def _begin(home: ServerHome, name: str, given: Mapping[str, Any], by: str)
         await storage.ledger.begin_run(name, settings)
         await tidy(storage, await storage.ledger.snapshot())
         return str(place or "")
-    finally:
-        await storage.close()
 
 
 def stop(home: ServerHome, by: str) -> int:
@@ -81,8 +78,7 @@ def stop(home: ServerHome, by: str) -> int:
 
 
 async def _stop(home: ServerHome, by: str) -> int:
-    storage = home.open()
-    try:
+    async with home.open() as storage:
         snapshot = await storage.ledger.snapshot()
         record = snapshot.record
         if record.revive().phase is Phase.DONE:
@@ -93,8 +89,6 @@ async def _stop(home: ServerHome, by: str) -> int:
         settings = merge(snapshot.overrides or {}, {"round": {"rounds": record.round}})
         await storage.ledger.end_run(msgspec.structs.replace(record, **ENDED), settings)
         return record.round
-    finally:
-        await storage.close()
 
 
 async def tidy(storage: DiskStorage, snapshot: Snapshot) -> None:

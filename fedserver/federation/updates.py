@@ -171,25 +171,22 @@ class Updates:
             DiskFull: The disk has no room.
         """
         await self.pending_uploads.wait(name, [ref.digest for ref in update.parts])
-        return await self._coordinator.turns.carry(self._submit_alone(name, update))
-
-    async def _submit_alone(self, name: str, update: Update) -> Receipt:
-        async with self._alone[name]:  # a device that lost its stream sends again while its first call is still at work
-            return await self._submit(name, update)
+        return await self._coordinator.turns.carry(self._submit(name, update))
 
     async def _submit(self, name: str, update: Update) -> Receipt:
-        self.revoked.check(name)
-        try:
-            order = self._coordinator.book.order(name, update.order_id)
-        except OrderClosed as closed:
-            return Receipt(late=str(closed))
-        order_id, loss = OrderId(order.work, order.round, name), None
-        if name not in self._coordinator.round.reported:
-            loss = (await self._accept(order_id, order, update)).loss
-        if await self._coordinator.report(order_id, loss):
-            return Receipt()
-        await self._executors.disk(self._coordinator.inbox.discard, order_id)
-        return Receipt(late=f"round {order.round} is closed")
+        async with self._alone[name]:  # a device that lost its stream sends again while its first call is still at work
+            self.revoked.check(name)
+            try:
+                order = self._coordinator.book.order(name, update.order_id)
+            except OrderClosed as closed:
+                return Receipt(late=str(closed))
+            order_id, loss = OrderId(order.work, order.round, name), None
+            if name not in self._coordinator.round.reported:
+                loss = (await self._accept(order_id, order, update)).loss
+            if await self._coordinator.report(order_id, loss):
+                return Receipt()
+            await self._executors.disk(self._coordinator.inbox.discard, order_id)
+            return Receipt(late=f"round {order.round} is closed")
 
     async def _accept(self, order_id: OrderId, order: Order, update: Update) -> Report:
         """Put the update and its report into the inbox. If it is refused, the round does not wait for the device any longer."""

@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from typing_extensions import Self
+
 from attune.common.durable import PRIVATE, sync, write_file
 from attune.common.errors import HomeMismatch
 from attune.fedserver.ports.blobs import INBOX, STATE, is_later
@@ -28,7 +30,10 @@ OF_THE_HOME = ("certificates", "tokens", "refusals")  # tables that stay with th
 
 
 class DiskStorage:
-    """A server's storage in one folder of a disk: SQLite for the ledger, a file for each blob. See ports.storage.Storage."""
+    """A server's storage in one folder of a disk: SQLite for the ledger, a file for each blob. See ports.storage.Storage.
+
+    Leaving it as a context manager closes it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._database = folder, folder / DATABASE_FILE
@@ -54,6 +59,12 @@ class DiskStorage:
     async def close(self) -> None:
         if "ledger" in self.__dict__:
             await self.ledger.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
     # --- a start
 
