@@ -89,6 +89,19 @@ def check_finite(x: Array, kind: Kind, where: str) -> None:
     )
 
 
+def check_unlike(x: Array, where: str) -> None:
+    """Check that images (N, ...) are not all the same, as they are if the reading has lost what they show.
+
+    Raises:
+        ShardError: All images are equal, and there are several.
+    """
+    if len(x) > 1 and all(np.array_equal(image, x[0]) for image in x[1:]):
+        raise ShardError(
+            f"all {len(x)} images of {where} are equal as they were read: nothing can be learned from them. Look at their "
+            "transparency, their bits and their scale"
+        )
+
+
 def check_tokens(x: Array, vocabulary: int, where: str) -> None:
     """Check that all tokens are from 0 to `vocabulary` - 1.
 

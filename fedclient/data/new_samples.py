@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +18,11 @@ from attune.fedclient.data.arrays import Array, read_arrays
 from attune.fedclient.data.files import MAX_BINARY_BYTES
 from attune.fedclient.data.makers import images
 from attune.fedclient.data.makers.make_options import MakeOptions
+from attune.fedclient.data.makers.pixels import decode_images
 from attune.fedclient.data.table import DataTable, is_table, read_table
 from attune.fedclient.read_options import PLAIN
 
 FORMS = "image files, folders of them, a table (.csv, .parquet) with a column of their paths, or an .npz with x"
-PUT_THERE = "__MACOSX"  # a folder that archives of macOS hold beside the files
 _SHOWN = 8
 
 
@@ -66,7 +66,7 @@ def new_samples(given: Sequence[str], spec: ModelSpec, columns: Sequence[str] = 
     first = paths[0]
     if spec.kind == "images" and first.suffix.lower() != ".npz":
         return _images(paths, spec)
-    if first.is_dir() or first.suffix.lower() in images.SUFFIXES:
+    if first.is_dir() or images.is_image(first):
         what = "a folder" if first.is_dir() else "an image"
         raise ShapeMismatch(
             f"{first} is {what}, but the model takes {spec.kind}, and no images: give an .npz with x, or a table"
@@ -110,37 +110,35 @@ def _images(paths: Sequence[Path], spec: ModelSpec) -> NewSamples:
         left_out += other
     if len(files) * height * width * channels > MAX_BINARY_BYTES:
         raise ShardError(f"{len(files)} images are more than {MAX_BINARY_BYTES >> 30} GiB, the limit; give fewer at a time")
-    x, resized = _decoded(files, height, width, channels)
-    notes = []
+    size = (height, width)
+    options = MakeOptions(PLAIN, grey=channels == 1, size=size)
+    decoded = decode_images([file.content for file in files], [file.name for file in files], options)
+    resized = [f"{file.name} ({at[0]} x {at[1]})" for file, at in zip(files, decoded.sizes, strict=True) if at != size]
+    notes = list(decoded.notes)
     if left_out:
         notes.append(f"left out: {len(left_out)} files that are hidden or no images ({_some(left_out)})")
     if resized:
         notes.append(
             f"{len(resized)} of {len(files)} images were resized to the model's {height} x {width} pixels: {_some(resized)}"
         )
-    return NewSamples(x, tuple(file.name for file in files), tuple(notes))
+    return NewSamples(decoded.x, tuple(file.name for file in files), tuple(notes))
 
 
 def _files_at(path: Path, base: Path) -> tuple[list[ImageFile], list[str]]:
     """Return the images at a path, and the names of files in a folder that are left out. Names in a folder are below `base`."""
     if path.is_dir():
-        everything = sorted(entry for entry in path.rglob("*") if entry.is_file())
-        shown = [entry for entry in everything if not _hidden(entry.relative_to(path))]
-        taken = [entry for entry in shown if entry.suffix.lower() in images.SUFFIXES]
+        everything = sorted(images.files_below(path))
+        taken = [entry for entry in everything if images.is_image(entry) and not images.is_hidden(entry.relative_to(path))]
         if not taken:
             raise ShardError(f"{path} holds no image: give {FORMS}")
         kept = set(taken)
         left_out = [entry.relative_to(base).as_posix() for entry in everything if entry not in kept]
         return [ImageFile(entry, entry.relative_to(base).as_posix()) for entry in taken], left_out
-    if path.suffix.lower() in images.SUFFIXES:
+    if images.is_image(path):
         return [ImageFile(path, str(path))], []
     if path.is_file() and is_table(path):
         return list(_files_named_in(read_table(path))), []
     raise ShardError(f"{path} is no image{'' if path.exists() else ', and is not there'}: the model takes images; give {FORMS}")
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") or part == PUT_THERE for part in path.parts)
 
 
 def _files_named_in(table: DataTable) -> Iterator[ImageFile]:
@@ -162,31 +160,7 @@ def _files_named_in(table: DataTable) -> Iterator[ImageFile]:
 def _is_image(cell: object) -> bool:
     if isinstance(cell, dict):
         return {"bytes", "path"} <= cell.keys()
-    return isinstance(cell, str) and Path(cell).suffix.lower() in images.SUFFIXES
-
-
-def _decoded(files: Sequence[ImageFile], height: int, width: int, channels: int) -> tuple[Array, list[str]]:
-    """Return the pixels, (N, H, W, C) uint8, and the images that had another size, with that size.
-
-    Raises:
-        ShardError: Images cannot be read; all of them are named.
-    """
-    plain = MakeOptions(PLAIN, grey=channels == 1)
-    decoded: list[Array] = []
-    resized, wrong = [], []
-    for file in files:
-        try:
-            pixels = images.decode_images([file.content], [file.name], plain)
-            if pixels.shape[1:3] != (height, width):
-                resized.append(f"{file.name} ({pixels.shape[1]} x {pixels.shape[2]})")
-                pixels = images.decode_images([file.content], [file.name], replace(plain, size=(height, width)))
-            decoded.append(pixels)
-        except ShardError as error:
-            wrong.append(str(error))
-    if wrong:
-        more = f"\n{len(wrong) - _SHOWN} more images cannot be read" if len(wrong) > _SHOWN else ""
-        raise ShardError("\n".join(wrong[:_SHOWN]) + more)
-    return np.concatenate(decoded), resized
+    return isinstance(cell, str) and images.is_image(Path(cell))
 
 
 def _some(names: Sequence[str]) -> str:

@@ -14,8 +14,8 @@ from attune.fedclient.data.table import DataTable
 from attune.fedclient.read_options import ReadOptions
 
 SPLIT = "split"  # usual name of the column that marks the samples for testing
-_TRAINING = {"train", "training", "val", "valid", "validation", "dev"}  # each device chooses its validation samples itself
-_TESTING = {"test", "testing"}
+TRAINING = {"train", "training", "val", "valid", "validation", "dev"}  # each device chooses its validation samples itself
+TESTING = {"test", "testing"}
 
 Mask = npt.NDArray[np.bool_]
 
@@ -73,7 +73,7 @@ def split_column(table: DataTable, options: ReadOptions) -> str:
         return options.split
     taken = {options.label, *options.apart, *options.columns}
     candidates = [name for name in table.names if name.lower() == SPLIT and name not in taken]
-    known = _TRAINING | _TESTING
+    known = TRAINING | TESTING
     return next((name for name in candidates if all(word.lower() in known for word in table.text(name))), "")
 
 
@@ -97,10 +97,10 @@ def training_and_test(table: DataTable, options: ReadOptions) -> tuple[DataTable
 
 def _testing(table: DataTable, split: str) -> Mask:
     words = [word.lower() for word in table.text(split)]
-    strange = next((word for word in words if word not in _TRAINING | _TESTING), None)
+    strange = next((word for word in words if word not in TRAINING | TESTING), None)
     if strange is not None:
         raise ShardError(
             f"column {split!r} of {table.path} says {strange[:80]!r}; for every sample it must say one of "
-            f"{', '.join(sorted(_TRAINING | _TESTING))}"
+            f"{', '.join(sorted(TRAINING | TESTING))}"
         )
-    return np.array([word in _TESTING for word in words])
+    return np.array([word in TESTING for word in words])

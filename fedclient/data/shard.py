@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def load_shard(path: Path, seed: int = 0, options: ReadOptions = PLAIN) -> Shard
     path = Path(path)
     source = read_source(path, options)
     name = path.resolve().stem if path.is_file() else path.resolve().name
-    return make_shard(path, name, source.train, source.test, source.meta, source.groups, seed, source.test_groups)
+    return make_shard(path, name, source.train, source.test, source.meta, source.groups, seed, source.test_groups, source.notes)
 
 
 def make_shard(
@@ -145,6 +146,7 @@ def make_shard(
     groups: Array | None = None,
     seed: int = 0,
     test_groups: Array | None = None,
+    read_notes: Sequence[str] = (),
 ) -> Shard:
     """Return a shard of these arrays, completely checked.
 
@@ -157,13 +159,14 @@ def make_shard(
         groups: Group of each training sample, (N,).
         seed: Decides which samples are held out.
         test_groups: Group of each test sample.
+        read_notes: What the user should know about the reading.
 
     Raises:
         AttuneError: As in `load_shard`.
     """
     train_x, train_y = train
     kind = meta.kind or kinds.infer(train_x, f"x of the training part of {path}")
-    notes: list[str] = []
+    notes = list(read_notes)
     if kind == "images" and (meta.channels == "first" or (meta.channels is None and kinds.channels_first(train_x.shape))):
         train_x, test = kinds.channels_last(train_x), (kinds.channels_last(test[0]), test[1]) if test is not None else None
         if meta.channels is None:
@@ -171,6 +174,8 @@ def make_shard(
     train_x, train_y = _part(path, "training", train_x, train_y, kind, meta.task)
     if not len(train_x):
         raise ShardError(f"{path} holds no training samples; a device needs at least one")
+    if kind == "images":
+        kinds.check_unlike(train_x, str(path))
     if test is None:
         held = _held_out(holdout.strata(train_y, meta.task), seed, kind, groups)
         train_x, train_y, test_x, test_y = train_x[~held], train_y[~held], train_x[held], train_y[held]

@@ -29,6 +29,7 @@ class DataSource:
         meta: Content of meta.json, or what follows from a table.
         groups: Group of each training sample, (N,).
         test_groups: Group of each test sample.
+        notes: What the user should know about the reading.
     """
 
     train: tuple[Array, Array]
@@ -36,6 +37,7 @@ class DataSource:
     meta: Meta = Meta()  # noqa: RUF009 - it is immutable
     groups: Array | None = None
     test_groups: Array | None = None
+    notes: tuple[str, ...] = ()
 
 
 def read_source(path: Path, options: ReadOptions = PLAIN) -> DataSource:

@@ -17,6 +17,7 @@ from attune.fedclient.data.files import plain_suffix, read_text
 from attune.fedclient.data.makers import hugging_face, images
 from attune.fedclient.data.makers.alphabets import alphabet_of
 from attune.fedclient.data.makers.make_options import MakeOptions
+from attune.fedclient.data.makers.pixels import DecodedImages, decode_images, same_depth
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.samples import SPLIT, outputs_of, training_and_test
 from attune.fedclient.data.shard import Shard, make_shard
@@ -38,7 +39,16 @@ def make(path: Path, options: MakeOptions, out: Path) -> Shard:
     source = _read(path, options)
     if options.classes:
         source = _with_classes(source, options)
-    shard = make_shard(path, path.name, source.train, source.test, source.meta, source.groups, test_groups=source.test_groups)
+    shard = make_shard(
+        path,
+        path.name,
+        source.train,
+        source.test,
+        source.meta,
+        source.groups,
+        test_groups=source.test_groups,
+        read_notes=source.notes,
+    )
     _write(out, source)
     return shard
 
@@ -80,20 +90,24 @@ def _of_cells(train: DataTable, test: DataTable | None, options: MakeOptions, co
     both = [table for table in (train, test) if table is not None]
     for table in both:
         table.require(column)
+    notes: list[str] = []
     if _is_image(train.cells[column]):
-        meta, values = Meta(kind="images", channels="last"), [_images(table, column, options) for table in both]
+        decoded = [_images(table, column, options) for table in both]
+        meta, values = Meta(kind="images", channels="last"), same_depth([images_.x for images_ in decoded])
+        notes = [note for images_ in decoded for note in images_.notes]
     else:
         alphabet = alphabet_of(options.tokenizer)
         meta = Meta(kind="tokens", vocabulary=alphabet.size)
         values = [alphabet.rows(table.text(column), options.length) for table in both]
     parts = [(x, _outputs(table, options.table)) for x, table in zip(values, both, strict=True)]
-    return DataSource(parts[0], parts[1] if len(parts) > 1 else None, with_outputs(meta, train, options.table))
+    test_part = parts[1] if len(parts) > 1 else None
+    return DataSource(parts[0], test_part, with_outputs(meta, train, options.table), notes=tuple(notes))
 
 
-def _images(table: DataTable, column: str, options: MakeOptions) -> Array:
+def _images(table: DataTable, column: str, options: MakeOptions) -> DecodedImages:
     cells = table.cells[column]
     where = [f"image {at + 1} of {table.path}" for at in range(len(cells))]
-    return images.decode_images([cell["bytes"] or Path(str(cell["path"])) for cell in cells], where, options)
+    return decode_images([cell["bytes"] or Path(str(cell["path"])) for cell in cells], where, options)
 
 
 def _outputs(table: DataTable, options: ReadOptions) -> Array:

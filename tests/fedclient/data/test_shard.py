@@ -31,8 +31,12 @@ def test_kind_follows_from_x(write, samples, kind, shape, vocabulary):
 
 def test_other_image_forms(write):
     y = [0, 1, 2, 3]
-    assert load_shard(write(np.zeros((4, 6, 5, 3), np.uint8), y)).profile().shape == (6, 5, 3)
-    assert load_shard(write(np.zeros((4, 6, 5, 3), np.float32), y)).kind == "images"
+    assert load_shard(write(np.arange(360, dtype=np.uint16).astype(np.uint8).reshape(4, 6, 5, 3), y)).profile().shape == (
+        6,
+        5,
+        3,
+    )
+    assert load_shard(write(np.arange(360, dtype=np.float32).reshape(4, 6, 5, 3), y)).kind == "images"
 
 
 @pytest.mark.parametrize(
@@ -40,7 +44,7 @@ def test_other_image_forms(write):
     [
         (np.zeros((4, 6)), "series", (6, 1)),
         (np.zeros((4, 6), np.int64), "tabular", (6,)),
-        (np.zeros((4, 6, 5)), "images", (6, 5, 1)),
+        (np.arange(120.0).reshape(4, 6, 5), "images", (6, 5, 1)),
         (np.zeros((4, 6), bool), "tabular", (6,)),
         (np.zeros((4, 6, 5), np.int16), "series", (6, 5)),
     ],

@@ -185,8 +185,9 @@ def test_images_of_several_sizes_and_what_is_none(tmp_path: Path) -> None:
     (tmp_path / "in" / "cat" / "b.png").write_bytes(b"no image")
     with pytest.raises(ShardError, match=r"b\.png is no image"):
         make(tmp_path / "in", options(), tmp_path / "out")
+    (tmp_path / "none" / "deep").mkdir(parents=True)
     with pytest.raises(ShardError, match="no form that a shard"):
-        make(tmp_path, options(), tmp_path / "out")
+        make(tmp_path / "none", options(), tmp_path / "out")
 
 
 def test_channels_first_images_are_recognised_and_said() -> None:
@@ -200,13 +201,13 @@ def test_channels_first_images_are_recognised_and_said() -> None:
 
 @pytest.mark.parametrize("shape", [(40, 8, 6, 3), (40, 3, 8, 1), (40, 3, 8, 3)])
 def test_where_the_last_axis_can_be_the_channels_it_is(shape: tuple[int, ...]) -> None:
-    given = shard_of("kiel", (np.zeros(shape, np.uint8), np.arange(40) % 2))
+    given = shard_of("kiel", (np.arange(np.prod(shape), dtype=np.uint8).reshape(shape), np.arange(40) % 2))
     assert given.profile.shape == shape[1:] and not any("channels" in warning for warning in given.warnings)
 
 
 @pytest.mark.parametrize(("channels", "shape"), [("first", (8, 6, 3)), ("last", (3, 8, 6))])
 def test_meta_json_says_which_axis_the_channels_are(write: Any, channels: str, shape: tuple[int, ...]) -> None:
-    x = np.zeros((40, 3, 8, 6), np.uint8)
+    x = np.arange(40 * 3 * 8 * 6, dtype=np.uint8).reshape(40, 3, 8, 6)
     shard = load_shard(write(x, np.arange(40) % 2, test=(x[:4], [0, 1, 0, 1]), meta={"channels": channels}))
     assert shard.profile().shape == shape and shard.test_x.shape[1:] == shape
     assert not any("channels" in warning for warning in shard.warnings)
@@ -260,8 +261,9 @@ def test_a_dataset_with_splits_and_named_classes(tmp_path: Path) -> None:
 
 def test_a_dataset_of_images_and_one_of_numbers(tmp_path: Path) -> None:
     picture(tmp_path / "a.png", (7, 0, 0))
-    image = {"bytes": (tmp_path / "a.png").read_bytes(), "path": None}
-    shard = make(saved(tmp_path / "in", {"image": [image] * 4, "label": [0, 1, 0, 1]}, {}), options(), tmp_path / "out")
+    picture(tmp_path / "b.png", (8, 0, 0))
+    images = [{"bytes": (tmp_path / name).read_bytes(), "path": None} for name in ("a.png", "b.png")] * 2
+    shard = make(saved(tmp_path / "in", {"image": images, "label": [0, 1, 0, 1]}, {}), options(), tmp_path / "out")
     assert shard.profile().shape == (4, 6, 3) and shard.train_x[0, 0, 0].tolist() == [7, 0, 0]
     numbers = saved(tmp_path / "numbers", {"a": list(range(8)), "label": [0, 1] * 4}, {})
     assert make(numbers, options(), tmp_path / "out2").column_names == ("a",)
