@@ -77,18 +77,26 @@ def simulate(
     from attune.simulation.simulate import simulate as run
     from attune.simulation.trial import try_executors as measure_executors
 
-    names = list(dict.fromkeys(name.strip() for name in methods.split(",")))
+    names = list(dict.fromkeys(filter(None, (name.strip() for name in methods.split(",")))))
+    if not names:
+        raise click.UsageError("--method names no method")
     members = read_shards(data_by_name(data), read_options({"label": label, **table}))
     compared = Comparison(names, members, model, rounds, seed).methods(config, assignments)
     if try_executors:
-        click.echo(repr(measure_executors(members, names[0], None, seed, compared[0].settings)))
+        click.echo(repr(measure_executors(members, names[0], settings=compared[0].settings)))
         return
     results = {}
     for method in compared:
         click.echo(f"{method.name} ...", err=True)
         place = home / method.name if home else None
         results[method.name] = run(
-            members, method.name, None, rounds, seed, method.settings, baseline, place, executor, dashboard=dashboard
+            members,
+            method.name,
+            settings=method.settings,
+            baseline=baseline,
+            home=place,
+            executor=executor,
+            dashboard=dashboard,
         )
         if out is not None:
             results[method.name].save(out / method.name)

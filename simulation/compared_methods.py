@@ -70,25 +70,30 @@ class Comparison:
             SettingError: A method, setting or model is unknown or cannot be used. It names the problems of all methods.
         """
         common, single = _by_method(assignments, self.names)
+        flags = ({} if self.rounds is None else {"round": {"rounds": self.rounds}}) | (
+            {} if self.seed is None else {"seed": self.seed}
+        )
         settings: dict[str, dict[str, Any]] = {}
+        alone: dict[str, dict[str, Any]] = {}
         resolved: dict[str, planning.ResolvedSettings] = {}
         problems: dict[str, Exception] = {}
         for name in self.names:
             try:
-                settings[name] = load_settings(config, [*common, *single[name]], {})
+                alone[name] = load_settings(None, single[name], {})
+                settings[name] = merge(load_settings(config, common, flags), alone[name])
                 resolved[name] = planning.resolve(self._overrides(name, {**settings[name], "model": {}}))
             except AttuneError as error:
                 problems[name] = error
         if problems:
             raise together({name: _with_hint(error, common, list(resolved)) for name, error in problems.items()})
-        fixed = {name for name in self.names if any(text.partition("=")[0] == "model.name" for text in single[name])}
+        models = {name: of.get("model", {}) for name, of in alone.items()}
         chosen = self.model or self._usual_for_all(resolved, settings)
         for name in self.names if chosen else ():
-            settings[name] = settings[name] if name in fixed else merge(settings[name], {"model": {"name": chosen}})
-        return self._tried(settings, fixed)
+            settings[name] = merge(settings[name], {"model": {"name": models[name].get("name", chosen)}})
+        return self._tried(settings, models, "" if self.model else chosen or "")
 
     def _overrides(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return overrides(len(self.members), name, None, self.rounds, self.seed, settings)
+        return overrides(len(self.members), name, None, None, None, settings)
 
     def _usual_for_all(
         self, resolved: Mapping[str, planning.ResolvedSettings], settings: Mapping[str, Mapping[str, Any]]
@@ -101,8 +106,16 @@ class Comparison:
             return None
         return _model_for(kind, frozenset().union(*roles)) or model_for(kind, frozenset())
 
-    def _tried(self, settings: Mapping[str, Mapping[str, Any]], fixed: set[str]) -> list[ComparedMethod]:
-        """Try each method with its model, or else with its usual one, unless the user chose a model for this method alone."""
+    def _tried(
+        self, settings: Mapping[str, Mapping[str, Any]], models: Mapping[str, Mapping[str, Any]], chosen: str
+    ) -> list[ComparedMethod]:
+        """Try each method with its model, or else with its usual one, unless the user chose a model for this method alone.
+
+        Args:
+            settings: Settings of each method.
+            models: What the user said about the model of each method alone.
+            chosen: Name of the common model if the user has not chosen it.
+        """
         failed: dict[str, Exception] = {}
         for name in self.names:
             try:
@@ -110,15 +123,17 @@ class Comparison:
             except SettingError as error:
                 failed[name] = error
         if len(failed) == len(self.names):
-            raise together(failed)
+            texts = {str(error) for error in failed.values()}
+            reason = f"; the model of all methods is {chosen}, and --model names another" if chosen else ""
+            raise SettingError(f"{texts.pop()}{reason}") if len(texts) == 1 else together(failed)
         compared, problems = [], {}
         for name in self.names:
             if name not in failed:
                 compared.append(ComparedMethod(name, settings[name]))
                 continue
-            usual = {section: values for section, values in settings[name].items() if section != "model"}
+            usual = {**settings[name], "model": models[name]}
             try:
-                if name in fixed:
+                if "name" in models[name]:
                     raise failed[name]
                 self._try(name, usual)
                 model = settings[name].get("model", {}).get("name", "the model")
@@ -153,6 +168,8 @@ def _by_method(assignments: Sequence[str], names: Sequence[str]) -> tuple[list[s
         method, colon, rest = text.partition("=")[0].partition(":")
         if not colon or (method not in single and "." in method):
             common.append(text)
+        elif method in single and rest == "method.name":
+            problems[f"--set {text}"] = SettingError(f"--set {text}: --method names the methods")
         elif method in single and rest:
             single[method].append(text[len(method) + 1 :])
         else:
@@ -176,7 +193,8 @@ def _with_hint(error: Exception, common: Sequence[str], others: Sequence[str]) -
     """Return an error about a setting of all methods that only another method has, with the way to give it to that one."""
     for text in common:
         key = text.partition("=")[0]
-        if others and isinstance(error, SettingError) and key.startswith("method.") and f"no setting {key}" in str(error):
+        lacking = f"no setting {key} " in str(error) or (key == "method.preset" and "no settings as" in str(error))
+        if others and key.startswith("method.") and lacking:
             return SettingError(f"{error}; for one method alone: --set {others[0]}:{text}")
     return error
 

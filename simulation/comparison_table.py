@@ -118,14 +118,17 @@ def _notes(results: Mapping[str, SimulationResult], harm: Mapping[str, Mapping[s
     metric = TASKS[next(iter(results.values())).task].metric
     lines += [
         f"kept: {metric} of what the device predicts with in the end, which the last column describes",
-        "own: of the method's own model on the device; served: of what the server sends, before the device trains",
+        "own: of the method's own model on the device",
+        "served: of what the server sends, with the parts that stay on the device, before it trains",
         "verdict: the own model against the common one, and against one that was trained alone (--baseline local)",
     ]
     if any(value is not None for of in harm.values() for value in of.values()):
         rivals = " or ".join(name for name in RIVALS if name in results)
         lines.append(f"harmed: what is kept is worse than what {rivals} leaves this device, by more than chance")
-    else:
+    elif any(row.accuracy is not None for row in first):
         lines.append("harmed: it is not known who is harmed; add local and fedavg to --method")
+    else:
+        lines.append("harmed: it is not known who is harmed, because no device has a test part")
     return lines
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -105,6 +107,8 @@ def test_a_model_for_one_method(data: str) -> None:
         (":method.tune_epochs=2", "--set takes"),
         ("fedavg+ft:=2", "--set takes"),
         ("fedavg+ft:method.tune_epochs", "--set takes"),
+        ("fedavg+ft:method.name=fedprox", "--method names the methods"),
+        ("method.preset=published", "has no settings as published"),
         ("method.tune_epochs=2", "--set fedavg+ft:method.tune_epochs=2"),
     ],
 )
@@ -112,6 +116,48 @@ def test_a_wrong_setting_is_refused_before_any_training(data: str, tmp_path: Pat
     done = run(data, "--method", "local,fedavg+ft", "--set", assignment, "--out", str(tmp_path / "out"))
     assert done.exit_code == 2 and said in done.output, done.output
     assert not (tmp_path / "out").exists()
+
+
+def test_rounds_and_seed_of_one_method_win_over_those_of_all(data: str, tmp_path: Path) -> None:
+    words = ("--method", "local,fedavg", "--set", "fedavg:round.rounds=3", "--set", "fedavg:seed=9", "--out", str(tmp_path))
+    lines(data, *words)
+    for method, rounds, seed in (("local", 2, 3), ("fedavg", 3, 9)):
+        status = json.loads((tmp_path / method / "status.json").read_bytes())
+        summary = json.loads((tmp_path / method / "summary.json").read_bytes())
+        assert (status["round"], summary["seed"]) == (rounds, seed)
+
+
+def test_a_preset_of_one_method_is_given_to_it_alone(data: str) -> None:
+    done = run(data, "--method", "fedmcsa,local", "--set", "method.preset=published")
+    assert done.exit_code == 2 and "--set fedmcsa:method.preset=published" in done.output, done.output
+
+
+def test_an_option_that_the_common_model_lacks_says_which_model_that_is(data: str) -> None:
+    done = run(data, "--method", "local,fedavg,fedtp", "--set", "model.hidden=[8]")
+    assert done.exit_code == 2 and done.output.count("model.hidden") == 1, done.output
+    assert "transformer" in done.output and "--model" in done.output
+
+
+def test_options_for_the_model_of_one_method_are_never_dropped(data: str) -> None:
+    head = lines(data, "--method", "local,fedavg,fedtp", "--set", "fedavg:model.hidden=[8]")[:2]
+    assert head[0] == "model: transformer (local, fedtp), dnn (fedavg)"
+    assert head[1].startswith("fedavg cannot use transformer: ") and "hidden" in head[1]
+    done = run(data, "--method", "local,fedavg,fedtp", "--set", "fedavg:model.hiden=[8]")
+    assert done.exit_code == 2 and "model.hiden" in done.output
+
+
+def test_an_empty_name_among_the_methods_is_left_out(data: str) -> None:
+    assert lines(data, "--method", "local,,fedavg,")[0] == "model: dnn, for all methods"
+
+
+def test_without_test_parts_nobody_is_told_to_add_methods(tmp_path: Path) -> None:
+    for n in range(2):
+        (tmp_path / f"site{n}").mkdir()
+        x = np.random.default_rng(n).normal(size=(20, 3))
+        np.savez(tmp_path / f"site{n}" / "train.npz", x=x, y=np.arange(20) % 2)
+        np.savez(tmp_path / f"site{n}" / "test.npz", x=x[:0], y=np.arange(0))
+    printed = lines(str(tmp_path / "*"), "--method", "local,fedavg")
+    assert printed[-1] == "harmed: it is not known who is harmed, because no device has a test part"
 
 
 def test_all_wrong_methods_and_settings_are_named_at_once(data: str) -> None:
