@@ -10,7 +10,7 @@ import click
 class ExtensibleGroup(click.Group):
     """The group's own commands, and those that entry points of the group `entry_point_group` name.
 
-    The spine thus has commands of packages that it does not import. A command of its own wins over an attached one.
+    So the spine offers commands of packages that it does not import. The group's own command wins if both have one name.
     """
 
     entry_point_group: str

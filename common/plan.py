@@ -100,7 +100,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     method: str
     method_options: dict[str, Any]  # checked by common.methods
     train: TrainSettings
-    scale: Scale | None = None  # None: no device of round 1 had columns to fold
+    scale: Scale | None = None  # None: no device of round 1 opted in
     column_names: list[str] = []  # in the order in which every device must have them; empty: not known
     task: TaskName = "classes"
     targets: Scale | None = None  # regression only

@@ -86,11 +86,11 @@ T = TypeVar("T")
 
 
 class InlineWorker(Worker):
-    """One order after the other, each as soon as its values are here.
+    """Worker that carries out one order after the other, on the thread of the event loop.
 
     Args:
-        stopped: Whether to give up all work.
-        awake_bytes: What learners of devices that wait may hold in memory.
+        stopped: Returns whether the work must be given up.
+        awake_bytes: Most bytes that learners of waiting devices may hold in memory.
     """
 
     def __init__(self, stopped: Callable[[], bool], awake_bytes: float) -> None:
@@ -108,13 +108,13 @@ class InlineWorker(Worker):
 
 
 class CohortWorker(InlineWorker):
-    """Orders wait for each other, and go to `executor` together.
+    """Worker that collects the orders of a cohort, and hands them to `executor` together.
 
     Args:
-        stopped: Whether to give up all work.
-        awake_bytes: What learners of devices that wait may hold in memory.
+        stopped: Returns whether the work must be given up.
+        awake_bytes: Most bytes that learners of waiting devices may hold in memory.
         executor: Carries out all orders of a cohort.
-        awaited: How many devices have an order and have not answered it; `answered` must be called after each answer.
+        awaited: Returns how many devices have an order and have not answered it. Call `answered` after each answer.
     """
 
     def __init__(self, stopped: Callable[[], bool], awake_bytes: float, executor: Executor, awaited: Callable[[], int]) -> None:
@@ -129,7 +129,7 @@ class CohortWorker(InlineWorker):
         return await result_of(await begun)
 
     def answered(self) -> None:
-        """Begin if no device is missing any longer."""
+        """Start the cohort if every device that is awaited has handed over its order."""
         if not self._waiting or len(self._waiting) < self._awaited():
             return
         cohort, self._waiting = self._waiting, []

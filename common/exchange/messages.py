@@ -65,7 +65,9 @@ class Order:
     cold_start: tuple[BlobRef, ...] = ()  # what a device without history is served, to compare with
     trains: tuple[str, ...] = ()  # kinds of tensors that move in training; empty: all
     deadline_s: float = 0.0  # left when the order was sent; 0: none
-    encodings: Mapping[str, str] = field(default_factory=dict)  # part -> how it is handed in, where that is not as it is
+    encodings: Mapping[str, str] = field(
+        default_factory=dict
+    )  # part -> encoding of what is handed in; a part without one is plain
     prior: Mapping[Choice, float] = field(default_factory=dict)  # shares of models, as other devices found them
 
     @property
@@ -121,7 +123,7 @@ class DownloadRequest:
 
 @dataclass(frozen=True)
 class EnrolRequest:
-    """A device without a certificate asks for one. csr_der: PKCS#10."""
+    """Request of a device for its first certificate. csr_der: PKCS#10."""
 
     name: str
     csr_der: bytes
@@ -153,13 +155,13 @@ class Hello:
     software: str  # name and version, for the operator
     profile_json: bytes  # common.plan.Profile
     encodings: tuple[str, ...] = SPOKEN
-    inline_bytes: int = INLINE_BYTES  # bytes of blobs that it takes within one order
+    inline_bytes: int = INLINE_BYTES  # most bytes of blobs that it accepts within one order
     protocol: int = PROTOCOL
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A device is further with its order. done: share of the work, 0 to 1."""
+    """Progress of a device with its order. done: share of the work, 0 to 1."""
 
     order_id: str
     done: float
@@ -167,7 +169,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Trouble:
-    """A device cannot carry out an order; without an order id, it takes no part at all."""
+    """Report of a device that cannot carry out an order; without an order id, it takes no part in the run."""
 
     order_id: str
     reason: str
@@ -175,26 +177,26 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Welcome:
-    """The plan that the federation has fixed, and what the server takes.
+    """The plan that the federation has fixed, and what the server accepts.
 
-    waits: an update may be submitted while its blobs are on their way.
+    waits: whether an update may be submitted before all its blobs have arrived.
     """
 
     plan_json: bytes  # common.plan.Plan
-    inline_bytes: int = 0  # bytes of blobs that the server takes within one update
+    inline_bytes: int = 0  # most bytes of blobs that the server accepts within one update
     waits: bool = False
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something for the person at the device."""
+    """Message for the person at the device."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Farewell:
-    """The last state is durable and evaluated: the device keeps its model and goes."""
+    """End of the run: the last state is durable and evaluated, so the device saves its model and disconnects."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""A model tried before anybody trains it: it is built, its tensors are dealt to the method's parts, and it scores two samples.
+"""Trial of a model before training: it is built, its tensors are assigned to the method's parts, and it scores two samples.
 
 B samples, T positions, C classes.
 """

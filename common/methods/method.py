@@ -39,9 +39,18 @@ DEFAULT_AGGREGATORS: dict[PartKind, str] = {"shared": "mean", "attended": "atten
 class Method:
     """One row of the table of methods.
 
-    parts: (selector, kind); the first match wins. A selector is `@role` (common.models.structure) or a glob over tensor names.
-    evaluate: which model an accuracy measures, as served or after local training. defaults: in the shape of federation.toml,
-    for everyday use. published: the paper's instead, where these are others; published_with: more of them, by model.
+    Attributes:
+        name: What settings call it.
+        citation: The paper, or "ours".
+        parts: Pairs (selector, kind); the first match wins. A selector is `@role` (common.models.structure), or a glob over
+            the names of tensors.
+        objective: Name of the objective of local training.
+        predictor: Name of the predictor.
+        aggregators: Name of the aggregator for each kind of part.
+        evaluate: Which model an accuracy measures: the one that was served, or the one after local training.
+        defaults: Settings for everyday use, in the shape of federation.toml.
+        published: Settings of the paper, which replace `defaults`. Empty: the method has no such preset.
+        published_with: Further settings of the paper for single models, by the model's name.
     """
 
     name: str

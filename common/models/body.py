@@ -115,7 +115,7 @@ def load_body(module: nn.Module, where: str | Path, leave: Collection[str] = ())
     Raises:
         SettingError: The file cannot be read, or belongs to another module.
     """
-    if not any(parameter.is_meta for parameter in module.parameters()):  # else only sizes are asked for
+    if not any(parameter.is_meta for parameter in module.parameters()):  # on the device "meta" there are no values to load
         try:
             saved = read_tensors(place_of(str(where)))
             left = {name for name in saved if any(fnmatchcase(name, pattern) for pattern in leave)}

@@ -66,7 +66,7 @@ _BUILT_IN = {
 MODELS: PluginRegistry[ModelEntry] = PluginRegistry("models", ModelEntry, _BUILT_IN)
 _DEFAULTS: dict[Kind, str] = {"images": "vit", "tokens": "transformer", "series": "transformer", "tabular": "dnn"}
 _RANKS: dict[Kind, int] = {"images": 3, "tokens": 1, "series": 2, "tabular": 1}
-MAX_SAMPLE_VALUES = 1 << 26  # of one sample: what peers declare decides how large a model we build
+MAX_SAMPLE_VALUES = 1 << 26  # of one sample, as peers declare it: the size of the model follows from it
 MAX_VOCABULARY = 1 << 20
 BODY_DIGEST = "body_digest"  # an option of every model of one's own, which its factory does not see
 

@@ -1,7 +1,7 @@
 """Blobs: named bytes with a digest, the sources and targets for reading and writing them, and the frames in which they travel.
 
 Sources and targets are interfaces, because the server's blobs need not be files. The implementations for local files and memory
-are here. A frame is as long as a quarter of a second of the link carries. This module does not import torch.
+are here. A frame holds what the link carries in a quarter of a second. This module does not import torch.
 """
 
 from __future__ import annotations

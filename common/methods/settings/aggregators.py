@@ -76,7 +76,7 @@ class ClippedSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=Tru
 
     @property
     def no_vote(self) -> float:
-        """Made as small as the others, an extreme would hide among those that a vote compares."""
+        """With a vote, an extreme change is dropped: scaled down to the others' size, it would look like one of them."""
         return self.bound_change if self.robust in VOTES else 0.0
 
 

@@ -73,7 +73,7 @@ class OwnModelSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=Tru
 
 
 class AlternatingSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
-    """FedRep: docs/methods/fedrep.md. Both take the place of train.local_epochs and train.local_steps."""
+    """FedRep: docs/methods/fedrep.md. Both settings replace train.local_epochs and train.local_steps."""
 
     # Epochs of the private part, with the rest frozen.
     head_epochs: Count = 4

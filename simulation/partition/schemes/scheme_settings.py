@@ -41,7 +41,7 @@ class Coarse5Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `coarse5`: siblings share a coarse class."""
 
     siblings: Count = 5  # clients per coarse class
-    # What each sibling gets: an equal share of every fine class, or one fine class, which is harder. Users call it `each`.
+    # What each sibling gets: an equal share of every fine class, or one fine class (harder). The setting is called `each`.
     fine_classes: Literal["equal", "one-class"] = msgspec.field(name="each", default="equal")
     coarse: str = "coarse"
 
