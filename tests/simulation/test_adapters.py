@@ -23,6 +23,7 @@ from attune.fedclient.model import portable
 from attune.fedclient.model.artifact import Model, read_info
 from tests.e2e import adapted
 from tests.e2e.hosted import host
+from tests.forked import hosts
 
 LAYERED, VIT = "attune.tests.e2e.adapted:layered", "attune.tests.e2e.adapted:vit"
 SMALL = {"seed": 3, "round": {"rounds": 2}, "train": {"local_epochs": 1, "local_steps": 0, "batch_size": 8, "lr": 0.2}}
@@ -103,7 +104,8 @@ def test_a_loop_of_ones_own_trains_the_adapters_alone(clouds: dict[str, Path]) -
 
 @pytest.mark.parametrize("executor", ["stacked", "processes"])
 def test_devices_that_are_computed_together_come_to_the_same(digits: dict[str, Path], executor: Any) -> None:
-    one, other = (federation(digits, "fedmcsa", VIT, executor=each) for each in ("sequential", executor))
+    with hosts():
+        one, other = (federation(digits, "fedmcsa", VIT, executor=each) for each in ("sequential", executor))
     for name in digits:
         mine, theirs = one.model(name).tensors, other.model(name).tensors
         assert all(torch.allclose(mine[each], theirs[each], atol=1e-4) for each in mine)
