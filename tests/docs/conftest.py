@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import measure
+from benchmarks.measure import Source
+
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w*)[^`\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
@@ -61,6 +64,12 @@ class Page:
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def product(root: Path) -> list[Source]:
+    """Return the product's files, parsed once for all tests of a process."""
+    return measure.sources(root)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import measure
+from benchmarks.measure import Source
 
 
 @pytest.fixture(scope="module")
@@ -17,10 +18,9 @@ def verbs(root: Path) -> frozenset[str]:
     return measure.read_verbs(root / measure.VERBS)
 
 
-def test_every_docstring_begins_with_a_word_that_tells_what_it_is(root: Path, verbs: frozenset[str]) -> None:
-    sources = measure.sources(root)
-    assert sources
-    assert [line for source in sources for line in measure.bad_first_words(source, verbs)] == []
+def test_every_docstring_begins_with_a_word_that_tells_what_it_is(product: list[Source], verbs: frozenset[str]) -> None:
+    assert product
+    assert [line for source in product for line in measure.bad_first_words(source, verbs)] == []
 
 
 def test_the_verbs_are_sorted_and_imperative(root: Path, verbs: frozenset[str]) -> None:

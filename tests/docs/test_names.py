@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from benchmarks import measure
 from benchmarks.measure import Source
-
-
-@pytest.fixture(scope="module")
-def product(root: Path) -> list[Source]:
-    return measure.sources(root)
 
 
 def test_a_class_name_is_defined_once_in_the_product(product: list[Source]) -> None:

@@ -33,11 +33,11 @@ def test_devices_learn_from_each_other_which_model_is_of_no_use(tmp_path: Path) 
     """Use twelve devices that label in six ways, so that the common model is of no use to any of them.
 
     Six samples held out are too few for one device to see that: by its own samples each gave it a part of the weight, which
-    cost 5.3 points in the mean.
+    cost 5.3 points in the mean after the recipe's 30 rounds, and costs 1.1 after the ten rounds here.
     """
     recipe = get("relatedness")
     point = next(point for point in recipe.points if point.x == 2)
-    kept, best = means(point.cut(load_source(DIGITS), 0), tmp_path, recipe.rounds, dict(recipe.settings))
+    kept, best = means(point.cut(load_source(DIGITS), 0), tmp_path, 10, dict(recipe.settings))
     assert kept > best - 0.005
 
 
