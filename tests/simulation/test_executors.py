@@ -11,7 +11,7 @@ import pytest
 import attune
 from attune.common.errors import FederationFailed, HomeMismatch, SettingError
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.work.executor import SequentialExecutor, Work, failed
+from attune.fedclient.work.executor import SequentialExecutor, Work, done
 from tests.simulation.test_simulate import CLOUDS, QUICK
 
 
@@ -28,7 +28,7 @@ class Backwards(SequentialExecutor):
 
 class Failing(Backwards):
     def run(self, works: Sequence[Work]) -> Sequence[Future[OrderResult]]:
-        return [*super().run(works[:-1]), failed(RuntimeError("out of order"))]
+        return [*super().run(works[:-1]), done(RuntimeError("out of order"))]
 
 
 def test_an_executor_is_given_whole_cohorts() -> None:
