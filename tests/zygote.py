@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -24,6 +25,9 @@ LONGEST = 1 << 18  # most bytes of a request
 def preload() -> None:
     import grpc.aio  # noqa: F401
     import torch
+
+    with suppress(ImportError):
+        import sklearn.datasets  # noqa: F401  # whoever cuts the digits needs it
 
     from attune.common.methods.registry import get
     from attune.fedclient import app, cli, fleet  # noqa: F401
