@@ -48,14 +48,10 @@ def test_the_extra_is_what_a_server_looks_for() -> None:
     assert {name.replace("grpc_health_checking", "grpc_health") for name in names} == set(SERVER_EXTRA)
 
 
-def test_devices_need_nothing_of_the_extra(run) -> None:
+def test_devices_need_nothing_of_the_extra_and_a_simulation_for_its_dashboard_only(run) -> None:
     modules = ("client", "fleet", "app", "cli", "doctor", "link.grpc_link", "link.enrol")
-    done = run("".join(f"import attune.fedclient.{name}\n" for name in modules))
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_simulation_needs_the_extra_for_its_dashboard_only(run) -> None:
-    program = "print(attune.simulate(shards, rounds=1, method='fedavg', progress=False).table())\n"
+    program = "".join(f"import attune.fedclient.{name}\n" for name in modules)
+    program += "print(attune.simulate(shards, rounds=1, method='fedavg', progress=False).table())\n"
     program += "attune.simulate(shards, rounds=1, method='fedavg', progress=False, dashboard=True)\n"
     done = run(SIMULATION + program)
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["device", "kiel", "lund", "mean"]
