@@ -84,6 +84,9 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quorum: CountOrZero = 0
     # Seconds after which a round closes if it has its quorum. Without a quorum the deadline starts again.
     deadline_s: Positive = 600.0
+    # With two thirds of its answers, a round waits for the rest at most this many times as long as devices needed lately, and
+    # at least `grace_s` (docs/security.md). 0: until `deadline_s`.
+    deadline_multiple: NonNegative = 5.0
     # Seconds after which a round that has its quorum stops waiting for a disconnected device.
     grace_s: Positive = 30.0
     # Seconds without progress in training after which a round that has its quorum stops waiting for a device. 0: never. Set

@@ -65,7 +65,7 @@ class Reported:
     name: str
     round: int
     now: float
-    work: str = "train"  # or "evaluate"
+    work: WorkName = "train"
     loss: float | None = None  # its training loss
 
 
@@ -181,16 +181,18 @@ class Acknowledge:
 
 @dataclass(frozen=True)
 class PassOver:
-    """Report that these devices missed too many orders in a row. They get no more orders until they show progress."""
+    """Report that these devices missed too many orders of this kind. They get no more of them for now."""
 
     devices: tuple[str, ...]
+    work: WorkName = "train"
 
 
 @dataclass(frozen=True)
 class AskAgain:
-    """Report that these devices get orders again, after they had been passed over."""
+    """Report that these devices get orders of this kind again, after they had been passed over."""
 
     devices: tuple[str, ...]
+    work: WorkName = "train"
 
 
 Effect = Open | Aggregate | GoBack | FinishDevices | Acknowledge | PassOver | AskAgain

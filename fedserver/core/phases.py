@@ -119,15 +119,19 @@ class OpenPhase(PhaseVerbs):
         return self.progress(rules, state, now).after(*effects)
 
     def connect(self, rules: Rules, state: Round, name: str, now: float) -> Step:
-        if name in state.awaited:
-            return Step(state, (Open(*state.record.open_orders, (name,)),))
-        return self.progress(rules, state, now)
+        again = (Open(*state.record.open_orders, (name,)),) if name in state.awaited else ()
+        return self.progress(rules, state, now).after(*again)
 
     def report(self, rules: Rules, state: Round, event: Reported) -> Step:
         if not rules.policy.worth(state, event.work, event.round, event.name) > 0:
             return super().report(rules, state, event)
         answered = state.answering(event.name, event.now, event.loss)
         return self.progress(rules, answered, event.now).after(Acknowledge(event.name, accepted=True))
+
+
+def closing(rules: Rules, state: Round, now: float) -> Round:
+    """Return the state of a step that closes now, with what it says about the devices: missed orders and durations."""
+    return state.running_out(rules.policy.overdue(state, now)).pacing()
 
 
 def was_counted(state: Round, event: Reported) -> bool:
@@ -150,7 +154,7 @@ class TrainingPhase(OpenPhase):
         if why := spoiled(state, rules.settings.take_back, complete=complete):
             return Step(state.noting(spoiled=why), then=PhaseKey.AGGREGATING)
         if complete:
-            return Step(state.running_out(rules.policy.overdue(state, now)), then=PhaseKey.AGGREGATING)
+            return Step(closing(rules, state, now), then=PhaseKey.AGGREGATING)
         if rules.policy.extends(state, now):
             return self._extend(rules, state.running_out(rules.policy.overdue(state, now)), now)
         return self._replace(rules, state, now)
@@ -203,7 +207,7 @@ class AdaptationPhase(OpenPhase):
         if not complete and not rules.policy.over(state, now):
             return Step(state)
         then = PhaseKey.AGGREGATING if complete else PhaseKey.EVALUATION
-        return Step(state.running_out(rules.policy.overdue(state, now)), then=then)
+        return Step(closing(rules, state, now), then=then)
 
 
 class EvaluationPhase(OpenPhase):
@@ -231,8 +235,9 @@ class EvaluationPhase(OpenPhase):
             return Step(state)
         if why := spoiled(state, rules.settings.take_back, complete=False):
             return Step(state.noting(spoiled=why), then=PhaseKey.AGGREGATING)
-        closed = state.running_out(rules.policy.overdue(state, now))
-        return Step(closed, then=PhaseKey.WAITING if state.record.round < rules.settings.rounds else PhaseKey.DONE)
+        return Step(
+            closing(rules, state, now), then=PhaseKey.WAITING if state.record.round < rules.settings.rounds else PhaseKey.DONE
+        )
 
 
 class WaitingPhase(PhaseVerbs):

@@ -9,11 +9,13 @@ from statistics import median_low
 from typing import Protocol
 
 from attune.common.config import RoundSettings
+from attune.common.exchange.messages import WorkName
 from attune.common.seeds import derive
+from attune.fedserver.core.attendance import FleetPace, indebted
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.state import Round
 
-PATIENCE = 2  # missed orders in a row after which a device is passed over
+FEW = 1 / 3  # share of a step's devices that are missing, at which it need not wait until its deadline
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Synchronous:
         return Asked(tuple(names) if settings.train == "all" else cohort, cohort)
 
     def ask_to_evaluate(self, state: Round) -> frozenset[str]:
-        return (state.connected | frozenset(state.record.devices)) - passed_over(state)
+        return (state.connected | frozenset(state.record.devices)) - passed_over(state, "evaluate")
 
     def evaluates(self, closed: int) -> bool:
         settings = self.settings
@@ -109,10 +111,10 @@ class Synchronous:
         return bool(sampled and updates >= self.settings.clients) or self.over(state, now)
 
     def over(self, state: Round, now: float) -> bool:
-        return now >= state.deadline or not self._waited_for(state, now)
+        return now >= self._closes_at(state) or not self._waited_for(state, now)
 
     def overdue(self, state: Round, now: float) -> frozenset[str]:
-        return state.awaited if now >= state.deadline else self._stalled(state, now)
+        return state.awaited if now >= self._closes_at(state) else self._stalled(state, now)
 
     def replacements(self, state: Round, now: float) -> tuple[tuple[str, str], ...]:
         if self._replace_after_s is None:
@@ -145,7 +147,7 @@ class Synchronous:
 
     def wakes(self, state: Round) -> frozenset[float]:
         absent = [state.left_at[name] for name in state.awaited - state.connected]
-        times = {state.deadline, *(left + self.settings.grace_s for left in absent)}
+        times = {state.deadline, self._closes_at(state), *(left + self.settings.grace_s for left in absent)}
         if self._replace_after_s is not None and state.idle:
             times |= {left + self._replace_after_s for left in absent}
         if self._stall_counts(state):
@@ -162,9 +164,24 @@ class Synchronous:
 
     def _waited_for(self, state: Round, now: float) -> frozenset[str]:
         """Return the awaited devices that are connected and make progress, or that left within the grace period."""
-        aside = passed_over(state) | self._stalled(state, now)
+        aside = passed_over(state, state.work) | self._stalled(state, now)
         grace_s = self.settings.grace_s
         return frozenset(n for n in state.awaited - aside if n in state.connected or now < state.left_at[n] + grace_s)
+
+    def _closes_at(self, state: Round) -> float:
+        """Return when a step stops waiting: earlier than the deadline if few devices are missing, by the fleet's pace.
+
+        A fleet that has become slow as a whole keeps its deadline.
+        """
+        awaited, settings = state.awaited, self.settings
+        if not awaited or not settings.deadline_multiple or len(awaited) > FEW * len(state.record.devices):
+            return state.deadline
+        able = awaited - indebted(state.missed, state.work, state.now)
+        limit_s = state.pace.get(state.work, FleetPace()).limit_s(able, settings.deadline_multiple)
+        if limit_s is None:
+            return state.deadline
+        begun = max(state.asked_at.get(name, state.charged_at) for name in awaited)
+        return min(state.deadline, begun + max(settings.grace_s, limit_s))
 
     def _stall_counts(self, state: Round) -> bool:
         # Devices report no progress while they evaluate.
@@ -177,9 +194,13 @@ class Synchronous:
         return frozenset(n for n in state.awaited & state.connected if now >= state.moved_at[n] + stall_s)
 
 
-def passed_over(state: Round) -> frozenset[str]:
-    """Return the devices that get no order because they missed PATIENCE orders in a row."""
-    return frozenset(name for name, count in state.run_out.items() if count >= PATIENCE)
+def passed_over(state: Round, work: WorkName = "train") -> frozenset[str]:
+    """Return the devices that get no order of this kind of work, because they missed too many.
+
+    A device that does not train is not asked to evaluate either.
+    """
+    counts = [state.missed.get(kind, {}) for kind in {"train", work}]
+    return frozenset(name for of_kind in counts for name, misses in of_kind.items() if misses.passed_over(state.now))
 
 
 FLOOR = 1.0  # least loss to compare with: a multiple of a loss near 0 means nothing

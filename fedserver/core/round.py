@@ -13,6 +13,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from attune.fedserver.core import messages as events
+from attune.fedserver.core.attendance import forgiven
 from attune.fedserver.core.phases import PHASES, Rules, Step, phase_of
 from attune.fedserver.core.policy import passed_over
 from attune.fedserver.core.state import Round, without
@@ -25,7 +26,7 @@ def step(rules: Rules, state: Round, event: events.Event, unix: float = 0.0) -> 
     """
     if isinstance(event, events.StepFailed):
         return Step(_failing(state, event.reason))
-    outcome = _handle(rules, replace(state, unix=unix), event)
+    outcome = _handle(rules, replace(state, unix=unix, now=event.now), event)
     effects = outcome.effects
     while outcome.then is not None:
         outcome = PHASES[outcome.then].enter(rules, outcome.state, event.now)
@@ -36,8 +37,14 @@ def step(rules: Rules, state: Round, event: events.Event, unix: float = 0.0) -> 
 def _passed_over_changes(before: Round, after: Round) -> tuple[events.Effect, ...]:
     """Return the effects that tell the operator which devices are passed over from now on, and which no longer."""
     were, are = passed_over(before), passed_over(after)
-    aside, again = tuple(sorted(are - were)), tuple(sorted(were - are))
-    return (*([events.PassOver(aside)] if aside else []), *([events.AskAgain(again)] if again else []))
+    only_were, only_are = passed_over(before, "evaluate") - were, passed_over(after, "evaluate") - are
+    effects = (
+        events.PassOver(tuple(sorted(are - were))),
+        events.AskAgain(tuple(sorted(were - are))),
+        events.PassOver(tuple(sorted(only_are - only_were - were)), "evaluate"),
+        events.AskAgain(tuple(sorted(only_were - only_are - are)), "evaluate"),
+    )
+    return tuple(effect for effect in effects if effect.devices)
 
 
 def next_wake(rules: Rules, state: Round, now: float) -> float | None:
@@ -60,13 +67,13 @@ def _handle(rules: Rules, state: Round, event: events.Event) -> Step:
         case events.Connected(name, now, newcomer):
             return phase.connect(rules, _entering(rules, state, name, now, newcomer), name, now)
         case events.Disconnected(name, now):
-            return Step(_leaving(state, name, now))
-        case events.Reported(name):
-            return phase.report(rules, replace(state, run_out=without(state.run_out, name)), event)
+            return phase.progress(rules, _leaving(state, name, now), now)
+        case events.Reported(name, work=work):
+            return phase.report(rules, replace(state, missed=forgiven(state.missed, name, work)), event)
         case events.DeviceProgressed(name, now):
             return phase.progress(rules, _moving(state, name, now), now)
         case events.Excused(name, now, troubled):
-            return phase.progress(rules, _excusing(state, name, troubled), now)
+            return phase.progress(rules, state.excusing(name, troubled), now)
         case events.Expelled(name, now):
             return phase.progress(rules, state.expelling(name), now)
         case events.Paused(on, now):
@@ -78,13 +85,6 @@ def _handle(rules: Rules, state: Round, event: events.Event) -> Step:
             return phase.aggregated(rules, state, now, setback)
         case events.StepFailed():
             raise AssertionError("handled before")
-
-
-def _excusing(state: Round, name: str, troubled: bool) -> Round:
-    if name not in state.awaited:
-        return state
-    excused = state.noting(excused=(*state.record.excused, name))
-    return replace(excused, troubled=state.troubled | {name}) if troubled else excused
 
 
 def _failing(state: Round, reason: str) -> Round:
@@ -100,20 +100,22 @@ def _resume(rules: Rules, state: Round, now: float) -> Step:
         record=state.record.revive(),
         left_at=dict(state.left_at) | dict.fromkeys(devices - state.connected, now),
         moved_at=dict.fromkeys(devices, now),
+        asked_at=dict.fromkeys(devices, now),
+        charged_at=now,
         deadline=now + rules.settings.deadline_s,
     )
     return PHASES[phase_of(state.record)].resume(rules, state, now)
 
 
 def _entering(rules: Rules, state: Round, name: str, now: float, newcomer: bool) -> Round:
-    """Add a device that has connected. Its missed orders are forgotten: it is alive."""
+    """Add a device that has connected. Its missed orders in a row are forgotten: it is alive."""
     return replace(
         state,
         connected=state.connected | {name},
         newcomers=state.newcomers | {name} if newcomer and rules.settings.adapt_rounds else state.newcomers,
         left_at=without(state.left_at, name),
         moved_at={**state.moved_at, name: now},
-        run_out=without(state.run_out, name),
+        missed=forgiven(state.missed, name, "train", "evaluate"),
     )
 
 
@@ -128,5 +130,6 @@ def _leaving(state: Round, name: str, now: float) -> Round:
 
 def _moving(state: Round, name: str, now: float) -> Round:
     """Note progress. A device that was passed over gets orders again; a smaller count of missed orders stays."""
-    run_out = without(state.run_out, name) if name in passed_over(state) else state.run_out
-    return replace(state, moved_at={**state.moved_at, name: now}, run_out=run_out)
+    aside = name in passed_over(state, state.work)
+    missed = forgiven(state.missed, name, state.work) if aside else state.missed
+    return replace(state, moved_at={**state.moved_at, name: now}, missed=missed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ import msgspec
 from msgspec.structs import replace
 from typing_extensions import Self
 
+from attune.common.exchange.messages import WorkName
+from attune.fedserver.core.attendance import Counts, FleetPace, Misses
 from attune.fedserver.core.messages import Phase, Record
 
 NOBODY: frozenset[str] = frozenset()
@@ -26,8 +29,13 @@ class Round(msgspec.Struct, frozen=True):
     losses: Mapping[str, float] = {}  # training losses reported for the open orders
     troubled: frozenset[str] = NOBODY  # devices that say they cannot carry out the open orders
     moved_at: Mapping[str, float] = {}  # last sign of progress with the open orders
-    run_out: Mapping[str, int] = {}  # missed orders in a row, by device
+    missed: Counts = {}  # missed orders, by kind of work and device
+    pace: Mapping[WorkName, FleetPace] = {}  # durations, by kind of work
+    asked_at: Mapping[str, float] = {}  # when a device got its open order
+    ended_at: Mapping[str, float] = {}  # when it answered, or was excused
+    charged_at: float = 0.0  # until when missed time is among `missed`
     deadline: float = 0.0  # of the open orders
+    now: float = 0.0  # of the latest event
     unix: float = 0.0  # unix time of the latest event, for display
 
     @classmethod
@@ -55,6 +63,11 @@ class Round(msgspec.Struct, frozen=True):
         return self.reported & frozenset(self.record.cohort)
 
     @property
+    def work(self) -> WorkName:
+        """The kind of work of the open orders."""
+        return self.record.open_orders[0]
+
+    @property
     def idle(self) -> frozenset[str]:
         """Connected devices without an open order."""
         return self.connected - frozenset(self.record.devices)
@@ -80,6 +93,9 @@ class Round(msgspec.Struct, frozen=True):
             troubled=NOBODY,
             left_at=dict.fromkeys(set(devices) - self.connected, now) | dict(self.left_at),
             moved_at=dict.fromkeys(devices, now),
+            asked_at=dict.fromkeys(devices, now),
+            ended_at={},
+            charged_at=now,
             deadline=now + deadline_s,
         )
 
@@ -91,12 +107,13 @@ class Round(msgspec.Struct, frozen=True):
             cohort=tuple(sorted({*record.cohort, *names})),
             replaced=tuple(name for name in record.replaced if name not in names),
         )
-        return replace(joined, moved_at={**self.moved_at, **dict.fromkeys(names, now)})
+        times = dict.fromkeys(names, now)
+        return replace(joined, moved_at={**self.moved_at, **times}, asked_at={**self.asked_at, **times})
 
     def leaving(self, names: Collection[str]) -> Self:
         """Take devices out of the cohort whose places others get."""
         record = self.record
-        return self.noting(
+        return self._charging(names, ()).noting(
             devices=tuple(name for name in record.devices if name not in names),
             cohort=tuple(name for name in record.cohort if name not in names),
             replaced=tuple(sorted({*record.replaced, *names})),
@@ -108,8 +125,20 @@ class Round(msgspec.Struct, frozen=True):
         excused = tuple(other for other in self.record.excused if other != name)
         losses = self.losses if loss is None else {**self.losses, name: loss}
         return replace(
-            state.noting(excused=excused), reported=self.reported | {name}, losses=losses, troubled=self.troubled - {name}
+            state.noting(excused=excused),
+            reported=self.reported | {name},
+            losses=losses,
+            troubled=self.troubled - {name},
+            ended_at={**self.ended_at, name: now},
         )
+
+    def excusing(self, name: str, troubled: bool) -> Self:
+        """Let the open step go on without a device that holds an order."""
+        if name not in self.awaited:
+            return self
+        excused = self.noting(excused=(*self.record.excused, name))
+        troubles = self.troubled | {name} if troubled else self.troubled
+        return replace(excused, troubled=troubles, ended_at={**self.ended_at, name: self.now})
 
     def expelling(self, name: str) -> Self:
         """Remove a device from the round and from the end of the federation."""
@@ -120,16 +149,43 @@ class Round(msgspec.Struct, frozen=True):
             },
         )
         changes = {key: getattr(self, key) - gone for key in ("reported", "finished", "newcomers", "connected", "troubled")}
-        return replace(less, **changes, run_out=without(self.run_out, name), losses=without(self.losses, name))
+        missed = {work: without(counts, name) for work, counts in self.missed.items()}
+        return replace(less, **changes, missed=missed, losses=without(self.losses, name))
 
     def extending(self, asked: Collection[str], now: float, deadline_s: float) -> Self:
         """Restart the deadline of the open orders, which are sent again to the devices in `asked`."""
         moved_at = {**self.moved_at, **dict.fromkeys(asked, now)}
-        return replace(self.noting(excused=()), moved_at=moved_at, deadline=now + deadline_s)
+        return replace(self.noting(excused=()), moved_at=moved_at, charged_at=now, deadline=now + deadline_s)
 
-    def running_out(self, names: Iterable[str]) -> Self:
-        """Count one more missed order for each of these devices."""
-        return replace(self, run_out={**self.run_out, **{name: self.run_out.get(name, 0) + 1 for name in names}})
+    def running_out(self, overdue: Iterable[str]) -> Self:
+        """Count the missed orders of a step that closes or is extended now, and what each of them cost the others.
+
+        Args:
+            overdue: Devices that were waited for to the end.
+        """
+        return self._charging(frozenset(self.record.devices) - self.reported, overdue)
+
+    def pacing(self) -> Self:
+        """Note the durations of a step that closes now."""
+        work = self.work
+        took = {name: self.ended_at[name] - self.asked_at.get(name, math.inf) for name in self.reported & self.ended_at.keys()}
+        took = {name: seconds for name, seconds in took.items() if seconds >= 0}
+        return replace(self, pace={**self.pace, work: self.pace.get(work, FleetPace()).after(took)}) if took else self
+
+    def _charging(self, names: Collection[str], overdue: Iterable[str]) -> Self:
+        """Count a missed order for those devices that cost the others time, or are overdue.
+
+        If most devices miss it, it is the order or its deadline, and none of them is charged.
+        """
+        work, late, few = self.work, frozenset(overdue), 2 * len(frozenset(names)) <= len(self.record.devices)
+        since = max([self.charged_at, *(self.ended_at.get(name, 0.0) for name in self.reported)])
+        counts = dict(self.missed.get(work, {}))
+        for name in names:
+            waited_s = self.ended_at.get(name, self.now) - max(since, self.asked_at.get(name, since))
+            cost_s = max(0.0, waited_s) if few else 0.0
+            if cost_s or name in late:
+                counts[name] = counts.get(name, Misses()).after(cost_s, self.now, in_row=name in late)
+        return replace(self, missed={**self.missed, work: counts})
 
 
 def without(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

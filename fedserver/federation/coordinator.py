@@ -265,10 +265,10 @@ class Coordinator:
                     self.turns.start(self._close_round(number, frozenset(), why))
                 case events.FinishDevices(devices):
                     self._finish(devices)
-                case events.PassOver(devices):
-                    await self._passed_over.pass_over(devices)
-                case events.AskAgain(devices):
-                    await self._passed_over.ask_again(devices)
+                case events.PassOver(devices, work):
+                    await self._passed_over.pass_over(devices, work)
+                case events.AskAgain(devices, work):
+                    await self._passed_over.ask_again(devices, work)
         self._set_timer()
         return counts
 

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 from attune.common.durable import NO_SPACE
 from attune.common.errors import DiskFull, LedgerBusy
-from attune.fedserver.core.policy import PATIENCE
+from attune.common.exchange.messages import WorkName
+from attune.fedserver.core.attendance import LIMIT, PATIENCE, SHARE
 from attune.fedserver.ports.ledger import MemberLedger
 
 T = TypeVar("T")
@@ -25,8 +26,9 @@ LOG = logging.getLogger("fedserver")
 PASSING = (*NO_SPACE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
 PASSED_OVER = (
-    f"let {PATIENCE} orders in a row run out: it is not asked before it reports progress or connects anew; look at its log, "
-    "and whether round.deadline_s is long enough for it"
+    "let {} {} in a row run out, or {} within a short time: it is not asked before it connects anew or reports progress, nor "
+    "while others have waited for it for more than {:.0%} of the time; look at its log, and whether round.deadline_s is long "
+    "enough for it"
 )
 SHOWN = 3  # names in a line of the log
 
@@ -142,6 +144,10 @@ class Troubles:
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
 
+def _aside(work: WorkName) -> str:
+    return PASSED_OVER.format(PATIENCE, "orders" if work == "train" else "evaluations", LIMIT, 1 / SHARE)
+
+
 class PassedOver:
     """Notes for the operator about devices that are passed over or whose updates are bounded."""
 
@@ -149,17 +155,17 @@ class PassedOver:
         self._ledger, self._troubles = ledger, troubles
         self._told: set[str] = set()  # devices whose first bounded change was a warning
 
-    async def pass_over(self, devices: Iterable[str]) -> None:
+    async def pass_over(self, devices: Iterable[str], work: WorkName) -> None:
         for name in devices:
-            LOG.warning("%s %s", name, PASSED_OVER, extra={"device": name})
-            await self._note(name, PASSED_OVER)
+            LOG.warning("%s %s", name, _aside(work), extra={"device": name})
+            await self._note(name, _aside(work))
 
-    async def ask_again(self, devices: Iterable[str]) -> None:
+    async def ask_again(self, devices: Iterable[str], work: WorkName) -> None:
         """Remove the note of devices that are asked again. A newer note stays."""
         for name in devices:
             LOG.info("%s is asked again", name, extra={"device": name})
             device = await self._troubles.overcome("reading a device's note", partial(self._ledger.device, name))
-            if device is not None and device.note == PASSED_OVER:
+            if device is not None and device.note == _aside(work):
                 await self._note(name, "")
 
     async def bounded(self, number: int, bounded: Mapping[str, float], without_vote: Collection[str]) -> None:

@@ -665,9 +665,9 @@ def test_a_single_order_that_ran_out_is_forgiven_by_an_answer_and_not_by_progres
     m = hung()
     assert rounds_in(m, "ab", 100) == [1, 100]
     m.play(DeviceProgressed("c", 102))
-    assert m.state.run_out == {"c": 1}
+    assert m.state.missed["train"]["c"].in_row == 1
     m.play(Reported("c", m.record.round + 1, 103))
-    assert m.state.run_out == {}
+    assert m.state.missed["train"]["c"].in_row == 0
 
 
 def test_a_device_that_missed_orders_is_asked_if_no_round_works_without_it() -> None:
