@@ -14,7 +14,7 @@ from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.device import Device
-from attune.fedclient.home import DeviceHome, DeviceInfo, Identity, check_name, local_token
+from attune.fedclient.home import DeviceHome, DeviceInfo, Identity, ShardRecord, check_name, local_token
 from attune.fedclient.link.enrol import enrol, stay_enrolled
 from attune.fedclient.link.grpc_link import GrpcLink
 from attune.fedclient.options import DeviceOptions
@@ -34,15 +34,19 @@ def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None
     Raises:
         AttuneError: The error that ended it.
     """
-    shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table))
     home = DeviceHome(options.home or homes.device_home(options.server.host, options.server.port, options.data))
+    shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table, held=home.held_rows()))
     with home.locked(), Worker() as worker:
         return run_blocking(live(options, shard, home, console, worker))
 
 
 async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, console: Console, worker: Worker) -> Path:
     """Run a device whose home is locked. Other devices may share the worker. Errors are those of `run`."""
-    for warning in shard.warnings:
+    console.say(shard.read)
+    changed = home.compare_shard(
+        ShardRecord(shard.profile.samples + shard.profile.test_samples, shard.digest, list(shard.held_hashes))
+    )
+    for warning in (*shard.warnings, *filter(None, [changed])):
         console.say(f"warning: {warning}")
     identity = await identity_of(options, shard.name, home, console.say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))

@@ -117,7 +117,7 @@ def shard(path: Path, table: ReadOptions, what: str = "data") -> tuple[CheckResu
     from attune.fedclient.data.shard import load_shard
 
     try:
-        loaded = load_shard(path, options=table)
+        loaded = load_shard(path, options=table, held=())
     except AttuneError as error:
         return CheckResult("FAIL", what, str(error)), None
     if loaded.warnings:

@@ -120,7 +120,7 @@ async def _life(options: DeviceOptions, console: FleetConsole, worker: Worker) -
     assert options.home is not None  # noqa: S101 (members() gave every device one)
     home = DeviceHome(options.home)
     try:
-        shard = await worker.do(LazyShard.on_disk, options.data, options.table)
+        shard = await worker.do(LazyShard.on_disk, options.data, options.table, home.held_rows())
         with home.locked():
             path = await _lived(options, shard, home, device_console, worker)
         return DeviceOutcome(_name(home, label), path, device_console.last)

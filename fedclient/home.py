@@ -38,6 +38,14 @@ class Identity:
     ca_pem: bytes
 
 
+class ShardRecord(msgspec.Struct, frozen=True):
+    """shard.json: the data at the device's first start, to see whether they have changed."""
+
+    samples: int  # for training and for testing
+    digest: str
+    held: list[str] = []  # hashes of the rows of a table that are held out. They stay held out
+
+
 class DeviceHome:
     """The layout of a device's folder. `locked` creates the folder."""
 
@@ -101,6 +109,45 @@ class DeviceHome:
     def remember(self, record: DeviceInfo) -> None:
         if record != self.record():
             write_file(self.path / "device.json", msgspec.json.format(msgspec.json.encode(record)), PUBLIC)
+
+    def shard_record(self) -> ShardRecord | None:
+        """Return the content of shard.json, or None.
+
+        Raises:
+            HomeMismatch: It is damaged.
+        """
+        path = self.path / "shard.json"
+        try:
+            return from_json(path.read_bytes(), ShardRecord)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            raise HomeMismatch(f"{path} is damaged ({error}); restore it, or use another --home") from None
+
+    def held_rows(self) -> list[str]:
+        """Return the hashes of the rows that were held out at the first start."""
+        record = self.shard_record()
+        return record.held if record else []
+
+    def compare_shard(self, now: ShardRecord) -> str:
+        """Return how the data differ from those of the first start, for the user; empty if they do not.
+
+        At the first start the data are recorded.
+        """
+        before = self.shard_record()
+        if before is None:
+            write_file(self.path / "shard.json", msgspec.json.encode(now), PUBLIC)
+            return ""
+        if before.digest == now.digest:
+            return ""
+        changed = f"the data have changed since this device began: {before.samples} samples then, {now.samples} now"
+        if before.held or now.held:
+            gone = len(set(before.held) - set(now.held))
+            return f"{changed}. Rows that were held out stay so" + (f"; {gone} of them are gone" if gone else "")
+        return (
+            f"{changed}. Samples for testing may be among those that were trained on before, so accuracy may look too good: "
+            "begin with a new --home"
+        )
 
     def put_aside(self, run: str, orders: int) -> Path:
         """Move model, orders and plan of a run to a separate folder, and return it.

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from attune.common.errors import SettingError, nearest
+from attune.common.errors import SettingError, ShardError, nearest
 from attune.common.task import TASKS, TaskName
 
 Array = npt.NDArray[Any]
 _THRESHOLD = re.compile(r"\s*(?P<name>[^<>]+?)\s*>\s*(?P<number>[-+]?\d+(?:\.\d+)?)\s*")
 _MISSING = ("refuse", "median")
+_KEEP = "keep"  # gaps stay NaN: a finished model fills them in. No user says this
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,15 @@ class ReadOptions:
 
     label: str = ""  # "": the form's usual name; several of a table, with commas, where the task is not classes
     threshold: float | None = None  # two classes: label > threshold or not
+    written: str = ""  # --label as it was typed, where it has a threshold: a column can be called so
     apart: tuple[str, ...] = ()  # columns that are no features, but may name clients or groups
     shape: tuple[int, ...] = ()  # of a sample; (): as in the file
-    missing: Literal["refuse", "median"] = "refuse"
+    missing: Literal["refuse", "median", "keep"] = "refuse"
+    missing_words: tuple[str, ...] = ()  # that mean a missing value, with `usual` for the usual ones; (): these alone
     columns: tuple[str, ...] = ()  # features of a table, in order; (): all that are left
     split: str = ""  # column that says of each sample whether it is for training or for testing; "": one called so, if any
     group: str = ""  # column: samples with the same value are held out together
+    key: str = ""  # column: what tells one row from another, so that the same rows stay held out; "": their content
     task: TaskName = "classes"
 
     @classmethod
@@ -44,6 +49,8 @@ class ReadOptions:
         split: str = "",
         group: str = "",
         task: str = "classes",
+        missing_words: str = "",
+        key: str = "",
     ) -> ReadOptions:
         """Return the options that a user typed.
 
@@ -51,8 +58,6 @@ class ReadOptions:
             SettingError: An option is wrong.
         """
         match = _THRESHOLD.fullmatch(label)
-        if match is None and (">" in label or "<" in label):
-            raise SettingError(f"--label takes NAME or NAME>NUMBER, not {label!r}")
         if task not in TASKS:
             raise SettingError(f"unknown task {task!r}{nearest(task, TASKS)}")
         if match is not None and task != "classes":
@@ -63,31 +68,57 @@ class ReadOptions:
             raise SettingError(f"unknown way {missing!r} to treat missing values{nearest(missing, _MISSING)}")
         return cls(
             label=match["name"] if match else label.strip(),
-            threshold=float(match["number"]) if match else None,
+            threshold=_number(match["number"]) if match else None,
+            written=label.strip() if match else "",
             apart=tuple(apart),
             shape=tuple(map(int, shape.split("x"))) if shape else (),
             missing=cast(Literal["refuse", "median"], missing),
-            columns=tuple(name.strip() for name in columns.split(",")) if columns else (),
+            missing_words=tuple(name.strip() for name in missing_words.split(",")) if missing_words else (),
+            columns=tuple(name.strip() for name in next(csv.reader([columns]))) if columns else (),
             split=split,
             group=group,
+            key=key,
             task=task,
         )
+
+    @property
+    def of_tables(self) -> ReadOptions:
+        """The options without those that arrays have too."""
+        return replace(self, task=PLAIN.task, missing=PLAIN.missing, missing_words=())
+
+    def for_columns(self, names: Sequence[str]) -> ReadOptions:
+        """Return the options for a table with these columns: `bp>140` is a column if one is called so."""
+        return replace(self, label=self.written, threshold=None) if self.written in names else self
+
+    @property
+    def keeping_gaps(self) -> ReadOptions:
+        """These options, but missing values stay NaN, for a finished model that fills them in."""
+        return replace(self, missing=_KEEP)
 
     def classes_of(self, y: Array, where: str) -> Array:
         """Return `y`, or 0 and 1 by the threshold.
 
         Raises:
             SettingError: There is a threshold, and the labels are no numbers.
+            ShardError: There is a threshold, and a label is NaN.
         """
         if self.threshold is None:
             return y
         if y.dtype.kind not in "biuf":
             raise SettingError(f"--label has a number to compare with, but {self.label or 'the label'} of {where} is text")
+        if y.dtype.kind == "f" and (gaps := int(np.isnan(y).sum())):
+            raise ShardError(
+                f"{gaps} labels of {where} are missing (NaN), so they are neither above nor below; leave these samples out"
+            )
         return np.asarray(operator.gt(y, self.threshold)).astype(np.int64)
 
     def labels(self) -> list[str]:
         """Return the columns of y; "" is the usual one."""
         return [name.strip() for name in self.label.split(",")] if self.task != "classes" else [self.label]
+
+
+def _number(text: str) -> int | float:
+    return float(text) if "." in text else int(text)
 
 
 PLAIN = ReadOptions()

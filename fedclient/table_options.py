@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from attune.fedclient.read_options import ReadOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
-NAMES = ("label", "columns", "apart", "split", "group", "missing", "task")
+NAMES = ("label", "columns", "apart", "split", "group", "key", "missing", "missing_words", "task")
 
 
 def table_options(command: F) -> F:
@@ -27,7 +27,14 @@ def table_options(command: F) -> F:
         click.option("--apart", multiple=True, metavar="NAME", help="Of a table: a column that is not a feature."),
         click.option("--split", default="", metavar="NAME", help="Of a table: the column that says train or test."),
         click.option("--group", default="", metavar="NAME", help="Of a table: what is alike there is held out together."),
-        click.option("--missing", default="refuse", metavar="HOW", help="Of a table: refuse gaps, or median of the column."),
+        click.option("--key", default="", metavar="NAME", help="Of a table: tells rows apart. The same ones stay held out."),
+        click.option("--missing", default="refuse", metavar="HOW", help="Refuse missing values, or median of the column."),
+        click.option(
+            "--missing-words",
+            default="",
+            metavar="A,B",
+            help="All words that mean a missing value; `usual` stands for NA, nan, None, ?, - and such.  [default: usual]",
+        ),
         click.option(
             "--task",
             type=click.Choice(["classes", "regression", "multilabel"]),

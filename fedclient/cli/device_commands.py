@@ -137,6 +137,7 @@ def shard(
     from attune.fedclient.data.makers.make_options import MakeOptions
 
     made = make(source, MakeOptions.of(read_options(given), text, length, size, grey, classes, tokenizer), out)
+    click.echo(made.read)
     for warning in made.warnings:
         click.echo(f"warning: {warning}")
     click.echo(f"{out}: {made.described}")

@@ -12,6 +12,7 @@ MAX_BINARY_BYTES = 8 << 30  # of one file, unpacked
 MAX_TEXT_BYTES = 1 << 30
 MAX_FILES = 10_000
 _GIB = 1 << 30
+_MARKS = ((b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 
 
 def plain_suffix(path: Path) -> str:
@@ -42,20 +43,32 @@ def read_bytes(path: Path, limit: int) -> bytes:
     return data
 
 
-def read_text(path: Path, limit: int | None = None) -> str:
+def read_text(path: Path, limit: int | None = None, strict: bool = False) -> str:
     """Return the content of a text file, with line feeds alone as line ends.
 
-    A file that is not UTF-8 is read as Latin-1.
+    The file is UTF-8, or UTF-16 or UTF-32 with its mark. Otherwise it is refused if `strict`, and else read as Latin-1.
 
     Raises:
-        ShardError: The file cannot be read, or holds more than `limit` bytes (default: MAX_TEXT_BYTES).
+        ShardError: The file cannot be read, is in another encoding, or holds more than `limit` bytes (default: MAX_TEXT_BYTES).
     """
     data = read_bytes(path, MAX_TEXT_BYTES if limit is None else limit)
+    encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8-sig")
     try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        if strict:
+            raise _not_utf_8(path, f"byte {error.start + 1} is {data[error.start]:#04x}") from None
         text = data.decode("latin-1")
+    if strict and "\0" in text:
+        raise _not_utf_8(path, "it holds zero bytes, as UTF-16 without a mark does")
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _not_utf_8(path: Path, why: str) -> ShardError:
+    return ShardError(
+        f"{path} is not in the encoding UTF-8 ({why}), so letters would be read wrongly: save it as UTF-8 (spreadsheet "
+        f"programs call it 'CSV UTF-8'), or convert it: iconv -f WINDOWS-1252 -t UTF-8 {path.name} > utf8-{path.name}"
+    )
 
 
 def files_in(folder: Path) -> list[Path]:

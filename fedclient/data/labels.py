@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attune.common.classes import normal
 from attune.common.errors import ShardError, UndeclaredLabels
 from attune.common.plan import Label
 from attune.common.task import TASKS, TaskName
 from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.cells import REMEDY, WORDS, Words, is_missing, labels_of
 
 _SHOWN = 8
 
@@ -24,34 +26,56 @@ def sort_key(label: Label) -> tuple[bool, Label]:
     return isinstance(label, str), label
 
 
-def plain_labels(y: Array, samples: int, where: str, positions: int = 0) -> Array:
+def plain_labels(
+    y: Array, samples: int, where: str, positions: int = 0, words: Words = WORDS, known: Sequence[Label] = ()
+) -> Array:
     """Return the labels as int64 or text, of shape (N,), or (N, T) if every position has a label.
 
-    Booleans and floats without a fraction become integers.
+    Booleans and floats without a fraction become integers. Text is in the Unicode form NFC, without surrounding space.
 
     Args:
         y: The labels as read.
         samples: N, the number of samples that need a label.
         where: Name of the array in messages.
         positions: T, if labels for positions are allowed; 0 if they are not.
+        words: Words that mean a missing label.
+        known: Declared classes. A word among them is a class.
 
     Raises:
-        ShardError: The shape is neither (N,) nor (N, T), or the labels are neither integers nor text.
+        ShardError: The shape is neither (N,) nor (N, T), labels are missing, or they are neither integers nor text.
     """
     if y.ndim != 1 and not (positions and y.ndim == 2 and y.shape[1] == positions):
         or_positions = f", or one for each position, so shape ({samples}, {positions})" if positions else ""
         raise ShardError(f"{where} has shape {y.shape}; one label a sample is needed, so shape ({samples},){or_positions}")
     if len(y) != samples:
         raise ShardError(f"{where} holds {len(y)} labels for {samples} samples; there must be one label a sample")
-    if y.dtype.kind == "U":
-        return y
     if y.dtype.kind in "bi":
         return y.astype(np.int64)
     if y.dtype.kind == "u":
         return _integers(y, where)
     if y.dtype.kind == "f":
         return _integral(y, where)
+    if y.dtype.kind in "USTO":
+        return _text(y, where, words, known)
     raise ShardError(f"{where} is of type {y.dtype}; labels are integers or text")
+
+
+def _text(y: Array, where: str, words: Words, known: Sequence[Label]) -> Array:
+    """Return labels that are text, bytes or Python objects. Text stays text: whether 1 is "1" is decided by the plan."""
+    cells = y.reshape(-1).tolist()
+    places = {str(label) for label in known}
+    missing = [at for at, cell in enumerate(cells) if is_missing(cell, words) and (cell is None or str(cell) not in places)]
+    if missing:
+        raise ShardError(
+            f"{where} holds {len(missing)} labels that mean a missing value, the first is {cells[missing[0]]!r} in sample "
+            f"{missing[0] + 1}; leave these samples out, or declare it as a class in meta.json. {REMEDY}"
+        )
+    try:
+        if y.dtype.kind == "O":
+            return labels_of(cells).reshape(y.shape)
+        return np.array([normal(cell.decode() if isinstance(cell, bytes) else str(cell)) for cell in cells]).reshape(y.shape)
+    except ValueError as error:  # a UnicodeDecodeError is one
+        raise ShardError(f"{where} holds a label that can be neither an integer nor text: {error.args[0]}") from None
 
 
 def _integers(y: Array, where: str) -> Array:
@@ -61,6 +85,8 @@ def _integers(y: Array, where: str) -> Array:
 
 
 def _integral(y: Array, where: str) -> Array:
+    if gaps := int(np.isnan(y).sum()):
+        raise ShardError(f"{where} holds {gaps} labels that are no integers but missing values (nan); leave these samples out")
     wrong = ~np.isfinite(y) | (y != np.trunc(y)) | (np.abs(y) >= 2.0**63)
     if wrong.any():
         first = y[wrong][0]
@@ -68,6 +94,8 @@ def _integral(y: Array, where: str) -> Array:
             f"{where} holds {int(wrong.sum())} labels that are no integers, the first is {first}; use integers or text, "
             'or say that these are numbers to predict: "task": "regression" in meta.json, --task regression'
         )
+    if (np.abs(y) > 2.0**53).any():
+        raise ShardError(f"{where} holds floats above 2^53 as labels, whose last digits are lost; use integers or text")
     return y.astype(np.int64)
 
 
@@ -84,14 +112,16 @@ def _first_few(labels: Iterable[Label]) -> str:
 
 
 def to_indices(y: Array, classes: Sequence[Label], where: str) -> npt.NDArray[np.int64]:
-    """Return labels, (N,) or (N, T), as indices of `classes`, in the same shape.
+    """Return labels, (N,) or (N, T), as indices of `classes`, in the same shape. The label 1 is the class "1" if there is no 1.
 
     Raises:
         UndeclaredLabels: A label is not in `classes`. The message names these labels, and calls the array `where`.
     """
+    as_text = {str(label): position for position, label in enumerate(classes)}
     index = {label: position for position, label in enumerate(classes)}
     values, inverse = np.unique(y, return_inverse=True)
     known: list[Any] = values.tolist()
+    index |= {label: as_text[str(label)] for label in known if label not in index and str(label) in as_text}
     strange = [label for label in known if label not in index]
     if strange:
         count = int(np.isin(y, np.asarray(strange, dtype=y.dtype)).sum())

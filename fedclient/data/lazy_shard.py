@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from attune.common.errors import ShardError
 from attune.common.plan import Profile
 from attune.fedclient.data import kinds
 from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.cells import unmasked
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.shard import Shard, load_shard, make_shard
 from attune.fedclient.read_options import PLAIN, ReadOptions
@@ -32,21 +33,33 @@ class LazyShard:
     profile: Profile
     warnings: tuple[str, ...]
     load: Callable[[], Shard]
+    read: str = ""  # what was read, on one line
+    digest: str = ""
+    held_hashes: tuple[str, ...] = ()  # of the rows of a table that the device holds out
 
     @classmethod
     def in_memory(cls, shard: Shard) -> Self:
         """Keep the samples in memory, for a device that has the process to itself."""
-        return cls(shard.name, shard.profile(), shard.warnings, partial(_same, shard))
+        return cls._of(shard, partial(_same, shard))
 
     @classmethod
-    def on_disk(cls, path: Path, options: ReadOptions = PLAIN) -> Self:
+    def on_disk(cls, path: Path, options: ReadOptions = PLAIN, held: Collection[str] = ()) -> Self:
         """Read the samples once to check them, and again for every use.
+
+        Args:
+            path: As in `load_shard`.
+            options: As in `load_shard`.
+            held: Hashes of the rows of a table that were held out before.
 
         Raises:
             AttuneError: As in `load_shard`.
         """
-        shard = load_shard(path, options=options)
-        return cls(shard.name, shard.profile(), shard.warnings, partial(load_shard, path, options=options))
+        held = frozenset(held)
+        return cls._of(load_shard(path, options=options, held=held), partial(load_shard, path, options=options, held=held))
+
+    @classmethod
+    def _of(cls, shard: Shard, load: Callable[[], Shard]) -> Self:
+        return cls(shard.name, shard.profile(), shard.warnings, load, shard.read, shard.digest, shard.held_hashes)
 
 
 def _same(shard: Shard) -> Shard:
@@ -73,7 +86,11 @@ def shard_of(name: str, given: Any, table: ReadOptions = PLAIN) -> LazyShard:
     if isinstance(given, (str, Path)):
         return LazyShard.on_disk(Path(given), table)
     train, test = _parts(name, given)
-    return LazyShard.in_memory(make_shard(Path(name), name, train, test, Meta(task=table.task)))
+    missing = "median" if table.missing == "median" else "refuse"
+    words = list(table.missing_words) or None
+    return LazyShard.in_memory(
+        make_shard(Path(name), name, train, test, Meta(task=table.task, missing=missing, missing_words=words))
+    )
 
 
 def _parts(name: str, given: Any) -> tuple[tuple[Array, Array], tuple[Array, Array] | None]:
@@ -82,7 +99,7 @@ def _parts(name: str, given: Any) -> tuple[tuple[Array, Array], tuple[Array, Arr
     if isinstance(given, Sequence) and len(given) == 2 and all(map(_is_dataset, given)):
         return _read_dataset(name, given[0]), _read_dataset(name, given[1])
     if isinstance(given, Sequence) and len(given) in (2, 4):
-        arrays = [np.asarray(values) for values in given]
+        arrays = [np.asarray(unmasked(values)) for values in given]
         return (arrays[0], arrays[1]), (arrays[2], arrays[3]) if len(arrays) == 4 else None
     raise ShardError(f"the data of {name} are a {type(given).__name__}; give {FORMS}")
 

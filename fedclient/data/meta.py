@@ -26,6 +26,8 @@ class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     # count as one where models are compared. The test part may lack the array
     columns: list[str] | None = None  # names of features (tabular) or channels (series), in order
     channels: Literal["first", "last"] | None = None  # images only: the axis of the channels, if the sizes leave a doubt
+    missing: Literal["refuse", "median"] = "refuse"  # tabular only: what NaN in x becomes
+    missing_words: list[str] | None = None  # that mean a missing label; `usual` stands for the usual ones. None: these alone
     standardise: Standardise = True  # series and tabular: by this device's statistics, not at all, or by those of all devices
 
 

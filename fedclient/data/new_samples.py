@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from attune.common.errors import SettingError, ShapeMismatch, ShardError
 from attune.common.plan import ModelSpec
 from attune.fedclient.data.arrays import Array, read_arrays
@@ -19,6 +17,7 @@ from attune.fedclient.data.files import MAX_BINARY_BYTES
 from attune.fedclient.data.makers import images
 from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.makers.pixels import decode_images
+from attune.fedclient.data.samples import features_of
 from attune.fedclient.data.table import DataTable, is_table, read_table
 from attune.fedclient.read_options import PLAIN
 
@@ -84,7 +83,7 @@ def _features(path: Path, columns: Sequence[str]) -> Array:
         raise ShardError(f"the model does not know what its columns are called, so {path} cannot be used; give an .npz with x")
     table = read_table(path)
     table.require(*columns)
-    return np.column_stack([table.numbers(name) for name in columns]).astype(np.float32)
+    return features_of(table, columns)
 
 
 def _expanded(text: str) -> list[Path]:

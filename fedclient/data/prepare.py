@@ -6,7 +6,7 @@ N samples, H height, W width, C channels, T steps, F features.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError
 from attune.common.plan import Kind, Label, ModelSpec, Plan, Scale
 from attune.common.seeds import derive
 from attune.common.task import TaskName, asked
-from attune.fedclient.data import kinds, labels
+from attune.fedclient.data import gaps, kinds, labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import hold_out, strata
 from attune.fedclient.data.shard import Shard
@@ -32,10 +32,12 @@ class Standardiser:
     Attributes:
         mean: (F,) or (C,).
         std: (F,) or (C,); 1 for a constant feature.
+        fill: Values in place of NaN, (F,): the medians of the training part. None: NaN is refused.
     """
 
     mean: npt.NDArray[np.float64]
     std: npt.NDArray[np.float64]
+    fill: npt.NDArray[np.float64] | None = None
 
     @classmethod
     def fit(cls, x: Array) -> Standardiser:
@@ -62,8 +64,14 @@ class Standardiser:
             raise ShapeMismatch(f"the samples have {x.shape[-1]} features, this model's statistics are for {len(self.mean)}")
         return np.asarray((x.astype(np.float64) - self.mean) / self.std)
 
+    def filled(self, x: Array) -> Array:
+        """Return `x` with the fill values in place of NaN, if there are any."""
+        return x if self.fill is None or x.shape[-1] != len(self.fill) else gaps.filled(x, self.fill)
+
     def to_dict(self) -> dict[str, list[float]]:
-        return {"mean": self.mean.tolist(), "std": self.std.tolist()}
+        return {"mean": self.mean.tolist(), "std": self.std.tolist()} | (
+            {} if self.fill is None else {"fill": self.fill.tolist()}
+        )
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Standardiser:
@@ -74,11 +82,14 @@ class Standardiser:
         """
         try:
             mean, std = (np.array(saved[key], dtype=np.float64) for key in ("mean", "std"))
+            fill = np.array(saved["fill"], dtype=np.float64) if "fill" in saved else None
         except (KeyError, TypeError, ValueError) as error:
             raise ShardError(f"the saved feature statistics are damaged: {error!r}; fetch the model again") from None
         if mean.ndim != 1 or mean.shape != std.shape or not np.isfinite([mean, std]).all() or (std <= 0).any():
             raise ShardError("the saved feature statistics are damaged: they need a finite mean and a positive deviation each")
-        return cls(mean, std)
+        if fill is not None and (fill.shape != mean.shape or not np.isfinite(fill).all()):
+            raise ShardError("the saved fill values are damaged: each column needs a finite one")
+        return cls(mean, std, fill)
 
 
 @dataclass(frozen=True)
@@ -151,15 +162,15 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
         ShapeMismatch: The shard asks for the statistics of all devices, but the plan has none.
     """
     if not shard.standardise or shard.kind not in ("series", "tabular"):
-        return None
+        return None if shard.fill is None else Standardiser(np.zeros(len(shard.fill)), np.ones(len(shard.fill)), shard.fill)
     if not shard.over_the_federation:
-        return Standardiser.fit(_numbers(shard.train_x[fitted]))
+        return replace(Standardiser.fit(_numbers(shard.train_x[fitted])), fill=shard.fill)
     if plan.scale is None:
         raise ShapeMismatch(
             f'shard {shard.name} is to be standardised over the federation (meta.json: "standardise": "federation"), but no '
             "device declared its columns before round 1; leave that key out, or start a federation in which all declare it"
         )
-    return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std))
+    return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std), shard.fill)
 
 
 def check_columns(shard: Shard, expected: Sequence[str]) -> None:
@@ -241,7 +252,9 @@ def prepare_features(x: Array, spec: ModelSpec, standardiser: Standardiser | Non
             f"{who} holds {_described(spec.kind, x.shape[1:])}, but the model takes {_described(spec.kind, spec.shape)}; "
             "bring the samples to that shape"
         )
-    kinds.check_finite(x, spec.kind, where)
+    if standardiser is not None:
+        x = standardiser.filled(x)
+    _check_finite(x, spec.kind, where)
     if spec.kind == "tokens":
         return _tokens(x, spec, who)
     numbers = _numbers(x)
@@ -249,6 +262,15 @@ def prepare_features(x: Array, spec: ModelSpec, standardiser: Standardiser | Non
     if spec.kind == "images":
         values = np.ascontiguousarray(values.transpose(0, 3, 1, 2))
     return torch.from_numpy(values)
+
+
+def _check_finite(x: Array, kind: Kind, where: str) -> None:
+    try:
+        kinds.check_finite(x, kind, where)
+    except NonFiniteFeatures as error:
+        gappy = kind == "tabular" and np.isnan(x).any()
+        hint = ". The model has no values for missing ones: devices that train with --missing median have" if gappy else ""
+        raise NonFiniteFeatures(f"{error}{hint}") from None
 
 
 def _tokens(x: Array, spec: ModelSpec, who: str) -> Tensor:

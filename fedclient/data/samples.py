@@ -5,14 +5,20 @@ N samples, F features.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
-from attune.common.errors import SettingError, ShardError
+from attune.common.errors import NonFiniteFeatures, SettingError, ShardError
+from attune.fedclient.data import cautions
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.table import DataTable
 from attune.fedclient.read_options import ReadOptions
 
+_SHOWN = 8
 SPLIT = "split"  # usual name of the column that marks the samples for testing
 TRAINING = {"train", "training", "val", "valid", "validation", "dev"}  # each device chooses its validation samples itself
 TESTING = {"test", "testing"}
@@ -20,46 +26,103 @@ TESTING = {"test", "testing"}
 Mask = npt.NDArray[np.bool_]
 
 
-def samples_of(table: DataTable, options: ReadOptions) -> tuple[Array, Array, Mask | None, list[str]]:
-    """Return a table's features, labels, test samples and names of features.
+class TableSamples(NamedTuple):
+    """Samples of a table.
 
-    Returns:
-        x: Features, (N, F) float32.
+    Attributes:
+        x: Features, (N, F) float32; missing values are NaN.
         y: As `outputs_of`.
         test: Mask of the samples for testing, (N,), or None if no column marks them.
         names: Names of the F columns of x.
+        notes: What the user should know about the columns.
+    """
+
+    x: Array
+    y: Array
+    test: Mask | None
+    names: list[str]
+    notes: tuple[str, ...]
+
+
+def samples_of(table: DataTable, options: ReadOptions) -> TableSamples:
+    """Return a table's samples.
 
     Raises:
         ShardError: A cell cannot be used, or no column is left for features.
         SettingError: A column does not exist, or is both label and feature.
     """
+    options = options.for_columns(table.names)
     outputs, split = [table.label_column(name) for name in options.labels()], split_column(table, options)
-    apart = {*outputs, *options.apart, *filter(None, (split, options.group))}
-    table.require(*options.apart, *options.columns)
+    apart = {*outputs, *options.apart, *filter(None, (split, options.group, options.key))}
+    table.require(*options.apart, *options.columns, *filter(None, (options.group, options.key)))
     for name in outputs:
         if name in options.columns:
             raise SettingError(f"--columns names {name!r}, the class of {table.path}: it cannot be a feature too")
-    features = list(options.columns) or [name for name in table.names if name not in apart]
+    features = list(options.columns) or [name for name in table.names if name not in apart and name not in table.index]
     if not features:
         raise ShardError(f"{table.path} has no column left for features beside {', '.join(sorted(apart))}")
-    x = np.column_stack([table.numbers(name) for name in features]).astype(np.float32)
-    return x, outputs_of(table, options), _testing(table, split) if split else None, features
+    x = table.numbers(*features)
+    _check_range(table, x, features)
+    notes = [*table.notes, *_left_out(table, options, {*features, *apart}), *cautions.of_features(x, features)]
+    if options.task == "classes" and options.threshold is None:
+        notes += cautions.of_labels(table, outputs[0])
+    y, test = outputs_of(table, options), _testing(table, split) if split else None
+    return TableSamples(x.astype(np.float32), y, test, features, tuple(notes))
+
+
+def _left_out(table: DataTable, options: ReadOptions, used: set[str]) -> list[str]:
+    """Return which columns are no features although the user did not say so."""
+    index = [repr(name) for name in table.index if name not in used]
+    notes = [f"left out: the column {', '.join(index)}, an index that only numbers the rows"] if index else []
+    others = [name for name in table.names if name not in used and name not in table.index]
+    if others:  # there is --columns
+        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        notes.append(f"left out, since --columns does not name them: {', '.join(others[:_SHOWN])}{more}")
+    return notes
+
+
+def features_of(table: DataTable, names: Sequence[str]) -> Array:
+    """Return the columns that a model takes, (N, F) float32; missing values are NaN.
+
+    Raises:
+        ShardError: A cell is no number, or too large.
+    """
+    x = table.numbers(*names)
+    _check_range(table, x, names)
+    return x.astype(np.float32)
+
+
+def _check_range(table: DataTable, x: Array, features: Sequence[str]) -> None:
+    """Check that all numbers fit into 32-bit floats.
+
+    Raises:
+        NonFiniteFeatures: Some do not. The message names their columns.
+    """
+    large = np.abs(x) > np.finfo(np.float32).max
+    if large.any():
+        listed = ", ".join(
+            f"{features[at]!r} ({x[large[:, at], at][0]:g})" for at in np.flatnonzero(large.any(axis=0))[:_SHOWN]
+        )
+        raise NonFiniteFeatures(
+            f"{table.path} holds numbers that are infinite or too large for 32-bit floats, in the columns: {listed}; correct "
+            "them, or leave the columns out with --apart. If such a number stands for a missing value, say "
+            "--missing-words usual,NUMBER"
+        )
 
 
 def outputs_of(table: DataTable, options: ReadOptions) -> Array:
     """Return y of a table: the classes, (N,), or in other tasks the numbers of the K given columns, (N, K).
 
     Raises:
-        ShardError: A cell cannot be used, or is empty.
-        SettingError: A column does not exist.
+        ShardError: A cell cannot be used, or is missing.
+        SettingError: A column does not exist, or there is a threshold and it holds text.
     """
+    options = options.for_columns(table.names)
     outputs = [table.label_column(name) for name in options.labels()]
     if options.task == "classes":
-        return table.classes(outputs[0])
-    numbers = np.column_stack([table.numbers(name) for name in outputs])
-    if gaps := int(np.isnan(numbers).any(axis=1).sum()):
-        raise ShardError(f"{gaps} samples of {table.path} lack a value of {', '.join(outputs)}; leave them out")
-    return numbers
+        return table.labels(outputs[0]) if options.threshold is None else table.above(outputs[0], options.threshold)
+    table.check_complete(outputs, "to be predicted")
+    return table.numbers(*outputs)
 
 
 def split_column(table: DataTable, options: ReadOptions) -> str:
@@ -90,7 +153,7 @@ def training_and_test(table: DataTable, options: ReadOptions) -> tuple[DataTable
     test_N = _testing(table, split)
 
     def taken(places: npt.NDArray[np.intp]) -> DataTable:
-        return DataTable(table.path, {name: [cells[at] for at in places] for name, cells in table.cells.items()})
+        return replace(table, cells={name: [cells[at] for at in places] for name, cells in table.cells.items()})
 
     return taken(np.flatnonzero(~test_N)), taken(np.flatnonzero(test_N))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +12,20 @@ import numpy.typing as npt
 
 from attune.common.columns import wrong_with
 from attune.common.config import TrainSettings
-from attune.common.errors import ShardError
+from attune.common.errors import SettingError, ShardError
 from attune.common.plan import Columns, Kind, Label, Profile
 from attune.common.seeds import derive
 from attune.common.task import TASKS, TaskName
-from attune.fedclient.data import holdout, kinds, labels
+from attune.fedclient.data import cautions, gaps, held_rows, holdout, kinds, labels
 from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.cells import WORDS, words_of
 from attune.fedclient.data.meta import Meta, Standardise
 from attune.fedclient.data.source import read_source
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 BATCH = TrainSettings().batch_size
+NO_LABEL = -1  # what many data sets have as the label of a test sample
+_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Shard:
         groups: Group of each training sample, (N,). Samples of one group overlap or belong together.
         test_groups: Group of each test sample.
         column_names: Names of features (tabular) or channels (series), in order; empty if not known.
+        fill: Values in place of missing ones, (F,): medians over the training part. None if none may be missing.
+        held_hashes: Hashes of a table's rows that the device holds out (fedclient.data.held_rows).
     """
 
     path: Path
@@ -57,6 +63,8 @@ class Shard:
     test_groups: Array | None = None
     column_names: tuple[str, ...] = ()
     task: TaskName = "classes"
+    fill: npt.NDArray[np.float64] | None = None
+    held_hashes: tuple[str, ...] = ()
 
     @property
     def per_position(self) -> bool:
@@ -100,6 +108,28 @@ class Shard:
         return f"{what}, {profile.samples} samples to train and {profile.test_samples} to test"
 
     @property
+    def digest(self) -> str:
+        """A digest of all samples and labels, which tells whether the data have changed."""
+        whole = blake2b(digest_size=16)
+        for part in (self.train_x, self.train_y, self.test_x, self.test_y):
+            whole.update(f"{part.dtype.str} {part.shape}".encode())
+            whole.update(np.ascontiguousarray(part).tobytes())
+        return whole.hexdigest()
+
+    @property
+    def read(self) -> str:
+        """What was read, on one line: the kind, the rows and columns, and the classes with their counts."""
+        shape = " x ".join(map(str, self.train_x.shape[1:]))
+        rows = len(self.train_x) + len(self.test_x)
+        columns = f" (columns {_some(self.column_names)})" if self.column_names else ""
+        what = f"read {rows} samples of the kind {self.kind}, {shape}{columns}"
+        if self.task != "classes" or self.per_position:
+            return what
+        names, counts = np.unique(np.concatenate([self.train_y, self.test_y]), return_counts=True)
+        classes = [f"{name} ({count})" for name, count in zip(names.tolist(), counts.tolist(), strict=True)]
+        return f"{what}; classes (how many): {_some(classes)}"
+
+    @property
     def over_the_federation(self) -> bool:
         """Whether features are standardised by the statistics of all devices. If so, the profile has the column sums."""
         return self.standardise == "federation" and self.kind in ("series", "tabular")
@@ -112,7 +142,7 @@ def column_sums(x: Array) -> Columns:
     return Columns(len(columns), mean.tolist(), np.square(columns - mean).sum(axis=0).tolist())
 
 
-def load_shard(path: Path, seed: int = 0, options: ReadOptions = PLAIN) -> Shard:
+def load_shard(path: Path, seed: int = 0, options: ReadOptions = PLAIN, held: Collection[str] | None = None) -> Shard:
     """Return the shard or the table at `path`, completely checked.
 
     Without a test part, floor(N/4) of the N training samples are held out. Images and rows of tables are drawn at random, and
@@ -123,6 +153,7 @@ def load_shard(path: Path, seed: int = 0, options: ReadOptions = PLAIN) -> Shard
         path: A folder with train.npz, an .npz file or a table.
         seed: Decides which samples are held out.
         options: The task, and how a table is read.
+        held: Given by a device: the rows of a table are held out by their hash, and rows with these hashes in any case.
 
     Raises:
         ShardError: A file is unreadable or empty, arrays are missing or have different lengths, meta.json is wrong, or tokens
@@ -134,7 +165,30 @@ def load_shard(path: Path, seed: int = 0, options: ReadOptions = PLAIN) -> Shard
     path = Path(path)
     source = read_source(path, options)
     name = path.resolve().stem if path.is_file() else path.resolve().name
-    return make_shard(path, name, source.train, source.test, source.meta, source.groups, seed, source.test_groups, source.notes)
+    hashes = None
+    if held is not None and source.table:
+        hashes = held_rows.row_hashes(*source.train, derive(seed, "held-rows"), source.groups, source.keys)
+    return make_shard(
+        path,
+        name,
+        source.train,
+        source.test,
+        source.meta,
+        source.groups,
+        seed,
+        source.test_groups,
+        source.notes,
+        None if hashes is None else Hashed(hashes, held or ()),
+        options.missing == "keep",
+    )
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """Hashes of a table's rows, (N,), and those that were held out before."""
+
+    rows: list[str]
+    held_before: Collection[str]
 
 
 def make_shard(
@@ -147,6 +201,8 @@ def make_shard(
     seed: int = 0,
     test_groups: Array | None = None,
     read_notes: Sequence[str] = (),
+    hashed: Hashed | None = None,
+    keep_gaps: bool = False,
 ) -> Shard:
     """Return a shard of these arrays, completely checked.
 
@@ -160,6 +216,8 @@ def make_shard(
         seed: Decides which samples are held out.
         test_groups: Group of each test sample.
         read_notes: What the user should know about the reading.
+        hashed: Given to hold rows out by their hashes.
+        keep_gaps: Whether NaN stay in a table, for a finished model that fills them in.
 
     Raises:
         AttuneError: As in `load_shard`.
@@ -167,24 +225,35 @@ def make_shard(
     train_x, train_y = train
     kind = meta.kind or kinds.infer(train_x, f"x of the training part of {path}")
     notes = list(read_notes)
+    if meta.missing == "median" and kind != "tabular":
+        raise SettingError(f"--missing median is for tables, and {path} holds {kind}: leave it out")
+    gappy = kind == "tabular" and (keep_gaps or meta.missing == "median")
     if kind == "images" and (meta.channels == "first" or (meta.channels is None and kinds.channels_first(train_x.shape))):
         train_x, test = kinds.channels_last(train_x), (kinds.channels_last(test[0]), test[1]) if test is not None else None
         if meta.channels is None:
             notes.append(_channels_note(train_x))
-    train_x, train_y = _part(path, "training", train_x, train_y, kind, meta.task)
+    train_x, train_y = _part(path, "training", train_x, train_y, kind, meta, gappy)
     if not len(train_x):
         raise ShardError(f"{path} holds no training samples; a device needs at least one")
     if kind == "images":
         kinds.check_unlike(train_x, str(path))
     if test is None:
-        held = _held_out(holdout.strata(train_y, meta.task), seed, kind, groups)
+        held = (
+            _held_out(holdout.strata(train_y, meta.task), seed, kind, groups)
+            if hashed is None
+            else held_rows.held_out(hashed.rows, hashed.held_before)
+        )
         train_x, train_y, test_x, test_y = train_x[~held], train_y[~held], train_x[held], train_y[held]
         groups, test_groups = (None, None) if groups is None else (groups[~held], groups[held])
     elif not test[0].size and not test[1].size:
         test_x, test_y = train_x[:0], train_y[:0]
     else:
-        test_x, test_y = _part(path, "test", *test, kind, meta.task)
+        test_x, test_y = _part(path, "test", *test, kind, meta, gappy)
         _check_alike(path, train_x, test_x, train_y, test_y)
+    fill = None
+    if gappy and not keep_gaps and train_x.dtype.kind == "f":
+        fill = gaps.medians(train_x, meta.columns or (), str(path))
+        train_x, test_x = gaps.filled(train_x, fill), gaps.filled(test_x, fill)
     shard = Shard(
         path=path,
         name=name,
@@ -196,27 +265,30 @@ def make_shard(
         declared_classes=meta.classes,
         vocabulary=_vocabulary(path, kind, meta, train_x, test_x),
         standardise=meta.standardise,
-        warnings=(*notes, *_warnings(train_y, test_y, meta.task)),
+        warnings=(*notes, *_warnings(train_y, test_y, meta)),
         groups=groups,
         test_groups=test_groups,
         column_names=_column_names(path, kind, meta, train_x),
         task=meta.task,
+        fill=fill,
+        held_hashes=tuple(sorted({row for row, out in zip(hashed.rows, held, strict=True) if out})) if hashed else (),
     )
     _check_labels(shard)
     return shard
 
 
-def _part(path: Path, part: str, x: Array, y: Array, kind: Kind, task: TaskName) -> tuple[Array, Array]:
+def _part(path: Path, part: str, x: Array, y: Array, kind: Kind, meta: Meta, gappy: bool) -> tuple[Array, Array]:
     if x.ndim == 0:
         raise ShardError(f"x of the {part} part of {path} is a single value; it needs a first axis of samples")
     where = f"x of the {part} part of {path}"
     x = kinds.canonical(x, kind, where)
     where_y = f"y of the {part} part of {path}"
-    if task == "classes":
-        y = labels.plain_labels(y, len(x), where_y, x.shape[1] if kind == "tokens" else 0)
+    if meta.task == "classes":
+        words = WORDS if meta.missing_words is None else words_of(meta.missing_words)
+        y = labels.plain_labels(y, len(x), where_y, x.shape[1] if kind == "tokens" else 0, words, meta.classes or ())
     else:
-        y = labels.target_numbers(y, len(x), where_y, task)
-    kinds.check_finite(x, kind, where)
+        y = labels.target_numbers(y, len(x), where_y, meta.task)
+    kinds.check_finite(np.nan_to_num(x, nan=0.0, posinf=np.inf, neginf=-np.inf) if gappy else x, kind, where)
     return x, y
 
 
@@ -299,24 +371,37 @@ def _check_labels(shard: Shard) -> None:
 
     Raises:
         UndeclaredLabels: A label is not declared.
-        ShardError: The number of names is not the number of columns of y.
+        ShardError: The number of names is not the number of columns of y, or test samples have -1 instead of a class.
     """
     if shard.task != "classes":
         labels.target_names(shard.declared_classes, shard.train_y.shape[1], str(shard.path))
         return
     if shard.declared_classes is None:
+        strange = set(labels.distinct(shard.test_y)) - set(labels.distinct(shard.train_y))
+        if NO_LABEL in strange and all(isinstance(label, int) and label >= 0 for label in labels.distinct(shard.train_y)):
+            raise ShardError(
+                f"{int((shard.test_y == NO_LABEL).sum())} test samples of {shard.path} have the label {NO_LABEL}, and no training "
+                "sample has: it usually marks samples whose class is not known. Leave them out, or declare all `classes` "
+                "in meta.json"
+            )
         return
     for part, y in (("training", shard.train_y), ("test", shard.test_y)):
         labels.to_indices(y, shard.declared_classes, f"the {part} part of {shard.path}")
 
 
-def _warnings(train_y: Array, test_y: Array, task: TaskName) -> tuple[str, ...]:
+def _warnings(train_y: Array, test_y: Array, meta: Meta) -> tuple[str, ...]:
     notes = []
-    classes = labels.distinct(train_y) if task == "classes" else []
+    classes = labels.distinct(train_y) if meta.task == "classes" else []
     if len(classes) == 1:
         notes.append(f"all training samples have one class, {classes[0]!r}: a model trained alone would always answer that")
+    if classes and meta.classes is None:
+        notes += cautions.of_look_alikes(labels.distinct(train_y, test_y))
     if len(train_y) < BATCH:
         notes.append(f"{len(train_y)} training samples are fewer than a batch of {BATCH}: every epoch is a single step")
     if not len(test_y):
         notes.append("there are no test samples: accuracy cannot be measured on this device")
     return tuple(notes)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -10,10 +10,12 @@ import numpy as np
 
 from attune.common.errors import SettingError, ShardError
 from attune.common.task import TaskName
+from attune.fedclient.data import gaps
 from attune.fedclient.data.arrays import Array, names_in, read_arrays
+from attune.fedclient.data.cells import WORDS, Words, words_of
 from attune.fedclient.data.meta import Meta, read_meta
 from attune.fedclient.data.samples import samples_of
-from attune.fedclient.data.table import DataTable, is_table, read_table
+from attune.fedclient.data.table import DataTable, may_be_table, read_table
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 _ARRAYS = ("train_x", "train_y", "test_x", "test_y")
@@ -30,6 +32,8 @@ class DataSource:
         groups: Group of each training sample, (N,).
         test_groups: Group of each test sample.
         notes: What the user should know about the reading.
+        keys: What tells the rows of a table apart, (N,).
+        table: Whether it is a table of which the device holds rows out itself.
     """
 
     train: tuple[Array, Array]
@@ -38,6 +42,8 @@ class DataSource:
     groups: Array | None = None
     test_groups: Array | None = None
     notes: tuple[str, ...] = ()
+    keys: Array | None = None
+    table: bool = False
 
 
 def read_source(path: Path, options: ReadOptions = PLAIN) -> DataSource:
@@ -47,14 +53,26 @@ def read_source(path: Path, options: ReadOptions = PLAIN) -> DataSource:
         ShardError: The files cannot be read, or do not fit together.
         SettingError: A column does not exist, options of tables are given for other files, or meta.json has another task.
     """
-    if path.is_file() and is_table(path):
-        return source_of_table(read_table(path), options)
-    if replace(options, task=PLAIN.task) != PLAIN:
+    if path.is_file() and may_be_table(path):
+        return source_of_table(read_table(path, missing_words(options)), options)
+    if options.of_tables != PLAIN:
         raise SettingError(f"{path} is no table: leave --label and the other options of tables out")
     if not path.exists():
         raise ShardError(f"there is no shard at {path}; --data takes a folder with train.npz, one .npz file, or a table (.csv)")
     source = _read_folder(path) if path.is_dir() else _read_npz(path)
-    return replace(source, meta=_with_task(source.meta, options.task, path))
+    return replace(source, meta=_with_missing(_with_task(source.meta, options.task, path), options))
+
+
+def missing_words(options: ReadOptions) -> Words:
+    """Return the words that mean a missing value."""
+    return words_of(options.missing_words) if options.missing_words else WORDS
+
+
+def _with_missing(meta: Meta, options: ReadOptions) -> Meta:
+    """Return `meta` with what the options say about missing values."""
+    if options.missing_words:
+        meta = msgspec.structs.replace(meta, missing_words=list(options.missing_words))
+    return msgspec.structs.replace(meta, missing="median") if options.missing == "median" else meta
 
 
 def _with_task(meta: Meta, task: TaskName, path: Path) -> Meta:
@@ -86,29 +104,17 @@ def source_of_table(table: DataTable, options: ReadOptions) -> DataSource:
         ShardError: A cell cannot be used, or values are missing and the options do not fill them in.
         SettingError: A column does not exist.
     """
-    path = table.path
-    x, y, test_N, names = samples_of(table, options)
-    y = options.classes_of(y, str(path))
-    groups = None
-    if options.group:
-        table.require(options.group)
-        groups = table.names_in(options.group)
+    path, options = table.path, options.for_columns(table.names)
+    x, y, test_N, names, notes = samples_of(table, options)
+    groups = table.labels(options.group, "the group") if options.group else None
+    keys = table.labels(options.key, "the key") if options.key else None
     training = np.ones(len(x), dtype=bool) if test_N is None else ~test_N
-    train_x, test_x = x[training], x[~training]
-    if options.missing == "median" and len(train_x):
-        train_x, test_x = fill_gaps(train_x, test_x, str(path))
-    elif np.isnan(x).any():
-        raise ShardError(_gaps_message(path, x, names))
-    test = None if test_N is None else (test_x, y[~training])
-    meta = with_outputs(Meta(kind="tabular", columns=names), table, options)
+    if options.missing == "refuse":
+        gaps.check_none(x, names, str(path))
+    test = None if test_N is None else (x[~training], y[~training])
+    meta = with_outputs(_with_missing(Meta(kind="tabular", columns=names), options), table, options)
     groups_of_parts = (None, None) if groups is None else (groups[training], groups[~training] if test else None)
-    return DataSource((train_x, y[training]), test, meta, *groups_of_parts)
-
-
-def _gaps_message(path: Path, x: Array, names: list[str]) -> str:
-    count_F = np.isnan(x).sum(axis=0)
-    listed = ", ".join(f"{names[at]} ({int(count_F[at])})" for at in np.flatnonzero(count_F)[:8])
-    return f"{path} lacks values in the columns (how many): {listed}; --missing median puts a column's median there"
+    return DataSource((x[training], y[training]), test, meta, *groups_of_parts, notes, keys, table=test is None)
 
 
 def _read_folder(path: Path) -> DataSource:
@@ -151,17 +157,3 @@ def _read_npz(path: Path) -> DataSource:
         return DataSource((train_x, train_y), None)
     train_x, train_y, test_x, test_y = read_arrays(path, _ARRAYS)
     return DataSource((train_x, train_y), (test_x, test_y))
-
-
-def fill_gaps(train_x: Array, test_x: Array, name: str) -> tuple[Array, Array]:
-    """Replace every NaN by the median of its column over the training part.
-
-    Raises:
-        ShardError: A column has no values at all.
-    """
-    if train_x.dtype.kind != "f":
-        return train_x, test_x
-    if np.isnan(train_x).all(axis=0).any():
-        raise ShardError(f"some column of {name} holds no value at all, so it has no median; leave it out")
-    median = np.nanmedian(train_x, axis=0)
-    return tuple(np.where(np.isnan(x), median, x).astype(x.dtype) for x in (train_x, test_x))  # type: ignore[return-value]

@@ -1,33 +1,43 @@
-"""Tables: CSV files (a line with names, then a line for each sample) and Parquet. Columns hold numbers, labels or text."""
+"""Tables: CSV files (a line with names, then a line for each sample) and Parquet. Columns hold numbers, labels or text.
+
+N samples, F columns. What a cell is: fedclient.data.cells.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from attune.common.classes import normal
 from attune.common.errors import SettingError, ShardError, nearest
+from attune.fedclient.data import cells as cell_rules
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.files import MAX_BINARY_BYTES, plain_suffix, read_text
+from attune.fedclient.data.cells import REMEDY, WORDS, Words, is_missing
+from attune.fedclient.data.csv_file import read_csv
+from attune.fedclient.data.files import plain_suffix
+from attune.fedclient.data.parquet_file import read_parquet
 
 CSV_SUFFIXES = (".csv", ".tsv")
 SUFFIXES = (*CSV_SUFFIXES, ".parquet")
+PERHAPS = (".txt", ".tab", ".dat")  # suffixes that tables have too
 USUAL_LABELS = ("y", "label")
-MAX_CELLS = 1 << 28
-_GAPS = {"", "?", "na", "nan", "null"}
 _SHOWN = 8
+_LISTED = 40  # columns that an error names
 
 
 def is_table(path: Path) -> bool:
     """Return whether the file's name is that of a table."""
     return plain_suffix(path) in SUFFIXES
+
+
+def may_be_table(path: Path) -> bool:
+    """Return whether the file's name is that of a table, or of a text that can be one."""
+    return plain_suffix(path) in (*SUFFIXES, *PERHAPS)
 
 
 @dataclass(frozen=True)
@@ -36,10 +46,16 @@ class DataTable:
 
     Attributes:
         cells: The cells of every column by its name. A cell is text, a number, or None.
+        words: Words that mean a missing value.
+        index: Columns that only number the rows: no features unless the user names them.
+        notes: What was left out, and why.
     """
 
     path: Path
     cells: Mapping[str, Sequence[Any]]
+    words: Words = WORDS
+    index: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -75,114 +91,109 @@ class DataTable:
             )
         return usual
 
-    def numbers(self, name: str) -> Array:
-        """Return a column of numbers, (N,) float64; missing values are NaN.
+    def numbers(self, *names: str) -> npt.NDArray[np.float64]:
+        """Return columns of numbers, (N, F); missing values are NaN.
 
         Raises:
-            ShardError: A cell is not a number.
+            ShardError: Cells are no numbers. The message names every column that has such a cell, and what to do.
         """
-        numbers = np.empty(len(self))
-        for at, cell in enumerate(self.cells[name]):
-            try:
-                numbers[at] = math.nan if _is_gap(cell) else float(cell)
-            except (TypeError, ValueError):
-                raise ShardError(
-                    f"column {name!r} of {self.path} holds {str(cell)[:80]!r} in sample {at + 1}, which is no number; "
-                    f"leave it out with --apart {name}, or give a number to each of its values"
-                ) from None
-        return numbers
+        columns, wrong, commas = [], [], []
+        for name in names:
+            column = np.full(len(self), np.nan)
+            columns.append(column)
+            for at, cell in enumerate(self.cells[name]):
+                if is_missing(cell, self.words):
+                    continue
+                try:
+                    column[at] = cell_rules.number_of(cell)
+                except ValueError:
+                    (commas if cell_rules.has_decimal_comma(cell) else wrong).append((name, at, cell))
+                    break
+        if commas:
+            raise ShardError(
+                f"{_columns_with(commas)} of {self.path} hold numbers with a comma, which is no decimal point here (or parts "
+                "the thousands): save the table with decimal points"
+            )
+        if wrong:
+            apart = " ".join(f"--apart {_quoted(name)}" for name, _, _ in wrong[:_LISTED])
+            raise ShardError(
+                f"{_columns_with(wrong)} of {self.path} holds text, dates or names, so it is no number; leave it out with "
+                f"{apart}, or give a number to each of its values. If such a cell stands for a missing value, "
+                "--missing-words usual,WORD says so"
+            )
+        return np.column_stack(columns)
 
-    def classes(self, name: str) -> Array:
-        """Return a column of classes, (N,): numbers if every cell is one, else text.
+    def missing_in(self, *names: str) -> npt.NDArray[np.bool_]:
+        """Return which samples lack a value in one of the columns, (N,)."""
+        return np.array([any(is_missing(self.cells[name][at], self.words) for name in names) for at in range(len(self))])
+
+    def check_complete(self, names: Sequence[str], what: str) -> None:
+        """Check that every sample has a value in the columns.
 
         Raises:
-            ShardError: A cell is empty.
+            ShardError: Some have not. The message names the cells, and the option.
         """
-        cells = self.cells[name]
-        empty = sum(cell is None or cell == "" for cell in cells)
-        if empty:
-            raise ShardError(f"{empty} samples of {self.path} have no class in the column {name!r}; leave them out")
-        try:
-            return np.array([float(cell) for cell in cells])
-        except (TypeError, ValueError):
-            return np.array([str(cell) for cell in cells])
+        lacking = self.missing_in(*names)
+        if count := int(lacking.sum()):
+            first = int(np.flatnonzero(lacking)[0])
+            said = ", ".join(sorted({repr(self.cells[name][at]) for at in np.flatnonzero(lacking) for name in names})[:_SHOWN])
+            raise ShardError(
+                f"{count} samples of {self.path} have nothing in the column {', '.join(map(repr, names))}, which is {what}: it "
+                f"holds {said}, first in sample {first + 1}. Leave these samples out; if it is a value, {REMEDY}"
+            )
 
-    def names_in(self, name: str) -> Array:
-        """Return a column with names of clients or groups, (N,).
+    def labels(self, name: str, what: str = "the class") -> Array:
+        """Return a column of classes, groups or keys, (N,): int64 if every cell is an integer, else text.
 
-        If all are whole numbers, they are returned as numbers, so that 10 comes after 9; otherwise as text.
+        Raises:
+            ShardError: A cell is missing, or can be no label.
         """
+        self.check_complete([name], what)
         try:
-            return np.array([int(cell) for cell in self.cells[name]], dtype=np.int64)
-        except (TypeError, ValueError, OverflowError):
-            return np.array([str(cell) for cell in self.cells[name]])
+            return cell_rules.labels_of(self.cells[name])
+        except ValueError as error:
+            reason, at = error.args
+            raise ShardError(f"column {name!r} of {self.path} holds {reason} (sample {at + 1})") from None
+
+    def above(self, name: str, threshold: float) -> Array:
+        """Return which samples have a number above the threshold in a column, (N,) int64.
+
+        Raises:
+            ShardError: A cell is missing.
+            SettingError: A cell is no number.
+        """
+        self.check_complete([name], "compared with a number")
+        try:
+            return np.array([cell_rules.exact_number(cell) > threshold for cell in self.cells[name]]).astype(np.int64)
+        except ValueError:
+            raise SettingError(f"--label has a number to compare with, but {name} of {self.path} is text") from None
 
     def text(self, name: str) -> list[str]:
         """Return a column as text without surrounding space; missing values are empty."""
-        return ["" if cell is None else str(cell).strip() for cell in self.cells[name]]
+        return ["" if cell is None else normal(str(cell)) for cell in self.cells[name]]
 
 
-def read_table(path: Path) -> DataTable:
+def read_table(path: Path, words: Words = WORDS) -> DataTable:
     """Read the table at `path`; its suffix says in which form it is.
+
+    Args:
+        path: The file.
+        words: Words that mean a missing value.
 
     Raises:
         ShardError: The file cannot be read, is too large, or is not a table.
         SettingError: The file is Parquet, and pyarrow is not installed.
     """
-    return _read_parquet(path) if plain_suffix(path) == ".parquet" else _read_csv(path)
+    read: Callable[[Path], Any] = read_parquet if plain_suffix(path) == ".parquet" else read_csv
+    content = read(path)
+    return DataTable(path, content.cells, words, content.index, content.notes)
 
 
-def _is_gap(cell: Any) -> bool:
-    return cell is None or (isinstance(cell, str) and cell.lower() in _GAPS)
+def _columns_with(wrong: Sequence[tuple[str, int, Any]]) -> str:
+    listed = ", ".join(f"{name!r} ({str(cell)[:40]!r} in sample {at + 1})" for name, at, cell in wrong[:_LISTED])
+    more = f" and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
+    return f"{'columns' if len(wrong) > 1 else 'column'} {listed}{more}"
 
 
-def _read_csv(path: Path) -> DataTable:
-    text = read_text(path)
-    head = text.partition("\n")[0]
-    delimiter = max("\t,;", key=head.count)
-    rows = csv.reader(io.StringIO(text), delimiter=delimiter)
-    try:
-        columns = [name.strip() for name in next(rows, [])]
-        _check_names(path, columns)
-        return DataTable(path, _cells(path, columns, rows))
-    except csv.Error as error:
-        raise ShardError(f"{path} is not a table: {error}") from None
-
-
-def _check_names(path: Path, columns: list[str]) -> None:
-    if not columns or len(set(columns)) < len(columns) or not all(columns):
-        raise ShardError(f"the first line of {path} must name every column, each differently; it says {columns[:_SHOWN]}")
-
-
-def _cells(path: Path, columns: list[str], rows: Iterator[list[str]]) -> dict[str, list[str]]:
-    table = [row for row in islice(rows, MAX_CELLS // len(columns) + 1) if row]
-    _check_size(path, len(table), len(columns))
-    for number, row in enumerate(table):
-        if len(row) != len(columns):
-            raise ShardError(f"sample {number + 1} of {path} has {len(row)} cells, the first line names {len(columns)} columns")
-    return {name: [row[place].strip() for row in table] for place, name in enumerate(columns)}
-
-
-def _check_size(path: Path, rows: int, columns: int) -> None:
-    if rows > MAX_CELLS // columns:
-        raise ShardError(f"{path} has more than {MAX_CELLS} cells, the limit; save it as an .npz")
-    if not rows:
-        raise ShardError(f"{path} holds no samples, only names of columns")
-
-
-def _read_parquet(path: Path) -> DataTable:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise SettingError(f"{path} is Parquet, which pyarrow reads: pip install 'attune-fl[tables]'") from None
-    try:
-        if path.stat().st_size > MAX_BINARY_BYTES:
-            raise ShardError(f"{path} holds more than {MAX_BINARY_BYTES >> 30} GiB, the limit; cut it into smaller files")
-        with parquet.ParquetFile(path) as file:
-            _check_names(path, file.schema_arrow.names)
-            _check_size(path, file.metadata.num_rows, file.metadata.num_columns)
-            read = file.read()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ShardError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    return DataTable(path, {name: read.column(name).to_pylist() for name in read.column_names})
+def _quoted(name: str) -> str:
+    return f"'{name}'" if not name.replace("_", "").isalnum() else name

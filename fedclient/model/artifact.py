@@ -288,7 +288,8 @@ def score_on_test_part(home: DeviceHome, shard: Path, table: ReadOptions = PLAIN
     """Evaluate the model in `home` on the test part of `shard`. Raises NoModel, and the errors of load_shard and evaluate."""
     model = Model.load(home.model)
     info = model.info
-    accuracy, samples = model.evaluate(load_shard(shard, options=_options_of(info, table) if is_table(shard) else table))
+    options = (_options_of(info, table) if is_table(shard) else table).keeping_gaps
+    accuracy, samples = model.evaluate(load_shard(shard, options=options, held=home.held_rows()))
     return TestPartScore(info.name, info.method, accuracy, samples, info.round, info.kept, info.title, TASKS[info.task].metric)
 
 

@@ -142,7 +142,7 @@ def plot(folders: Sequence[Path], shard: Path, out: Path, images: int, wanted: S
         SettingError: A wanted picture is not possible.
         AttuneError: As in load_shard and the preparation of its test part.
     """
-    models, loaded = [Model.load(model_folder(folder)) for folder in folders], load_shard(shard)
+    models, loaded = [Model.load(model_folder(folder)) for folder in folders], load_shard(shard, held=())
     source = Drawn(loaded.name, models[0].info.classes, judge(models, loaded), images)
     task = models[0].info.task
     for name in wanted:

@@ -33,11 +33,12 @@ class Portable(nn.Module):
     Of several labels the probability of each; of numbers the numbers, in their unit.
 
     Images (N, H, W, channels), series (N, T, channels) and tables (N, features) as float32, images of 8 bits divided by 255;
-    tokens (N, T) as int64. Returns (N, C), or (N, T, C) where every position has a label.
+    a model that knows values for missing ones takes NaN; tokens (N, T) as int64. Returns (N, C), or (N, T, C) where every position has a label.
     """
 
     mean: Tensor
     std: Tensor
+    fill: Tensor
     unit: Tensor
     origin: Tensor
 
@@ -48,6 +49,9 @@ class Portable(nn.Module):
         if model.standardiser is not None:
             self.register_buffer("mean", torch.tensor(model.standardiser.mean))
             self.register_buffer("std", torch.tensor(model.standardiser.std))
+        self._fills = model.standardiser is not None and model.standardiser.fill is not None
+        if model.standardiser is not None and model.standardiser.fill is not None:
+            self.register_buffer("fill", torch.tensor(model.standardiser.fill, dtype=torch.float32))
         self.register_buffer("unit", torch.tensor(unit_of(model), dtype=torch.float64))
         self.register_buffer(
             "origin", torch.tensor(model.info.targets.mean if model.info.targets else [0.0], dtype=torch.float64)
@@ -58,6 +62,8 @@ class Portable(nn.Module):
         self.members = nn.ModuleList(_Member(member) for member in model.members.values())
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._fills:
+            x = torch.where(torch.isnan(x), self.fill, x)
         if self._standard:
             x = ((x.double() - self.mean) / self.std).float()
         if self._images:
@@ -133,6 +139,8 @@ def drawn(model: Model) -> npt.NDArray[Any]:
     x = draw.random((SAMPLES, *spec.shape))
     if model.standardiser is not None:
         x = model.standardiser.mean + (2 * x - 1) * model.standardiser.std
+        if model.standardiser.fill is not None:
+            x[0] = np.nan
     return x.astype(np.float32)
 
 

@@ -14,13 +14,14 @@ from attune.common.exchange.registry import settings_of
 from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method, check_task
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
 from attune.common.models import registry as models
-from attune.common.plan import DataSettings, Label, Plan, Profile
+from attune.common.plan import DataSettings, Plan, Profile
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
 from attune.fedserver.core.encodings import Encodings, encodings_of
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.scale import scale_of, scale_of_targets
 from attune.fedserver.core.schema import columns_of
+from attune.fedserver.core.united_classes import united_classes
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
 AFTER_THE_END = ("adapt_rounds", "adapt")
@@ -146,14 +147,14 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
     The classes are those that the operator declares, else the sorted union of the devices' labels.
 
     Raises:
-        SettingError: The settings do not fit the devices' data, or the plan is too long.
+        SettingError: The settings do not fit the devices' data, classes look alike, or the plan is too long.
     """
     ordered = [profiles[name] for name in sorted(profiles)]
     declared = settings.data
-    labels: set[Label] = set(declared.classes) or {label for profile in ordered for label in profile.labels}
-    classes = sorted(labels, key=lambda label: (isinstance(label, str), label))
     first = ordered[0]
-    if first.task != "classes":
+    if first.task == "classes":
+        classes = united_classes(profiles, declared.classes)
+    else:
         check_task(settings.configured, first.task)
         classes = first.labels  # the same on all devices, in the order of the columns of y
     if settings.train.augment and first.kind != "images":

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from attune.common.classes import look
 from attune.common.columns import difference, remedy, wrong_with
 from attune.common.errors import AttuneError, SettingError, ShapeMismatch, UndeclaredLabels
 from attune.common.metrics import MAX_COUNT
@@ -221,10 +222,15 @@ def _check_vocabulary(profile: Profile, vocabulary: int, name: str) -> None:
 
 
 def _check_known(labels: Iterable[Label], classes: Collection[Label], name: str) -> None:
-    known = set(classes)
-    unknown = [label for label in labels if label not in known]
+    known = {str(label) for label in classes}  # 1 is "1"
+    unknown = [label for label in labels if str(label) not in known]
     if unknown:
-        raise UndeclaredLabels(f"{name} has labels {some(unknown)}; the classes of this federation are fixed: {some(classes)}")
+        alike = {look(label): label for label in classes}
+        hints = [f"{label!r} looks like {alike[look(label)]!r}" for label in unknown[:NAMED] if look(label) in alike]
+        more = f" ({'; '.join(hints)}: write it so)" if hints else ""
+        raise UndeclaredLabels(
+            f"{name} has labels {some(unknown)}{more}; the classes of this federation are fixed: {some(classes)}"
+        )
 
 
 def _unlike(profile: Profile, reference: Profile, name: str) -> ShapeMismatch:

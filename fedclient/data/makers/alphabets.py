@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import string
 import unicodedata
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,38 @@ def encode(text: str) -> npt.NDArray[np.uint8]:
     if not text.isascii():
         text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     return np.fromiter((_TOKEN.get(character, _OTHER) for character in text), dtype=np.uint8, count=len(text))
+
+
+LOST_SHARE = 0.05
+
+
+def lost_characters(texts: Iterable[str], where: str) -> list[str]:
+    """Return a warning about the characters that become question marks or lose an accent; empty if all are kept.
+
+    Raises:
+        SettingError: More than LOST_SHARE of the characters become question marks, so that texts are no longer told apart.
+    """
+    lost: Counter[str] = Counter()
+    count = changed = 0
+    for text in texts:
+        count += len(text)
+        if not text.isascii():
+            plain = unicodedata.normalize("NFKD", text)
+            lost.update(c for c in plain if c not in _TOKEN and not unicodedata.combining(c))
+            changed += sum(unicodedata.combining(c) > 0 for c in plain)
+    total = sum(lost.values())
+    if not total and not changed:
+        return []
+    examples = " ".join(character for character, _ in lost.most_common(8))
+    said = (
+        f"{where} holds {total} characters of {count} that become question marks ({examples})"
+        if total
+        else f"letters of {where}"
+    )
+    if total > LOST_SHARE * count:
+        raise SettingError(f"{said}, since only printable ASCII is known: say --tokenizer, or write the text in Latin letters")
+    accents = f"{' and ' if total else ' '}{changed} accents are left out" if changed else ""
+    return [f"{said}{accents}; --tokenizer keeps them"]
 
 
 PADDING = ("[PAD]", "<pad>", "<|pad|>")  # usual padding tokens, for tokenizers that do not name theirs

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from attune.common.classes import label_of_text
 from attune.common.durable import NO_SPACE
 from attune.common.errors import DiskFull, SettingError, ShardError
 from attune.common.plan import Label
 from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.csv_file import looks_like_table
 from attune.fedclient.data.files import plain_suffix, read_text
 from attune.fedclient.data.makers import hugging_face, images
-from attune.fedclient.data.makers.alphabets import alphabet_of
-from attune.fedclient.data.makers.make_options import MakeOptions
+from attune.fedclient.data.makers.alphabets import alphabet_of, lost_characters
+from attune.fedclient.data.makers.applicable import check_applicable
+from attune.fedclient.data.makers.make_options import LENGTH, MakeOptions
 from attune.fedclient.data.makers.pixels import DecodedImages, decode_images, same_depth
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.samples import SPLIT, outputs_of, training_and_test
 from attune.fedclient.data.shard import Shard, make_shard
-from attune.fedclient.data.source import DataSource, source_of_table, with_outputs
-from attune.fedclient.data.table import DataTable, is_table, read_table
-from attune.fedclient.read_options import ReadOptions
+from attune.fedclient.data.source import DataSource, missing_words, source_of_table, with_outputs
+from attune.fedclient.data.table import DataTable, is_table, may_be_table, read_table
+from attune.fedclient.read_options import PLAIN, ReadOptions
 
 FORMS = "a table (.csv, .tsv, .parquet), a folder of images, a .txt file, or a Hugging Face dataset on disk"
 
@@ -56,17 +60,20 @@ def make(path: Path, options: MakeOptions, out: Path) -> Shard:
 def _read(path: Path, options: MakeOptions) -> DataSource:
     if not path.exists():
         raise ShardError(f"there is nothing at {path}; give {FORMS}")
-    if path.is_file() and is_table(path):
-        table = read_table(path)
-        return _of_cells(table, None, options, options.text) if options.text else source_of_table(table, options.table)
+    if path.is_file() and (is_table(path) or (may_be_table(path) and _says_table(path, options))):
+        table = read_table(path, missing_words(options.table))
+        if options.text:
+            return _of_cells(table, None, options, options.text)
+        check_applicable(path, "table", options)
+        return source_of_table(table, options.table)
     if hugging_face.recognises(path):
         train, test = hugging_face.read(path)
         return _of_dataset(train, test, options)
-    if options.table.task != "classes":
-        raise SettingError(f"{path} holds a class for every sample; --task {options.table.task} is for tables and datasets")
     if images.recognises(path):
+        check_applicable(path, "images", options)
         return images.read(path, options)
     if _is_text(path):
+        check_applicable(path, "text", options)
         return _windows(path, options)
     raise ShardError(f"{path} has no form that a shard can be made from; give {FORMS}")
 
@@ -76,15 +83,20 @@ def _of_dataset(train: DataTable, test: DataTable | None, options: MakeOptions) 
     pictured = next((name for name, cells in train.cells.items() if _is_image(cells)), "")
     if options.text or pictured:
         return _of_cells(train, test, options, options.text or pictured)
+    check_applicable(train.path, "table", options)
+    train = replace(train, words=missing_words(options.table))
     if test is None:
         return source_of_table(train, options.table)
     both = {name: [*train.cells[name], *test.cells.get(name, [])] for name in train.names}
     both[SPLIT] = ["train"] * len(train) + ["test"] * len(test)
-    return source_of_table(DataTable(train.path, both), options.table)
+    return source_of_table(replace(train, cells=both), options.table)
 
 
 def _of_cells(train: DataTable, test: DataTable | None, options: MakeOptions, column: str) -> DataSource:
     """Return the samples of one column, text or images, with their labels."""
+    check_applicable(train.path, "text column" if options.text else "image column", options)
+    train = replace(train, words=missing_words(options.table))
+    test = None if test is None else replace(test, words=missing_words(options.table))
     if test is None:
         train, test = training_and_test(train, options.table)
     both = [table for table in (train, test) if table is not None]
@@ -98,10 +110,12 @@ def _of_cells(train: DataTable, test: DataTable | None, options: MakeOptions, co
     else:
         alphabet = alphabet_of(options.tokenizer)
         meta = Meta(kind="tokens", vocabulary=alphabet.size)
-        values = [alphabet.rows(table.text(column), options.length) for table in both]
+        texts = [table.text(column) for table in both]
+        values = [alphabet.rows(part, options.length) for part in texts]
+        notes += [] if options.tokenizer else lost_characters(chain.from_iterable(texts), f"column {column!r} of {train.path}")
     parts = [(x, _outputs(table, options.table)) for x, table in zip(values, both, strict=True)]
     test_part = parts[1] if len(parts) > 1 else None
-    return DataSource(parts[0], test_part, with_outputs(meta, train, options.table), notes=tuple(notes))
+    return DataSource(parts[0], test_part, with_outputs(meta, train, options.table), notes=(*train.notes, *notes))
 
 
 def _images(table: DataTable, column: str, options: MakeOptions) -> DecodedImages:
@@ -111,7 +125,7 @@ def _images(table: DataTable, column: str, options: MakeOptions) -> DecodedImage
 
 
 def _outputs(table: DataTable, options: ReadOptions) -> Array:
-    return options.classes_of(outputs_of(table, options), str(table.path))
+    return outputs_of(table, options)
 
 
 def _is_image(cells: Any) -> bool:
@@ -123,11 +137,9 @@ def _with_classes(source: DataSource, options: MakeOptions) -> DataSource:
         raise SettingError(f"--classes: the task is {options.table.task}; the columns of --label name what is predicted")
     if source.meta.classes is not None:
         raise SettingError("--classes: the classes of text without a label are its characters; leave it out")
-    numbers = source.train[1].dtype.kind in "biuf"
-    try:
-        classes: list[Label] = [int(name) if numbers else name for name in options.classes]
-    except ValueError:
-        raise SettingError(f"--classes says {', '.join(options.classes)}, but the labels are whole numbers") from None
+    classes: list[Label] = [label_of_text(name) for name in options.classes]
+    if not all(isinstance(label, int) for label in classes):
+        classes = [str(label) for label in classes]
     return replace(source, meta=msgspec.structs.replace(source.meta, classes=classes))
 
 
@@ -149,6 +161,22 @@ def _write(out: Path, source: DataSource) -> None:
         raise ShardError(f"cannot write the shard to {out}: {error.strerror or error}") from None
 
 
+def _says_table(path: Path, options: MakeOptions) -> bool:
+    """Return whether a file that can be a table or a text is to be read as a table.
+
+    Raises:
+        ShardError: Nothing says so, but every line has the same number of cells.
+    """
+    if options.table != PLAIN or options.text or plain_suffix(path) != ".txt":
+        return True
+    if options.length == LENGTH and not options.tokenizer and looks_like_table(read_text(path, strict=True)):
+        raise ShardError(
+            f"{path} looks like a table, since all its lines have the same number of cells: say --label, the column of the "
+            "class. To take it as a text, say its --length"
+        )
+    return False
+
+
 def _is_text(path: Path) -> bool:
     return path.is_file() and plain_suffix(path) == ".txt"
 
@@ -163,11 +191,16 @@ def _windows(path: Path, options: MakeOptions) -> DataSource:
         SettingError: The tokenizer cannot be used.
     """
     alphabet, length = alphabet_of(options.tokenizer), options.length
-    tokens_L = alphabet.stream(read_text(path))
+    text = read_text(path, strict=True)
+    notes = [] if options.tokenizer else lost_characters([text], str(path))
+    tokens_L = alphabet.stream(text)
     count = (len(tokens_L) - 1) // length
     if count < 1:
         what = "tokens" if options.tokenizer else "characters"
         raise ShardError(f"{path} holds {len(tokens_L)} {what}, fewer than a window of {length} and the one that follows")
     x = tokens_L[: count * length].reshape(count, length)
     y = tokens_L[1 : count * length + 1].reshape(count, length)
-    return DataSource((x, y), None, Meta(classes=list(range(alphabet.size)), kind="tokens", vocabulary=alphabet.size))
+    meta = Meta(classes=list(range(alphabet.size)), kind="tokens", vocabulary=alphabet.size)
+    if rest := len(tokens_L) - count * length - 1:
+        notes.append(f"left out: the last {rest} tokens, which do not fill a window of {length}")
+    return DataSource((x, y), None, meta, notes=tuple(notes))

@@ -12,9 +12,8 @@ import numpy as np
 
 from attune.common.errors import NonFiniteFeatures, ShardError
 from attune.common.plan import Kind, Label
-from attune.fedclient.data import kinds, labels
+from attune.fedclient.data import gaps, kinds, labels
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.source import fill_gaps
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.samples import Dataset
 
@@ -31,6 +30,7 @@ class Raw:
     classes: list[Label] | None = None  # all possible classes; None: those that occur
     vocabulary: int = 0  # of tokens; 0: the largest token decides
     columns: Sequence[str] = ()  # names of features, if the form has names
+    two_classes: bool = False  # whether y holds what is above a threshold already
 
 
 def assemble(raw: Raw, options: ReadOptions) -> Dataset:
@@ -50,13 +50,14 @@ def assemble(raw: Raw, options: ReadOptions) -> Dataset:
             f"shape {test_x.shape[1:]}; they must agree"
         )
     train_x, test_x = (_shaped(x, options.shape, raw.name) for x in (train_x, test_x))
-    if options.missing == "median":
-        train_x, test_x = fill_gaps(train_x, test_x, raw.name)
+    if options.missing == "median" and train_x.dtype.kind == "f":
+        fill = gaps.medians(train_x, raw.columns, raw.name)
+        train_x, test_x = gaps.filled(train_x, fill), gaps.filled(test_x, fill)
     kind = kinds.infer(train_x, f"x of {raw.name}")
     parts = []
     for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
         where = f"the {part} part of {raw.name}"
-        y = labels.plain_labels(options.classes_of(y, raw.name), len(x), f"y of {where}")
+        y = labels.plain_labels(y if raw.two_classes else options.classes_of(y, raw.name), len(x), f"y of {where}")
         x = kinds.canonical(x, kind, f"x of {where}")
         _check_finite(x, kind, f"x of {where}")
         parts.append((x, y))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from attune.fedclient.data.samples import samples_of
+from attune.fedclient.data.source import missing_words
 from attune.fedclient.data.table import is_table, read_table
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.readers.assemble import Raw
@@ -21,17 +22,29 @@ def read(path: Path, options: ReadOptions) -> Raw:
     """Read a table.
 
     The column of --label has the classes (default: `y` or `label`). Columns that name the client or the group, and those of
-    --apart, become label arrays. All others must be numbers. Empty cells, `?`, `NA` and `nan` are missing values.
+    --apart, become label arrays. All others must be numbers. What is a missing value: fedclient.data.cells.
 
     Raises:
         ShardError: The table cannot be read.
         SettingError: A column is not there.
     """
-    table = read_table(path)
-    x, y, test_N, features = samples_of(table, options)
-    more = {name: table.names_in(name) for name in dict.fromkeys(options.apart) if name != table.label_column(options.label)}
+    table = read_table(path, missing_words(options))
+    options = options.for_columns(table.names)
+    x, y, test_N, features, _ = samples_of(table, options)
+    more = {
+        name: table.labels(name, "set apart")
+        for name in dict.fromkeys(options.apart)
+        if name != table.label_column(options.label)
+    }
     name = path.name.partition(".")[0]
     if test_N is None:
-        return Raw(name, (x, y), more=more, columns=features)
+        return Raw(name, (x, y), more=more, columns=features, two_classes=options.threshold is not None)
     more = {key: np.concatenate([label_N[~test_N], label_N[test_N]]) for key, label_N in more.items()}
-    return Raw(name, (x[~test_N], y[~test_N]), (x[test_N], y[test_N]), more=more, columns=features)
+    return Raw(
+        name,
+        (x[~test_N], y[~test_N]),
+        (x[test_N], y[test_N]),
+        more=more,
+        columns=features,
+        two_classes=options.threshold is not None,
+    )

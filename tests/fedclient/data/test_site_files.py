@@ -15,7 +15,7 @@ from attune.fedclient.cli import main
 from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.makers.alphabets import CHARACTERS
 from attune.fedclient.data.makers.make import make
-from attune.fedclient.data.makers.make_options import MakeOptions
+from attune.fedclient.data.makers.make_options import LENGTH, MakeOptions
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.read_options import ReadOptions
 
@@ -28,7 +28,7 @@ def csv(path: Path, *lines: str) -> Path:
 
 
 def options(
-    text: str = "", length: int = 8, size: str = "", grey: bool = False, classes: str = "", **table: Any
+    text: str = "", length: int = LENGTH, size: str = "", grey: bool = False, classes: str = "", **table: Any
 ) -> MakeOptions:
     return MakeOptions.of(ReadOptions.of(**table), text, length, size, grey, classes)
 

@@ -14,7 +14,7 @@ from attune.common.plan import ModelSpec, Plan, Scale
 from attune.fedclient.data.labels import target_numbers
 from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.makers.make import make
-from attune.fedclient.data.makers.make_options import MakeOptions
+from attune.fedclient.data.makers.make_options import LENGTH, MakeOptions
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.read_options import ReadOptions
@@ -116,7 +116,7 @@ def test_a_table_is_read_and_made_into_a_shard_alike(tmp_path):
     options = ReadOptions.of("dose, fall", apart=["ill"], task="regression")
     direct = load_shard(table(tmp_path), options=options)
     assert (direct.labels, direct.train_x.shape[1], direct.column_names) == (["dose", "fall"], 2, ("age", "weight"))
-    made = make(table(tmp_path), MakeOptions.of(options, "", 8, "", False, ""), tmp_path / "shard")
+    made = make(table(tmp_path), MakeOptions.of(options, "", LENGTH, "", False, ""), tmp_path / "shard")
     assert load_shard(tmp_path / "shard").profile() == made.profile() == direct.profile()
     several = load_shard(table(tmp_path), options=ReadOptions.of("ill", columns="age", task="multilabel"))
     assert several.labels == ["ill"] and set(several.train_y.flatten()) == {0.0, 1.0}
@@ -132,7 +132,7 @@ def test_what_cannot_be_said_of_a_table_is_refused(tmp_path):
     with pytest.raises(SettingError, match="'age', the class of"):
         load_shard(table(tmp_path), options=ReadOptions.of("age", columns="age", task="regression"))
     (tmp_path / "gap.csv").write_text("a,dose\n1,2\n3,\n")
-    with pytest.raises(ShardError, match=r"1 samples of .* lack a value of dose"):
+    with pytest.raises(ShardError, match=r"1 samples of .* have nothing in the column 'dose'"):
         load_shard(tmp_path / "gap.csv", options=ReadOptions.of("dose", task="regression"))
 
 

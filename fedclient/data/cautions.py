@@ -1,0 +1,80 @@
+"""Warnings about a table: columns that look like identifiers, numbers that lose digits, labels that look like numbers.
+
+N samples, F features.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from attune.common.classes import INTEGER, look_alikes
+from attune.fedclient.data.cells import is_missing, number_of
+from attune.fedclient.data.table import DataTable
+
+FEWEST = 10  # rows. With fewer, whole numbers that all differ say nothing
+MANY_CLASSES = 20
+_SHOWN = 8
+
+
+def of_features(x: npt.NDArray[np.float64], names: Sequence[str]) -> list[str]:
+    """Return what is strange about features, (N, F) float64."""
+    notes = []
+    identifiers, shortened = [], []
+    for column, name in zip(x.T, names, strict=True):
+        values = column[~np.isnan(column)]
+        different = len(np.unique(values))
+        if len(values) >= FEWEST and different == len(values) and (values == np.trunc(values)).all():
+            identifiers.append(name)
+        if len(np.unique(values.astype(np.float32))) < different:
+            shortened.append(name)
+    if identifiers:
+        notes.append(
+            f"every value of {_some(identifiers)} is another whole number, as in an identifier: if it is one, a model can learn "
+            "it by heart; leave it out with --apart"
+        )
+    if shortened:
+        notes.append(
+            f"numbers of {_some(shortened)} differ only after the 7 digits that a model sees; subtract what they share"
+        )
+    return notes
+
+
+def of_labels(table: DataTable, name: str) -> list[str]:
+    """Return what is strange about the column with the classes."""
+    cells = [cell for cell in table.cells[name] if not is_missing(cell, table.words)]
+    notes = []
+    try:
+        numbers = {number_of(cell) for cell in cells}
+    except ValueError:
+        numbers = set()
+    codes = any(isinstance(cell, str) and not INTEGER.fullmatch(cell.strip()) and "." not in cell for cell in cells)
+    whole = all(number == np.trunc(number) for number in numbers)
+    if numbers and not codes and (not whole or len(numbers) > max(MANY_CLASSES, len(cells) / 20)):
+        notes.append(
+            f"column {name!r} holds {len(numbers)} different numbers, and each is taken as a class of its own: say "
+            f"--task regression if they are to be predicted as numbers, or --label '{name}>NUMBER' for two classes"
+        )
+    forms: dict[int, set[str]] = defaultdict(set)
+    for text in {cell.strip() for cell in cells if isinstance(cell, str)}:
+        if INTEGER.fullmatch(text):
+            forms[int(text.partition(".")[0])].add(text)
+    merged = [" and ".join(sorted(texts)) for texts in forms.values() if len(texts) > 1]
+    if merged:
+        notes.append(f"column {name!r}: {_some(merged)} are one class each, since they are the same whole number")
+    return notes
+
+
+def of_look_alikes(labels: Sequence[int | str]) -> list[str]:
+    """Return which classes look alike."""
+    alike = [" and ".join(map(repr, group)) for group in look_alikes(labels)]
+    if not alike:
+        return []
+    return [f"classes look alike: {_some(alike)}. Write each class in one way; a federation refuses them otherwise"]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -1,0 +1,193 @@
+"""Reading of CSV files as spreadsheets and programs write them: a line with names, then a line for each sample."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attune.common.errors import ShardError
+from attune.fedclient.data.files import read_text
+
+MAX_CELLS = 1 << 28
+_DELIMITERS = "\t;,|"
+_SEP = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
+_QUOTED = re.compile(r'"[^"]*"')
+_UNNAMED = re.compile(r"unnamed: 0(\.[0-9]+)?|__index_level_[0-9]+__|index", re.IGNORECASE)
+_SHOWN = 8
+_LINES, _FEW_LINES = 50, 3  # of a text: those that are looked at, and the fewest that make a table
+
+
+@dataclass(frozen=True)
+class TableContent:
+    """Content of a table's file.
+
+    Attributes:
+        cells: The cells of every column by its name.
+        index: Columns that only number the rows: no features unless the user names them.
+        notes: What was left out, and why.
+    """
+
+    cells: dict[str, Sequence[Any]]
+    index: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Rows:
+    """Rows of a file while it is read."""
+
+    names: list[str]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+
+
+def read_csv(path: Path) -> TableContent:
+    """Read a CSV file. Tabs, semicolons, commas or bars lie between its cells.
+
+    Raises:
+        ShardError: The file cannot be read, is too large, or is not a table.
+    """
+    text = read_text(path, strict=True)
+    first = text.partition("\n")[0].strip()
+    said = _SEP.fullmatch(first)
+    if said:
+        text = text.partition("\n")[2]
+    if not text.strip():
+        raise ShardError(f"{path} is empty; a table has a line with the names of its columns, and a line for each sample")
+    delimiter = said[1] if said else _delimiter(text)
+    try:
+        lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise ShardError(f"{path} is not a table: {error}; look for a quotation mark that is never closed") from None
+    while lines and not any(cell.strip() for cell in lines[0]):
+        lines.pop(0)
+    table = _Rows([plain_name(name) for name in lines[0]], lines[1:])
+    _drop_end(table)
+    _drop_blank_lines(table)
+    check_size(path, len(table.rows), len(table.names))
+    index = _name_the_index(path, table)
+    check_names(path, table.names)
+    _check_widths(path, table)
+    cells = {name: [row[place].strip() for row in table.rows] for place, name in enumerate(table.names)}
+    index += tuple(name for name in table.names if name not in index and is_index(name, cells[name]))
+    return TableContent(cells, index, tuple(table.notes))
+
+
+def looks_like_table(text: str) -> bool:
+    """Return whether every line has the same number of cells, at least two. Prose has not, nor has a text of few lines."""
+    lines = [_QUOTED.sub("", line) for line in text.split("\n", _LINES)[:_LINES] if line.strip()]
+    return len(lines) >= _FEW_LINES and any(
+        len({line.count(mark) for line in lines}) == 1 and mark in lines[0] for mark in _DELIMITERS
+    )
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a column in one line, in the Unicode form NFC, with single spaces."""
+    return " ".join(unicodedata.normalize("NFC", name).split())
+
+
+def check_names(path: Path, names: Sequence[str]) -> None:
+    """Check that every column has a name of its own that can be printed.
+
+    Raises:
+        ShardError: One has not.
+    """
+    if not any(names):
+        raise ShardError(f"the first line of {path} must name the columns, and it names none")
+    for place, name in enumerate(names, 1):
+        if not name:
+            raise ShardError(
+                f"column {place} of {path} has no name in the first line, which says {list(names)[:_SHOWN]}: name it"
+            )
+        if not name.isprintable():
+            raise ShardError(
+                f"the name of column {place} of {path}, {name!r}, has characters that cannot be printed: rename it"
+            )
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    if twice:
+        listed = ", ".join(map(repr, twice[:_SHOWN]))
+        raise ShardError(f"the first line of {path} must name every column, each differently; several are called {listed}")
+
+
+def check_size(path: Path, rows: int, columns: int) -> None:
+    """Check that a table has samples, and not too many cells.
+
+    Raises:
+        ShardError: It has not.
+    """
+    if rows > MAX_CELLS // max(1, columns):
+        raise ShardError(f"{path} has more than {MAX_CELLS} cells, the limit; save it as an .npz")
+    if not rows:
+        raise ShardError(f"{path} holds no samples, only names of columns")
+
+
+def is_index(name: str, cells: Sequence[Any]) -> bool:
+    """Return whether a column is the index that pandas writes: it has the usual name, and all its values differ."""
+    return _UNNAMED.fullmatch(name) is not None and len(cells) > 1 and len(set(map(str, cells))) == len(cells)
+
+
+def _delimiter(text: str) -> str:
+    """Return the delimiter by which the first line and the second one have the same number of cells, and the most."""
+    plain = _QUOTED.sub("", text[: 1 << 20]).split("\n")
+    head, second = plain[0], plain[1] if len(plain) > 1 else ""
+    return max(_DELIMITERS, key=lambda mark: (head.count(mark) == second.count(mark) and mark in head, head.count(mark)))
+
+
+def _drop_end(table: _Rows) -> None:
+    """Drop columns at the end that have neither a name nor a cell, as a delimiter at the end of every line makes them."""
+    width = max(place for place, name in enumerate(["", *table.names]) if name or not place)
+    if any(cell.strip() for row in table.rows for cell in row[width:]):
+        return
+    widest = max([len(table.names), *map(len, table.rows)])
+    if width and widest > width:
+        table.names = table.names[:width]
+        table.rows = [row[:width] for row in table.rows]
+        table.notes.append("left out: a column without name and cells at the end of the lines")
+
+
+def _drop_blank_lines(table: _Rows) -> None:
+    """Drop lines without a cell, and those with empty cells alone at the end. A table of one column keeps those between."""
+    count = len(table.rows)
+    while table.rows and not any(cell.strip() for cell in table.rows[-1]):
+        table.rows.pop()
+    if len(table.names) > 1:
+        table.rows = [row for row in table.rows if len(row) > 1 or any(cell.strip() for cell in row)]
+    else:
+        table.rows = [row or [""] for row in table.rows]
+    if dropped := count - len(table.rows):
+        table.notes.append(f"left out: {dropped} {'lines' if dropped > 1 else 'line'} without any cell")
+
+
+def _name_the_index(path: Path, table: _Rows) -> tuple[str, ...]:
+    """Name a first column without a name, which is an index if all its values differ; return the names of such columns.
+
+    Raises:
+        ShardError: Values of the nameless first column are repeated.
+    """
+    widths = {len(row) for row in table.rows}
+    if table.names[0] and widths == {len(table.names) + 1} and len({row[0] for row in table.rows}) == len(table.rows) > 1:
+        table.names.insert(0, "")  # R and pandas name one column less than there are
+    if table.names[0] or len(table.names) < 2:
+        return ()
+    values = [row[0] for row in table.rows if row]
+    if len(set(values)) < len(values):
+        raise ShardError(f"the first column of {path} has no name, and is no index, since values are repeated: name it")
+    name = "index" if "index" not in table.names else "index (no name)"
+    table.names[0] = name
+    return (name,)
+
+
+def _check_widths(path: Path, table: _Rows) -> None:
+    for number, row in enumerate(table.rows, 1):
+        if len(row) != len(table.names):
+            raise ShardError(
+                f"sample {number} of {path} has {len(row)} cells, the first line names {len(table.names)} columns; a cell that "
+                "holds the character between cells needs quotation marks"
+            )

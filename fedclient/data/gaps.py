@@ -1,0 +1,55 @@
+"""Missing values of a table's features: they are refused, or the median of a column stands in their place.
+
+N samples, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from attune.common.errors import ShardError
+from attune.fedclient.data.arrays import Array
+
+_SHOWN = 8
+
+
+def medians(train_x: Array, columns: Sequence[str], where: str) -> npt.NDArray[np.float64]:
+    """Return the median of each column over the training part, (F,). A model keeps them for the samples that it predicts.
+
+    Args:
+        train_x: (N, F), with NaN for missing values.
+        columns: Names of the F columns; empty if they are not known.
+        where: Name of the data in messages.
+
+    Raises:
+        ShardError: A column has no values at all.
+    """
+    empty = np.flatnonzero(np.isnan(train_x).all(axis=0))
+    if len(empty):
+        listed = ", ".join(repr(columns[at]) if columns else str(at) for at in empty[:_SHOWN])
+        raise ShardError(
+            f"{where} holds no value at all to train on in the columns {listed}, so they have no median; leave them out"
+        )
+    return np.nanmedian(train_x, axis=0).astype(np.float64)
+
+
+def filled(x: Array, fill: npt.NDArray[np.float64]) -> Array:
+    """Return `x`, (N, F), with the values of `fill`, (F,), in place of NaN."""
+    return np.where(np.isnan(x), fill, x).astype(x.dtype) if x.dtype.kind == "f" else x
+
+
+def check_none(x: Array, columns: Sequence[str], where: str) -> None:
+    """Check that no value is missing.
+
+    Raises:
+        ShardError: Some are. The message names the columns, and what to do.
+    """
+    count_F = np.isnan(x).sum(axis=0)
+    if count_F.any():
+        listed = ", ".join(f"{columns[at]} ({int(count_F[at])})" for at in np.flatnonzero(count_F)[:_SHOWN])
+        raise ShardError(
+            f"{where} lacks values in the columns (how many): {listed}; --missing median puts a column's median there"
+        )

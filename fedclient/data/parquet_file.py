@@ -1,0 +1,58 @@
+"""Reading of Parquet files. Cells become Python values; a column of pandas' index is known as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from attune.common.errors import SettingError, ShardError
+from attune.fedclient.data.csv_file import TableContent, check_names, check_size, is_index, plain_name
+from attune.fedclient.data.files import MAX_BINARY_BYTES
+
+
+def read_parquet(path: Path) -> TableContent:
+    """Read a Parquet file.
+
+    Raises:
+        ShardError: The file cannot be read, or is too large.
+        SettingError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise SettingError(f"{path} is Parquet, which pyarrow reads: pip install 'attune-fl[tables]'") from None
+    try:
+        if path.stat().st_size > MAX_BINARY_BYTES:
+            raise ShardError(f"{path} holds more than {MAX_BINARY_BYTES >> 30} GiB, the limit; cut it into smaller files")
+        with parquet.ParquetFile(path) as file:
+            check_size(path, file.metadata.num_rows, file.metadata.num_columns)
+            read = file.read()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ShardError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    names = [plain_name(name) for name in read.column_names]
+    check_names(path, names)
+    cells: dict[str, Any] = {name: _cells(column) for name, column in zip(names, read.columns, strict=True)}
+    index = index_columns(read.schema.metadata)
+    return TableContent(cells, tuple(name for name in names if name in index or is_index(name, cells[name])))
+
+
+def index_columns(metadata: dict[bytes, bytes] | None) -> set[str]:
+    """Return the columns that hold the index of a pandas frame, by the file's metadata."""
+    try:
+        declared = msgspec.json.decode((metadata or {}).get(b"pandas", b"{}"))
+        return {plain_name(name) for name in declared.get("index_columns", []) if isinstance(name, str)}
+    except (msgspec.DecodeError, AttributeError, TypeError):
+        return set()
+
+
+def _cells(column: Any) -> list[Any]:
+    """Return the cells of a column. Floats of 32 bits get the digits that they have as text, as in a CSV file."""
+    cells: list[Any] = column.to_pylist()
+    if str(column.type) not in ("float", "halffloat"):
+        return cells
+    narrow = np.float32 if str(column.type) == "float" else np.float16
+    return [None if cell is None else float(str(narrow(cell))) for cell in cells]

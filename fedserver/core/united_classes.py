@@ -1,0 +1,62 @@
+"""Classes of the plan: the union of what the devices have, each class once, whatever a site's table looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from attune.common.classes import look_alikes, without_zeros
+from attune.common.errors import SettingError
+from attune.common.plan import Label, Profile
+
+_SHOWN = 4
+REMEDY = "Write each class in one way at all sites; or, if these are different classes, declare all classes in data.classes"
+
+
+def united_classes(profiles: Mapping[str, Profile], declared: Sequence[Label]) -> list[Label]:
+    """Return the classes of the plan, sorted: those that the operator declares, else the union over the devices.
+
+    If any device has text labels, every label is its written text, so 1 and "1" are one class.
+
+    Raises:
+        SettingError: Classes that nobody declared look alike, or seem to be one class with and without zeros before it.
+    """
+    if declared:
+        return sorted(set(declared), key=lambda label: (isinstance(label, str), label))
+    labels = {label for profile in profiles.values() for label in profile.labels}
+    if all(isinstance(label, int) for label in labels):
+        return sorted(labels)
+    _check_apart(profiles)
+    return sorted({str(label) for label in labels})
+
+
+def _check_apart(profiles: Mapping[str, Profile]) -> None:
+    labels = {str(label) for profile in profiles.values() for label in profile.labels}
+    groups = look_alikes(labels)
+    if groups:
+        raise SettingError(f"classes of the devices look alike: {_described(groups, profiles)}. {REMEDY}")
+    shortened = [
+        [code, short]
+        for code in sorted(labels)
+        if (short := without_zeros(code)) != code and short in labels and not _together(code, short, profiles.values())
+    ]
+    if shortened:
+        raise SettingError(
+            "classes differ by zeros that spreadsheet programs remove, and no device has both: "
+            f"{_described(shortened, profiles)}. {REMEDY}"
+        )
+
+
+def _together(one: str, other: str, profiles: Iterable[Profile]) -> bool:
+    """Return whether some device has both classes, so that they are surely two."""
+    return any({one, other} <= {str(label) for label in profile.labels} for profile in profiles)
+
+
+def _described(groups: Sequence[Sequence[str]], profiles: Mapping[str, Profile]) -> str:
+    clauses = [" and ".join(f"{label!r} ({_devices_with(label, profiles)})" for label in group) for group in groups[:_SHOWN]]
+    more = f" and {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
+    return f"{'; '.join(clauses)}{more}"
+
+
+def _devices_with(label: str, profiles: Mapping[str, Profile]) -> str:
+    names = [name for name in sorted(profiles) if label in map(str, profiles[name].labels)]
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
