@@ -33,8 +33,8 @@ def of_features(x: npt.NDArray[np.float64], names: Sequence[str]) -> list[str]:
             shortened.append(name)
     if identifiers:
         notes.append(
-            f"every value of {_some(identifiers)} is another whole number, as in an identifier: if it is one, a model can learn "
-            "it by heart; leave it out with --apart"
+            f"every value of {_some(identifiers)} is another whole number, as in an identifier: if it is one, a model can "
+            "learn it by heart; leave it out with --apart"
         )
     if shortened:
         notes.append(

@@ -380,8 +380,8 @@ def _check_labels(shard: Shard) -> None:
         strange = set(labels.distinct(shard.test_y)) - set(labels.distinct(shard.train_y))
         if NO_LABEL in strange and all(isinstance(label, int) and label >= 0 for label in labels.distinct(shard.train_y)):
             raise ShardError(
-                f"{int((shard.test_y == NO_LABEL).sum())} test samples of {shard.path} have the label {NO_LABEL}, and no training "
-                "sample has: it usually marks samples whose class is not known. Leave them out, or declare all `classes` "
+                f"{int((shard.test_y == NO_LABEL).sum())} test samples of {shard.path} have the label {NO_LABEL}, and no "
+                "training sample has: it usually marks samples whose class is not known. Leave them out, or declare all `classes` "
                 "in meta.json"
             )
         return

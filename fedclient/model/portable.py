@@ -33,7 +33,8 @@ class Portable(nn.Module):
     Of several labels the probability of each; of numbers the numbers, in their unit.
 
     Images (N, H, W, channels), series (N, T, channels) and tables (N, features) as float32, images of 8 bits divided by 255;
-    a model that knows values for missing ones takes NaN; tokens (N, T) as int64. Returns (N, C), or (N, T, C) where every position has a label.
+    a model that knows values for missing ones takes NaN; tokens (N, T) as int64. Returns (N, C), or (N, T, C) where every
+    position has a label.
     """
 
     mean: Tensor
