@@ -59,6 +59,8 @@ WORDS = words_of([USUAL])
 
 def is_missing(cell: Any, words: Words = WORDS) -> bool:
     """Return whether a cell holds nothing: None, NaN, a masked value, an empty text, or one of the words."""
+    if isinstance(cell, bytes):
+        cell = cell.decode("utf-8", "replace")
     if isinstance(cell, str):
         text = cell.strip()
         return not text or text.casefold() in words or (text[-1] in "0123456789" and str(label_of_text(text)) in words)

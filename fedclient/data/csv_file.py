@@ -18,6 +18,7 @@ from attune.fedclient.data.files import read_text
 MAX_CELLS = 1 << 28
 _DELIMITERS = "\t;,|"
 _SEP = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
+_LEADING = re.compile(r"\A(?:[ \t;,|]*\n)+")  # lines without a cell before the names
 _QUOTED = re.compile(r'"[^"]*"')
 _UNNAMED = re.compile(r"unnamed: 0(\.[0-9]+)?|__index_level_[0-9]+__|index", re.IGNORECASE)
 _SHOWN = 8
@@ -54,7 +55,7 @@ def read_csv(path: Path) -> TableContent:
     Raises:
         ShardError: The file cannot be read, is too large, or is not a table.
     """
-    text = read_text(path, strict=True)
+    text = _LEADING.sub("", read_text(path, strict=True))
     first = text.partition("\n")[0].strip()
     said = _SEP.fullmatch(first)
     if said:
@@ -66,8 +67,6 @@ def read_csv(path: Path) -> TableContent:
         lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
     except csv.Error as error:
         raise ShardError(f"{path} is not a table: {error}; look for a quotation mark that is never closed") from None
-    while lines and not any(cell.strip() for cell in lines[0]):
-        lines.pop(0)
     table = _Rows([plain_name(name) for name in lines[0]], lines[1:])
     _drop_end(table)
     _drop_blank_lines(table)

@@ -381,8 +381,8 @@ def _check_labels(shard: Shard) -> None:
         if NO_LABEL in strange and all(isinstance(label, int) and label >= 0 for label in labels.distinct(shard.train_y)):
             raise ShardError(
                 f"{int((shard.test_y == NO_LABEL).sum())} test samples of {shard.path} have the label {NO_LABEL}, and no "
-                "training sample has: it usually marks samples whose class is not known. Leave them out, or declare all `classes` "
-                "in meta.json"
+                "training sample has: it usually marks samples whose class is not known. Leave them out, or declare "
+                "all `classes` in meta.json"
             )
         return
     for part, y in (("training", shard.train_y), ("test", shard.test_y)):
