@@ -1,0 +1,75 @@
+"""Classes of the plan: a class is the same class at every site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attune
+from attune.common.errors import SettingError, UndeclaredLabels
+from attune.common.plan import Label, Plan, Profile
+from attune.fedserver.core import planning, schema
+from attune.fedserver.core.united_classes import united_classes
+
+PARQUET = pytest.importorskip("pyarrow.parquet")
+
+
+def profiles(**labels: list[Label]) -> dict[str, Profile]:
+    return {name: Profile("tabular", (2,), values, 30, 10) for name, values in labels.items()}
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "classes"),
+    [
+        ([1, 2, 3], ["1", "2", "3a"], ["1", "2", "3", "3a"]),
+        ([0, 1], [1, 2], [0, 1, 2]),
+        ([117], ["0117", "117"], ["0117", "117"]),
+        (["no", "yes"], ["no"], ["no", "yes"]),
+    ],
+)
+def test_1_is_the_class_1_everywhere(of_a: list[Label], of_b: list[Label], classes: list[Label]) -> None:
+    assert united_classes(profiles(a=of_a, b=of_b), []) == classes
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b"),
+    [
+        (["Mild"], ["mild", "other"]),
+        (["a"], ["а"]),
+        (["x y"], ["x\u00a0y"]),
+        ([0, 1], ["false", "true"]),
+        ([1, 2], ["01", "02"]),
+    ],
+)
+def test_classes_that_look_alike_are_refused_with_the_devices(of_a: list[Label], of_b: list[Label]) -> None:
+    with pytest.raises(SettingError, match=r"\(a\).*\(b\).*in one way at all sites.*data\.classes"):
+        united_classes(profiles(a=of_a, b=of_b), [])
+    everything = [*map(str, of_a), *map(str, of_b)]
+    assert united_classes(profiles(a=of_a, b=of_b), everything) == sorted(everything)
+
+
+def test_a_device_that_comes_later_is_held_to_the_same_classes() -> None:
+    plan: Plan = planning.make_plan(planning.resolve({}), profiles(a=[1, 2], b=["1", "3a"]), "f")
+    schema.check_fits(profiles(c=[1, 2])["c"], plan, "c")
+    with pytest.raises(UndeclaredLabels, match="c has labels \\['3A'\\] \\('3A' looks like '3a': write it so\\)"):
+        schema.check_fits(profiles(c=["1", "3A"])["c"], plan, "c")
+
+
+def test_sites_of_different_forms_have_one_list_of_classes(tmp_path: Path) -> None:
+    import pyarrow
+
+    v, ill = np.arange(40) / 2, [n % 2 == 0 for n in range(40)]
+    PARQUET.write_table(pyarrow.table({"v": v, "ill": ill}), tmp_path / "a.parquet")
+    (tmp_path / "b.csv").write_text("v,ill\n" + "".join(f"{n / 2},{n % 2 == 0}\n" for n in range(40)))
+    (tmp_path / "c.csv").write_text("v,ill\n" + "".join(f"{n / 2},{str(n % 2 == 0).upper()} \n" for n in range(40)))
+    result = attune.simulate([str(path) for path in sorted(tmp_path.iterdir())], "fedavg", rounds=1, label="ill")
+    assert result.model("a").info.classes == ["false", "true"]
+
+
+def test_texts_of_two_unicode_forms_are_one_class() -> None:
+    x, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
+    composed, decomposed = np.array(["ja", "n\u00e9"])[y], np.array(["ja", "ne\u0301 "])[y]
+    result = attune.simulate({"a": (x, composed), "b": (x, decomposed), "c": (x, composed.astype(object))}, "fedavg", rounds=1)
+    assert result.model("b").info.classes == ["ja", "né"]
