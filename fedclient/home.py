@@ -119,7 +119,7 @@ class DeviceHome:
         path = self.path / "shard.json"
         try:
             return from_json(path.read_bytes(), ShardRecord)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except msgspec.DecodeError as error:
             raise HomeMismatch(f"{path} is damaged ({error}); restore it, or use another --home") from None

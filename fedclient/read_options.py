@@ -18,7 +18,6 @@ from attune.common.task import TASKS, TaskName
 Array = npt.NDArray[Any]
 _THRESHOLD = re.compile(r"\s*(?P<name>[^<>]+?)\s*>\s*(?P<number>[-+]?\d+(?:\.\d+)?)\s*")
 _MISSING = ("refuse", "median")
-_KEEP = "keep"  # gaps stay NaN: a finished model fills them in. No user says this
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class ReadOptions:
     written: str = ""  # --label as it was typed, where it has a threshold: a column can be called so
     apart: tuple[str, ...] = ()  # columns that are no features, but may name clients or groups
     shape: tuple[int, ...] = ()  # of a sample; (): as in the file
-    missing: Literal["refuse", "median", "keep"] = "refuse"
+    missing: Literal["refuse", "median", "keep"] = "refuse"  # keep: a finished model fills them in. No user says this
     missing_words: tuple[str, ...] = ()  # that mean a missing value, with `usual` for the usual ones; (): these alone
     columns: tuple[str, ...] = ()  # features of a table, in order; (): all that are left
     split: str = ""  # column that says of each sample whether it is for training or for testing; "": one called so, if any
@@ -93,7 +92,7 @@ class ReadOptions:
     @property
     def keeping_gaps(self) -> ReadOptions:
         """These options, but missing values stay NaN, for a finished model that fills them in."""
-        return replace(self, missing=_KEEP)
+        return replace(self, missing="keep")
 
     def classes_of(self, y: Array, where: str) -> Array:
         """Return `y`, or 0 and 1 by the threshold.

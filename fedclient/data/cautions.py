@@ -1,4 +1,4 @@
-"""Warnings about a table: columns that look like identifiers, numbers that lose digits, labels that look like numbers.
+"""Warnings about data: columns that look like identifiers, numbers that lose digits, labels that look like numbers.
 
 N samples, F features.
 """
@@ -12,9 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.classes import INTEGER, look_alikes
+from attune.common.config import TrainSettings
+from attune.fedclient.data import labels
+from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.cells import is_missing, number_of
+from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.table import DataTable
 
+BATCH = TrainSettings().batch_size
 FEWEST = 10  # rows. With fewer, whole numbers that all differ say nothing
 MANY_CLASSES = 20
 _SHOWN = 8
@@ -68,12 +73,27 @@ def of_labels(table: DataTable, name: str) -> list[str]:
     return notes
 
 
-def of_look_alikes(labels: Sequence[int | str]) -> list[str]:
+def of_look_alikes(classes: Sequence[int | str]) -> list[str]:
     """Return which classes look alike."""
-    alike = [" and ".join(map(repr, group)) for group in look_alikes(labels)]
+    alike = [" and ".join(map(repr, group)) for group in look_alikes(classes)]
     if not alike:
         return []
     return [f"classes look alike: {_some(alike)}. Write each class in one way; a federation refuses them otherwise"]
+
+
+def of_parts(train_y: Array, test_y: Array, meta: Meta) -> tuple[str, ...]:
+    """Return what is strange about the labels of both parts, and their sizes."""
+    notes = []
+    classes = labels.distinct(train_y) if meta.task == "classes" else []
+    if len(classes) == 1:
+        notes.append(f"all training samples have one class, {classes[0]!r}: a model trained alone would always answer that")
+    if classes and meta.classes is None:
+        notes += of_look_alikes(labels.distinct(train_y, test_y))
+    if len(train_y) < BATCH:
+        notes.append(f"{len(train_y)} training samples are fewer than a batch of {BATCH}: every epoch is a single step")
+    if not len(test_y):
+        notes.append("there are no test samples: accuracy cannot be measured on this device")
+    return tuple(notes)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import io
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class TableContent:
         notes: What was left out, and why.
     """
 
-    cells: dict[str, Sequence[Any]]
+    cells: Mapping[str, Sequence[Any]]
     index: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -61,7 +61,7 @@ def read_csv(path: Path) -> TableContent:
     if said:
         text = text.partition("\n")[2]
     if not text.strip():
-        raise ShardError(f"{path} is empty; a table has a line with the names of its columns, and a line for each sample")
+        raise ShardError(f"{path} is empty; the first line must name every column, and each sample needs a line")
     delimiter = said[1] if said else _delimiter(text)
     try:
         lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))

@@ -19,6 +19,7 @@ from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.cells import REMEDY, WORDS, Words, is_missing, labels_of
 
 _SHOWN = 8
+NO_LABEL = -1
 
 
 def sort_key(label: Label) -> tuple[bool, Label]:
@@ -132,6 +133,20 @@ def to_indices(y: Array, classes: Sequence[Label], where: str) -> npt.NDArray[np
         )
     table = np.array([index[label] for label in known], dtype=np.int64)
     return np.asarray(table[inverse.reshape(y.shape)], dtype=np.int64)
+
+
+def check_test_labels(train_y: Array, test_y: Array, where: str) -> None:
+    """Check that no test sample has -1 instead of a class, as the test part of many public data sets has.
+
+    Raises:
+        ShardError: Some have, and the classes of the training part are all from 0 on.
+    """
+    known = distinct(train_y)
+    if NO_LABEL in distinct(test_y) and all(isinstance(label, int) and label >= 0 for label in known):
+        raise ShardError(
+            f"{int((test_y == NO_LABEL).sum())} test samples of {where} have the label {NO_LABEL}, and no training sample has: "
+            "it usually marks samples whose class is not known. Leave them out, or declare all `classes` in meta.json"
+        )
 
 
 MAX_OUTPUTS = 1 << 12

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from typing_extensions import Self
@@ -86,7 +86,7 @@ def shard_of(name: str, given: Any, table: ReadOptions = PLAIN) -> LazyShard:
     if isinstance(given, (str, Path)):
         return LazyShard.on_disk(Path(given), table)
     train, test = _parts(name, given)
-    missing = "median" if table.missing == "median" else "refuse"
+    missing: Literal["refuse", "median"] = "median" if table.missing == "median" else "refuse"
     words = list(table.missing_words) or None
     return LazyShard.in_memory(
         make_shard(Path(name), name, train, test, Meta(task=table.task, missing=missing, missing_words=words))

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.columns import wrong_with
-from attune.common.config import TrainSettings
 from attune.common.errors import SettingError, ShardError
 from attune.common.plan import Columns, Kind, Label, Profile
 from attune.common.seeds import derive
@@ -23,8 +22,6 @@ from attune.fedclient.data.meta import Meta, Standardise
 from attune.fedclient.data.source import read_source
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
-BATCH = TrainSettings().batch_size
-NO_LABEL = -1  # what many data sets have as the label of a test sample
 _SHOWN = 10
 
 
@@ -118,7 +115,7 @@ class Shard:
 
     @property
     def read(self) -> str:
-        """What was read, on one line: the kind, the rows and columns, and the classes with their counts."""
+        """The kind of the data, the rows and columns, and the classes with their counts, on one line for the user."""
         shape = " x ".join(map(str, self.train_x.shape[1:]))
         rows = len(self.train_x) + len(self.test_x)
         columns = f" (columns {_some(self.column_names)})" if self.column_names else ""
@@ -265,7 +262,7 @@ def make_shard(
         declared_classes=meta.classes,
         vocabulary=_vocabulary(path, kind, meta, train_x, test_x),
         standardise=meta.standardise,
-        warnings=(*notes, *_warnings(train_y, test_y, meta)),
+        warnings=(*notes, *cautions.of_parts(train_y, test_y, meta)),
         groups=groups,
         test_groups=test_groups,
         column_names=_column_names(path, kind, meta, train_x),
@@ -377,30 +374,10 @@ def _check_labels(shard: Shard) -> None:
         labels.target_names(shard.declared_classes, shard.train_y.shape[1], str(shard.path))
         return
     if shard.declared_classes is None:
-        strange = set(labels.distinct(shard.test_y)) - set(labels.distinct(shard.train_y))
-        if NO_LABEL in strange and all(isinstance(label, int) and label >= 0 for label in labels.distinct(shard.train_y)):
-            raise ShardError(
-                f"{int((shard.test_y == NO_LABEL).sum())} test samples of {shard.path} have the label {NO_LABEL}, and no "
-                "training sample has: it usually marks samples whose class is not known. Leave them out, or declare "
-                "all `classes` in meta.json"
-            )
+        labels.check_test_labels(shard.train_y, shard.test_y, str(shard.path))
         return
     for part, y in (("training", shard.train_y), ("test", shard.test_y)):
         labels.to_indices(y, shard.declared_classes, f"the {part} part of {shard.path}")
-
-
-def _warnings(train_y: Array, test_y: Array, meta: Meta) -> tuple[str, ...]:
-    notes = []
-    classes = labels.distinct(train_y) if meta.task == "classes" else []
-    if len(classes) == 1:
-        notes.append(f"all training samples have one class, {classes[0]!r}: a model trained alone would always answer that")
-    if classes and meta.classes is None:
-        notes += cautions.of_look_alikes(labels.distinct(train_y, test_y))
-    if len(train_y) < BATCH:
-        notes.append(f"{len(train_y)} training samples are fewer than a batch of {BATCH}: every epoch is a single step")
-    if not len(test_y):
-        notes.append("there are no test samples: accuracy cannot be measured on this device")
-    return tuple(notes)
 
 
 def _some(names: Sequence[str]) -> str:

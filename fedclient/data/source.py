@@ -114,7 +114,8 @@ def source_of_table(table: DataTable, options: ReadOptions) -> DataSource:
     test = None if test_N is None else (x[~training], y[~training])
     meta = with_outputs(_with_missing(Meta(kind="tabular", columns=names), options), table, options)
     groups_of_parts = (None, None) if groups is None else (groups[training], groups[~training] if test else None)
-    return DataSource((x[training], y[training]), test, meta, *groups_of_parts, notes, keys, table=test is None)
+    groups_of_training, groups_of_test = groups_of_parts
+    return DataSource((x[training], y[training]), test, meta, groups_of_training, groups_of_test, notes, keys, test is None)
 
 
 def _read_folder(path: Path) -> DataSource:

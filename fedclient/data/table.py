@@ -97,7 +97,9 @@ class DataTable:
         Raises:
             ShardError: Cells are no numbers. The message names every column that has such a cell, and what to do.
         """
-        columns, wrong, commas = [], [], []
+        columns: list[Array] = []
+        wrong: list[tuple[str, int, Any]] = []
+        commas: list[tuple[str, int, Any]] = []
         for name in names:
             column = np.full(len(self), np.nan)
             columns.append(column)
@@ -136,7 +138,9 @@ class DataTable:
         lacking = self.missing_in(*names)
         if count := int(lacking.sum()):
             first = int(np.flatnonzero(lacking)[0])
-            said = ", ".join(sorted({repr(self.cells[name][at]) for at in np.flatnonzero(lacking) for name in names})[:_SHOWN])
+            said = ", ".join(
+                sorted({repr(self.cells[name][at]) for at in np.flatnonzero(lacking).tolist() for name in names})[:_SHOWN]
+            )
             raise ShardError(
                 f"{count} samples of {self.path} have nothing in the column {', '.join(map(repr, names))}, which is {what}: it "
                 f"holds {said}, first in sample {first + 1}. Leave these samples out; if it is a value, {REMEDY}"
@@ -149,8 +153,16 @@ class DataTable:
             ShardError: A cell is missing, or can be no label.
         """
         self.check_complete([name], what)
+        return self.names_in(name)
+
+    def names_in(self, name: str) -> Array:
+        """Return a column as `labels` does, with an empty text for a missing value.
+
+        Raises:
+            ShardError: A cell can be no label.
+        """
         try:
-            return cell_rules.labels_of(self.cells[name])
+            return cell_rules.labels_of(["" if is_missing(cell, self.words) else cell for cell in self.cells[name]])
         except ValueError as error:
             reason, at = error.args
             raise ShardError(f"column {name!r} of {self.path} holds {reason} (sample {at + 1})") from None

@@ -87,4 +87,4 @@ def test_doctor_examines_every_shard_of_a_pattern(sites: str) -> None:
 
 def test_doctor_examines_one_shard_as_before(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["doctor", "--data", str(table(tmp_path / "kiel.csv")), "--label", "ill"])
-    assert done.exit_code == 0 and "data: tabular, 45 samples, 15 to test on" in done.output, done.output
+    assert done.exit_code == 0 and "data: tabular, 47 samples, 13 to test on" in done.output, done.output

@@ -23,7 +23,7 @@ _APPLICABLE: dict[Form, set[str]] = {
     "table": {*_TABLE, "--columns", "--apart", "--group", "--key", "--missing", "--classes"},
     "text column": {*_TABLE, "--text", "--length", "--tokenizer", "--classes"},
     "image column": {*_TABLE, "--size", "--grey", "--classes"},
-    "images": {"--size", "--grey", "--classes"},
+    "images": {"--size", "--grey", "--classes", "--missing-words"},
     "text": {"--length", "--tokenizer", "--classes"},  # --classes has its own message there
 }
 

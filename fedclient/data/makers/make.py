@@ -41,6 +41,9 @@ def make(path: Path, options: MakeOptions, out: Path) -> Shard:
         DiskFull: The disk has no space for the shard.
     """
     source = _read(path, options)
+    if options.table.missing_words:
+        meta = msgspec.structs.replace(source.meta, missing_words=list(options.table.missing_words))
+        source = replace(source, meta=meta)
     if options.classes:
         source = _with_classes(source, options)
     shard = make_shard(

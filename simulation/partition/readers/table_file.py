@@ -31,11 +31,7 @@ def read(path: Path, options: ReadOptions) -> Raw:
     table = read_table(path, missing_words(options))
     options = options.for_columns(table.names)
     x, y, test_N, features, _ = samples_of(table, options)
-    more = {
-        name: table.labels(name, "set apart")
-        for name in dict.fromkeys(options.apart)
-        if name != table.label_column(options.label)
-    }
+    more = {name: table.names_in(name) for name in dict.fromkeys(options.apart) if name != table.label_column(options.label)}
     name = path.name.partition(".")[0]
     if test_N is None:
         return Raw(name, (x, y), more=more, columns=features, two_classes=options.threshold is not None)
