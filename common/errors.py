@@ -8,7 +8,8 @@ name of the gRPC status (a name, so that importing this file does not import grp
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from typing_extensions import Self
 
@@ -311,6 +312,30 @@ def together(errors: Mapping[str, Exception]) -> AttuneError:
     shards = len(classes) > 1 and all(issubclass(kind, ShardError) for kind in classes)
     kind = ShardError if shards else type(problems[0])
     return kind("\n".join([f"{len(problems)} problems:", *(f"{name}: {problem}" for name, problem in errors.items())]))
+
+
+class Problems:
+    """Errors of several steps that do not depend on each other, so that all are named at once."""
+
+    def __init__(self) -> None:
+        self._errors: list[AttuneError] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keep an error of the block for later."""
+        try:
+            yield
+        except AttuneError as error:
+            self._errors.append(error)
+
+    def check(self) -> None:
+        """Check that there was no error.
+
+        Raises:
+            AttuneError: One for all that were collected, as in `together`.
+        """
+        if self._errors:
+            raise together({str(number): error for number, error in enumerate(self._errors, 1)})
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

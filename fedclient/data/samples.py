@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attune.common.errors import NonFiniteFeatures, SettingError, ShardError
-from attune.fedclient.data import cautions
+from attune.common.errors import NonFiniteFeatures, Problems, SettingError, ShardError
+from attune.fedclient.data import cautions, gaps
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.table import DataTable
 from attune.fedclient.read_options import ReadOptions
@@ -61,12 +61,21 @@ def samples_of(table: DataTable, options: ReadOptions) -> TableSamples:
     features = list(options.columns) or [name for name in table.names if name not in apart and name not in table.index]
     if not features:
         raise ShardError(f"{table.path} has no column left for features beside {', '.join(sorted(apart))}")
-    x = table.numbers(*features)
-    _check_range(table, x, features)
+    problems, test = Problems(), None
+    with problems.collected():
+        x = table.numbers(*features)
+        _check_range(table, x, features)
+        if options.missing == "refuse":
+            gaps.check_none(x, features, str(table.path))
+    with problems.collected():
+        y = outputs_of(table, options)
+    if split:
+        with problems.collected():
+            test = _testing(table, split)
+    problems.check()
     notes = [*table.notes, *_left_out(table, options, {*features, *apart}), *cautions.of_features(x, features)]
     if options.task == "classes" and options.threshold is None:
         notes += cautions.of_labels(table, outputs[0])
-    y, test = outputs_of(table, options), _testing(table, split) if split else None
     return TableSamples(x.astype(np.float32), y, test, features, tuple(notes))
 
 

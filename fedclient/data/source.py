@@ -10,7 +10,6 @@ import numpy as np
 
 from attune.common.errors import SettingError, ShardError
 from attune.common.task import TaskName
-from attune.fedclient.data import gaps
 from attune.fedclient.data.arrays import Array, names_in, read_arrays
 from attune.fedclient.data.cells import WORDS, Words, words_of
 from attune.fedclient.data.meta import Meta, read_meta
@@ -104,13 +103,11 @@ def source_of_table(table: DataTable, options: ReadOptions) -> DataSource:
         ShardError: A cell cannot be used, or values are missing and the options do not fill them in.
         SettingError: A column does not exist.
     """
-    path, options = table.path, options.for_columns(table.names)
+    options = options.for_columns(table.names)
     x, y, test_N, names, notes = samples_of(table, options)
     groups = table.labels(options.group, "the group") if options.group else None
     keys = table.labels(options.key, "the key") if options.key else None
     training = np.ones(len(x), dtype=bool) if test_N is None else ~test_N
-    if options.missing == "refuse":
-        gaps.check_none(x, names, str(path))
     test = None if test_N is None else (x[~training], y[~training])
     meta = with_outputs(_with_missing(Meta(kind="tabular", columns=names), options), table, options)
     groups_of_parts = (None, None) if groups is None else (groups[training], groups[~training] if test else None)
