@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Generic, NamedTuple, TypeVar, cast
@@ -222,6 +222,25 @@ def check_allowed(plugins: Mapping[str, str], allowed: tuple[str, ...]) -> None:
                 f"the federation has devices run code of the plug-in {name} {wanted}: if you trust it, install it "
                 f"(pip install '{name}=={wanted}') and start with --allow-plugin {name}"
             )
+
+
+def check_model_allowed(model: str, allowed: Collection[str], what: str) -> None:
+    """Refuse a model that is code (`module:factory`) and was not allowed by name; nothing is imported.
+
+    Args:
+        model: Name of the model.
+        allowed: Names that the user has allowed.
+        what: What has this model, for the error.
+
+    Raises:
+        SettingError: It names the model and how to allow it.
+    """
+    if ":" in model and model not in allowed:
+        shown = clean(model)
+        raise SettingError(
+            f"{what} is code of its own, {shown}: if you trust it and it is installed here, start with "
+            f"--allow-model {shown} (in Python: allow_models=[{shown!r}])"
+        )
 
 
 def _offered(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:

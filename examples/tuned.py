@@ -33,7 +33,7 @@ def tuned(shard: Path, home: Path, settings: FineTuneSettings = TUNING) -> float
     """Return the accuracy on the shard's test part of the model in this device's home, tuned on the shard's training part."""
     hardware.set_threads(1)  # as on a device; more threads make so small a model slower
     plan = msgspec.json.decode(DeviceHome(home).plan.read_bytes(), type=Plan)
-    model, data = Model.load(DeviceHome(home).model), prepare(load_shard(shard), plan)
+    model, data = Model.load(DeviceHome(home).model, allow_models=[plan.model.name]), prepare(load_shard(shard), plan)
     trainer = Trainer(build(plan.model, plan.seed), Sgd(SgdSettings()), FineTune(settings), plan.train, torch.device("cpu"))
 
     def seeds(purpose: str) -> int:

@@ -118,7 +118,7 @@ class Client:
         """
         from attune.fedclient.model.artifact import Model
 
-        return Model.load(self.take_part(console or Console()))
+        return Model.load(self.take_part(console or Console()), allow_models=self.options.allow_models)
 
     def take_part(self, console: Console) -> Path:
         """Take part as in `run`, and return the path of the finished model."""

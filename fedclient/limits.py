@@ -15,7 +15,7 @@ from attune.common.errors import HomeMismatch, LimitExceeded, SettingError, Wire
 from attune.common.identity.names import check_name
 from attune.common.methods.registry import configured_on_device, packages_on_devices
 from attune.common.plan import Plan
-from attune.common.plugins import check_allowed, check_installed
+from attune.common.plugins import check_allowed, check_installed, check_model_allowed
 from attune.common.text import clean, from_json
 
 if TYPE_CHECKING:
@@ -89,11 +89,7 @@ def accept_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None
         SettingError: The plan runs code that is not allowed or not installed here.
     """
     before = _plan_before(plan, store)
-    if ":" in plan.model.name and plan.model.name not in options.allow_models:
-        raise SettingError(
-            f"the federation's model is code of its own, {plan.model.name}: if you trust it and it is installed here, "
-            f"start with --allow-model {plan.model.name}"
-        )
+    check_model_allowed(plan.model.name, options.allow_models, "the federation's model")
     check_allowed(plan.plugins, options.allow_plugins)
     check_installed(plan.plugins)
     # Do not trust the plan's list: a package whose code the names in the plan would load must be in it.

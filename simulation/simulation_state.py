@@ -72,9 +72,10 @@ class FolderState:
         return {name: FolderStore(home) for name, home in self.homes.items()}
 
     def model(self, name: str) -> Model:
-        from attune.fedclient.model.artifact import Model
+        from attune.fedclient.model.artifact import Model, read_info
 
-        return Model.load(self.homes[name].model)
+        folder = self.homes[name].model
+        return Model.load(folder, allow_models=[read_info(folder).model.name])  # this simulation has just run it
 
 
 class ExecutorRecord(msgspec.Struct, frozen=True):

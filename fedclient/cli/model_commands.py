@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attune.common.errors import AttuneError, SettingError
-from attune.fedclient.cli.shared import data_option, home_of, home_option, server_option
+from attune.fedclient.cli.shared import allow_model_option, data_option, home_of, home_option, server_option
 from attune.fedclient.table_options import read_options, table_options
 
 if TYPE_CHECKING:
@@ -25,20 +25,30 @@ if TYPE_CHECKING:
 @server_option()
 @home_option
 @table_options
+@allow_model_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def evaluate(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, **given: Any) -> None:
+def evaluate(
+    data: tuple[str, ...], server: str | None, home: Path | None, allow_models: tuple[str, ...], as_json: bool, **given: Any
+) -> None:
     """Measure the finished model's accuracy on a shard's test part, offline."""
     table = read_options(given)
     from attune.fedclient import shards
     from attune.fedclient.model import artifact
 
     if shards.is_fleet(data):
-        sys.exit(_evaluate_fleet(data, server, home, as_json, table))
-    result = artifact.score_on_test_part(home_of(home, server, Path(data[0])), Path(data[0]), table)
+        sys.exit(_evaluate_fleet(data, server, home, as_json, table, allow_models))
+    result = artifact.score_on_test_part(home_of(home, server, Path(data[0])), Path(data[0]), table, allow_models)
     click.echo(json.dumps(asdict(result)) if as_json else result)
 
 
-def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool, table: ReadOptions) -> int:
+def _evaluate_fleet(
+    data: tuple[str, ...],
+    server: str | None,
+    home: Path | None,
+    as_json: bool,
+    table: ReadOptions,
+    allow_models: tuple[str, ...],
+) -> int:
     """Print the accuracy on each shard, or the reason why there is none, and the mean. Return the exit code."""
     from attune.fedclient import shards
     from attune.fedclient.model import artifact
@@ -48,9 +58,8 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
     results, code = [], 0
     for path, label in zip(paths, labels, strict=True):
         try:
-            results.append(
-                artifact.score_on_test_part(home_of(home / label if home else None, server, path, only_own=True), path, table)
-            )
+            where = home_of(home / label if home else None, server, path, only_own=True)
+            results.append(artifact.score_on_test_part(where, path, table, allow_models))
         except AttuneError as error:
             click.echo(f"fedclient: {label}: {error}", err=True)
             code = code or error.exit_code
@@ -83,14 +92,15 @@ def _evaluate_fleet(data: tuple[str, ...], server: str | None, home: Path | None
 )
 @server_option()
 @home_option
-def predict(data: tuple[str, ...], out: Path, server: str | None, home: Path | None) -> None:
+@allow_model_option
+def predict(data: tuple[str, ...], out: Path, server: str | None, home: Path | None, allow_models: tuple[str, ...]) -> None:
     """Label new samples with the finished model, offline."""
     import csv
 
     from attune.fedclient.data.new_samples import new_samples
     from attune.fedclient.model.artifact import Model
 
-    model = Model.load(home_of(home, server, None).model)
+    model = Model.load(home_of(home, server, None).model, allow_models=allow_models)
     samples = new_samples(data, model.info.model, model.info.column_names)
     for note in samples.notes:
         click.echo(f"note: {note}", err=True)
@@ -136,6 +146,7 @@ def _label_rows(labels: Sequence[Any], info: ModelInfo) -> Iterator[tuple[Any, .
 @click.option("--images", type=click.IntRange(1, 20), default=6, show_default=True, help="Test images to show the rollout on.")
 @server_option()
 @home_option
+@allow_model_option
 def plot(
     data: Path,
     out: Path,
@@ -144,6 +155,7 @@ def plot(
     images: int,
     server: str | None,
     home: Path | None,
+    allow_models: tuple[str, ...],
 ) -> None:
     """Draw pictures of the models' answers on a shard's test part, offline."""
     if models and (server or home):
@@ -151,7 +163,7 @@ def plot(
     folders = models or (home_of(home, server, data).model,)
     from attune.fedclient.model import plots
 
-    for line in plots.plot(folders, data, out, images, pictures):
+    for line in plots.plot(folders, data, out, images, pictures, allow_models):
         click.echo(line)
 
 
@@ -162,7 +174,8 @@ def plot(
 @click.option("--data", type=click.Path(path_type=Path), metavar="SHARD", help="Check it on this shard's test part.")
 @server_option()
 @home_option
-def export(out: Path, data: Path | None, server: str | None, home: Path | None) -> None:
+@allow_model_option
+def export(out: Path, data: Path | None, server: str | None, home: Path | None, allow_models: tuple[str, ...]) -> None:
     """Write the finished model as a file for other programs. The file is run once and compared with the original."""
     folder = home_of(home, server, data).model
     from attune.fedclient.data.shard import load_shard
@@ -170,5 +183,5 @@ def export(out: Path, data: Path | None, server: str | None, home: Path | None) 
     from attune.fedclient.model.portable import export as write
 
     samples = load_shard(data).test_x if data is not None else None
-    difference = write(Model.load(folder), out, samples)
+    difference = write(Model.load(folder, allow_models=allow_models), out, samples)
     click.echo(f"{out}: probabilities differ from the original's by {difference:.1g} at most")

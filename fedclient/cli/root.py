@@ -14,6 +14,7 @@ import click
 from attune.common.command_group import ExtensibleGroup
 from attune.fedclient.cli import device_commands, model_commands
 from attune.fedclient.cli.shared import (
+    allow_model_option,
     data_option,
     home_option,
     name_option,
@@ -86,9 +87,7 @@ class DeviceCommands(ExtensibleGroup):
     show_default=True,
     help="How several devices train: one after the other, together, the faster of both, or in processes or on Ray.",
 )  # fmt: skip
-@click.option(
-    "--allow-model", multiple=True, metavar="MODULE:FACTORY", help="Model code of the federation that may run on this device."
-)
+@allow_model_option
 @click.option(
     "--allow-plugin", multiple=True, metavar="NAME", help="Installed package whose code the federation may run on this device."
 )
@@ -144,7 +143,7 @@ def _train(given: dict[str, Any]) -> None:
     same = ("server", "home", "name", "device", "threads", "keep", "baseline", "stay", "label")
     client = Client(
         data=Path(given["data"][0]),
-        model=given["allow_model"],
+        model=given["allow_models"],
         plugins=given["allow_plugin"],
         token=token_in(given["token"], given["token_file"]),
         connect_timeout_s=given["connect_timeout"],

@@ -55,6 +55,9 @@ home_option = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     help="This device's folder (default: one per server and shard); for several devices, the folder that holds theirs.",
 )
+allow_model_option = click.option(
+    "--allow-model", "allow_models", multiple=True, metavar="MODULE:FACTORY", help="Model code that may run on this device."
+)
 name_option = click.option("--name", help="This device's name (default: HOSTNAME-SHARD); for several devices, NAME-SHARD.")
 timeout_option = click.option(
     "--connect-timeout", type=click.FloatRange(min=0), default=CONNECT_TIMEOUT_S, show_default=True, metavar="S",

@@ -7,7 +7,7 @@ a blend, model.safetensors is the model with the largest weight, and each of the
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.plan import Label, ModelSpec, Scale
-from attune.common.plugins import check_installed
+from attune.common.plugins import check_installed, check_model_allowed
 from attune.common.task import TASKS, TaskName
 from attune.common.text import from_json
 from attune.common.wire.files import read_tensors, write_tensors
@@ -198,13 +198,20 @@ class Model:
         self.trainer, self.tensors = self.members[info.kept].trainer, self.members[info.kept].tensors
 
     @classmethod
-    def load(cls, folder: Path, device: str = "cpu") -> Model:
+    def load(cls, folder: Path, device: str = "cpu", allow_models: Collection[str] = ()) -> Model:
         """Load the model in a folder.
+
+        Args:
+            folder: Folder of a finished model.
+            device: Where it computes.
+            allow_models: Model code (`module:factory`) that may run here. A folder cannot allow its own.
 
         Raises:
             NoModel: `folder` holds none, or a damaged one.
+            SettingError: The model is code that is not in `allow_models`, or cannot be built here.
         """
         info = read_info(folder)
+        check_model_allowed(info.model.name, allow_models, f"the model in {folder}")
         return cls(info, {name: _tensors_in(folder / _file_of(name, info), info) for name in _weights_of(info)}, device)
 
     def __repr__(self) -> str:
@@ -284,9 +291,11 @@ class TestPartScore:
         return f"{self.name} ({self.title}): {self.metric} {self.accuracy:.4f} on {self.samples} test samples"
 
 
-def score_on_test_part(home: DeviceHome, shard: Path, table: ReadOptions = PLAIN) -> TestPartScore:
+def score_on_test_part(
+    home: DeviceHome, shard: Path, table: ReadOptions = PLAIN, allow_models: Collection[str] = ()
+) -> TestPartScore:
     """Evaluate the model in `home` on the test part of `shard`. Raises NoModel, and the errors of load_shard and evaluate."""
-    model = Model.load(home.model)
+    model = Model.load(home.model, allow_models=allow_models)
     info = model.info
     options = (_options_of(info, table) if is_table(shard) else table).keeping_gaps
     accuracy, samples = model.evaluate(load_shard(shard, options=options, held=home.held_rows()))

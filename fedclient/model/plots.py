@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -132,7 +132,9 @@ OF_TASK: dict[TaskName, dict[str, Callable[[Drawn], page.Section]]] = {
 PICTURES = {name: task for task, pictures in OF_TASK.items() for name in pictures}
 
 
-def plot(folders: Sequence[Path], shard: Path, out: Path, images: int, wanted: Sequence[str]) -> list[str]:
+def plot(
+    folders: Sequence[Path], shard: Path, out: Path, images: int, wanted: Sequence[str], allow_models: Collection[str] = ()
+) -> list[str]:
     """Write pictures of these models and a page into `out`, and return a line for each.
 
     Without `wanted` all possible pictures are drawn, and lines say why others are not.
@@ -142,7 +144,8 @@ def plot(folders: Sequence[Path], shard: Path, out: Path, images: int, wanted: S
         SettingError: A wanted picture is not possible.
         AttuneError: As in load_shard and the preparation of its test part.
     """
-    models, loaded = [Model.load(model_folder(folder)) for folder in folders], load_shard(shard, held=())
+    models = [Model.load(model_folder(folder), allow_models=allow_models) for folder in folders]
+    loaded = load_shard(shard, held=())
     source = Drawn(loaded.name, models[0].info.classes, judge(models, loaded), images)
     task = models[0].info.task
     for name in wanted:

@@ -141,7 +141,7 @@ def test_the_same_bits_over_the_network(clouds: dict[str, Path], tmp_path: Path,
 def test_the_finished_model_is_whole(clouds: dict[str, Path], tmp_path: Path) -> None:
     """Check that a loaded model and an exported file have the body."""
     result = federation(clouds, "fedmcsa", LAYERED)
-    model = Model.load(result.save(tmp_path / "saved") / "models" / "site-2")
+    model = Model.load(result.save(tmp_path / "saved") / "models" / "site-2", allow_models=[LAYERED])
     x = np.random.default_rng(0).normal(size=(9, 6)).astype(np.float32)
     predicted = model.predict(x)
     assert predicted == result.model("site-2").predict(x)
@@ -168,7 +168,7 @@ def test_without_its_body_a_finished_model_says_so(
     files.write_tensors(tmp_path / "other.safetensors", other.state_dict())
     monkeypatch.setenv(adapted.BODY, str(tmp_path / "other.safetensors"))
     with pytest.raises(SettingError, match="adapters of a frozen body with the digest sha256:"):
-        Model.load(saved)
+        Model.load(saved, allow_models=[LAYERED])
 
 
 def test_pefts_lora_travels_alone(digits: dict[str, Path], written: list[set[str]]) -> None:
