@@ -48,6 +48,11 @@ class Caller:
     not_after: float = float("inf")
     retired: Mapping[str, float] = field(default_factory=dict, repr=False)
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until the certificate expires, or until a newer one stands for it."""
+        return min(self.not_after, self.retired.get(self.fingerprint, self.not_after)) - time.time()
+
     def check_time(self) -> None:
         """Check that the certificate is still valid.
 

@@ -90,11 +90,11 @@ class FederationService:
         listening = asyncio.create_task(self._listen(stream, pulse, context))
         try:
             while True:
+                caller().check_time()  # on a busy stream, too
                 try:
-                    async with aio.timeout(self._pulses.every_s / 2):
+                    async with aio.timeout(min(self._pulses.every_s / 2, max(0.0, caller().left_s))):
                         message = await stream.next()
                 except TimeoutError:
-                    caller().check_time()
                     await context.write(beat)
                     continue
                 if message is None:
