@@ -29,6 +29,7 @@ from attune.fedserver.federation.steps import Troubles, can_pass
 from attune.fedserver.identity.registrar import Caller, Registrar
 from attune.fedserver.identity.server_tls import peer_fingerprint
 from attune.fedserver.rpc.connection_limiter import ConnectionLimiter, address_of
+from attune.fedserver.rpc.unread_bytes import Peer
 
 LOG = logging.getLogger("fedserver")
 _FEDERATION = "/attune.v1.Federation/"
@@ -44,6 +45,7 @@ CALLS_A_CALLER = 32  # at one time; a device needs its stream, a transfer a part
 BEHAVIOURS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 CALLER: ContextVar[Caller] = ContextVar("caller")
+ADDRESS: ContextVar[Peer] = ContextVar("address")
 
 
 def caller() -> Caller:
@@ -81,6 +83,7 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 raise TokenRefused("a join token may only enrol: call Enrol, then come back with the certificate")
             raise Forbidden(f"{known.role} {known.name} may not call {method}")
         CALLER.set(known)
+        ADDRESS.set(address_of(context.peer()))
         return known
 
     async def intercept_service(
@@ -97,9 +100,23 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return handler
         method = handler_call_details.method
         kind = next(kind for kind in BEHAVIOURS if getattr(handler, kind) is not None)
-        read = functools.partial(_read, method, handler.request_deserializer)
+        read = functools.partial(self._read, method, handler.request_deserializer)
         wrapped = self._wrap(method, getattr(handler, kind), None if handler.request_streaming else read)
         return handler._replace(**{kind: wrapped, "request_deserializer": read if handler.request_streaming else None})
+
+    def _read(self, method: str, deserialize: Callable[[bytes], Any] | None, message: bytes) -> Any:
+        """Return the message in these bytes.
+
+        Raises:
+            WireError: They cannot be read.
+        """
+        self._connections.unread.note_read(ADDRESS.get(), len(message))
+        if deserialize is None:
+            return message
+        try:
+            return deserialize(message)
+        except DecodeError:
+            raise WireError(f"a message of {len(message)} bytes for {method} cannot be read: update the older side") from None
 
     def _wrap(self, method: str, behaviour: Any, read: Callable[[bytes], Any] | None) -> Any:
         """Return the behaviour behind the check.
@@ -204,17 +221,3 @@ class _Answering:
 def _by_token(known: Caller | None) -> bool:
     """Return whether the caller shows a join token. Many devices may share a token, so it is not one caller."""
     return known is not None and known.role == "bootstrap"
-
-
-def _read(method: str, deserialize: Callable[[bytes], Any] | None, message: bytes) -> Any:
-    """Return the message in these bytes.
-
-    Raises:
-        WireError: They cannot be read.
-    """
-    if deserialize is None:
-        return message
-    try:
-        return deserialize(message)
-    except DecodeError:
-        raise WireError(f"a message of {len(message)} bytes for {method} cannot be read: update the older side") from None

@@ -18,12 +18,12 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from attune.fedserver.descriptors import device_connections
+from attune.fedserver.rpc.unread_bytes import Peer, Traffic, UnreadBytes, traffic_of
 
 DESCRIPTORS = Path("/dev/fd")
 LOOK_S, BUSY_S = 0.5, 0.05  # between looks; and after one that found connections beyond a bound
 FEWEST_AN_ADDRESS = 16  # the smallest bound on the unfinished connections of one address
 CONNECTIONS_A_CALLER = 8
-Peer = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,14 @@ class ConnectionReport:
     Attributes:
         too_long: Sockets without a finished handshake that must go.
         too_many: Surplus sockets of callers.
+        too_much: Sockets with too many bytes that belong to no message.
         unfinished: How many sockets have no finished handshake.
         flooded: Some must go before their time is over.
     """
 
     too_long: list[Socket]
     too_many: list[Socket]
+    too_much: list[Socket]
     unfinished: int
     flooded: bool
 
@@ -82,6 +84,7 @@ class ConnectionLimiter:
         self.bounds, self._handshake_s = bounds, handshake_s
         self._callers: dict[Peer, str] = {}  # fingerprint of the certificate; empty: a join token, which many may share
         self._since: dict[Peer, float] = {}
+        self.unread = UnreadBytes()
         self.called = 0  # connections that have made a call, ever
 
     def came(self, peer: str, fingerprint: str) -> None:
@@ -100,14 +103,16 @@ class ConnectionLimiter:
             OSError: No descriptor is left to look with.
         """
         present = list(sockets(port))
-        peers = {peer for _, peer in present}
+        peers = {peer for _, peer, _ in present}
         self._since = {peer: self._since.get(peer, now) for peer in peers}
         self._callers = {peer: who for peer, who in self._callers.items() if peer in peers}
-        known = [Socket(fd, peer, self._since[peer]) for fd, peer in present]
+        known = [Socket(fd, peer, self._since[peer]) for fd, peer, _ in present]
+        silent = set(self.unread.look({peer: traffic for _, peer, traffic in present}, self._callers, now))
+        too_much = [sock for sock in known if sock.peer in silent]
         too_many = self._too_many([sock for sock in known if self._callers.get(sock.peer)])
         too_long = self._too_long([sock for sock in known if not self._callers.get(sock.peer)], now)
-        flooded = any(self._has_time(sock, now) for sock in too_long)
-        return ConnectionReport(too_long, too_many, sum(sock.peer not in self._callers for sock in known), flooded)
+        flooded = bool(too_much) or any(self._has_time(sock, now) for sock in too_long)
+        return ConnectionReport(too_long, too_many, too_much, sum(sock.peer not in self._callers for sock in known), flooded)
 
     def _has_time(self, sock: Socket, now: float) -> bool:
         return sock.since >= now - self._handshake_s
@@ -149,8 +154,8 @@ def shut(gone: Iterable[Socket]) -> Counter[str]:
     return count
 
 
-def sockets(port: int) -> Iterator[tuple[int, Peer]]:
-    """Yield the connections of this process that were made to its port, each with its descriptor."""
+def sockets(port: int) -> Iterator[tuple[int, Peer, Traffic]]:
+    """Yield the connections of this process that were made to its port, each with its descriptor and traffic."""
     for name in os.listdir(DESCRIPTORS):  # noqa: PTH208 - names are enough
         with contextlib.suppress(OSError, ValueError):
             fd = int(name)
@@ -158,7 +163,7 @@ def sockets(port: int) -> Iterator[tuple[int, Peer]]:
                 ours = socket.socket(fileno=fd)
                 try:
                     if ours.family in (socket.AF_INET, socket.AF_INET6) and ours.getsockname()[1] == port:
-                        yield fd, _address(ours.getpeername())
+                        yield fd, _address(ours.getpeername()), traffic_of(ours)
                 finally:
                     ours.detach()
 

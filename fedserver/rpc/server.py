@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from attune.common.config import ServerSettings
-from attune.common.errors import PortInUse, TooMany
+from attune.common.errors import LimitExceeded, PortInUse, TooMany
 from attune.common.exchange.protobuf import SERVICES
 from attune.fedserver.core.advice import HANDSHAKE
 from attune.fedserver.descriptors import raise_limit
@@ -124,6 +124,10 @@ class GrpcServer:
                 )
             for address, number in shut(look.too_many).items():
                 self._refusals.tell(TooMany.kind, f"{number} connections of one certificate were dropped", address)
+            for address, number in shut(look.too_much).items():
+                self._refusals.tell(
+                    LimitExceeded.kind, f"{number} connections were dropped whose bytes belong to no message", address
+                )
             failed = begun - self._connections.called - look.unfinished
             if failed > reported:
                 reported = failed

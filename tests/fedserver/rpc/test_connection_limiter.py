@@ -8,6 +8,7 @@ import pytest
 
 from attune.fedserver.rpc import connection_limiter
 from attune.fedserver.rpc.connection_limiter import Bounds, ConnectionLimiter, address_of, shut, sockets
+from attune.fedserver.rpc.unread_bytes import Traffic
 
 PORT = 7
 
@@ -16,7 +17,7 @@ PORT = 7
 def present(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[str, int]]:
     """Return the peers that the process holds now, by descriptor."""
     found: dict[int, tuple[str, int]] = {}
-    monkeypatch.setattr(connection_limiter, "sockets", lambda port: list(found.items()))
+    monkeypatch.setattr(connection_limiter, "sockets", lambda port: [(fd, peer, Traffic()) for fd, peer in found.items()])
     return found
 
 
@@ -103,8 +104,8 @@ def test_real_sockets_of_the_port_are_found_and_shut_and_no_others(family: socke
         mine, theirs = (socket.create_connection(each.getsockname()[:2]) for each in (listening, other))
         ours, apart = listening.accept()[0], other.accept()[0]
         with mine, theirs, ours, apart:
-            assert dict(sockets(port)) == {ours.fileno(): mine.getsockname()[:2]}
-            [fd] = dict(sockets(port))
+            assert {fd: peer for fd, peer, _ in sockets(port)} == {ours.fileno(): mine.getsockname()[:2]}
+            [(fd, _, _)] = sockets(port)
             wrong = connection_limiter.Socket(fd, ("10.0.0.1", 1), 0.0)
             assert not shut([wrong]), "the descriptor has become another's"
             assert shut([connection_limiter.Socket(fd, mine.getsockname()[:2], 0.0)]) == {host: 1}

@@ -32,7 +32,7 @@ class Context:
         if self._hello:
             self._hello = False
             return Hello("test", b"{}")
-        await asyncio.Event().wait()
+        return await asyncio.Event().wait()
 
     async def write(self, message: object) -> None:
         self.written += 1

@@ -1,0 +1,81 @@
+"""Bytes that a connection has sent and no handler has read, such as headers without end.
+
+The core of gRPC bounds messages and windows, and not what comes between them. So the kernel's count of received bytes is
+compared with the bytes of messages. Kernels other than Linux have no such count; there these bytes are not bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+BEFORE_A_CALL = 256 << 10  # bytes of a connection that has made no call: a handshake needs a few thousand
+UNREAD = 32 << 20  # bytes of a connection with calls: frames of messages that are on their way fit into the window
+A_SECOND = 64 << 10  # bytes that pings, headers and acknowledgements may have in each second
+FRAMING = 1.1  # bytes on the wire for each byte of a message
+ACKNOWLEDGED = 0.02  # bytes that acknowledge a byte that was sent
+_SENT_AND_RECEIVED = struct.Struct("QQ")
+_OFFSET = 120  # of these two in struct tcp_info
+Peer = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of a connection since its beginning, as the kernel counts them."""
+
+    sent: int = 0
+    received: int = 0
+
+
+def traffic_of(connection: socket.socket) -> Traffic:
+    """Return the traffic of a TCP connection; zeros if the kernel does not count."""
+    with contextlib.suppress(OSError, AttributeError, struct.error):
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _OFFSET + _SENT_AND_RECEIVED.size)
+        return Traffic(*_SENT_AND_RECEIVED.unpack_from(info, _OFFSET))
+    return Traffic()
+
+
+@dataclass(frozen=True)
+class _Account:
+    at: float
+    traffic: Traffic
+    unread: float
+
+
+class UnreadBytes:
+    """Account of each connection: the bytes that it has sent and no handler has read."""
+
+    def __init__(self) -> None:
+        self._read: Counter[Peer] = Counter()  # bytes of messages since the last look
+        self._accounts: dict[Peer, _Account] = {}
+
+    def __repr__(self) -> str:
+        return f"UnreadBytes({len(self._accounts)} connections)"
+
+    def note_read(self, peer: Peer, number: int) -> None:
+        """Note that a handler has read a message of this connection."""
+        self._read[peer] += number
+
+    def look(self, present: Mapping[Peer, Traffic], called: Mapping[Peer, str], now: float) -> list[Peer]:
+        """Update all accounts, and return the connections with too many unread bytes.
+
+        Args:
+            present: Traffic of the connections that are open.
+            called: Connections that have made a call.
+            now: The present time (monotonic, seconds).
+        """
+        self._accounts = {peer: self._account(peer, traffic, now) for peer, traffic in present.items()}
+        self._read.clear()
+        return [
+            peer for peer, account in self._accounts.items() if account.unread > (UNREAD if peer in called else BEFORE_A_CALL)
+        ]
+
+    def _account(self, peer: Peer, traffic: Traffic, now: float) -> _Account:
+        last = self._accounts.get(peer) or _Account(now, Traffic(), 0.0)
+        more = traffic.received - last.traffic.received
+        explained = FRAMING * self._read[peer] + ACKNOWLEDGED * (traffic.sent - last.traffic.sent) + A_SECOND * (now - last.at)
+        return _Account(now, traffic, max(0.0, last.unread + more - explained))
