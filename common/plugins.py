@@ -238,8 +238,8 @@ def check_model_allowed(model: str, allowed: Collection[str], what: str) -> None
     if ":" in model and model not in allowed:
         shown = clean(model)
         raise SettingError(
-            f"{what} is code of its own, {shown}: if you trust it and it is installed here, start with "
-            f"--allow-model {shown} (in Python: allow_models=[{shown!r}])"
+            f"{what} is code of its own, {shown}: if you trust it and it is installed here, name it in allow_models "
+            f"(Python) or start with --allow-model {shown}"
         )
 
 

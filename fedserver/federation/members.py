@@ -161,7 +161,7 @@ class Members:
             reason: The reason, for people.
             troubled: The device itself says that it cannot carry out its order.
         """
-        written = self._is_written(name, "excuse")
+        written = self._is_written(name, "trouble" if troubled else "refused update")
         if written:
             LOG.warning("%s: %s", name, reason, extra={"device": name})
         await self._coordinator.turn(self._excused, name, reason, troubled, written)

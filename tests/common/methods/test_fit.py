@@ -150,7 +150,7 @@ def test_tokens_may_be_labelled_either_way(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_simulation_ends_before_its_first_round() -> None:
-    x, y = np.zeros((20, 8, 8, 1), np.float32), np.arange(20) % 3
+    x, y = np.random.default_rng(0).random((20, 8, 8, 1), np.float32), np.arange(20) % 3
     with pytest.raises(AttuneError, match="Wrapped returned tuple"):
         attune.simulate({"kiel": (x, y), "lund": (x, y)}, "fedavg", Wrapped(lambda logits: (logits,)), rounds=1)
 
