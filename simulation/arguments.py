@@ -16,6 +16,7 @@ from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedserver.core import schema
 
 NOTHING = DataSettings()
+_SHOWN, _MOST = 3, 12  # devices of a warning, and warnings, that are shown
 Method = str | Mapping[str, Any]
 Shards = str | Path | Sequence[str | Path] | Mapping[str, Any]
 
@@ -73,6 +74,19 @@ def data_by_name(given: Shards) -> dict[str, Any]:
     if not by_name:
         raise ShardError("there are no shards: a federation needs the data of at least one device")
     return by_name
+
+
+def warnings_of(members: Mapping[str, LazyShard]) -> list[str]:
+    """Return what is strange about the shards, each warning once with the devices that it is about."""
+    about: dict[str, list[str]] = {}
+    for name, shard in members.items():
+        for warning in shard.warnings:
+            about.setdefault(warning, []).append(name)
+    lines = [
+        f"{', '.join(names[:_SHOWN])}{' and others' if len(names) > _SHOWN else ''}: {text}" for text, names in about.items()
+    ]
+    more = [f"{len(lines) - _MOST} more warnings; fedclient doctor --data names them"] if len(lines) > _MOST else []
+    return [*lines[:_MOST], *more]
 
 
 def read_shards(

@@ -71,7 +71,7 @@ def simulate(
         return
     if not data:
         raise click.UsageError("say --data SHARD, or --benchmark NAME")
-    from attune.simulation.arguments import data_by_name, read_shards
+    from attune.simulation.arguments import data_by_name, read_shards, warnings_of
     from attune.simulation.compared_methods import Comparison
     from attune.simulation.comparison_table import comparison
     from attune.simulation.simulate import simulate as run
@@ -81,6 +81,8 @@ def simulate(
     if not names:
         raise click.UsageError("--method names no method")
     members = read_shards(data_by_name(data), read_options({"label": label, **table}))
+    for warning in warnings_of(members):
+        click.echo(f"warning: {warning}", err=True)
     compared = Comparison(names, members, model, rounds, seed).methods(config, assignments)
     if try_executors:
         click.echo(repr(measure_executors(members, names[0], settings=compared[0].settings)))

@@ -18,7 +18,7 @@ from attune.fedclient.data.makers import images
 from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.makers.pixels import decode_images
 from attune.fedclient.data.samples import features_of
-from attune.fedclient.data.table import DataTable, is_table, read_table
+from attune.fedclient.data.table import DataTable, is_table, may_be_table, read_table
 from attune.fedclient.read_options import PLAIN
 
 FORMS = "image files, folders of them, a table (.csv, .parquet) with a column of their paths, or an .npz with x"
@@ -77,7 +77,7 @@ def new_samples(given: Sequence[str], spec: ModelSpec, columns: Sequence[str] = 
 
 def _features(path: Path, columns: Sequence[str]) -> Array:
     """Return `x` of an .npz file, or these columns of a table, (N, F) float32."""
-    if not is_table(path):
+    if not may_be_table(path):
         return read_arrays(path, ("x",))[0]
     if not columns:
         raise ShardError(f"the model does not know what its columns are called, so {path} cannot be used; give an .npz with x")

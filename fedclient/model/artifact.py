@@ -33,7 +33,7 @@ from attune.common.text import from_json
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.data.prepare import Standardiser, check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard, load_shard
-from attune.fedclient.data.table import is_table
+from attune.fedclient.data.table import may_be_table
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.work.blend import Member, answers_of
@@ -297,7 +297,7 @@ def score_on_test_part(
     """Evaluate the model in `home` on the test part of `shard`. Raises NoModel, and the errors of load_shard and evaluate."""
     model = Model.load(home.model, allow_models=allow_models)
     info = model.info
-    options = (_options_of(info, table) if is_table(shard) else table).keeping_gaps
+    options = (_options_of(info, table) if shard.is_file() and may_be_table(shard) else table).keeping_gaps
     accuracy, samples = model.evaluate(load_shard(shard, options=options, held=home.held_rows()))
     return TestPartScore(info.name, info.method, accuracy, samples, info.round, info.kept, info.title, TASKS[info.task].metric)
 

@@ -88,3 +88,13 @@ def test_doctor_examines_every_shard_of_a_pattern(sites: str) -> None:
 def test_doctor_examines_one_shard_as_before(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["doctor", "--data", str(table(tmp_path / "kiel.csv")), "--label", "ill"])
     assert done.exit_code == 0 and "data: tabular, 47 samples, 13 to test on" in done.output, done.output
+
+
+def test_simulate_says_what_is_strange_about_the_data(tmp_path: Path) -> None:
+    for name in ("kiel", "lund"):
+        rows = [f"{1000 + n},{n % 5},{n % 2}" for n in range(60)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["case,dose,ill", *rows]) + "\n")
+    arguments = ["simulate", "--data", str(tmp_path / "*.csv"), "--label", "ill", "--method", "fedavg", "--rounds", "1"]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    assert "warning: kiel, lund: every value of case is another whole number" in done.output
