@@ -23,6 +23,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ENTRIES = {"fedserver": "attune.fedserver.cli:main", "fedclient": "attune.fedclient.cli:main"}
+NARROW = 256
 STARTED_S = 120.0  # longest time of the imports on a busy machine
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "COLUMNS": "200", "GRPC_VERBOSITY": "NONE"}
 
@@ -181,6 +182,16 @@ class Popen(Forked):
         self.stdout = os.fdopen(ours, encoding="utf-8")
         with os.fdopen(theirs, "wb") as out:
             super().__init__(command, out, out, env, folder=cwd)
+
+
+def narrow_server() -> None:
+    """Live as a server that may have NARROW descriptors."""
+    import resource
+
+    from attune.fedserver.cli import main
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (NARROW, NARROW))
+    main()
 
 
 def holds_learners() -> None:

@@ -23,7 +23,6 @@ from tests.e2e.hand import CALL_S, PROFILE, Caller, Hand, Stream, kind_of
 from tests.e2e.harness import Federation, Server, tabular_shard, until
 
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "2", "--rounds", "2", "--set", "server.handshake_s=2")
-DESCRIPTORS = 256
 PROFILE_JSON = msgspec.json.encode(PROFILE)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="a process is started under another limit on Linux only")
 
@@ -32,11 +31,9 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="a process is started
 def narrow(tmp_path: Path) -> Iterator[tuple[Federation, Server]]:
     """Run a server that may have 256 descriptors."""
     federation = Federation(tmp_path)
-    script = str(Path(sys.executable).with_name("fedserver"))
-    command = ["sh", "-c", f'ulimit -n {DESCRIPTORS} && exec "$@"', "sh", script, "--host", "127.0.0.1", "--port", "0"]
-    server = Server(
-        [*command, "--join-uses", "9", *FLAGS], tmp_path / "server.log", federation.environment, federation.home, fresh=True
-    )
+    command = ["fedserver", "--host", "127.0.0.1", "--port", "0", "--join-uses", "9", *FLAGS]
+    log, entry = tmp_path / "server.log", "tests.forked:narrow_server"
+    server = Server(command, log, federation.environment, federation.home, entry=entry)
     federation.processes.append(server)
     federation.port = server.port
     yield federation, server

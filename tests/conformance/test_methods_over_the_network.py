@@ -29,7 +29,12 @@ def test_a_method_runs_to_the_end_and_every_device_can_use_its_model(
     method: str, shards: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
-    settings = {"method": {"name": method}, "round": {"rounds": 2}, "train": {"local_epochs": 1}, "model": {"width": 16, "depth": 2, "heads": 2}}
+    settings = {
+        "method": {"name": method},
+        "round": {"rounds": 2},
+        "train": {"local_epochs": 1},
+        "model": {"width": 16, "depth": 2, "heads": 2},
+    }
     network = host(tmp_path, shards, settings, keep="personalized")
     status = status_of(network.home)
     assert (status["state"], status["round"], status["method"]) == ("done", 2, method)
