@@ -10,11 +10,30 @@ from pathlib import Path
 
 import platformdirs
 
+from attune.common.errors import SettingError
+
+HOMELESS = (
+    "this user has no home folder: HOME is not set, and the system knows no user of this number. Set ATTUNE_HOME (or HOME) to "
+    "a folder for Attune's state, and write paths without ~"
+)
+
+
+def is_homeless(error: RuntimeError) -> bool:
+    """Return whether the error is that of a path with ~ for a user without a home folder."""
+    return "home directory" in str(error)
+
 
 def root() -> Path:
-    """Return $ATTUNE_HOME, or the user's state folder for Attune."""
+    """Return $ATTUNE_HOME, or the user's state folder for Attune.
+
+    Raises:
+        SettingError: The user has no home folder, as in a container.
+    """
     given = os.environ.get("ATTUNE_HOME")
-    return Path(given).expanduser() if given else platformdirs.user_state_path("attune")
+    try:
+        return Path(given).expanduser() if given else platformdirs.user_state_path("attune")
+    except RuntimeError:
+        raise SettingError(HOMELESS) from None
 
 
 def server_home() -> Path:

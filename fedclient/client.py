@@ -43,6 +43,7 @@ class Client:
         resources: Parts of the machine that it may use, and when. Priority and memory apply to the process:
             `resources.apply()`.
         plugins: Names of installed packages whose code the federation may run here.
+        kind: "tokens" if arrays of whole numbers (N, T) are tokens; otherwise they are features.
 
     Raises:
         SettingError: An option is wrong.
@@ -71,6 +72,7 @@ class Client:
         stay: bool = False,
         resources: ResourceLimits = NO_BOUNDS,
         plugins: Sequence[str] = (),
+        kind: Literal["tokens"] | None = None,
     ) -> None:
         address, reading = ServerAddress.parse(server), ReadOptions.of(label, **{"task": task, **table})
         self._shard: LazyShard | None
@@ -80,7 +82,7 @@ class Client:
         else:
             if name is None:
                 raise SettingError("data that lie in no file have no name: give the device one, name=")
-            path, self._shard = Path(check_name(name)), shard_of(name, data, reading)
+            path, self._shard = Path(check_name(name)), shard_of(name, data, reading, kind == "tokens")
             place = place or homes.devices_home() / homes.address_folder(address.host, address.port) / name
         self.options = DeviceOptions(
             data=path,

@@ -15,6 +15,7 @@ from attune.common import homes
 from attune.common.durable import PUBLIC, disk_errors, sweep, sweep_files, sync, write_file
 from attune.common.errors import HomeBusy, HomeMismatch, NoModel, SettingError
 from attune.common.identity.credential import Credential
+from attune.common.outputs import check_folder
 from attune.common.text import from_json
 from attune.fedclient.address import ServerAddress
 
@@ -66,7 +67,10 @@ class DeviceHome:
 
         Raises:
             HomeBusy: Another live process has it.
+            SettingError: This user cannot write there.
+            DiskFull: The disk has no space.
         """
+        check_folder(self.path, "--home")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = FileLock(self.path / "lock")
         try:

@@ -19,6 +19,7 @@ import msgspec
 from attune.common import aio
 from attune.common.durable import sweep_files, write_file
 from attune.common.errors import HomeBusy, HomeMismatch
+from attune.common.outputs import check_folder
 from attune.common.text import from_json
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
 from attune.fedserver.ports.ledger import LedgerReader, Snapshot
@@ -174,6 +175,7 @@ class ServerHome:
         Raises:
             HomeBusy: A server runs on this home.
         """
+        check_folder(self.path, "--home")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = filelock.FileLock(self.path / "lock")
         try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from attune.common.config import Settings, by_section, convert, load_settings, merge
-from attune.common.errors import AttuneError, ShapeMismatch, ShardError, together
+from attune.common.errors import AttuneError, SettingError, ShapeMismatch, ShardError, together
 from attune.common.identity.names import check_name
 from attune.common.plan import DataSettings
 from attune.fedclient import shards
@@ -67,7 +68,7 @@ def data_by_name(given: Shards) -> dict[str, Any]:
         SettingError: A device cannot have this name.
     """
     if isinstance(given, Mapping):
-        by_name = {check_name(name): value for name, value in given.items()}
+        by_name = _named(given)
     else:
         paths = shards.expand([str(path) for path in ([given] if isinstance(given, (str, Path)) else given)])
         by_name = dict(zip(shards.labels(paths), paths, strict=True))
@@ -89,6 +90,23 @@ def warnings_of(members: Mapping[str, LazyShard]) -> list[str]:
     return [*lines[:_MOST], *more]
 
 
+def _named(given: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the data by checked names. A whole number is the name that its digits write.
+
+    Raises:
+        SettingError: A device cannot have this name, or two have the same one.
+    """
+    by_name: dict[str, Any] = {}
+    for key, value in given.items():
+        if not isinstance(key, str | Integral) or isinstance(key, bool):
+            raise SettingError(f"a device is called {key!r}, a {type(key).__name__}; names are text or whole numbers")
+        name = check_name(str(key))
+        if name in by_name:
+            raise SettingError(f"two devices are called {name}: a whole number and a text; rename one of them")
+        by_name[name] = value
+    return by_name
+
+
 def read_shards(
     by_name: Mapping[str, Any], table: ReadOptions = PLAIN, declared: DataSettings = NOTHING
 ) -> dict[str, LazyShard]:
@@ -102,11 +120,12 @@ def read_shards(
     Raises:
         AttuneError: Shards cannot be read or used, or do not fit together. One error names all problems of all shards.
     """
+    tokens = declared.kind == "tokens" or declared.vocabulary > 0
     members: dict[str, LazyShard] = {}
     problems: dict[str, Exception] = {}
     for name, value in by_name.items():
         try:
-            members[name] = value if isinstance(value, LazyShard) else shard_of(name, value, table)
+            members[name] = value if isinstance(value, LazyShard) else shard_of(name, value, table, tokens)
             schema.check_possible(members[name].profile, name)
             schema.check_declared(members[name].profile, declared, name)
         except AttuneError as error:

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import click
 
 from attune.common import homes
+from attune.common.errors import AttuneError
+from attune.common.outputs import check_folder
 from attune.fedclient.table_options import read_options, table_options
 from attune.fedclient.work.executor import EXECUTORS
 
@@ -67,6 +69,7 @@ def simulate(
 ) -> None:
     """Run whole federations in this process, without a network, and compare methods on the same shards."""
     if benchmark is not None:
+        check_folder(out or Path("benchmark-out"))
         run_recipe(benchmark, data, out or Path("benchmark-out"), seed)
         return
     if not data:
@@ -77,6 +80,10 @@ def simulate(
     from attune.simulation.simulate import simulate as run
     from attune.simulation.trial import try_executors as measure_executors
 
+    out, home = (None if path is None else path.expanduser() for path in (out, home))
+    for folder, option in ((out, "--out"), (home, "--home")):
+        if folder is not None:
+            check_folder(folder, option)
     names = list(dict.fromkeys(filter(None, (name.strip() for name in methods.split(",")))))
     if not names:
         raise click.UsageError("--method names no method")
@@ -87,7 +94,7 @@ def simulate(
     if try_executors:
         click.echo(repr(measure_executors(members, names[0], settings=compared[0].settings)))
         return
-    results = {}
+    results, unsaved = {}, None
     for method in compared:
         click.echo(f"{method.name} ...", err=True)
         place = home / method.name if home else None
@@ -101,9 +108,15 @@ def simulate(
             dashboard=dashboard,
         )
         if out is not None:
-            results[method.name].save(out / method.name)
+            try:
+                results[method.name].save(out / method.name)
+            except (AttuneError, OSError) as error:  # the results of the other methods shall not be lost
+                unsaved = unsaved or error
+                click.echo(f"the files of {method.name} are not written: {error}", err=True)
     for line in comparison(compared, results, members):
         click.echo(line)
+    if unsaved is not None:
+        raise unsaved
 
 
 def run_recipe(name: str, data: tuple[str, ...], out: Path, seed: int | None) -> None:
@@ -142,6 +155,8 @@ def compare(home: Path | None, runs: tuple[str, ...], out: Path | None, as_json:
     from attune.fedserver.home import ServerHome
     from attune.simulation.compare import compared, read
 
+    if out is not None:
+        check_folder(out)
     data = read(runs, ServerHome(home or homes.server_home()))
     compared_runs = compared(data)
     if as_json:

@@ -13,6 +13,7 @@ import msgspec
 
 from attune.common.errors import SettingError, nearest
 from attune.common.methods.registry import configured_in
+from attune.common.outputs import check_folder
 from attune.common.plan import Plan
 from attune.common.statistics import Finding, interval_of
 from attune.common.task import TaskName
@@ -166,12 +167,14 @@ class SimulationResult:
             The folder.
 
         Raises:
+            SettingError: The folder cannot be written.
             DiskFull: The disk has no space left.
         """
         from attune.fedclient.model.artifact import save
         from attune.fedserver.view import export
 
         out, snapshot = Path(folder).expanduser(), self._outcome.snapshot
+        check_folder(out, "folder")
         (out / "models").mkdir(parents=True, exist_ok=True)
         export.write_state(snapshot, self._state.storage.blobs, out)
         export.write_tables(snapshot, self._plan, out, self._outcome.reported, self._outcome.troubles)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attune.common.aio import Stopped, run_in_thread
 from attune.common.config import convert
+from attune.common.outputs import check_folder
 from attune.common.plan import DataSettings
 from attune.common.plugins import installed
+from attune.fedclient.data.kinds import WHOLE_NUMBERS
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.read_options import ReadOptions
@@ -112,6 +115,8 @@ def simulate(
     overrides = arguments.overrides(len(given), method, name, rounds, seed, settings, config)
     declared = convert(DataSettings, overrides.get("data", {}), "data.")
     members = read_shards(given, ReadOptions.of(label, **{"task": task, **table}), declared)
+    if any(shard is not given[key] and WHOLE_NUMBERS in shard.warnings for key, shard in members.items()):
+        sys.stderr.write(f"note: {WHOLE_NUMBERS}\n")
     common = DeviceOptions(
         Path(),
         NOWHERE,
@@ -125,6 +130,8 @@ def simulate(
     )
     page = page_address(dashboard)
     shown, folder = watcher(progress), None if home is None else Path(home).expanduser()
+    if folder is not None:
+        check_folder(folder, "home")
     with open_state(members, folder) as state:
         chosen = executor_of(executor, folder, workers)
 

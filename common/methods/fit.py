@@ -1,4 +1,4 @@
-"""Trial of a model before training: it is built, its tensors are assigned to the method's parts, and it scores two samples.
+"""Trial of a model before training: it is built and assigned to the method's parts, and it scores and learns.
 
 B samples, T positions, C classes.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from attune.common.errors import SettingError
 from attune.common.methods.method import ConfiguredMethod, Method, assign
+from attune.common.models.body import training_mode
 from attune.common.models.output import logits_of
 from attune.common.models.registry import build
 from attune.common.models.structure import roles
@@ -19,7 +21,7 @@ SAMPLES = 2
 
 
 def check_model(spec: ModelSpec, configured: ConfiguredMethod, seed: int = 0) -> None:
-    """Try the model with the method: build it, assign its tensors to parts, and score two samples.
+    """Try the model with the method: build it, assign its tensors to parts, score two samples, and compute gradients.
 
     Raises:
         SettingError: It names what is wrong with the model, or what the method needs and the model lacks.
@@ -32,6 +34,8 @@ def check_model(spec: ModelSpec, configured: ConfiguredMethod, seed: int = 0) ->
             f"method {method.name} needs a model with a linear head, and {spec.name} has none: name the last layer head"
         )
     _check_scores(spec, model, method, head)
+    if ":" in spec.name:
+        _check_training(spec, model)
 
 
 def _check_scores(spec: ModelSpec, model: nn.Module, method: Method, head: str | None) -> None:
@@ -62,6 +66,30 @@ def _check_scores(spec: ModelSpec, model: nn.Module, method: Method, head: str |
         raise SettingError(f"model {spec.name} gives scores of type {logits.dtype}; floating-point logits are needed")
     if head and not seen:
         raise SettingError(f"method {method.name} needs what enters the head, but {spec.name} never calls its head {head!r}")
+
+
+def _check_training(spec: ModelSpec, model: nn.Module) -> None:
+    """Check that a user's model has gradients, as a device computes them.
+
+    Raises:
+        SettingError: It has none, or its code fails in training mode.
+    """
+    x = _samples(spec)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    trained = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    training_mode(model)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            for parameter in trained.values():
+                parameter.requires_grad_()
+            logits = logits_of(functional_call(model, {**buffers, **trained}, (x,)), model)
+            torch.autograd.grad(logits.float().square().mean(), list(trained.values()), allow_unused=True)
+    except Exception as error:
+        # Whatever a user's code raises is an error of this model.
+        first = next(iter(str(error).strip().splitlines()), "")
+        raise SettingError(
+            f"model {spec.name} cannot be trained on a batch of shape {tuple(x.shape)}: {type(error).__name__}: {first}"
+        ) from error
 
 
 def _head(model: nn.Module) -> str:

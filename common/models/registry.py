@@ -184,6 +184,10 @@ def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
         model = factory(spec, *options) if spec.name in _BUILT_IN else _made(factory, spec, *options)
     if not isinstance(model, torch.nn.Module):
         raise SettingError(f"model {spec.name} made a {type(model).__name__}; its factory must return a torch.nn.Module")
+    if spec.name not in _BUILT_IN:
+        from attune.common.models.usable import check_usable
+
+        check_usable(model, spec.name)
     if device != "meta":  # there are no values to know a body by
         from attune.common.models.body import settle
 

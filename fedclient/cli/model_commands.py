@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from attune.common.durable import replaced
 from attune.common.errors import AttuneError, SettingError
+from attune.common.outputs import check_file, check_folder
 from attune.fedclient.cli.shared import allow_model_option, data_option, home_of, home_option, server_option
 from attune.fedclient.table_options import read_options, table_options
 
@@ -100,6 +103,7 @@ def predict(data: tuple[str, ...], out: Path, server: str | None, home: Path | N
     from attune.fedclient.data.new_samples import new_samples
     from attune.fedclient.model.artifact import Model
 
+    check_file(out)
     model = Model.load(home_of(home, server, None).model, allow_models=allow_models)
     samples = new_samples(data, model.info.model, model.info.column_names)
     for note in samples.notes:
@@ -109,7 +113,11 @@ def predict(data: tuple[str, ...], out: Path, server: str | None, home: Path | N
     if samples.files:
         lines = ((*line, file) for line, file in zip(lines, ("file", *samples.files), strict=True))
     try:
-        with out.open("w", newline="", encoding="utf-8") as file:
+        special = out.exists() and not out.is_file()  # such as /dev/stdout
+        with (
+            nullcontext(out) if special else replaced(out, durable=False) as place,
+            place.open("w", newline="", encoding="utf-8") as file,
+        ):
             csv.writer(file).writerows(lines)
     except OSError as error:
         raise SettingError(f"cannot write {out}: {error.strerror}") from None
@@ -160,6 +168,7 @@ def plot(
     """Draw pictures of the models' answers on a shard's test part, offline."""
     if models and (server or home):
         raise click.UsageError("--model names the models: leave --home and --server out")
+    check_folder(out)
     folders = models or (home_of(home, server, data).model,)
     from attune.fedclient.model import plots
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from attune.common import homes
 from attune.common.durable import NO_SPACE
 from attune.common.errors import AttuneError, DiskFull, SettingError
 from attune.fedclient.address import CONNECT_TIMEOUT_S
@@ -35,6 +36,11 @@ def reported() -> Iterator[None]:
             raise  # the reader of our output has closed the pipe; click ends quietly
         click.echo(f"fedclient: {error.strerror}: {error.filename}", err=True)
         sys.exit(DiskFull.exit_code if error.errno in NO_SPACE else AttuneError.exit_code)
+    except RuntimeError as error:
+        if not homes.is_homeless(error):
+            raise
+        click.echo(f"fedclient: {homes.HOMELESS}", err=True)
+        sys.exit(SettingError.exit_code)
     except KeyboardInterrupt:
         click.echo("fedclient: interrupted; finished work is saved", err=True)
         sys.exit(130)

@@ -2,18 +2,117 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from attune.common.durable import replaced
 from attune.common.errors import ShardError
 
 Array = npt.NDArray[Any]
+
+
+def plain_array(values: Any, where: str, classes: bool = False) -> Array:
+    """Return what a user gave, such as a list, a tensor or a frame, as an array of numbers, text or booleans.
+
+    Tensors may take gradients, be of bfloat16, sparse or quantized. None becomes NaN.
+
+    Args:
+        values: What was given.
+        where: Name of the array in messages.
+        classes: These are labels. Objects and bytes stay as they are: fedclient.data.labels reads them.
+
+    Raises:
+        ShardError: Values are neither numbers nor text, or lists have different lengths.
+    """
+    if isinstance(values, list | tuple) and any(map(_is_tensor, values)):
+        values = [plain_array(value, where, classes) for value in values]
+    if _is_tensor(values):
+        values = _of_tensor(values)
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise ShardError(f"{where} cannot be made an array: {error}; give samples of one shape") from None
+    if array.dtype.kind == "V" and array.dtype.names is None and array.dtype.name != f"void{8 * array.itemsize}":
+        array = array.astype(np.float32)  # bfloat16 and smaller floats of other packages
+    if classes and array.dtype.kind in "biufUSTO":
+        return array
+    if array.dtype.kind == "O":
+        array = _of_objects(array, where)
+    if array.dtype.kind == "S":
+        array = np.char.decode(array, "utf-8", "replace")
+    if array.dtype.kind == "T":
+        array = array.astype(str)
+    if array.dtype.kind not in "biufU":
+        remedy = {"c": "give real and imaginary parts as two features", "M": "give dates as numbers"}
+        raise ShardError(f"{where} is of type {array.dtype}; {remedy.get(array.dtype.kind, 'give numbers or text')}")
+    return array
+
+
+def _is_tensor(values: Any) -> bool:
+    return hasattr(values, "detach") and hasattr(values, "cpu")
+
+
+def _of_tensor(tensor: Any) -> Array:
+    import torch
+
+    tensor = tensor.detach().cpu()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_floating_point() and tensor.dtype not in (torch.float16, torch.float32, torch.float64):
+        tensor = tensor.float()
+    return np.asarray(tensor.resolve_conj().resolve_neg().numpy())
+
+
+def _of_objects(array: Array, where: str) -> Array:
+    """Return an array of Python objects with the type that its values have.
+
+    Raises:
+        ShardError: Values are of several kinds, or neither numbers nor text.
+    """
+    values = [value.item() if isinstance(value, np.generic) else value for value in array.ravel().tolist()]
+    present = [value for value in values if not _is_missing(value)]
+    numeric = all(isinstance(value, numbers.Real | Decimal) for value in present)
+    if all(isinstance(value, str) for value in present) and present:
+        if len(present) < len(values):
+            raise ShardError(f"{where} lacks {len(values) - len(present)} of {len(values)} values; leave those samples out")
+        return array.astype(str)
+    if not numeric:
+        kinds = sorted({type(value).__name__ for value in present})
+        raise ShardError(f"{where} holds values of the types {', '.join(kinds)}; give numbers alone or text alone")
+    if len(present) == len(values) and all(isinstance(value, bool) for value in values):
+        return array.astype(bool)
+    if len(present) == len(values) and all(isinstance(value, int) for value in values):
+        try:
+            return np.array(values, dtype=np.int64).reshape(array.shape)
+        except OverflowError:
+            raise ShardError(f"{where} holds whole numbers that do not fit into 64 bits; use text") from None
+    floats = [math.nan if _is_missing(value) else float(value) for value in values]
+    return np.array(floats, dtype=np.float64).reshape(array.shape)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and math.isnan(value))
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write an .npz file as a whole. An error leaves the name as it was.
+
+    Raises:
+        DiskFull: There is no space; other OSErrors pass.
+    """
+    with replaced(path, durable=False) as beside, beside.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the first name for an option
 
 
 def names_in(path: Path) -> list[str]:

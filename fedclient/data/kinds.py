@@ -18,8 +18,14 @@ CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
 _SHOWN = 8
 
 
-def infer(x: Array, where: str) -> Kind:
-    """Return the kind that follows from the type and the number of axes of `x`.
+WHOLE_NUMBERS = (
+    "x holds whole numbers (N, F), which are taken as F features; if they are tokens of a text, say so: "
+    '"kind": "tokens" in meta.json, or the setting data.kind=tokens of a simulation'
+)
+
+
+def infer(x: Array, where: str, tokens: bool = False) -> Kind:
+    """Return the kind that follows from the type and the number of axes of `x`. Integers (N, T) are tokens if `tokens` says so.
 
     Raises:
         ShardError: No kind follows from them. The message calls the array `where`.
@@ -28,13 +34,13 @@ def infer(x: Array, where: str) -> Kind:
     if type_ == np.uint8 and axes in (3, 4):
         return "images"
     if type_.kind in "iu" and axes == 2:
-        return "tokens"
+        return "tokens" if tokens else "tabular"
     if type_.kind == "f" and axes in (2, 3, 4):
         by_axes: tuple[Kind, ...] = ("tabular", "series", "images")
         return by_axes[axes - 2]
     raise ShardError(
         f"no kind of data follows from {where} of type {type_} and shape {x.shape}: uint8 (N, H, W[, C]) are images, "
-        "integers (N, T) tokens, floats (N, T, C) a series, floats (N, F) tabular; convert it, or set `kind` in meta.json"
+        "floats (N, T, C) a series, numbers (N, F) tabular; convert it, or set `kind` in meta.json"
     )
 
 

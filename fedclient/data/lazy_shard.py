@@ -8,13 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from typing_extensions import Self
 
 from attune.common.errors import ShardError
 from attune.common.plan import Profile
 from attune.fedclient.data import kinds
-from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.arrays import Array, plain_array
 from attune.fedclient.data.cells import unmasked
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.shard import Shard, load_shard, make_shard
@@ -43,19 +42,20 @@ class LazyShard:
         return cls._of(shard, partial(_same, shard))
 
     @classmethod
-    def on_disk(cls, path: Path, options: ReadOptions = PLAIN, held: Collection[str] = ()) -> Self:
+    def on_disk(cls, path: Path, options: ReadOptions = PLAIN, held: Collection[str] = (), tokens: bool = False) -> Self:
         """Read the samples once to check them, and again for every use.
 
         Args:
             path: As in `load_shard`.
             options: As in `load_shard`.
             held: Hashes of the rows of a table that were held out before.
+            tokens: As in `shard_of`.
 
         Raises:
             AttuneError: As in `load_shard`.
         """
-        held = frozenset(held)
-        return cls._of(load_shard(path, options=options, held=held), partial(load_shard, path, options=options, held=held))
+        load = partial(load_shard, path, options=options, held=frozenset(held), tokens=tokens)
+        return cls._of(load(), load)
 
     @classmethod
     def _of(cls, shard: Shard, load: Callable[[], Shard]) -> Self:
@@ -71,35 +71,39 @@ FORMS = (
 )
 
 
-def shard_of(name: str, given: Any, table: ReadOptions = PLAIN) -> LazyShard:
+def shard_of(name: str, given: Any, table: ReadOptions = PLAIN, tokens: bool = False) -> LazyShard:
     """Return the shard of the device `name`.
 
     Args:
         name: Name of the device.
         given: One of FORMS.
         table: The task, and how a table is read.
+        tokens: Whole numbers (N, T) are declared to be tokens.
 
     Raises:
         ShardError: `given` has none of the forms.
         AttuneError: As in `load_shard`.
     """
     if isinstance(given, (str, Path)):
-        return LazyShard.on_disk(Path(given), table)
-    train, test = _parts(name, given)
+        return LazyShard.on_disk(Path(given), table, tokens=tokens)
+    train, test = _parts(name, given, table.task == "classes")
     missing: Literal["refuse", "median"] = "median" if table.missing == "median" else "refuse"
     words = list(table.missing_words) or None
-    return LazyShard.in_memory(
-        make_shard(Path(name), name, train, test, Meta(task=table.task, missing=missing, missing_words=words))
-    )
+    meta = Meta(task=table.task, missing=missing, missing_words=words)
+    return LazyShard.in_memory(make_shard(Path(name), name, train, test, meta, tokens=tokens))
 
 
-def _parts(name: str, given: Any) -> tuple[tuple[Array, Array], tuple[Array, Array] | None]:
+def _parts(name: str, given: Any, classes: bool) -> tuple[tuple[Array, Array], tuple[Array, Array] | None]:
     if _is_dataset(given):
-        return _read_dataset(name, given), None
+        return _read_dataset(name, given, classes), None
     if isinstance(given, Sequence) and len(given) == 2 and all(map(_is_dataset, given)):
-        return _read_dataset(name, given[0]), _read_dataset(name, given[1])
+        return _read_dataset(name, given[0], classes), _read_dataset(name, given[1], classes)
     if isinstance(given, Sequence) and len(given) in (2, 4):
-        arrays = [np.asarray(unmasked(values)) for values in given]
+        parts = ("x", "y") if len(given) == 2 else ("train_x", "train_y", "test_x", "test_y")
+        arrays = [
+            plain_array(unmasked(values), f"{part} of {name}", classes and part.endswith("y"))
+            for part, values in zip(parts, given, strict=True)
+        ]
         return (arrays[0], arrays[1]), (arrays[2], arrays[3]) if len(arrays) == 4 else None
     raise ShardError(f"the data of {name} are a {type(given).__name__}; give {FORMS}")
 
@@ -110,7 +114,7 @@ def _is_dataset(given: Any) -> bool:
     return known and not isinstance(given, (Sequence, Mapping))
 
 
-def _read_dataset(name: str, dataset: Any) -> tuple[Array, Array]:
+def _read_dataset(name: str, dataset: Any, classes: bool) -> tuple[Array, Array]:
     """Return x and y of all samples of a torch data set.
 
     Its images are taken as (C, H, W), unless their sizes say otherwise, and become (H, W, C).
@@ -118,6 +122,6 @@ def _read_dataset(name: str, dataset: Any) -> tuple[Array, Array]:
     pairs = [dataset[index] for index in range(len(dataset))]
     if not pairs or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
         raise ShardError(f"the data set of {name} must hold pairs (x, y), at least one")
-    x, y = (np.stack([np.asarray(pair[side]) for pair in pairs]) for side in (0, 1))
+    x, y = (plain_array([pair[side] for pair in pairs], f"{'xy'[side]} of {name}", classes and bool(side)) for side in (0, 1))
     first = x.shape[-1] not in kinds.CHANNELS or x.shape[1:2] in [(channels,) for channels in kinds.CHANNELS]
     return (kinds.channels_last(x) if first else x), y

@@ -139,7 +139,9 @@ def column_sums(x: Array) -> Columns:
     return Columns(len(columns), mean.tolist(), np.square(columns - mean).sum(axis=0).tolist())
 
 
-def load_shard(path: Path, seed: int = 0, options: ReadOptions = PLAIN, held: Collection[str] | None = None) -> Shard:
+def load_shard(
+    path: Path, seed: int = 0, options: ReadOptions = PLAIN, held: Collection[str] | None = None, tokens: bool = False
+) -> Shard:
     """Return the shard or the table at `path`, completely checked.
 
     Without a test part, floor(N/4) of the N training samples are held out. Images and rows of tables are drawn at random, and
@@ -151,6 +153,7 @@ def load_shard(path: Path, seed: int = 0, options: ReadOptions = PLAIN, held: Co
         seed: Decides which samples are held out.
         options: The task, and how a table is read.
         held: Given by a device: the rows of a table are held out by their hash, and rows with these hashes in any case.
+        tokens: Whole numbers (N, T) are declared to be tokens, as meta.json can say too.
 
     Raises:
         ShardError: A file is unreadable or empty, arrays are missing or have different lengths, meta.json is wrong, or tokens
@@ -177,6 +180,7 @@ def load_shard(path: Path, seed: int = 0, options: ReadOptions = PLAIN, held: Co
         source.notes,
         None if hashes is None else Hashed(hashes, held or ()),
         options.missing == "keep",
+        tokens,
     )
 
 
@@ -200,6 +204,7 @@ def make_shard(
     read_notes: Sequence[str] = (),
     hashed: Hashed | None = None,
     keep_gaps: bool = False,
+    tokens: bool = False,
 ) -> Shard:
     """Return a shard of these arrays, completely checked.
 
@@ -215,13 +220,17 @@ def make_shard(
         read_notes: What the user should know about the reading.
         hashed: Given to hold rows out by their hashes.
         keep_gaps: Whether NaN stay in a table, for a finished model that fills them in.
+        tokens: Whole numbers (N, T) are declared to be tokens.
 
     Raises:
         AttuneError: As in `load_shard`.
     """
     train_x, train_y = train
-    kind = meta.kind or kinds.infer(train_x, f"x of the training part of {path}")
+    declared = tokens or meta.vocabulary is not None or (meta.task == "classes" and train_y.ndim == 2)
+    kind = meta.kind or kinds.infer(train_x, f"x of the training part of {path}", declared)
     notes = list(read_notes)
+    if meta.kind is None and kind == "tabular" and train_x.dtype.kind in "iu":
+        notes.append(kinds.WHOLE_NUMBERS)
     if meta.missing == "median" and kind != "tabular":
         raise SettingError(f"--missing median is for tables, and {path} holds {kind}: leave it out")
     gappy = kind == "tabular" and (keep_gaps or meta.missing == "median")

@@ -10,6 +10,7 @@ import socket
 import ssl
 import tempfile
 import time
+import urllib.request
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -63,14 +64,28 @@ def _reach(host: str, port: int, deadline: float) -> socket.socket:
     Raises:
         Unreachable: No server answers.
     """
+    direct = _no_proxy(host)
     try:
         return socket.create_connection((host, port), timeout=_left_s(deadline))
     except (socket.gaierror, UnicodeError) as error:
-        raise Unreachable(f"The name of the server, {host!r}, cannot be resolved ({error}). Check --server.") from None
+        raise Unreachable(f"The name of the server, {host!r}, cannot be resolved ({error}). Check --server.{direct}") from None
     except ConnectionRefusedError:
-        raise Unreachable(f"Nobody listens at {host}:{port}. Is the server running, and is this its port?") from None
+        raise Unreachable(f"Nobody listens at {host}:{port}. Is the server running, and is this its port?{direct}") from None
     except OSError as error:
-        raise Unreachable(f"{host}:{port} cannot be reached ({error}). Check the address, the network and firewalls.") from None
+        raise Unreachable(
+            f"{host}:{port} cannot be reached ({error}). Check the address, the network and firewalls.{direct}"
+        ) from None
+
+
+def _no_proxy(host: str) -> str:
+    """Return a sentence about a proxy that the environment names for this host, and that is not used; else nothing."""
+    proxy = next((name for name in ("https", "all", "grpc") if name in urllib.request.getproxies_environment()), None)
+    if proxy is None or urllib.request.proxy_bypass(host):
+        return ""
+    return (
+        f" {proxy}_proxy is set, but devices connect directly and use no proxy: let them reach the server without one, or "
+        "name in --server a host that passes TCP on to it."
+    )
 
 
 def _context(root_pem: bytes, credential: Credential) -> ssl.SSLContext:

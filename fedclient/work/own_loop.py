@@ -8,12 +8,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError, SettingError
@@ -40,6 +40,7 @@ class Data:
     classes: Sequence[int | str] = ()
     batch_size: int = 32
     seed: int = 0
+    joined: bool = False  # a last batch of one sample joins the batch before it, as batch normalisation needs
 
     def __len__(self) -> int:
         return len(self.x)
@@ -51,8 +52,21 @@ class Data:
 
     def batches(self, batch_size: int | None = None, shuffle: bool = True) -> DataLoader[Any]:
         """Return a loader of pairs (x, y), by default with train.batch_size, in another order in each epoch."""
-        generator = torch.Generator().manual_seed(self.seed)
-        return DataLoader(self.dataset, batch_size or self.batch_size, shuffle, generator=generator)
+        generator, size = torch.Generator().manual_seed(self.seed), batch_size or self.batch_size
+        if self.joined and len(self) > size > 1 and len(self) % size == 1:
+            order = RandomSampler(self.dataset, generator=generator) if shuffle else SequentialSampler(self.dataset)
+            return DataLoader(self.dataset, batch_sampler=_Joined(order, size, drop_last=True), generator=generator)
+        return DataLoader(self.dataset, size, shuffle, generator=generator)
+
+
+class _Joined(BatchSampler):
+    """Batches of which the last one takes the one sample that would be left."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(self.sampler)
+        last = len(order) - self.batch_size - 1
+        yield from (order[at : at + self.batch_size] for at in range(0, last, self.batch_size))
+        yield order[last:]
 
 
 class Context:
@@ -175,7 +189,14 @@ def _carried_out(job: Descent, train: Train, classes: Sequence[int | str]) -> Tr
         return job.alone()
     model, extras = _loaded(job)
     training_mode(task.network.model)
-    data = Data(task.x, task.y, classes, job.settings.batch_size, job.batch_seed(job.purpose))
+    data = Data(
+        task.x.clone(),  # the loop may change what it is given
+        task.y.clone(),
+        classes,
+        job.settings.batch_size,
+        job.batch_seed(job.purpose),
+        task.network.normalises_batches,
+    )
     with seeded(task.device, task.seeds(f"dropout {job.purpose}".strip())):
         try:
             said = train(model, data, Context(job, model, extras))
@@ -267,7 +288,7 @@ def scored(evaluate: Evaluate, logits: Any, data: Data) -> Tensor:
     """
     try:
         with torch.no_grad():
-            said = evaluate(Predicting(logits).eval(), data)
+            said = evaluate(Predicting(logits).eval(), replace(data, x=data.x.clone(), y=data.y.clone()))
     except AttuneError:
         raise
     except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import click
 
+from attune.common import homes
 from attune.common.command_group import ExtensibleGroup
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError, SettingError
@@ -39,8 +40,13 @@ def main() -> None:
         click.echo(f"fedserver: {error}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
-        click.echo(f"fedserver: {error}", err=True)
+        click.echo(f"fedserver: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", err=True)
         sys.exit(1)
+    except RuntimeError as error:
+        if not homes.is_homeless(error):
+            raise
+        click.echo(f"fedserver: {homes.HOMELESS}", err=True)
+        sys.exit(SettingError.exit_code)
 
 
 class ServerCommands(ExtensibleGroup):

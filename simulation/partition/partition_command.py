@@ -10,6 +10,7 @@ import click
 
 from attune.common.config import parse_assignment
 from attune.common.errors import SettingError
+from attune.common.outputs import check_folder
 from attune.simulation.partition.schemes import registry
 
 _IGNORED_WHERE_UNKNOWN = ("classes_per_client", "alpha")  # flags that were never refused where they have no effect
@@ -57,6 +58,7 @@ def partition(
     from attune.simulation.partition.overview import save_picture, table
 
     source = None
+    check_folder(out)
     if dataset is not None:
         named = [settings[key] for key in ("by", "group") if settings.get(key)]
         source = load_source(dataset, seed, label, (*apart, *(str(name) for name in named)), shape, missing)

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.config import convert
-from attune.common.durable import NO_SPACE
+from attune.common.durable import NO_SPACE, PUBLIC, write_file
 from attune.common.errors import DiskFull, SettingError, ShardError
-from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.arrays import Array, write_arrays
 from attune.fedclient.data.meta import Meta
 from attune.simulation.partition import features
 from attune.simulation.partition.samples import Corpus, Dataset, Positions, Source, with_classes
@@ -175,16 +175,16 @@ def write_shards(out: Path, parts: Partition) -> list[Path]:
         for client, name in enumerate(parts.names):
             folder = out / name
             folder.mkdir(parents=True, exist_ok=True)
-            for part in ("train", "test"):
+            write_file(folder / "meta.json", msgspec.json.encode(meta) + b"\n", PUBLIC, durable=False)
+            for part in ("test", "train"):  # train.npz makes the folder a shard, so it comes last
                 x, y = parts.arrays(client, part)
                 arrays: dict[str, Any] = {"x": x, "y": y}
                 if parts.group:
                     arrays[parts.group] = data.further(parts.group)[parts.positions(client, part)]
-                np.savez(folder / f"{part}.npz", **arrays)
-            (folder / "meta.json").write_bytes(msgspec.json.encode(meta) + b"\n")
+                write_arrays(folder / f"{part}.npz", arrays)
         (out / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(_record(parts))) + b"\n")
-    except OSError as error:
-        if error.errno in NO_SPACE:
+    except (OSError, DiskFull) as error:
+        if isinstance(error, DiskFull) or error.errno in NO_SPACE:
             raise DiskFull(f"no space left for the shards in {out}; free some, or choose another --out") from None
         raise ShardError(f"cannot write shards to {out}: {error.strerror or error}") from None
     return [out / name for name in parts.names]

@@ -91,7 +91,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "stacked, attended": ("fedmcsa", {}, {"executor": "stacked"}),
     "processes": ("fedper", {}, {"executor": "processes", "workers": 2}),
     "tabular": ("fedmcsa", {}, {}),
-    "tokens": ("fedtp", {}, {}),
+    "tokens": ("fedtp", {"data.kind": "tokens"}, {}),
     "regression": ("fedavg+ft", {}, {"task": "regression"}),
     "multilabel": ("fedper", {}, {"task": "multilabel"}),
 }

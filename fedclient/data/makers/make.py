@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from attune.common.classes import label_of_text
-from attune.common.durable import NO_SPACE
+from attune.common.durable import NO_SPACE, PUBLIC, write_file
 from attune.common.errors import DiskFull, SettingError, ShardError
+from attune.common.outputs import check_folder
 from attune.common.plan import Label
-from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.arrays import Array, write_arrays
 from attune.fedclient.data.csv_file import looks_like_table
 from attune.fedclient.data.files import plain_suffix, read_text
 from attune.fedclient.data.makers import hugging_face, images
@@ -40,6 +40,7 @@ def make(path: Path, options: MakeOptions, out: Path) -> Shard:
         SettingError: The options do not fit the files, or a package that reads them is not installed.
         DiskFull: The disk has no space for the shard.
     """
+    check_folder(out)
     source = _read(path, options)
     if options.table.missing_words:
         meta = msgspec.structs.replace(source.meta, missing_words=list(options.table.missing_words))
@@ -152,14 +153,20 @@ def _write(out: Path, source: DataSource) -> None:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
             raise ShardError(f"{out} is not empty; choose another --out, or remove what is there")
-        parts = {"train": (source.train, source.groups), "test": (source.test, source.test_groups)}
-        for name, (part, groups) in parts.items():
-            more: dict[str, Any] = {} if groups is None else {"group": groups}
-            if part is not None:
-                np.savez(out / f"{name}.npz", x=part[0], y=part[1], **more)
-        (out / "meta.json").write_bytes(msgspec.json.encode(meta) + b"\n")
-    except OSError as error:
-        if error.errno in NO_SPACE:
+        # train.npz makes the folder a shard, so it comes last.
+        parts = {"test": (source.test, source.test_groups), "train": (source.train, source.groups)}
+        try:
+            write_file(out / "meta.json", msgspec.json.encode(meta) + b"\n", PUBLIC, durable=False)
+            for name, (part, groups) in parts.items():
+                more: dict[str, Any] = {} if groups is None else {"group": groups}
+                if part is not None:
+                    write_arrays(out / f"{name}.npz", {"x": part[0], "y": part[1], **more})
+        except BaseException:
+            for written in ("meta.json", "test.npz", "train.npz"):
+                (out / written).unlink(missing_ok=True)
+            raise
+    except (OSError, DiskFull) as error:
+        if isinstance(error, DiskFull) or error.errno in NO_SPACE:
             raise DiskFull(f"no space left for the shard in {out}; free some, or choose another --out") from None
         raise ShardError(f"cannot write the shard to {out}: {error.strerror or error}") from None
 

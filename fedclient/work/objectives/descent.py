@@ -19,7 +19,7 @@ from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError
 from attune.common.wire.checks import is_finite
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Tensors, Trained
-from attune.fedclient.work.objectives.batches import batch_of, batches
+from attune.fedclient.work.objectives.batches import batch_of, batch_sizes, batches
 from attune.fedclient.work.objectives.optimisers import optimiser_for, schedule_for
 
 # (tensors, beside) -> scalar
@@ -88,7 +88,7 @@ class Descent:
     @property
     def per_epoch(self) -> int:
         """Steps in one pass over the samples."""
-        return -(-len(self.task.x) // self.settings.batch_size)
+        return len(batch_sizes(len(self.task.x), self.settings.batch_size, self.task.network.normalises_batches))
 
     @property
     def steps(self) -> int:
@@ -101,7 +101,8 @@ class Descent:
 
     def batches(self, purpose: str) -> Iterator[Tensor]:
         """Yield the indices (B,) of each step. `purpose` names a separate draw."""
-        return batches(len(self.task.x), self.settings, self.batch_seed(purpose))
+        normalises = self.task.network.normalises_batches
+        return batches(len(self.task.x), self.settings, self.batch_seed(purpose), normalises)
 
     def batch_seed(self, purpose: str) -> int:
         """Return the seed of the draw of batches for this purpose."""

@@ -10,11 +10,14 @@ from functools import cached_property
 
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from attune.common.errors import SettingError
 from attune.common.models.body import names_of, training_mode
 from attune.common.models.output import logits_of
 from attune.common.models.structure import roles, tensors_of
+
+_ONE_SAMPLE = "more than 1 value per channel"  # in torch's message
 
 
 class Network:
@@ -36,7 +39,17 @@ class Network:
         A frozen body need not be among them: then the model's own is used.
         """
         model_tensors = {name: tensor for name, tensor in tensors.items() if name in self.names or name in self.still}
-        return logits_of(functional_call(self.model, model_tensors, (x,)), self.model)
+        try:
+            # A copy: a model may change its input in place, and it must not change the samples.
+            output = functional_call(self.model, model_tensors, (x.clone(),))
+        except ValueError as error:
+            if _ONE_SAMPLE not in str(error):
+                raise
+            raise SettingError(
+                "a batch of one sample cannot pass a batch normalisation: set train.batch_size to 2 or more. A device with a "
+                "single training sample cannot train this model"
+            ) from error
+        return logits_of(output, self.model)
 
     def train(self, still: Callable[[str], bool]) -> None:
         """Switch to training mode, except for normalisation layers with statistics in `still`, which normalise with these."""
@@ -44,6 +57,11 @@ class Network:
         for name in sorted(self.names - self.parameters):
             if "norm" in self.roles[name] and still(name):
                 self.model.get_submodule(name.rpartition(".")[0]).training = False
+
+    @cached_property
+    def normalises_batches(self) -> bool:
+        """Whether a layer normalises by the samples of a batch, so that training needs two of them."""
+        return any(isinstance(module, _BatchNorm) for module in self.model.modules())
 
     def with_features(self, tensors: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         """Return (logits (B, ..., C), features (B, ..., D)). Features are what enters the head.

@@ -53,6 +53,8 @@ def _of_precision(mixed_precision: str) -> str:
 def _of_layers(network: Network) -> str:
     for name in sorted(network.names - network.parameters):
         return f"training changes {name} in place, as running statistics are"
+    if network.normalises_batches:
+        return "the model normalises batches, so that a sample's scores depend on the other samples of its batch"
     for name, module in network.model.named_modules():
         if _drops(module):
             return f"{name} drops units at random, by draws of each device's own"

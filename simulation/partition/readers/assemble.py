@@ -53,7 +53,7 @@ def assemble(raw: Raw, options: ReadOptions) -> Dataset:
     if options.missing == "median" and train_x.dtype.kind == "f":
         fill = gaps.medians(train_x, raw.columns, raw.name)
         train_x, test_x = gaps.filled(train_x, fill), gaps.filled(test_x, fill)
-    kind = kinds.infer(train_x, f"x of {raw.name}")
+    kind = kinds.infer(train_x, f"x of {raw.name}", tokens=raw.vocabulary > 0)
     parts = []
     for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
         where = f"the {part} part of {raw.name}"

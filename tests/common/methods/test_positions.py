@@ -116,5 +116,6 @@ def test_a_model_of_positions_is_not_judged_by_labels_of_sequences(shard, tmp_pa
     artifact.save(home.model, *artifact.finished_model(learner))
     np.savez(tmp_path / "text" / "train.npz", x=shard.train_x, y=shard.train_y[:, -1])
     np.savez(tmp_path / "text" / "test.npz", x=shard.test_x, y=shard.test_y[:, -1])
+    (tmp_path / "text" / "meta.json").write_text('{"kind": "tokens"}')
     with pytest.raises(ShapeMismatch, match="has a label for every sample, but the model gives one for every position"):
         artifact.Model.load(home.model).evaluate(load_shard(tmp_path / "text"))

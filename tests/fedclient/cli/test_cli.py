@@ -123,5 +123,6 @@ def test_partition_writes_shards_a_picture_and_a_table(tmp_path):
 def test_a_folder_that_cannot_be_written_is_an_error_without_traceback(bench, tmp_path):
     (tmp_path / "file").write_text("")
     result = call("--data", bench.shard, "--server", "localhost:1", "--home", tmp_path / "file" / "home")
-    assert result.exit_code == 1
-    assert result.stderr == f"fedclient: Not a directory: {tmp_path / 'file' / 'home'}\n"
+    home, file = tmp_path / "file" / "home", tmp_path / "file"
+    assert result.exit_code == 2
+    assert result.stderr == f"fedclient: {home} cannot be a folder, because {file} is a file; choose another --home\n"

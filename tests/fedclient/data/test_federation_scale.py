@@ -70,7 +70,7 @@ def test_without_it_no_sum_leaves_the_device(write, samples, standardise: bool) 
 @pytest.mark.parametrize("kind", ["images", "tokens"])
 def test_what_is_not_standardised_has_no_columns(write, samples, kind: str) -> None:
     x, y = samples(kind)
-    assert load_shard(write(x, y, meta=SHARED)).profile().columns is None
+    assert load_shard(write(x, y, meta=SHARED | {"kind": kind})).profile().columns is None
 
 
 def test_profiles_with_and_without_columns_are_read_by_old_and_new_sides() -> None:

@@ -25,7 +25,7 @@ def test_samples_are_counted_as_sequences(write):
     profile = load_shard(write(X, Y, test=(X[:3], Y[:3]))).profile()
     assert profile.per_position and (profile.samples, profile.test_samples) == (12, 3)
     assert (profile.kind, profile.shape, profile.labels, profile.vocabulary) == ("tokens", (4,), list(range(7)), 7)
-    assert not load_shard(write(X, Y[:, -1], name="each")).profile().per_position
+    assert not load_shard(write(X, Y[:, -1], meta={"kind": "tokens"}, name="each")).profile().per_position
 
 
 def test_the_hold_out_keeps_labels_with_their_sequences(write):
@@ -74,7 +74,7 @@ def test_undeclared_labels_are_counted_by_position(write):
 
 
 def test_a_shard_that_is_labelled_otherwise_than_the_plan_says_is_refused(write):
-    every, each = load_shard(write(X, Y)), load_shard(write(X, Y[:, -1], name="each"))
+    every, each = load_shard(write(X, Y)), load_shard(write(X, Y[:, -1], meta={"kind": "tokens"}, name="each"))
     with pytest.raises(ShapeMismatch, match="each has a label for every sample, but the model gives one for every position"):
         prepare(each, plan_of(True, list(range(7))))
     with pytest.raises(ShapeMismatch, match="mine has a label for every position, but the model gives one for every sample"):

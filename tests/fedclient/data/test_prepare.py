@@ -31,7 +31,7 @@ def test_float_images_stay_as_they_are(write, plan_for):
 
 def test_tokens_become_int64(write, plan_for):
     x = np.array([[1, 2], [3, 0]], dtype=">u2")
-    ready = prepare(load_shard(write(x, [0, 1])), plan_for("tokens", (2,), [0, 1], vocabulary=9))
+    ready = prepare(load_shard(write(x, [0, 1], meta={"kind": "tokens"})), plan_for("tokens", (2,), [0, 1], vocabulary=9))
     assert ready.train_x.tolist() == [[1, 2], [3, 0]] and ready.train_x.dtype == torch.int64
 
 
@@ -97,7 +97,7 @@ def test_refusals(write, samples, plan_for):
         UndeclaredLabels, match=rf"training part of shard mine holds {ones} samples .*: 1; the classes are 0, 'x'"
     ):
         prepare(shard, plan_for("images", (5, 4, 1), [0, "x"]))
-    tokens = load_shard(write(np.array([[1, 7], [2, 3]]), [0, 1]))
+    tokens = load_shard(write(np.array([[1, 7], [2, 3]]), [0, 1], meta={"vocabulary": 8}))
     with pytest.raises(ShapeMismatch, match="1 tokens outside the federation's vocabulary of 7, the largest is 7"):
         prepare(tokens, plan_for("tokens", (2,), [0, 1], vocabulary=7))
 

@@ -23,7 +23,8 @@ def test_kind_follows_from_x(write, samples, kind, shape, vocabulary):
     x, y = samples(kind)
     if kind == "tokens":
         x[5, 1] = 199
-    shard = load_shard(write(x, y, test=(x[:10], y[:10])))
+    meta = {"kind": "tokens"} if kind == "tokens" else None
+    shard = load_shard(write(x, y, test=(x[:10], y[:10]), meta=meta))
     profile = shard.profile()
     assert (shard.name, profile.kind, profile.shape, profile.vocabulary) == ("mine", kind, shape, vocabulary)
     assert (profile.labels, profile.samples, profile.test_samples, shard.warnings) == ([0, 1], 80, 10, ())
@@ -161,13 +162,33 @@ def test_declared_vocabulary(write):
         (X.astype(str), Y, "no kind"),
         (X.astype(complex), Y, "no kind"),
         (np.zeros((12, 0)), Y, "its samples are empty"),
-        (-np.ones((12, 2), np.int64), Y, "negative tokens, the least is -1"),
-        (np.full((12, 2), 10**9), Y, "vocabulary of"),
     ],
 )
 def test_wrong_arrays(write, x, y, message):
     with pytest.raises(ShardError, match=message):
         load_shard(write(x, y))
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [(-np.ones((12, 2), np.int64), "negative tokens, the least is -1"), (np.full((12, 2), 10**9), "vocabulary of")],
+)
+def test_wrong_tokens(write, x, message):
+    with pytest.raises(ShardError, match=message):
+        load_shard(write(x, Y, meta={"kind": "tokens"}))
+
+
+def test_whole_numbers_are_features_unless_something_says_tokens(write):
+    x = np.arange(24).reshape(12, 2)
+    shard = load_shard(write(x, Y))
+    assert shard.kind == "tabular" and any("taken as F features" in note for note in shard.warnings)
+    for found in (
+        load_shard(write(x, Y, meta={"kind": "tokens"})),
+        load_shard(write(x, Y, meta={"vocabulary": 24})),
+        load_shard(write(x, x % 3, meta={})),
+        load_shard(write(x, Y, meta={}), tokens=True),
+    ):
+        assert found.kind == "tokens" and not any("features" in note for note in found.warnings)
 
 
 @pytest.mark.parametrize(

@@ -168,9 +168,9 @@ def test_a_data_set_of_ones_own(tmp_path: Path):
     x, y = np.arange(40).reshape(20, 2), np.array(["a", "b"] * 10)
     np.savez(tmp_path / "own.npz", train_x=x, train_y=y, test_x=x, test_y=y)
     data = load_dataset(str(tmp_path / "own.npz"))
-    assert (data.name, data.kind, data.classes, data.vocabulary) == ("own", "tokens", ["a", "b"], 40)
+    assert (data.name, data.kind, data.classes, data.vocabulary) == ("own", "tabular", ["a", "b"], 0)
     write_shards(tmp_path / "out", partition(data, "iid", 2))
-    assert load_shard(tmp_path / "out" / "shard1").profile().vocabulary == 40
+    assert load_shard(tmp_path / "out" / "shard1").kind == "tabular"
     with pytest.raises(SettingError, match="no data set"):
         load_dataset("digit")
 

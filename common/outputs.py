@@ -1,0 +1,75 @@
+"""Checks that results can be written, made before hours of work."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from attune.common.durable import NO_SPACE
+from attune.common.errors import DiskFull, SettingError
+
+_PROBE = b"x" * 4096
+
+
+def check_folder(folder: Path, option: str = "--out") -> None:
+    """Check that files can be written into a folder, which may not exist yet. Afterwards all is as before.
+
+    Args:
+        folder: The folder.
+        option: What the user can change, for the message.
+
+    Raises:
+        SettingError: It cannot be a folder, or this user may not write there.
+        DiskFull: The disk has no space.
+    """
+    folder = folder.absolute()
+    made: list[Path] = []
+    try:
+        for place in (*reversed(folder.parents), folder):
+            if place.exists() and not place.is_dir():
+                raise SettingError(f"{folder} cannot be a folder, because {place} is a file; choose another {option}")
+            if not place.exists():
+                place.mkdir(mode=0o700)
+                made.append(place)
+        _probe(folder)
+    except OSError as error:
+        raise _error(folder, error, option) from None
+    finally:
+        for place in reversed(made):
+            place.rmdir()
+
+
+def check_file(path: Path, option: str = "--out") -> None:
+    """Check that a file can be written, as `check_folder` does for its folder.
+
+    Raises:
+        SettingError: It is a folder, or its folder does not exist, or this user may not write there.
+        DiskFull: The disk has no space.
+    """
+    if path.is_dir():
+        raise SettingError(f"{path} is a folder, and a file is needed; choose another {option}")
+    if path.exists() and not path.is_file():
+        return  # a device such as /dev/stdout
+    if not path.absolute().parent.exists():
+        raise SettingError(f"there is no folder {path.absolute().parent} for {path.name}; make it, or choose another {option}")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise SettingError(f"{path} may not be written by this user; choose another {option}")
+    check_folder(path.parent, option)
+
+
+def _probe(folder: Path) -> None:
+    probe = folder / f".attune-{secrets.token_hex(6)}.tmp"
+    try:
+        with probe.open("xb") as file:
+            file.write(_PROBE)
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _error(folder: Path, error: OSError, option: str) -> SettingError | DiskFull:
+    if error.errno in NO_SPACE:
+        return DiskFull(f"no space left in {folder}; free some, or choose another {option}")
+    return SettingError(f"cannot write to {folder}: {error.strerror or error}; choose another {option}")
