@@ -263,13 +263,13 @@ REFUSED: dict[str, tuple[tuple[Any, Any], str]] = {
     "complex": (data(x_of=lambda x: x.astype("c8")), "x of a is of type complex64; give real and imaginary parts"),
     "dates": (data(x_of=lambda x: x.astype("M8[D]")), "x of a is of type datetime64.*give dates as numbers"),
     "text and numbers": (
-        data(y_of=lambda y: np.array([1, "yes"], dtype=object)[y]),
-        "y of a holds values of the types int, str",
+        data(x_of=lambda x: np.array([[1, "yes", 2]] * len(x), dtype=object)),
+        "x of a holds values of the types int, str",
     ),
-    "a label is missing": (data(y_of=lambda y: np.array([None, "yes"], dtype=object)[y]), "y of a lacks .* values"),
+    "a label is missing": (data(y_of=lambda y: np.array([None, "yes"], dtype=object)[y]), "labels that mean a missing value"),
     "rows of several lengths": (([[1.0], [2.0, 3.0]], [0, 1]), "x of a cannot be made an array"),
     "hidden values": (data(x_of=masked), "1 NaN or infinite values"),
-    "hidden labels": (data(y_of=masked), "labels that are no integers, the first is nan"),
+    "hidden labels": (data(y_of=masked), "labels that mean a missing value"),
     "records": (data(x_of=lambda x: x.view([("p", "f4"), ("q", "f4"), ("r", "f4")])), "x of a is of type"),
 }
 
