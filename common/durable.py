@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,3 +131,18 @@ def disk_errors(path: Path) -> Iterator[None]:
         if error.errno in NO_SPACE:
             raise DiskFull(f"the disk of {path.parent} is full; free some space, then start again") from error
         raise
+
+
+def read_small(path: Path, limit: int) -> bytes:
+    """Return the content of a file that a stranger may have made.
+
+    Raises:
+        OSError: The file cannot be read, is a pipe or a device (whose reader would wait), or holds more than `limit` bytes.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it holds more than {limit:,} bytes", str(path))
+    return data

@@ -37,6 +37,17 @@ def clean(text: str, longest: int = LONGEST) -> str:
     return f"{shown[: longest - len(CUT)]}{CUT}" if cut else shown
 
 
+def csv_cell(value: object) -> object:
+    """Return a value for a CSV file. Text that a spreadsheet would run as a formula gets an apostrophe before it."""
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
     """Return the lines of a table without rules. The columns at the places `left` are aligned to the left.
 

@@ -17,7 +17,7 @@ from attune.common.outputs import check_folder
 from attune.common.plan import Plan
 from attune.common.statistics import Finding, interval_of
 from attune.common.task import TaskName
-from attune.common.text import aligned
+from attune.common.text import aligned, csv_cell
 from attune.fedclient.console import kept_words
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.comparison import comparisons_of, finding_of
@@ -181,7 +181,7 @@ class SimulationResult:
         with (out / "table.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, [column.name for column in fields(DeviceRow)])
             writer.writeheader()
-            writer.writerows(asdict(row) for row in self.table())
+            writer.writerows({name: csv_cell(value) for name, value in asdict(row).items()} for row in self.table())
         for name in self._outcome.results:
             model = self.model(name)
             save(out / "models" / name, model.info, {kind: member.tensors for kind, member in model.members.items()})

@@ -181,7 +181,7 @@ def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
         factory = load(MODELS[spec.name].factory)
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.default_generator.manual_seed(seed)
-        model = factory(spec, *options) if spec.name in _BUILT_IN else _made(factory, spec, *options)
+        model = _made(factory, spec, *options)
     if not isinstance(model, torch.nn.Module):
         raise SettingError(f"model {spec.name} made a {type(model).__name__}; its factory must return a torch.nn.Module")
     if spec.name not in _BUILT_IN:
@@ -204,10 +204,10 @@ def size_bytes(spec: ModelSpec) -> int:
 
 
 def _made(factory: Callable[..., Any], spec: ModelSpec, *options: ModelOptions) -> Any:
-    """Call a user's factory.
+    """Call a factory.
 
     Raises:
-        SettingError: With whatever the user's code raises.
+        SettingError: With whatever the factory raises, such as too little memory for the declared sizes.
     """
     try:
         return factory(spec, *options)

@@ -15,6 +15,7 @@ import click
 from attune.common.durable import replaced
 from attune.common.errors import AttuneError, SettingError
 from attune.common.outputs import check_file, check_folder
+from attune.common.text import csv_cell
 from attune.fedclient.cli.shared import allow_model_option, data_option, home_of, home_option, server_option
 from attune.fedclient.table_options import read_options, table_options
 
@@ -118,7 +119,7 @@ def predict(data: tuple[str, ...], out: Path, server: str | None, home: Path | N
             nullcontext(out) if special else replaced(out, durable=False) as place,
             place.open("w", newline="", encoding="utf-8") as file,
         ):
-            csv.writer(file).writerows(lines)
+            csv.writer(file).writerows(map(csv_cell, line) for line in lines)
     except OSError as error:
         raise SettingError(f"cannot write {out}: {error.strerror}") from None
     what = "labelled sequences" if model.info.model.per_position else "labels" if model.info.task == "classes" else "rows"

@@ -7,10 +7,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from attune.common.durable import read_small
 from attune.common.errors import ShardError, nearest
 from attune.common.plan import Kind, Label
 from attune.common.task import TaskName
+from attune.common.text import from_json
 
+MOST_BYTES = 64 << 20  # classes and columns may be many
 Standardise = bool | Literal["federation"]
 
 
@@ -40,14 +43,14 @@ def read_meta(path: Path) -> Meta:
     if not path.exists():
         return Meta()
     try:
-        declared: Any = msgspec.json.decode(path.read_bytes())
+        declared: Any = from_json(read_small(path, MOST_BYTES), object)
         for key in declared if isinstance(declared, dict) else ():
             if key not in Meta.__struct_fields__:
                 raise ShardError(f"unknown key {key!r} in {path}{nearest(key, Meta.__struct_fields__)}")
         meta = msgspec.convert(declared, Meta)
     except OSError as error:
         raise ShardError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise ShardError(f"{path} is wrong: {error}") from None
     if meta.classes is not None and not meta.classes:
         raise ShardError(f"`classes` in {path} is empty; list every label, or leave it out")

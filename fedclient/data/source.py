@@ -52,6 +52,7 @@ def read_source(path: Path, options: ReadOptions = PLAIN) -> DataSource:
         ShardError: The files cannot be read, or do not fit together.
         SettingError: A column does not exist, options of tables are given for other files, or meta.json has another task.
     """
+    _check_regular(path)
     if path.is_file() and may_be_table(path):
         return source_of_table(read_table(path, missing_words(options)), options)
     if options.of_tables != PLAIN:
@@ -60,6 +61,17 @@ def read_source(path: Path, options: ReadOptions = PLAIN) -> DataSource:
         raise ShardError(f"there is no shard at {path}; --data takes a folder with train.npz, one .npz file, or a table (.csv)")
     source = _read_folder(path) if path.is_dir() else _read_npz(path)
     return replace(source, meta=_with_missing(_with_task(source.meta, options.task, path), options))
+
+
+def _check_regular(path: Path) -> None:
+    """Check that no file of a shard is a pipe or a device, whose reader would wait.
+
+    Raises:
+        ShardError: One is.
+    """
+    for file in (path, *(path.iterdir() if path.is_dir() else ())):
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise ShardError(f"cannot read {file}: it is no regular file")
 
 
 def missing_words(options: ReadOptions) -> Words:

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from attune.common.config import TrainSettings
-from attune.common.durable import PUBLIC, committed_folder, write_file
+from attune.common.durable import PUBLIC, committed_folder, read_small, write_file
 from attune.common.errors import NoModel, ShapeMismatch, ShardError, WireError
 from attune.common.hardware import choose
 from attune.common.methods.registry import configured_from
 from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.metrics import Choice
-from attune.common.models.registry import build
+from attune.common.models.registry import build, size_bytes
 from attune.common.plan import Label, ModelSpec, Scale
 from attune.common.plugins import check_installed, check_model_allowed
 from attune.common.task import TASKS, TaskName
@@ -42,6 +42,9 @@ from attune.fedclient.work.executor import AnyLearner
 from attune.fedclient.work.measures import MEASURES, mean_score
 from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Tensors, Trainer
+
+MOST_BYTES = 64 << 20  # of model.json: classes and columns may be many
+SMALL_BYTES = 64 << 20  # of a model: what a description may declare beyond its files
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -164,9 +167,22 @@ def read_info(folder: Path) -> ModelInfo:
         NoModel: There is none, or it is damaged.
     """
     try:
-        return from_json((folder / "model.json").read_bytes(), ModelInfo)
+        return from_json(read_small(folder / "model.json", MOST_BYTES), ModelInfo)
     except (OSError, msgspec.DecodeError) as error:
         raise NoModel(f"there is no finished model in {folder} ({error})") from None
+
+
+def _check_size(info: ModelInfo, folder: Path) -> None:
+    """Check that the files can hold the model before memory is taken for it. Frozen bodies of user code are not in the files.
+
+    Raises:
+        NoModel: The description is of a larger model.
+    """
+    if ":" in info.model.name:
+        return
+    declared, stored = size_bytes(info.model), sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if declared > 4 * stored + SMALL_BYTES:
+        raise NoModel(f"model.json in {folder} describes a model of {declared:,} bytes, and its files hold {stored:,}")
 
 
 class Model:
@@ -212,6 +228,7 @@ class Model:
         """
         info = read_info(folder)
         check_model_allowed(info.model.name, allow_models, f"the model in {folder}")
+        _check_size(info, folder)
         return cls(info, {name: _tensors_in(folder / _file_of(name, info), info) for name in _weights_of(info)}, device)
 
     def __repr__(self) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from attune.common.errors import AttuneError, DiskFull, HomeMismatch
+
+_FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^/:'\"]{1,255}/)+")  # of an absolute path; names may have spaces
 
 HANDSHAKE = "handshake"  # the kind of a connection that never came to a call
 OTHERWISE = "read the reason; if the device should not be here, revoke it: `fedserver revoke NAME`"
@@ -34,12 +38,14 @@ ORDINARY = frozenset(
 
 
 def for_devices(error: AttuneError) -> AttuneError:
-    """Return the error without the names of files on this machine."""
+    """Return the error without the folders of this machine."""
     if isinstance(error, DiskFull):
         return type(error)("the disk of the server is full: its operator is told; try again later")
     if isinstance(error, HomeMismatch):
         return type(error)("something in the home of the server is damaged: its operator is told")
-    return error
+    shown = type(error).__new__(type(error), _FOLDERS.sub("", str(error)))  # constructors of errors differ
+    shown.__dict__.update(vars(error))
+    return shown
 
 
 def advice(kind: str) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from attune.common.errors import NoModel
 from attune.common.metrics import METRICS
 from attune.common.plan import Plan
+from attune.common.text import csv_cell
 from attune.common.wire.blobs import read_frames
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.common.wire.tensors import Tensors
@@ -56,7 +57,9 @@ def write_tables(
     with (out / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, (*ORDER_COLUMNS, *METRICS))
         writer.writeheader()
-        writer.writerows(msgspec.structs.asdict(row) for row in snapshot.rows)
+        writer.writerows(
+            {name: csv_cell(value) for name, value in msgspec.structs.asdict(row).items()} for row in snapshot.rows
+        )
     (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summarised(snapshot, plan))))
     (out / "status.json").write_bytes(msgspec.json.format(msgspec.json.encode(status(snapshot, set(reported), None, troubles))))
     return [
