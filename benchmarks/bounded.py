@@ -37,9 +37,9 @@ def medians_of(method: str, split: str, devices: int, rounds: int) -> list[float
     found: list[float] = []
     real = checks.above_bound
 
-    def kept(norms: Mapping[str, float], multiple: float) -> dict[str, float]:
-        found.extend(real(norms, 1e-9).values())
-        return real(norms, multiple)
+    def kept(norms: Mapping[str, float], multiple: float, reference: float) -> dict[str, float]:
+        found.extend(real(norms, 1e-9, reference).values())
+        return real(norms, multiple, reference)
 
     kind = "dirichlet" if split.startswith("dirichlet") else "pathological"
     parts = partition(load_dataset("digits"), kind, devices, 0, **SPLITS[split])

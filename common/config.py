@@ -95,6 +95,9 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Seconds after which a sampled device that is disconnected is replaced by an idle one. 0: as `grace_s`. Below 0: never,
     # which is needed for the same bits although devices come and go.
     replace_after_s: float = 0.0
+    # Share of the connected devices that may be hostile. No round opens whose cohort so many could outvote. 0: it opens, with
+    # a warning (docs/security.md#which-cohort-outvotes-whom).
+    attackers: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.0
     # Share of extra devices to sample. 0.3 with `clients` = 10: 13 are sampled, and the round closes with the tenth update.
     # No effect while `clients` is 0.
     over_selection: NonNegative = 0.0

@@ -149,6 +149,7 @@ class RoundContext:
         votes: Whether updates outvote one another. What is fitted to each newcomer alone has no vote.
         bounded: Devices whose change is above the bound, with how many median norms it is; transforms add to it.
         without_vote: Devices whose updates do not count; transforms add to it.
+        norms: Norms of the latest changes of the fleet's devices, oldest first; the bound on changes adds those of the cohort.
     """
 
     part: str
@@ -157,6 +158,7 @@ class RoundContext:
     votes: bool = True
     bounded: dict[str, float] = field(default_factory=dict)
     without_vote: set[str] = field(default_factory=set)
+    norms: dict[str, float] = field(default_factory=dict)
 
 
 class Transform(Protocol):

@@ -230,6 +230,7 @@ class Record(msgspec.Struct, frozen=True):
     spoiled: str = ""  # why the open step takes the last round back; empty: it does not
     setback: str = ""  # the last round of which no update counted, and why
     given_up: int = 0  # the last round whose state was taken back: reports about that state do not count; 0: none
+    taken_back: tuple[int, ...] = ()  # rounds that took the last state back, of the last WINDOW rounds
     opened_at: float = 0.0  # unix time
     reason: str = ""  # why the step failed
     failed_in: Phase = Phase.WAITING

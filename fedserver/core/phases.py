@@ -24,7 +24,7 @@ from attune.fedserver.core.messages import (
     Reported,
     StrEnum,
 )
-from attune.fedserver.core.policy import Policy, median_loss, spoiled
+from attune.fedserver.core.policy import WINDOW, Policy, median_loss, spoiled
 from attune.fedserver.core.state import NOBODY, Round
 
 
@@ -274,6 +274,7 @@ class AggregatingPhase(PhaseVerbs):
         record = state.record
         counted = NOBODY if setback else state.updates
         loss = record.loss if setback else median_loss(state)
+        gone_back = (record.round + 1,) if record.spoiled else ()
         state = replace(
             state.noting(
                 round=record.round + 1,
@@ -281,6 +282,7 @@ class AggregatingPhase(PhaseVerbs):
                 loss=record.loss if loss is None else loss,
                 kept=not setback,
                 given_up=record.round if record.spoiled else record.given_up,
+                taken_back=tuple(n for n in record.taken_back if n > record.round + 1 - WINDOW) + gone_back,
                 spoiled="",
                 setback=f"round {record.round + 1}: {setback}" if setback else record.setback,
             ),

@@ -32,6 +32,9 @@ class Policy(Protocol):
     def opens(self, state: Round) -> bool:
         """Return whether a round can open with the devices that are connected."""
 
+    def refuses(self, state: Round) -> str:
+        """Explain why no round may open although enough devices are connected; empty if one may."""
+
     def ask(self, state: Round) -> Asked:
         """Choose the devices of the round that opens now. Called only if `opens` holds."""
 
@@ -74,6 +77,21 @@ def quorum_of(settings: RoundSettings, record: Record) -> int:
     return min(settings.quorum or settings.min_clients, cohort, settings.clients or cohort)
 
 
+SUSPECTED = 0.2  # share of attackers that a warning reckons with
+
+
+def outvoted(settings: RoundSettings, devices: int, share: float) -> str:
+    """Explain why a share of this many connected devices can be half of a cohort; empty if it cannot.
+
+    A cohort is drawn at random, so all attackers can be in it. Of over-selected devices the fastest count.
+    """
+    cohort, hostile = min(settings.clients or devices, devices), math.ceil(share * devices)
+    if not cohort or 2 * min(hostile, cohort) < cohort:
+        return ""
+    enough = f"{2 * hostile + 1} (round.clients) outvote them"
+    return f"{hostile} hostile devices of {devices} can be half of a round of {cohort}; {enough}"
+
+
 @dataclass(frozen=True)
 class Synchronous:
     """Rounds one after the other; an update counts in its round or not at all."""
@@ -82,7 +100,12 @@ class Synchronous:
     seed: int
 
     def opens(self, state: Round) -> bool:
-        return len(state.connected) >= self.settings.min_clients
+        return len(state.connected) >= self.settings.min_clients and not self.refuses(state)
+
+    def refuses(self, state: Round) -> str:
+        attackers, devices = self.settings.attackers, len(state.connected)
+        waits = attackers and state.record.phase is Phase.WAITING and devices >= self.settings.min_clients
+        return outvoted(self.settings, devices, attackers) if waits else ""
 
     def ask(self, state: Round) -> Asked:
         """Skip devices that missed two orders in a row, unless too few devices remain without them."""
@@ -203,6 +226,7 @@ def passed_over(state: Round, work: WorkName = "train") -> frozenset[str]:
     return frozenset(name for of_kind in counts for name, misses in of_kind.items() if misses.passed_over(state.now))
 
 
+TAKE_BACKS, WINDOW = 3, 50  # the state is taken back at most so many times within so many rounds
 FLOOR = 1.0  # least loss to compare with: a multiple of a loss near 0 means nothing
 
 
@@ -218,7 +242,7 @@ def spoiled(state: Round, multiple: float, *, complete: bool) -> str:
         complete: Whether all answers are there; before that the median is not used.
     """
     record = state.record
-    if not multiple or not record.kept or record.adapting:
+    if not multiple or not record.kept or record.adapting or often_taken_back(record):
         return ""
     last, troubled = f"the state after round {record.round} was taken back", len(state.troubled)
     if 2 * troubled > len(record.devices):
@@ -227,6 +251,17 @@ def spoiled(state: Round, multiple: float, *, complete: bool) -> str:
     if median is None or record.loss is None or median <= multiple * max(record.loss, FLOOR):
         return ""
     return f"{last}: the median of the devices' losses went from {record.loss:.3g} to {median:.3g}"
+
+
+def often_taken_back(record: Record) -> str:
+    """Explain why the state is not taken back again; empty if it may be. A majority that does it has captured the rounds."""
+    recent = [number for number in record.taken_back if number > record.round - WINDOW]
+    if len(recent) < TAKE_BACKS:
+        return ""
+    return (
+        f"devices took the state back {len(recent)} times within {WINDOW} rounds; it is not taken back again before round "
+        f"{recent[-TAKE_BACKS] + WINDOW + 1}: see which of them report such losses or troubles, and revoke them"
+    )
 
 
 def median_loss(state: Round) -> float | None:

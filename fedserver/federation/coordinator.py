@@ -24,6 +24,7 @@ from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import summary
 from attune.fedserver.core.advice import for_devices
 from attune.fedserver.core.planning import ResolvedSettings
+from attune.fedserver.core.policy import SUSPECTED, often_taken_back, outvoted
 from attune.fedserver.core.round import left_s, next_wake, step
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
@@ -197,6 +198,8 @@ class Coordinator:
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
         if why := planning.why_this_model(self.settings, plan):
             LOG.info("a %s, because %s", plan.model.name, why)
+        if (why := outvoted(self.settings.round, len(profiles), SUSPECTED)) and self.settings.round.clients:
+            LOG.warning("%s; changes are bounded by those of earlier rounds alone (round.attackers refuses such cohorts)", why)
         for name in profiles:
             self.streams.send(name, self.welcome(plan))
 
@@ -240,6 +243,7 @@ class Coordinator:
             await self._commit_evaluation(record)
         await self._save_record(record)
         self.round = state
+        self.troubles.show("opening a round", self._rules.policy.refuses(state))
         return await self._follow(events.together(effects))
 
     async def _save_record(self, record: events.Record) -> None:
@@ -324,6 +328,7 @@ class Coordinator:
         LOG.debug("round %d: %s", number, closing.outcome.metrics)
         if closing.setback:
             LOG.warning("round %d counts for nothing: %s", number, closing.setback)
+        self.troubles.show("taking the state back", often_taken_back(record))
         await self._passed_over.bounded(number, closing.outcome.bounded, closing.outcome.without_vote)
         await self._follow(taken.effects)
         return True

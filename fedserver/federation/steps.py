@@ -123,6 +123,13 @@ class Troubles:
         if self._present.pop(step, None) is not None:
             LOG.info("%s: goes on", step)
 
+    def show(self, step: str, text: str) -> None:
+        """Note an obstacle, or that there is none any more (empty text)."""
+        if text:
+            self.set(step, text)
+        else:
+            self.clear(step)
+
     async def overcome(self, step: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Retry `attempt` until it succeeds, and return its result.
 

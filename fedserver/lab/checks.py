@@ -1,15 +1,17 @@
 """Checks of arriving updates, and their bounds against one another: the transforms that every part of a method has.
 
 On arrival the tensors' names, dtypes, shapes and values are checked while they are read once, and the norm of the change is
-taken. Against its cohort an update is bounded by medians, of these norms and of sample counts. A bound is one number for each
-update, known before anything is summed. An update within its bounds keeps every bit.
+taken. Against its cohort an update is bounded by medians, of these norms and of sample counts. A minority of the fleet can be
+the majority of one cohort, so the norms are also compared with those that the fleet's devices had in earlier rounds. A bound is
+one number for each update, known before anything is summed. An update within its bounds keeps every bit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from statistics import median_low
 
 import torch
@@ -22,6 +24,10 @@ from attune.common.wire.tensors import BLOCK, DTYPES, TensorSource, TensorView, 
 
 NORM = "norm"  # of the change, among the facts of an update
 LEAST = 3  # fewest updates whose median one of them alone cannot decide
+GROWTH = 3.0  # times the fleet's median norm: a cohort's median above it is not believed
+KEPT_NORMS = 200  # devices whose latest norms are remembered
+UNKNOWN = 10.0  # largest median of a fleet without a history, in norms of the part's values
+STILL = 0.1  # assumed median of a cohort whose median is 0, in such norms
 
 
 class ShapeCheck(Unchanged):
@@ -91,6 +97,13 @@ def change_norm(update: TensorSource, served: TensorSource | None) -> float:
     return norm.value
 
 
+def values_norm(update: TensorSource, served: TensorSource | None) -> float:
+    """Return the L2 norm of the served values; where changes are handed in, or all values are 0, that of as many ones."""
+    norm = change_norm(served, None) if served is not None else 0.0
+    floating = [spec for spec in update.manifest.values() if DTYPES[spec.dtype].is_floating_point]
+    return norm or math.sqrt(sum(math.prod(spec.shape) for spec in floating))
+
+
 def read_through(tensors: TensorSource) -> None:
     """Read each tensor once, block by block, so that each check that watches has seen all of it."""
     for name in tensors:
@@ -133,13 +146,26 @@ def cohort_median(sizes: Iterable[float]) -> float:
     return median_low(listed) if len(listed) >= LEAST else 0.0
 
 
-def above_bound(norms: Mapping[str, float], multiple: float) -> dict[str, float]:
-    """Return the clients above `multiple` medians, with how many medians that is.
+def reference_norm(norms: Collection[float], fleet: Iterable[float], size: Callable[[], float]) -> float:
+    """Return the norm with which changes are compared: the cohort's median, unless the fleet's history contradicts it.
 
-    A median or a multiple of 0 bounds no client.
+    Args:
+        norms: Of the cohort's changes.
+        fleet: Of the changes that devices handed in before; at most one norm a device.
+        size: Returns the norm of the part's values, which stands for a history that is missing.
     """
-    median = cohort_median(norms.values()) if multiple else 0.0
-    return {name: norm / median for name, norm in norms.items() if norm > multiple * median} if median > 0 else {}
+    median, usual = cohort_median(norms), cohort_median(fleet)
+    if usual:
+        return median if 0 < median <= GROWTH * usual else usual
+    stands_still = len(norms) >= LEAST and not median
+    most = (STILL if stands_still else UNKNOWN) * size()
+    return median if 0 < median <= most else most
+
+
+def above_bound(norms: Mapping[str, float], multiple: float, reference: float) -> dict[str, float]:
+    """Return the clients above `multiple` reference norms, with how many that is. A reference or multiple of 0 bounds none."""
+    bounded = multiple > 0 and reference > 0
+    return {name: norm / reference for name, norm in norms.items() if norm > multiple * reference} if bounded else {}
 
 
 def bounding_factor(medians: float, multiple: float) -> float:
@@ -193,7 +219,8 @@ class ChangeBound(Unchanged):
         if not self._multiple:
             return cohort
         counted = [update for update in cohort.updates if update.weight > 0]
-        over = above_bound({update.client: self._norm(update, context) for update in counted}, self._multiple)
+        norms = {update.client: self._norm(update, context) for update in counted}
+        over = above_bound(norms, self._multiple, self._reference(cohort, norms, context))
         without = {name for name, medians in over.items() if context.votes and 0 < self._no_vote < medians}
         context.without_vote |= without
         for name, medians in over.items():
@@ -201,6 +228,25 @@ class ChangeBound(Unchanged):
                 context.bounded[name] = max(context.bounded.get(name, 0.0), medians)
         kept = [update for update in cohort.updates if update.client not in without]
         return replace(cohort, updates=tuple(self._bounded(update, over, len(without), context) for update in kept))
+
+    def _reference(self, cohort: Cohort, norms: Mapping[str, float], context: RoundContext) -> float:
+        """Return the norm to compare with, and remember these norms for later rounds: each as at most two such norms.
+
+        So a fleet whose changes grow is followed in some rounds, and a minority of it moves the median little.
+        """
+        if not context.votes:
+            return cohort_median(norms.values())
+        if not norms:
+            return 0.0
+        first = cohort.updates[0]
+        size = partial(values_norm, first.source, context.before(first.client))
+        reference = reference_norm(norms.values(), context.norms.values(), size)
+        for name, norm in norms.items():
+            context.norms.pop(name, None)
+            context.norms[name] = min(norm, 2 * reference)
+        for name in list(context.norms)[:-KEPT_NORMS]:
+            del context.norms[name]
+        return reference
 
     def _norm(self, update: PartUpdate, context: RoundContext) -> float:
         """Return the norm that was taken on arrival, or take it now: an older version kept none with the update."""

@@ -40,7 +40,7 @@ from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START
 from attune.fedserver.lab.build import Maker, aggregators_for, made
 from attune.fedserver.lab.checks import ChangeBound, FiniteCheck, NormLimit, SampleBound, ShapeCheck, read_through
 from attune.fedserver.lab.packing import Packing
-from attune.fedserver.lab.vault import NotFinite, StateRecipe, StateVault
+from attune.fedserver.lab.vault import Norms, NotFinite, StateRecipe, StateVault
 from attune.fedserver.ports.blobs import SERVED, STATE, Blobs, blob_of
 from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served
 
@@ -90,6 +90,8 @@ class Engine:
         self._growth = {part: growth_of(part, transforms) for part in self._aggregators}
         self._bounded: dict[str, float] = {}  # client -> medians, of the round closed last
         self._without_vote: set[str] = set()  # those of them that did not count in some part
+        self._norms: Norms = {}  # of the changes in earlier rounds
+        self._next_norms: dict[str, dict[str, float]] = {}  # with those of the staged state
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
         self._recipe: StateRecipe | None = None  # of the present state
         self._next_recipe: StateRecipe | None = None  # of the staged one
@@ -235,6 +237,7 @@ class Engine:
 
     def follow(self, recipe: StateRecipe) -> list[Slot]:
         """Stage again what `aggregate` once staged."""
+        self._norms = recipe.norms_before
         self._admitted.update({client: client in recipe.founders for client in recipe.admitted})
         self._close(recipe.entries, recipe.adaptation, recipe.founders)
         return self.staged_slots()
@@ -264,7 +267,9 @@ class Engine:
         """Note how the staged state was made; for one that no aggregator made, only what it replaces."""
         replaced = [slot for _, vault in sorted(self._vaults.items()) for slot in vault.replaced_slots()]
         admitted, founding = sorted(self._admitted), sorted(name for name, founder in self._admitted.items() if founder)
-        self._next_recipe = StateRecipe(self._closed + 1, adaptation, admitted, dict(entries), replaced, made, founding)
+        self._next_recipe = StateRecipe(
+            self._closed + 1, adaptation, admitted, dict(entries), replaced, made, founding, self._norms, self._next_norms
+        )
         self._blobs.put(self._next_recipe.name, msgspec.json.encode(self._next_recipe))
         fail_at(SERVER, self._next_recipe.round, "aggregated")
 
@@ -289,7 +294,10 @@ class Engine:
         self, part: PartKind, entries: Mapping[str, AcceptedUpdate], votes: bool, stack: ExitStack
     ) -> list[PartUpdate]:
         """Return a cohort's updates of a part as its aggregator gets them."""
-        context = RoundContext(part, self._closed + 1, lambda client: self._base(client, part, stack), votes, self._bounded)
+        norms = self._next_norms.setdefault(part, {})
+        context = RoundContext(
+            part, self._closed + 1, lambda client: self._base(client, part, stack), votes, self._bounded, norms=norms
+        )
         cohort = Cohort(part, tuple(self._update(part, name, entry, stack) for name, entry in sorted(entries.items())))
         cohort = self._chains[part].on_cohort(cohort, context)
         self._without_vote |= context.without_vote
@@ -307,6 +315,7 @@ class Engine:
             for vault in self._vaults.values():
                 vault.take_back()
             self._aggregators, self._next_recipe = self._make(), None
+        self._next_norms = {part: dict(norms) for part, norms in self._norms.items()}
         self._tried = True
 
     def _opened(self, blob: Blob, stack: ExitStack) -> TensorFile:
@@ -317,7 +326,7 @@ class Engine:
 
     def remember(self, recipe: StateRecipe) -> None:
         """Note at the start how the present state was made, so that the next commit removes what it replaced."""
-        self._recipe = recipe
+        self._recipe, self._norms = recipe, recipe.norms
         for vault in self._vaults.values():
             vault.remember(recipe.replaced)
 
@@ -331,7 +340,7 @@ class Engine:
         if self._next_recipe is not None:
             if self._recipe is not None:
                 self._blobs.remove([self._recipe.name])
-            self._closed = self._next_recipe.round
+            self._closed, self._norms = self._next_recipe.round, self._next_recipe.norms
             self._recipe, self._next_recipe = self._next_recipe, None
         self._tried = False
         kept = self._generated if self._keeps_generated else {}

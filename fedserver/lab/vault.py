@@ -130,6 +130,9 @@ class StateVault:
         self._version += 1
 
 
+Norms = Mapping[str, Mapping[str, float]]  # by part and client, the norm of its latest change
+
+
 class StateRecipe(msgspec.Struct, frozen=True):
     """A round's ingredients. The blobs that it names are kept as long as it is."""
 
@@ -140,6 +143,8 @@ class StateRecipe(msgspec.Struct, frozen=True):
     replaced: Sequence[Slot]  # slots of the state before that this state replaced
     made: Sequence[Slot]
     founders: Sequence[str] = ()  # those of `admitted` that are founders
+    norms_before: Norms = {}
+    norms: Norms = {}  # with those of this round
 
     @property
     def name(self) -> str:

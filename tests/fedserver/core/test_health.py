@@ -19,7 +19,7 @@ from attune.fedserver.core.messages import (
     Resumed,
 )
 from attune.fedserver.core.phases import Rules
-from attune.fedserver.core.policy import Synchronous
+from attune.fedserver.core.policy import Synchronous, often_taken_back
 from attune.fedserver.core.round import step
 from attune.fedserver.core.state import Round
 
@@ -153,3 +153,33 @@ def test_most_devices_that_cannot_evaluate_the_end_take_it_back_too() -> None:
     for name in NAMES:
         m(Reported(name, 3, 4, "evaluate"))
     assert m.record.phase is Phase.DONE
+
+
+def test_the_state_is_taken_back_three_times_in_fifty_rounds_at_most() -> None:
+    """Three liars of five devices report a loss of 1e9 in every round, or that they cannot work with any state."""
+    m = Play(rounds=1000)
+    backs: list[int] = []
+    while m.record.round < 200:
+        m.closed(2.0, 2.1, 2.2, 2.0, 2.3) if not backs or m.record.kept else None
+        before = m.record.round
+        effects = m.losses(2.0, 2.0, 1e9, 1e9, 1e9)
+        if isinstance(effects[-1], GoBack):
+            backs.append(before + 1)
+            m(Aggregated(3, effects[-1].why))
+        else:
+            m(Aggregated(3))
+        m.state = m.state.noting(loss=2.0)
+    assert len(backs) > 3
+    assert all(later - first > 49 for first, later in zip(backs, backs[3:], strict=False))
+    assert "taken back" in often_taken_back(m.record.__class__(round=10, taken_back=(3, 5, 7)))
+    assert often_taken_back(m.record.__class__(round=60, taken_back=(3, 5, 7))) == ""
+
+
+@pytest.mark.parametrize(("clients", "attackers", "opens"), [(3, 0.3, False), (7, 0.3, True), (0, 0.3, True), (3, 0.0, True)])
+def test_a_cohort_that_the_stated_share_could_outvote_is_not_opened(clients: int, attackers: float, opens: bool) -> None:
+    typed = msgspec.convert({"min_clients": 3, "clients": clients, "attackers": attackers}, RoundSettings)
+    policy, state = Synchronous(typed, 0), Round(connected=frozenset("abcdefghij"))
+    assert policy.opens(state) is opens
+    assert bool(policy.refuses(state)) is not opens
+    if not opens:
+        assert "3 hostile devices of 10 can be half of a round of 3; 7 (round.clients) outvote them" in policy.refuses(state)
