@@ -89,7 +89,7 @@ class Members:
             return False
         labels = ", ".join(map(str, profile.labels))[:MAX_LABELS]
         await self._update(name, connected=True, since=self._clock.unix(), samples=profile.samples, note=note, labels=labels)
-        if self._is_written(name, "connect"):
+        if self._is_written(name, f"{note}{stream.software}"):
             if note:
                 LOG.warning("%s: %s", name, note, extra={"device": name})
             LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software, extra={"device": name})
@@ -119,7 +119,7 @@ class Members:
         return enough and await self._coordinator.try_plan(agreement.agreed)
 
     async def _refuse(self, name: str, error: AttuneError) -> None:
-        if self._is_written(name, "refused"):
+        if self._is_written(name, str(error)):
             LOG.warning("%s: %s", name, error, extra={"device": name})
         stream = self._streams.get(name)
         if stream is not None:
@@ -147,7 +147,7 @@ class Members:
         if self._streams.get(stream.name) is not None:
             return  # it is back already, and its welcome has had its turn or will have it
         await self._update(stream.name, connected=False, since=self._clock.unix())
-        if self._is_written(stream.name, "disconnect"):
+        if self._is_written(stream.name, ""):
             LOG.info("%s disconnected", stream.name, extra={"device": stream.name})
         if self._activity.stage(stream.name) is not DeviceStage.ABSENT:  # else it has a better reason
             self._activity.enter(stream.name, DeviceStage.ABSENT, "disconnected")
@@ -161,7 +161,7 @@ class Members:
             reason: The reason, for people.
             troubled: The device itself says that it cannot carry out its order.
         """
-        written = self._is_written(name, "trouble" if troubled else "refused update")
+        written = self._is_written(name, reason)
         if written:
             LOG.warning("%s: %s", name, reason, extra={"device": name})
         await self._coordinator.turn(self._excused, name, reason, troubled, written)
@@ -190,7 +190,7 @@ class Members:
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
         """Handle a device's report that it cannot carry out an order; without an order, that it takes no part at all."""
         if not order_id:
-            if self._is_written(name, "decline"):
+            if self._is_written(name, reason):
                 LOG.warning("%s takes no part: %s", name, reason, extra={"device": name})
                 await self._coordinator.turn(self._declined, name, reason)
             return
@@ -198,8 +198,8 @@ class Members:
             self._coordinator.book.order(name, order_id)
             await self.excuse(name, reason, troubled=True)
 
-    def _is_written(self, name: str, kind: str) -> bool:
-        return self._budget.allows(name, kind, self._clock.monotonic())
+    def _is_written(self, name: str, text: str) -> bool:
+        return self._budget.allows(name, text, self._clock.monotonic())
 
     async def _declined(self, name: str, reason: str) -> None:
         """Note that a device takes no part. It ends its stream next; if it returns in time, it gets its order again."""
