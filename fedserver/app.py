@@ -27,6 +27,7 @@ from attune.fedserver.federation.members import NOTHING_PERSONAL, goodbye
 from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.federation.steps import Clock
 from attune.fedserver.home import ServedAddress, ServerHome
+from attune.fedserver.identity import trust
 from attune.fedserver.identity.admin import AT_START, FOR_LOCAL, FederationAdmin, user
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator
@@ -105,6 +106,8 @@ async def _opened(options: ServerOptions, home: ServerHome, overrides: dict[str,
         storage, executors = home.open(), Executors()
         try:
             await asyncio.to_thread(storage.check_ledger)
+            for line in await trust.settle(storage):
+                options.say(f"warning: {line}; repaired from the audit log as far as it goes (`fedserver audit`)")
             snapshot = await storage.ledger.snapshot()
             await runs.tidy(storage, snapshot)
             merged = planning.reconcile(snapshot.overrides, overrides)

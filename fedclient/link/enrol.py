@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from grpc.aio import AioRpcError
 
-from attune.common.errors import CertificateRefused, FingerprintMismatch, Unreachable
+from attune.common.errors import CertificateRefused, FingerprintMismatch, Forbidden, Unreachable
 from attune.common.exchange.messages import EnrolRequest, IssuedCertificate
 from attune.common.exchange.protobuf import ENROL
 from attune.common.faults import fail_at
@@ -27,6 +27,7 @@ from attune.fedclient.link.diagnose import diagnose
 
 CALL_S = 30.0
 DIAGNOSIS_S = 5.0
+HEALTH = "/grpc.health.v1.Health/Check"
 
 
 async def enrol(
@@ -61,24 +62,40 @@ async def stay_enrolled(
     connect_timeout_s: float,
     say: Callable[[str], None],
 ) -> Identity:
-    """Return the identity; if its certificate has expired, get a fresh one for the same name and key by the token.
+    """Return the identity. By the token, get a fresh certificate for the same name and key where the present one does not count.
+
+    That is so if it has expired, or if the server does not know it: a power cut or an older backup may lose an enrolment.
 
     Raises:
         CertificateRefused: It has expired, and there is no token.
         AttuneError: As in `enrol`.
     """
     now = datetime.now(timezone.utc)
-    if now <= not_after(identity.credential.certificate_pem):
-        if token_text is not None:
-            say(f"already enrolled as {identity.name}; the token is ignored")
-        return identity
+    expired = now > not_after(identity.credential.certificate_pem)
     if token_text is None:
         check_dates(identity.credential.certificate_pem, now)
-    else:
-        say(f"the certificate of {identity.name} has expired; enrolling again with the same key")
-        record = home.record() or DeviceInfo(identity.name, str(address))
-        identity = await _certify(home, record, identity.credential.key_pem, address, token_text, connect_timeout_s, say)
-    return identity
+        return identity
+    if not expired and not await _is_unknown(identity, address):
+        say(f"already enrolled as {identity.name}; the token is ignored")
+        return identity
+    why = "has expired" if expired else "is unknown to the server, which has lost the enrolment"
+    say(f"the certificate of {identity.name} {why}; enrolling again with the same key")
+    record = home.record() or DeviceInfo(identity.name, str(address))
+    return await _certify(home, record, identity.credential.key_pem, address, token_text, connect_timeout_s, say)
+
+
+async def _is_unknown(identity: Identity, address: ServerAddress) -> bool:
+    """Ask the server by a call that changes nothing; a server that cannot be reached says nothing about it."""
+    anchor = identity.ca_pem
+    async with grpc.aio.secure_channel(
+        str(address), channel_credentials(anchor, identity.credential), channel_options(anchor)
+    ) as channel:
+        try:
+            ask: Any = channel.unary_unary(HEALTH)
+            await ask(b"", timeout=DIAGNOSIS_S)
+        except AioRpcError as error:
+            return isinstance(from_rpc(error), Forbidden)
+    return False
 
 
 async def _certify(

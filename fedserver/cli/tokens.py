@@ -16,7 +16,13 @@ from attune.fedserver.cli.shared import HOME, admin_of, wake
 @HOME
 @click.option("--uses", type=click.IntRange(1), default=1, show_default=True, help="How many devices may join with it.")
 @click.option("--ttl", default="24h", show_default=True, help="How long it is valid: 30m, 24h, 7d.")
-@click.option("--for", "only_for", metavar="NAME", default="", help="For this device alone, whose certificate has expired.")
+@click.option(
+    "--for",
+    "only_for",
+    metavar="NAME",
+    default="",
+    help="For this device alone, whose certificate has expired or whose enrolment was lost.",
+)
 @click.pass_context
 def token(context: click.Context, home: Path | None, uses: int, ttl: str, only_for: str) -> None:
     """Print only a join token for a new device; on a terminal also how many devices it admits."""
@@ -25,6 +31,8 @@ def token(context: click.Context, home: Path | None, uses: int, ttl: str, only_f
         return
     place, admin = admin_of(home)
     key = place.open_authority().public_key_compressed
+    if only_for and (unknown := aio.run(admin.unknown(only_for))):
+        click.echo(f"{unknown}: this token admits a new device of that name, or one whose enrolment was lost", err=True)
     click.echo(aio.run(admin.new_token(key, uses, _seconds(ttl), only_for=only_for)))
     whom = only_for or ("one new device" if uses == 1 else f"{uses} new devices")
     if sys.stderr.isatty():  # a pipe may carry both, and then the token is not alone

@@ -9,13 +9,14 @@ from __future__ import annotations
 import getpass
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from attune.common.errors import SettingError, nearest
 from attune.common.identity.credential import fingerprint_of
+from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
 from attune.fedserver.ports.ledger import Ledger, Token
 
@@ -85,15 +86,16 @@ class FederationAdmin:
             authority_public_key: The key that the token pins.
             uses: How many devices it admits.
             ttl_s: Seconds for which it is valid.
-            only_for: The enrolled device that may use it, and no other.
+            only_for: The device that may use it, and no other. It need not be enrolled: a device whose enrolment the server has
+                lost is not.
             origin: Where it was asked for.
             keep: How many tokens of this origin stay, the newest.
 
         Raises:
-            SettingError: There is no device `only_for`.
+            SettingError: No device can have the name `only_for`.
         """
         if only_for:
-            await self._known(only_for)
+            check_name(only_for)
         token = JoinToken.new(authority_public_key)
         pem, now = token.bootstrap().certificate_pem, time.time()
         made = Token(
@@ -171,10 +173,14 @@ class FederationAdmin:
         record = (await self._ledger.snapshot()).record
         await self._ledger.put_record(msgspec.structs.replace(record, paused=on))
 
+    async def unknown(self, name: str) -> str:
+        """Return a sentence if no device of this name is enrolled, else an empty text."""
+        names = [device.name for device in await self._ledger.devices()]
+        return "" if name in names else f"no device {name!r} is enrolled here{nearest(name, names)}"
+
     async def _known(self, name: str) -> None:
-        names: Sequence[str] = [device.name for device in await self._ledger.devices()]
-        if name not in names:
-            raise SettingError(f"no device {name!r} is enrolled here{nearest(name, names)}")
+        if unknown := await self.unknown(name):
+            raise SettingError(unknown)
 
     async def _note(self, event: str, **facts: object) -> None:
         await self._ledger.note(event, self._by, **facts)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from attune.common.errors import CertificateRefused, Forbidden, NameTaken, TokenRefused, TooMany
 from attune.common.faults import SERVER, fail_at
@@ -27,6 +28,10 @@ LONGEST_GRACE_S = 30.0  # from the first call under a renewed certificate to the
 ISSUED, ISSUED_WITHIN_S = 8, 3600.0  # certificates that a device is issued at most, in this time or a fifth of their life
 UNUSED = ISSUED  # certificates of a device that are kept until their first call; no fewer, for ISSUED counts them
 FORGET_S = 86400.0  # for this time a retired certificate hears that it is retired
+UNKNOWN = (
+    "this certificate was not issued to a device of this federation, or the server has lost the enrolment: keep the home, ask "
+    "the server's operator for a token for this device (`fedserver token --for NAME`) and start it with --token-file"
+)
 RETRY_S = 3600.0  # for this time a device that has not heard the answer may ask for its first certificate again
 
 
@@ -99,7 +104,7 @@ class Registrar:
         if certificate is None:
             if await self._ledger.token(fingerprint) is not None:
                 return Caller("bootstrap", "", fingerprint)
-            raise Forbidden("this certificate was not issued to a device of this federation: enrol with a join token")
+            raise Forbidden(UNKNOWN)
         if certificate.revoked:
             raise CertificateRefused(f"the certificate of {certificate.name} was revoked by the operator of this federation")
         if certificate.retires_at is not None:
@@ -152,8 +157,8 @@ class Registrar:
             if not again:
                 _check_live(token)
             await self._check_often(name)
-            await self._ledger.note("enrolled", "device", name=name, token=token.id, certificate=fingerprint_of(pem))
             certificate, now = self._certificate(pem, name), time.time()
+            await self._ledger.note("enrolled", "device", name=name, token=token.id, **_facts(certificate))
             await self._ledger.enrol(name, key, certificate, now, None if again else bootstrap_fingerprint)
         fail_at(SERVER, 0, "certificate-issued")
         return pem
@@ -168,8 +173,9 @@ class Registrar:
         pem = self.authority.issue_device(csr_der, name, self._days)
         async with self._turn:
             await self._check_often(name)
-            await self._ledger.note("renewed", "device", name=name, certificate=fingerprint_of(pem))
-            await self._ledger.renew(self._certificate(pem, name), time.time(), UNUSED, FORGET_S)
+            certificate = self._certificate(pem, name)
+            await self._ledger.note("renewed", "device", name=name, **_facts(certificate))
+            await self._ledger.renew(certificate, time.time(), UNUSED, FORGET_S)
         return pem
 
     async def _unanswered(self, known: DeviceRecord, token: Token) -> bool:
@@ -212,6 +218,11 @@ class Registrar:
     def _certificate(self, pem: bytes, name: str) -> Certificate:
         ends = not_after(pem).timestamp()
         return Certificate(fingerprint_of(pem), name, "device", ends, public_key=key_fingerprint_of(pem), issued_at=time.time())
+
+
+def _facts(certificate: Certificate) -> dict[str, Any]:
+    """Return what the audit log says of a certificate: enough to make its row in the ledger again."""
+    return {"certificate": certificate.fingerprint, "key": certificate.public_key, "not_after": certificate.not_after}
 
 
 def _check_live(token: Token) -> None:

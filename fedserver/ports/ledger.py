@@ -5,8 +5,8 @@
 beside whoever writes.
 
 Every call of a ledger is awaited, so that an implementation may wait for a disk or a network. A change survives a killed
-process; a change by `commit_round` also survives a power cut. Each call may raise LedgerBusy: the caller decides whether to try
-again.
+process. What was acknowledged to somebody also survives a power cut: rounds, runs, settings, a pause, enrolments, renewals,
+revocations and tokens. Each call may raise LedgerBusy: the caller decides whether to try again.
 """
 
 from __future__ import annotations
@@ -69,6 +69,13 @@ class Refusal:
     count: int = 1
 
 
+class AuditHead(msgspec.Struct, frozen=True):
+    """The last line of the audit log: its number and its digest."""
+
+    number: int
+    digest: str
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The whole ledger at one moment, as far as views show it."""
@@ -83,6 +90,7 @@ class Snapshot:
     refusals: tuple[Refusal, ...] = ()  # the latest first
     run: str = ""  # of several over one fleet; empty: the first
     leaving: bool = False  # blobs of the run before are still to be removed
+    audit_head: AuditHead | None = None  # the last entry of the audit log that the ledger knows; None: it knows none
 
     @cached_property
     def settings(self) -> ResolvedSettings:
@@ -202,6 +210,9 @@ class MemberLedger(Protocol):
             DiskFull: There is no space for the entry.
             LedgerBusy: Another process holds the log.
         """
+
+    async def set_audit_head(self, head: AuditHead) -> None:
+        """Make this the last entry of the audit log that the ledger knows. `note` does so for its own entries."""
 
     # --- devices
 

@@ -24,7 +24,7 @@ from attune.common.durable import PRIVATE, disk_errors, sync, sync_with_name
 from attune.common.errors import HomeMismatch, LedgerBusy
 from attune.common.faults import SERVER, fail_at
 from attune.common.text import from_json
-from attune.fedserver.ports.ledger import AuditEntry
+from attune.fedserver.ports.ledger import AuditEntry, AuditHead
 
 FIRST = "0" * 64  # the digest that the first line names, since there is no line before it
 LOCK_S = 10.0
@@ -38,8 +38,10 @@ class Audit:
         self.path = path
         self._lock = filelock.FileLock(path.with_name(f"{path.name}.lock"), mode=PRIVATE, thread_local=False)
 
-    def write(self, event: str, by: str, **facts: Any) -> None:
-        """Append one line, durably. A line that a killed process left unfinished is cut off, and another line notes that.
+    def write(self, event: str, by: str, **facts: Any) -> AuditHead:
+        """Append one line, durably, and return its number and digest.
+
+        A line that a killed process left unfinished is cut off, and another line notes that.
 
         Raises:
             DiskFull: There is no space for the line.
@@ -47,24 +49,25 @@ class Audit:
         """
         try:
             with self._lock.acquire(timeout=LOCK_S), disk_errors(self.path):
-                self._append(event, by, facts)
+                return head_of(self._append(event, by, facts))
         except filelock.Timeout:
             raise LedgerBusy(f"another process holds the audit log for longer than {LOCK_S:.0f} s") from None
 
-    def _append(self, event: str, by: str, facts: dict[str, Any]) -> None:
+    def _append(self, event: str, by: str, facts: dict[str, Any]) -> bytes:
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
         try:
             last, torn = _tail(fd)
             if torn:
                 os.ftruncate(fd, os.fstat(fd).st_size - len(torn))
                 last = _add(fd, last, "cut off", "server", {"unfinished": torn.decode(errors="replace")})
-            _add(fd, last, event, by, facts)
+            line = _add(fd, last, event, by, facts)
         finally:
             os.close(fd)
         if last:
             sync(self.path)
         else:  # the file may be new
             sync_with_name(self.path)
+        return line
 
 
 def _tail(fd: int) -> tuple[bytes, bytes]:
@@ -93,6 +96,11 @@ def next_line(last: bytes, event: str, by: str, facts: dict[str, Any]) -> bytes:
     number = from_json(last, AuditEntry).number + 1 if last else 1
     at = datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds")
     return msgspec.json.encode(AuditEntry(number, at, event, by, facts, _digest_of(last) if last else FIRST))
+
+
+def head_of(line: bytes) -> AuditHead:
+    """Return the number and the digest of a line."""
+    return AuditHead(from_json(line, AuditEntry).number, _digest_of(line))
 
 
 def entries(path: Path) -> Iterator[tuple[AuditEntry, str]]:

@@ -11,8 +11,8 @@ import msgspec
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
-from attune.fedserver.ports.ledger import AuditEntry, Certificate, Refusal, Snapshot, Token
-from attune.fedserver.stores.audit import entries_in, next_line
+from attune.fedserver.ports.ledger import AuditEntry, AuditHead, Certificate, Refusal, Snapshot, Token
+from attune.fedserver.stores.audit import entries_in, head_of, next_line
 
 WORK_ORDER = {"train": 0, "evaluate": 1}
 
@@ -32,6 +32,7 @@ class MemoryLedger:
         self._rows: dict[tuple[int, str, str], Report] = {}
         self._run, self._leaving = "", False
         self._audit: list[bytes] = []
+        self._audit_head: AuditHead | None = None
 
     async def close(self) -> None:
         """No-op: memory holds no file."""
@@ -54,6 +55,7 @@ class MemoryLedger:
             tuple(self._refusals.values()),
             self._run,
             self._leaving,
+            self._audit_head,
         )
 
     def audit_lines(self) -> list[bytes]:
@@ -66,6 +68,10 @@ class MemoryLedger:
 
     async def note(self, event: str, by: str, **facts: Any) -> None:
         self._audit.append(next_line(self._audit[-1] if self._audit else b"", event, by, facts))
+        self._audit_head = head_of(self._audit[-1])
+
+    async def set_audit_head(self, head: AuditHead) -> None:
+        self._audit_head = head
 
     async def set_overrides(self, overrides: Mapping[str, Any]) -> None:
         self._overrides = msgspec.json.decode(msgspec.json.encode(overrides))

@@ -141,7 +141,8 @@ class SqliteLedger:
         self._thread.shutdown()
 
     async def note(self, event: str, by: str, **facts: Any) -> None:
-        await asyncio.to_thread(self._audit.write, event, by, **facts)
+        head = await asyncio.to_thread(self._audit.write, event, by, **facts)
+        await self._do(self._tables.follow_audit, head)
 
     async def certificate(self, fingerprint: str) -> Certificate | None:
         try:
@@ -150,6 +151,7 @@ class SqliteLedger:
             return await self._do(self._tables.certificate, fingerprint)
 
     snapshot = _awaited(Tables.snapshot)
+    set_audit_head = _awaited(Tables.set_audit_head)
     set_overrides = _awaited(Tables.set_overrides)
     put_record = _awaited(Tables.put_record)
     commit_round = _awaited(Tables.commit_round)

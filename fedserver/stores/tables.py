@@ -1,14 +1,15 @@
 """The ledger as SQLite tables: plain calls that wait for the disk. fedserver.stores.sqlite gives them a thread.
 
 Commands (`status`, `token`, `revoke`, `export`) read and write the file beside a running server. Ordinary writes survive a
-killed process; `commit_round` also survives a power cut (synchronous = FULL).
+killed process. What was acknowledged to somebody also survives a power cut (synchronous = FULL): rounds, runs, settings, a
+pause, enrolments, renewals, revocations and tokens.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from attune.common.plan import Plan
 from attune.common.text import from_json
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
-from attune.fedserver.ports.ledger import Certificate, Refusal, Snapshot, Token
+from attune.fedserver.ports.ledger import AuditHead, Certificate, Refusal, Snapshot, Token
 
 VERSION = 2  # of the schema
 BUSY_S = 5.0  # how long a statement waits for another process's transaction
@@ -79,6 +80,7 @@ class Tables:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._paused: bool | None = None  # as this process has written it; None: not yet
         self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         try:
@@ -107,6 +109,15 @@ class Tables:
         self._db.close()
 
     @contextmanager
+    def _synced(self) -> Iterator[None]:
+        """Sync the log at each commit within the block, so that a power cut loses nothing of it."""
+        self._db.execute("PRAGMA synchronous = FULL")
+        try:
+            yield
+        finally:
+            self._db.execute("PRAGMA synchronous = NORMAL")
+
+    @contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
         self._db.execute(f"BEGIN {kind}")
         try:
@@ -127,15 +138,29 @@ class Tables:
             return snapshot_in(self._db)
 
     def set_overrides(self, overrides: Mapping[str, Any]) -> None:
-        self._put("overrides", overrides)
+        with self._synced():
+            self._put("overrides", overrides)
 
     def put_record(self, record: Record) -> None:
-        self._put("record", record)
+        with nullcontext() if record.paused is self._paused else self._synced():
+            self._put("record", record)
+        self._paused = record.paused
+
+    def set_audit_head(self, head: AuditHead) -> None:
+        with self._synced():
+            self._put("audit", head)
+
+    def follow_audit(self, head: AuditHead) -> None:
+        """Make this the head of the audit log, unless another process has noted a later one meanwhile."""
+        with self._transaction():
+            known = value_in(self._db, "audit", AuditHead)
+            if known is None or known.number < head.number:
+                self._put("audit", head)
 
     # --- runs, while no server runs
 
     def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:
-        with self._transaction():
+        with self._synced(), self._transaction():
             self._db.execute("DELETE FROM meta WHERE key IN ('plan', 'record')")
             for table in ("slots", "metrics", "refusals"):
                 self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - names of tables
@@ -148,7 +173,7 @@ class Tables:
             self._put("leaving", True)
 
     def end_run(self, record: Record, overrides: Mapping[str, Any]) -> None:
-        with self._transaction():
+        with self._synced(), self._transaction():
             self._put("record", record)
             self._put("overrides", overrides)
 
@@ -163,8 +188,7 @@ class Tables:
         marks: Mapping[str, Mapping[str, int]],
         plan: Plan | None = None,
     ) -> None:
-        self._db.execute("PRAGMA synchronous = FULL")
-        try:
+        with self._synced():
             with self._transaction():
                 self._put("record", record)
                 if plan is not None:
@@ -181,8 +205,6 @@ class Tables:
             if plan is not None:
                 # From here on a damaged log cannot lose enrolments. If somebody reads just now, the log is left as it is.
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        finally:
-            self._db.execute("PRAGMA synchronous = NORMAL")
 
     def last_evaluations(self, before: int, but: int = 0) -> list[Report]:
         rows = self._db.execute(  # beside MAX, SQLite takes a bare column from the row that has the largest
@@ -203,7 +225,8 @@ class Tables:
 
     def update_device(self, name: str, /, **fields: Any) -> None:
         assignments = ", ".join(f"{column} = ?" for column in fields)
-        self._db.execute(f"UPDATE devices SET {assignments} WHERE name = ?", (*fields.values(), name))  # noqa: S608
+        with self._synced() if "revoked" in fields else nullcontext():
+            self._db.execute(f"UPDATE devices SET {assignments} WHERE name = ?", (*fields.values(), name))  # noqa: S608
 
     def refuse(self, refusal: Refusal, keep: int) -> None:
         with self._transaction():
@@ -223,7 +246,7 @@ class Tables:
     # --- certificates and tokens
 
     def enrol(self, name: str, public_key: str, certificate: Certificate, now: float, token: str | None = None) -> None:
-        with self._transaction():
+        with self._synced(), self._transaction():
             if token is not None:
                 self._db.execute(
                     "UPDATE tokens SET uses_left = uses_left - 1, used_up_at = CASE WHEN uses_left <= 1 THEN ? END "
@@ -248,7 +271,7 @@ class Tables:
     def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
         name = certificate.name
         of_device = "role = 'device' AND name = ?"
-        with self._transaction():
+        with self._synced(), self._transaction():
             self._add_certificate(certificate)
             self._db.execute(
                 f"DELETE FROM certificates WHERE {of_device} AND (not_after < ? OR COALESCE(retires_at, ?) < ?)",  # noqa: S608
@@ -292,7 +315,7 @@ class Tables:
     def add_token(self, token: Token, keep: int | None = None) -> None:
         values = asdict(token)
         columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
-        with self._transaction():
+        with self._synced(), self._transaction():
             self._db.execute(f"INSERT INTO tokens ({columns}) VALUES ({marks})", values)  # noqa: S608 - names of fields
             if keep is not None:
                 self._db.execute(
@@ -309,10 +332,12 @@ class Tables:
         return [Token(**dict(row)) for row in self._db.execute("SELECT * FROM tokens ORDER BY rowid")]
 
     def withdraw(self, id: str, now: float) -> None:
-        self._db.execute(
-            "UPDATE tokens SET withdrawn_at = ?, used_up_at = COALESCE(used_up_at, ?) WHERE id = ? AND withdrawn_at IS NULL",
-            (now, now, id),
-        )
+        with self._synced():
+            self._db.execute(
+                "UPDATE tokens SET withdrawn_at = ?, used_up_at = COALESCE(used_up_at, ?) "
+                "WHERE id = ? AND withdrawn_at IS NULL",
+                (now, now, id),
+            )
 
     def bootstrap_roots(self, now: float, keep_s: float) -> list[bytes]:
         rows = self._db.execute(
@@ -360,6 +385,7 @@ def snapshot_in(db: sqlite3.Connection, since: int = 0) -> Snapshot:
         tuple(Refusal(*row) for row in db.execute("SELECT * FROM refusals ORDER BY at DESC, who, kind")),
         value_in(db, "run", str) or "",
         bool(value_in(db, "leaving", bool)),
+        value_in(db, "audit", AuditHead),
     )
 
 

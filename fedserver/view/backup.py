@@ -26,6 +26,7 @@ from attune.common.estimate import with_estimate
 from attune.common.text import from_json
 from attune.fedserver.home import LEFT_ASIDE, ServerHome
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE, Authority
+from attune.fedserver.identity.trust import differences_in
 from attune.fedserver.lab.vault import StateRecipe, name_of
 from attune.fedserver.ports.blobs import Blobs, blob_of
 from attune.fedserver.ports.ledger import LedgerReader, Snapshot
@@ -35,6 +36,7 @@ from attune.fedserver.stores.inbox import Inbox
 MANIFEST = "MANIFEST.json"
 VERSION = 1
 TRIES, PAUSE_S = 100, 0.05
+SETTLED_S = 1.0
 LONGEST_MANIFEST = 1 << 28
 
 
@@ -195,7 +197,8 @@ def damages(home: ServerHome) -> Iterator[str]:
     storage = home.open()
     with contextlib.closing(storage.reader()) as reader:
         yield from _fault(lambda: _authority(home, reader))
-        yield from _fault(lambda: list(reader.audit()))
+        broken = list(_fault(lambda: list(reader.audit())))
+        yield from broken
         yield from _fault(home.address)
         try:
             reader.check()
@@ -204,9 +207,23 @@ def damages(home: ServerHome) -> Iterator[str]:
             yield str(error)
         else:
             yield from _state(home, storage.blobs, snapshot)
+            if not broken:
+                yield from _trust(reader)
     yield from Inbox(storage.blobs).damaged()
     for blob in storage.spool.all_sealed():
         yield from _fault(partial(storage.blobs.check, blob))
+
+
+def _trust(reader: LedgerReader) -> Iterator[str]:
+    """Yield a line for each decision of the audit log that the ledger lacks.
+
+    A server notes a decision just before it takes effect. So a difference counts only if it is still there a moment later.
+    """
+    lines = differences_in(reader).lines
+    if lines:
+        time.sleep(SETTLED_S)
+        still = differences_in(reader).lines
+        yield from (f"{line} (the next start of the server repairs it)" for line in lines if line in still)
 
 
 def _fault(read: Callable[[], object]) -> Iterator[str]:

@@ -119,7 +119,9 @@ def test_an_operator_s_token_brings_back_the_device_that_it_names_and_no_other(s
     assert kind_of(lambda: Hand(server.port, text, ada.name)) == "name-taken"
     assert called(Hand(server.port, text, ada.name, key=ada.key)).name == ada.name
     assert kind_of(lambda: Hand(server.port, text, ada.name, key=ada.key)) == "token-refused"
-    assert federation.command("fedserver", "token", "--for", "nobody", code=2).stdout == ""
+    assert federation.command("fedserver", "token", "--for", "no name", code=2).stdout == ""
+    unknown = federation.command("fedserver", "token", "--for", "nobody").stderr
+    assert "no device 'nobody' is enrolled here" in unknown and "whose enrolment was lost" in unknown
 
 
 def test_devices_of_one_token_are_revoked_together(scene: Scene) -> None:

@@ -586,3 +586,47 @@ def test_who_enrolled_before_the_plan_survives_the_loss_of_the_write_ahead_log(t
         return found
 
     assert aio.run(scenario()) == ["a"]
+
+
+CHANGES: dict[str, Callable[[SqliteLedger], Awaitable[Any]]] = {
+    "enrol": lambda ledger: ledger.enrol("b", "key", certificate("fb", "b"), 1.0, "t"),
+    "renew": lambda ledger: ledger.renew(certificate("f2", "a"), 1.0, 8, 1.0),
+    "revoke": lambda ledger: ledger.update_device("a", revoked=True),
+    "add a token": lambda ledger: ledger.add_token(token("t2")),
+    "withdraw a token": lambda ledger: ledger.withdraw("1f", 1.0),
+    "pause": lambda ledger: ledger.put_record(Record(paused=True)),
+    "settings": lambda ledger: ledger.set_overrides({"seed": 1}),
+    "begin a run": lambda ledger: ledger.begin_run("second", {}),
+    "end a run": lambda ledger: ledger.end_run(Record(), {}),
+    "commit": lambda ledger: ledger.commit_round(Record(round=1), [], [], {}),
+}
+PASSING_CHANGES: dict[str, Callable[[SqliteLedger], Awaitable[Any]]] = {
+    "who is connected": lambda ledger: ledger.update_device("a", connected=True),
+    "the record": lambda ledger: ledger.put_record(Record(round=1)),
+    "a refusal": lambda ledger: ledger.refuse(Refusal("eve", "bad-token", "no", 5.0), keep=3),
+}
+
+
+@pytest.mark.parametrize("what", [*CHANGES, *PASSING_CHANGES])
+def test_what_is_acknowledged_to_somebody_is_synced_and_nothing_else(tmp_path: Path, what: str) -> None:
+    """Look at the statements: each that writes runs with the synchronous mode that was set before it."""
+
+    async def scenario() -> list[str]:
+        ledger, said = SqliteLedger(tmp_path / "state.sqlite"), list[str]()
+        await ledger.add_token(Token("t", b"pem", 5, 100.0, "operator", id="1f", uses=5))
+        await ledger.enrol("a", "key", certificate("fa", "a"), now=0.0)
+        await ledger.put_record(Record())
+        ledger._tables._db.set_trace_callback(said.append)
+        await (CHANGES | PASSING_CHANGES)[what](ledger)
+        ledger._tables._db.set_trace_callback(None)
+        await ledger.close()
+        return said
+
+    mode, modes = "NORMAL", set[str]()
+    for statement in aio.run(scenario()):
+        if statement.startswith("PRAGMA synchronous"):
+            mode = statement.split()[-1]
+        elif statement.startswith(("COMMIT", "INSERT", "UPDATE", "DELETE")):
+            modes.add(mode)
+    assert modes == {"FULL" if what in CHANGES else "NORMAL"}
+    assert mode == "NORMAL"
