@@ -62,7 +62,7 @@ async def stay_enrolled(
     connect_timeout_s: float,
     say: Callable[[str], None],
 ) -> Identity:
-    """Return the identity. By the token, get a fresh certificate for the same name and key where the present one does not count.
+    """Return the identity. By the token, get a fresh certificate for its name and key where the present one does not count.
 
     That is so if it has expired, or if the server does not know it: a power cut or an older backup may lose an enrolment.
 

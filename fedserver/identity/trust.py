@@ -30,7 +30,7 @@ Log = Sequence[tuple[AuditEntry, str]]
 
 @dataclass
 class Differences:
-    """What the audit log tells and the ledger lacks.
+    """Decisions that the audit log tells and the ledger lacks.
 
     Attributes:
         head: The last entry of the log; None if the log is empty.

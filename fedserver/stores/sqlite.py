@@ -21,7 +21,8 @@ import msgspec
 from attune.common.errors import LedgerBusy
 from attune.fedserver.ports.ledger import AuditEntry, Certificate, Snapshot
 from attune.fedserver.stores.audit import Audit, entries
-from attune.fedserver.stores.tables import BUSY_S, VERSION, Tables, certificate_in, damage, snapshot_in
+from attune.fedserver.stores.migrations import VERSION, damage
+from attune.fedserver.stores.tables import BUSY_S, Tables, certificate_in, snapshot_in
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -44,7 +44,7 @@ def test_a_revocation_and_an_enrolment_that_were_acknowledged_are_kept(
     assert "repaired from the audit log" in events
 
 
-def test_a_device_whose_enrolment_is_lost_for_good_is_told_what_to_do_and_keeps_its_home(
+def test_a_device_whose_enrolment_is_lost_is_told_what_to_do(
     federation_at: Callable[[str], Federation], tmp_path: Path
 ) -> None:
     """Lose the audit log too, as with an older backup."""

@@ -1,0 +1,69 @@
+"""The schema of the database, and how one of an earlier version becomes one of this version."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from attune.common.errors import HomeMismatch
+
+VERSION = 2  # of the schema
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS devices (
+    name TEXT PRIMARY KEY, public_key TEXT NOT NULL, enrolled_at REAL NOT NULL, founder INTEGER NOT NULL,
+    revoked INTEGER NOT NULL DEFAULT 0, connected INTEGER NOT NULL DEFAULT 0, since REAL NOT NULL DEFAULT 0, samples INTEGER,
+    contributed INTEGER NOT NULL DEFAULT 0, fetched INTEGER NOT NULL DEFAULT -1, progress REAL NOT NULL DEFAULT 0,
+    note TEXT NOT NULL DEFAULT '', labels TEXT NOT NULL DEFAULT '', token TEXT NOT NULL DEFAULT '');
+CREATE TABLE IF NOT EXISTS certificates (
+    fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, not_after REAL NOT NULL,
+    public_key TEXT NOT NULL DEFAULT '', issued_at REAL NOT NULL DEFAULT 0, used_at REAL, retires_at REAL);
+CREATE TABLE IF NOT EXISTS tokens (
+    fingerprint TEXT PRIMARY KEY, bootstrap_pem BLOB NOT NULL, uses_left INTEGER NOT NULL, expires_at REAL NOT NULL,
+    origin TEXT NOT NULL, used_up_at REAL, id TEXT NOT NULL DEFAULT '', uses INTEGER NOT NULL DEFAULT 1,
+    made_at REAL NOT NULL DEFAULT 0, only_for TEXT NOT NULL DEFAULT '', withdrawn_at REAL);
+CREATE TABLE IF NOT EXISTS refusals (
+    who TEXT NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL, at REAL NOT NULL, count INTEGER NOT NULL,
+    PRIMARY KEY (who, kind));
+CREATE TABLE IF NOT EXISTS slots (
+    part TEXT NOT NULL, key TEXT NOT NULL, file TEXT NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL,
+    PRIMARY KEY (part, key));
+CREATE TABLE IF NOT EXISTS metrics (
+    round INTEGER NOT NULL, work TEXT NOT NULL, client TEXT NOT NULL, row BLOB NOT NULL, PRIMARY KEY (round, work, client));
+"""
+# What version 2 has in the tables of version 1. Certificates of version 1 count as used, since their use was not recorded.
+FROM_1 = """
+ALTER TABLE devices ADD COLUMN token TEXT NOT NULL DEFAULT '';
+ALTER TABLE certificates ADD COLUMN public_key TEXT NOT NULL DEFAULT '';
+ALTER TABLE certificates ADD COLUMN issued_at REAL NOT NULL DEFAULT 0;
+ALTER TABLE certificates ADD COLUMN used_at REAL;
+ALTER TABLE certificates ADD COLUMN retires_at REAL;
+UPDATE certificates SET used_at = 0;
+ALTER TABLE tokens ADD COLUMN id TEXT NOT NULL DEFAULT '';
+ALTER TABLE tokens ADD COLUMN uses INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE tokens ADD COLUMN made_at REAL NOT NULL DEFAULT 0;
+ALTER TABLE tokens ADD COLUMN only_for TEXT NOT NULL DEFAULT '';
+ALTER TABLE tokens ADD COLUMN withdrawn_at REAL;
+UPDATE tokens SET uses = MAX(uses_left, 1), id = SUBSTR(fingerprint, 1, 16);
+"""
+
+
+def damage(path: Path, what: str) -> HomeMismatch:
+    """Return the error for a database that cannot be what it was; `what`: how that shows."""
+    return HomeMismatch(f"{path} is damaged ({' '.join(what.split())}): restore it from a backup, or use a new --home")
+
+
+def migrate(db: sqlite3.Connection, path: Path) -> None:
+    """Bring the database to this version of the schema.
+
+    Raises:
+        HomeMismatch: A newer version of fedserver wrote it.
+    """
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > VERSION:
+        raise HomeMismatch(
+            f"{path} was written by a newer version of fedserver (schema {version}; this one knows {VERSION}): update fedserver"
+        )
+    if version < VERSION:
+        older = FROM_1 if version == 1 else ""
+        db.executescript(f"BEGIN IMMEDIATE; {older} {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
