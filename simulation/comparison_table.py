@@ -28,6 +28,8 @@ def comparison(
 ) -> list[str]:
     """Return the lines of the table: for each device a row for each method, then the means, and what the columns mean.
 
+    A table of one method names it in its head, and has no column for it.
+
     Args:
         methods: The methods, in the order of the table.
         results: Result of each method.
@@ -40,7 +42,10 @@ def comparison(
     for device in sorted(members):
         lines += [_cells(name, of[device], harm[name][device]) for name, of in rows.items() if device in of]
     lines += [_means(name, result, harm[name]) for name, result in results.items()]
-    return [*_head(methods, results), *aligned(lines, LEFT), *_notes(results, harm)]
+    shown = [at for at, head in enumerate(HEADS) if head != "method" or len(results) > 1]
+    left = [place for place, at in enumerate(shown) if at in LEFT]
+    table = aligned([[line[at] for at in shown] for line in lines], left)
+    return [*_head(methods, results), *table, *_notes(results, harm)]
 
 
 def harmed(mine: Tensor, rivals: Mapping[Rival, Tensor], groups: Places | None = None) -> bool | None:
@@ -86,7 +91,7 @@ def _head(methods: Sequence[ComparedMethod], results: Mapping[str, SimulationRes
     for name, result in results.items():
         by_model.setdefault(str(result.summary["model"]), []).append(name)
     if len(by_model) == 1:
-        words = next(iter(by_model)) + (", for all methods" if len(results) > 1 else "")
+        words = next(iter(by_model)) + (", for all methods" if len(results) > 1 else f"; method: {next(iter(results))}")
     else:
         words = ", ".join(f"{model} ({', '.join(names)})" for model, names in by_model.items())
     return [f"model: {words}", *(method.why for method in methods if method.why)]

@@ -50,7 +50,7 @@ def models_in(head: str) -> str:
 def test_methods_are_compared_with_one_model_which_the_head_names(data: str) -> None:
     assert models_in(lines(data, "--method", "local,fedavg,fedtp")[0]) == "model: transformer, for all methods"
     assert models_in(lines(data, "--method", "local,fedavg")[0]) == "model: dnn, for all methods"
-    assert models_in(lines(data, "--method", "fedtp")[0]) == "model: transformer"
+    assert models_in(lines(data, "--method", "fedtp")[0]) == "model: transformer; method: fedtp"
 
 
 def test_a_method_that_cannot_use_the_model_has_its_own_and_the_head_says_why(data: str) -> None:
