@@ -177,7 +177,7 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
         method_options=settings.method_options,
         train=settings.train,
         scale=scale_of(profiles),
-        column_names=declared.columns or columns_of(ordered),
+        column_names=declared.columns or columns_of(profiles),
         task=first.task,
         targets=scale_of_targets(profiles),
         run=run,

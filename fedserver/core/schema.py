@@ -10,6 +10,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from statistics import median_low
 
 from attune.common.classes import look
 from attune.common.columns import difference, remedy, wrong_with
@@ -23,6 +25,7 @@ from attune.fedserver.core.scale import check_columns, check_targets
 MAX_LABELS = 1 << 16
 LONGEST_LABEL = 256  # characters
 MAX_LABELS_BYTES = 1 << 20  # of all labels of a device together
+CLASS_RATIO, FEW_CLASSES = 10, 100  # a device may declare so many times the usual number of classes, or so many
 NAMED = 3  # labels and forms that an error names
 # kind, shape of a sample, a label for every position, task, and in tasks other than classes the names of what y holds
 Form = tuple[str, tuple[int, ...], bool, TaskName, tuple[Label, ...]]
@@ -43,21 +46,28 @@ class Agreement:
     tie: str = ""
 
 
-def agree(profiles: Mapping[str, Profile]) -> Agreement:
-    """Find the form of data (kind, shape, task, labels by sample or by position) that more than half of the devices have."""
+def agree(profiles: Mapping[str, Profile], tokens: Mapping[str, str] | None = None) -> Agreement:
+    """Find the form of data (kind, shape, task, labels by sample or by position) that more than half of the votes are for.
+
+    Args:
+        profiles: By device.
+        tokens: The join token of each device. Devices of one token share one vote: its holder can enrol any number of names.
+    """
+    votes = _votes(profiles, tokens or {})
     groups: dict[Form, list[str]] = defaultdict(list)
     for name in sorted(profiles):
         groups[form_of(profiles[name])].append(name)
     if not groups:
         return Agreement()
-    largest = max(groups, key=lambda form: len(groups[form]))
-    if 2 * len(groups[largest]) <= len(profiles):
+    votes_for = {form: sum(votes[name] for name in names) for form, names in groups.items()}
+    largest = max(groups, key=lambda form: votes_for[form])
+    if 2 * votes_for[largest] <= sum(votes.values()):
         forms = "; ".join(f"{_words(form)}: {len(names)} devices" for form, names in list(groups.items())[:NAMED])
         columns = _unlike_columns({name: profiles[name] for name in sorted(profiles) if profiles[name].column_names})
         return Agreement(
-            tie=f"no majority of the devices has data of one form ({forms}){f': {columns}' if columns else ''}. One device "
-            "more can decide it, or the operator: revoke those that are wrong, or start a federation that declares data.kind "
-            "and data.shape"
+            tie=f"no majority of the devices has data of one form ({forms}){f': {columns}' if columns else ''}. Devices that "
+            "joined with one token have one vote. One device more can decide it, or the operator: revoke those that are wrong, "
+            "or start a federation that declares data.kind and data.shape"
         )
     agreed = {name: profiles[name] for name in groups[largest]}
     reference = next((profile for profile in agreed.values() if profile.column_names), profiles[groups[largest][0]])
@@ -65,7 +75,7 @@ def agree(profiles: Mapping[str, Profile]) -> Agreement:
         name: _unlike(profiles[name], reference, name) for name in sorted(profiles) if name not in agreed
     }
     named = {name: profile for name, profile in agreed.items() if profile.column_names}
-    usual = _majority([tuple(profile.column_names) for profile in named.values()])
+    usual = _majority({name: tuple(profile.column_names) for name, profile in named.items()}, votes)
     if named and usual is None:
         return Agreement(
             tie="no majority of the devices that name their columns has the same ones in the same order: "
@@ -78,15 +88,45 @@ def agree(profiles: Mapping[str, Profile]) -> Agreement:
     return Agreement({name: profile for name, profile in agreed.items() if name not in odd}, odd)
 
 
-def columns_of(profiles: Collection[Profile]) -> list[str]:
+def columns_of(profiles: Mapping[str, Profile]) -> list[str]:
     """Return the column names that more than half of the devices have; none without such a majority."""
-    return list(_majority([tuple(profile.column_names) for profile in profiles]) or ())
+    votes = dict.fromkeys(profiles, Fraction(1))
+    return list(_majority({name: tuple(profile.column_names) for name, profile in profiles.items()}, votes) or ())
 
 
-def _majority(values: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
-    """Return the value of more than half of them, if there is one."""
-    most, times = Counter(values).most_common(1)[0] if values else ((), 0)
-    return most if 2 * times > len(values) else None
+def _votes(names: Collection[str], tokens: Mapping[str, str]) -> dict[str, Fraction]:
+    """Return the weight of each device's vote; the devices of one token have the weight 1 together."""
+    sizes = Counter(tokens[name] for name in names if tokens.get(name))
+    return {name: Fraction(1, sizes.get(tokens.get(name, ""), 1)) for name in names}
+
+
+def _majority(values: Mapping[str, tuple[str, ...]], votes: Mapping[str, Fraction]) -> tuple[str, ...] | None:
+    """Return the value of more than half of the votes, if there is one."""
+    votes_for: dict[tuple[str, ...], Fraction] = defaultdict(Fraction)
+    for name, value in values.items():
+        votes_for[value] += votes[name]
+    most = max(votes_for, key=lambda value: votes_for[value], default=())
+    return most if 2 * votes_for[most] > sum(votes_for.values()) else None
+
+
+def too_many_classes(profiles: Mapping[str, Profile], tokens: Mapping[str, str]) -> dict[str, AttuneError]:
+    """Return an error for each device that declares more classes than CLASS_RATIO times the usual number, and than FEW_CLASSES.
+
+    The usual number is the median over the tokens of the median of their devices.
+    """
+    counts: dict[str, list[int]] = defaultdict(list)
+    for name in sorted(profiles):
+        counts[tokens.get(name) or f"of {name}"].append(len(profiles[name].labels))
+    usual = median_low(median_low(listed) for listed in counts.values()) if counts else 0
+    most = max(CLASS_RATIO * usual, FEW_CLASSES)
+    return {
+        name: UndeclaredLabels(
+            f"{name} declares {len(profile.labels)} classes, and devices of this federation have {usual} as a median: at most "
+            f"{most} are taken from one device; the server's operator can declare data.classes in a new federation"
+        )
+        for name, profile in profiles.items()
+        if profile.task == "classes" and len(profile.labels) > most
+    }
 
 
 def _unlike_columns(named: Mapping[str, Profile]) -> str:

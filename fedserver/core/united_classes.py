@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from attune.common.classes import look_alikes, without_zeros
 from attune.common.errors import SettingError
 from attune.common.plan import Label, Profile
+from attune.fedserver.core.schema import MAX_LABELS
 
 _SHOWN = 4
 REMEDY = "Write each class in one way at all sites; or, if these are different classes, declare all classes in data.classes"
@@ -23,6 +24,12 @@ def united_classes(profiles: Mapping[str, Profile], declared: Sequence[Label]) -
     if declared:
         return sorted(set(declared), key=lambda label: (isinstance(label, str), label))
     labels = {label for profile in profiles.values() for label in profile.labels}
+    if len(labels) > MAX_LABELS:
+        most = max(profiles, key=lambda name: len(profiles[name].labels))
+        raise SettingError(
+            f"the devices declare {len(labels)} classes together, {len(profiles[most].labels)} of them {most}; at most "
+            f"{MAX_LABELS} are possible. Revoke the devices that are wrong, or declare data.classes"
+        )
     if all(isinstance(label, int) for label in labels):
         return sorted(labels)
     _check_apart(profiles)

@@ -109,14 +109,17 @@ class Members:
         """Return whether there is a plan now. Devices whose data differ from the majority's are refused."""
         if len(self._streams) < self._settings.round.min_clients:
             return False
-        agreement = schema.agree(self._streams.profiles())
+        profiles = self._streams.profiles()
+        tokens = {device.name: device.token for device in await self._ledger.devices(profiles)}
+        agreement = schema.agree(profiles, tokens)
         if agreement.tie:
             self._coordinator.cannot_begin(ShapeMismatch(agreement.tie))
             return False
-        for name, error in agreement.odd.items():
+        greedy = {} if self._settings.data.classes else schema.too_many_classes(agreement.agreed, tokens)
+        for name, error in {**agreement.odd, **greedy}.items():
             await self._refuse(name, error)
-        enough = len(agreement.agreed) >= self._settings.round.min_clients
-        return enough and await self._coordinator.try_plan(agreement.agreed)
+        agreed = {name: profile for name, profile in agreement.agreed.items() if name not in greedy}
+        return len(agreed) >= self._settings.round.min_clients and await self._coordinator.try_plan(agreed)
 
     async def _refuse(self, name: str, error: AttuneError) -> None:
         if self._is_written(name, str(error)):

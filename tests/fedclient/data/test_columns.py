@@ -88,7 +88,7 @@ def test_names_of_what_has_no_columns() -> None:
 def test_the_majority_of_those_who_name_columns_decides() -> None:
     found = agree({"a": profile("x", "y"), "b": profile("x", "y"), "c": profile("y", "x"), "d": profile()})
     assert sorted(found.agreed) == ["a", "b", "d"] and list(found.odd) == ["c"]
-    assert columns_of(list(found.agreed.values())) == ["x", "y"]
+    assert columns_of(found.agreed) == ["x", "y"]
 
 
 def test_two_who_differ_decide_nothing() -> None:
@@ -98,7 +98,7 @@ def test_two_who_differ_decide_nothing() -> None:
 
 def test_one_device_alone_names_no_columns_for_many() -> None:
     agreed = agree({"a": profile("x", "y"), "b": profile(), "c": profile()}).agreed
-    assert len(agreed) == 3 and columns_of(list(agreed.values())) == []
+    assert len(agreed) == 3 and columns_of(agreed) == []
 
 
 def test_what_the_operator_declares_is_what_everybody_must_have() -> None:
