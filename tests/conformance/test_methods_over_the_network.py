@@ -13,7 +13,7 @@ import pytest
 import attune
 from attune.common.methods.registry import names
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.model.artifact import Model
+from attune.fedclient.model.artifact import Model, read_info
 from attune.fedserver.view.homes import status_of
 from tests.e2e.harness import digit_shards
 from tests.e2e.hosted import host
@@ -44,4 +44,6 @@ def test_a_method_runs_to_the_end_and_every_device_can_use_its_model(
     assert offline == pytest.approx(served), "the model that a device keeps is the one that was evaluated"
     simulated = attune.simulate(shards, settings=settings, keep="personalized")
     assert simulated.digests == network.digests
+    saved = simulated.save(tmp_path / "saved") / "models"
+    assert all(read_info(saved / name).files == read_info(network.model(name)).files for name in shards)
     assert {client["name"]: client["accuracy"] for client in simulated.status["clients"]} == served

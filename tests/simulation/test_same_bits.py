@@ -16,13 +16,10 @@ from tests.e2e.hosted import host
 SMALL = {"seed": 3, "round": {"rounds": 2}, "train": {"local_epochs": 1, "local_steps": 0, "batch_size": 8}}
 VIT = {"width": 8, "heads": 2, "depth": 1, "patch": 4}
 SAMPLED = {"round": {"clients": 2, "rounds": 3}}
+# The other methods in their plain form: tests/conformance.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg": ("clouds", {"method": {"name": "fedavg"}}),
-    "fedmcsa": ("clouds", {"method": {"name": "fedmcsa"}}),
-    "fedper": ("clouds", {"method": {"name": "fedper"}}),
-    "pfedme": ("clouds", {"method": {"name": "pfedme"}}),
     "fedtp": ("digits", {"method": {"name": "fedtp"}, "model": VIT}),
-    "fedtp+mcsa": ("digits", {"method": {"name": "fedtp+mcsa"}, "model": VIT}),
     "fedavg, bf16": ("clouds", {"method": {"name": "fedavg"}, "round": {"encoding": "bf16", "rounds": 2}}),
     "fedmcsa, int8": ("clouds", {"method": {"name": "fedmcsa"}, "round": {"encoding": "int8"}}),
     "fedtp, int8": ("digits", {"method": {"name": "fedtp"}, "model": VIT, "round": {"encoding": "int8"}}),
