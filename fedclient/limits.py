@@ -78,6 +78,9 @@ def epochs_of(plan: Plan, samples: int) -> float:
     return (training_passes + added) * float(getattr(configured.objective, "inner_steps", 1))
 
 
+DAMAGED = "Keep this home: one of the two is damaged. Ask the server's operator to run `fedserver verify`, and run `fedclient verify` here"
+
+
 def accept_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None:
     """Refuse a plan under which this device must not take part.
 
@@ -113,11 +116,12 @@ def _plan_before(plan: Plan, store: Store) -> Plan | None:
     except msgspec.DecodeError as error:
         raise HomeMismatch(f"the plan in {store.where} is damaged ({error}); restore it, or use another --home") from None
     if stored.federation != plan.federation:
-        raise HomeMismatch(f"{store.where} holds the state of another federation; use another --home for this one")
+        raise HomeMismatch(
+            f"the server has the certificate of this device's federation, and its plan is of another federation than the one in "
+            f"{store.where}. {DAMAGED}"
+        )
     if stored.run != plan.run:
         return stored
     if stored != plan:
-        raise HomeMismatch(
-            f"the server's plan differs from the one this device trained under (in {store.where}); use another --home"
-        )
+        raise HomeMismatch(f"the server's plan differs from the one this device trained under (in {store.where}). {DAMAGED}")
     return None

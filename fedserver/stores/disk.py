@@ -22,6 +22,7 @@ from attune.fedserver.ports.blobs import INBOX, STATE, is_later
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import AREAS, FolderBlobs, FolderSpool, link
 from attune.fedserver.stores.inbox import ENTRY
+from attune.fedserver.stores.migrations import migrate
 from attune.fedserver.stores.sqlite import AUDIT_FILE, SqliteLedger, SqliteReader
 
 DATABASE_FILE = "state.sqlite"
@@ -126,6 +127,7 @@ class DiskStorage:
         copy = to / DATABASE_FILE
         _copy_database(self._database, copy)
         with contextlib.closing(sqlite3.connect(copy)) as db:
+            migrate(db, copy)
             for table in OF_THE_HOME:
                 db.execute(f"DELETE FROM {table}")  # noqa: S608 - names of tables
             db.execute("UPDATE devices SET connected = 0")

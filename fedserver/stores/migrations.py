@@ -6,8 +6,9 @@ import sqlite3
 from pathlib import Path
 
 from attune.common.errors import HomeMismatch
+from attune.fedserver.stores import row_digests
 
-VERSION = 2  # of the schema
+VERSION = 3  # of the schema; since 3 each row has a digest (fedserver.stores.row_digests)
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS devices (
@@ -54,16 +55,40 @@ def damage(path: Path, what: str) -> HomeMismatch:
 
 
 def migrate(db: sqlite3.Connection, path: Path) -> None:
-    """Bring the database to this version of the schema.
+    """Bring the database to this version of the schema, and let the connection keep the digests of its rows.
 
     Raises:
         HomeMismatch: A newer version of fedserver wrote it.
     """
-    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version_of(db, path) < VERSION:
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            _raise_version(db, version_of(db, path))
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+        db.execute("COMMIT")
+    row_digests.keep(db)
+
+
+def _raise_version(db: sqlite3.Connection, version: int) -> None:
+    older = FROM_1 if version == 1 else ""
+    if version < VERSION:  # another process may have done it meanwhile
+        for statement in (older + SCHEMA).split(";"):
+            db.execute(statement)
+        row_digests.add(db)
+        db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def version_of(db: sqlite3.Connection, path: Path) -> int:
+    """Return the version of a database's schema; 0 for a new one.
+
+    Raises:
+        HomeMismatch: A newer version of fedserver wrote it.
+    """
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if version > VERSION:
         raise HomeMismatch(
             f"{path} was written by a newer version of fedserver (schema {version}; this one knows {VERSION}): update fedserver"
         )
-    if version < VERSION:
-        older = FROM_1 if version == 1 else ""
-        db.executescript(f"BEGIN IMMEDIATE; {older} {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+    return version

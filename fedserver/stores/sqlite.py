@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial, wraps
+from itertools import islice
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -20,8 +21,9 @@ import msgspec
 
 from attune.common.errors import LedgerBusy
 from attune.fedserver.ports.ledger import AuditEntry, Certificate, Snapshot
+from attune.fedserver.stores import row_digests
 from attune.fedserver.stores.audit import Audit, entries
-from attune.fedserver.stores.migrations import VERSION, damage
+from attune.fedserver.stores.migrations import VERSION, damage, version_of
 from attune.fedserver.stores.tables import BUSY_S, Tables, certificate_in, snapshot_in
 
 T = TypeVar("T")
@@ -47,7 +49,7 @@ class SqliteReader:
     @cached_property
     def _db(self) -> sqlite3.Connection:
         db = _connected(self._path, "rw", BUSY_S)
-        if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+        if version_of(db, self._path) != VERSION:
             Tables(self._path).close()
         db.execute("PRAGMA query_only = 1")
         return db
@@ -57,8 +59,10 @@ class SqliteReader:
         try:
             yield
         except sqlite3.OperationalError as error:
+            if not passes(error):
+                raise damage(self._path, str(error)) from None
             raise LedgerBusy(f"the database of the federation cannot be read now ({error})") from error
-        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+        except (UnicodeError, sqlite3.DatabaseError, msgspec.MsgspecError) as error:
             raise damage(self._path, str(error)) from None
 
     def snapshot(self, since: int = 0) -> Snapshot:
@@ -75,9 +79,11 @@ class SqliteReader:
     def check(self) -> None:
         self._guard = _connected(self._path, "ro", BUSY_S)
         with self._errors():
-            faults = [row[0] for row in self._guard.execute("PRAGMA quick_check(3)")]
+            faults = [row[0] for row in self._guard.execute("PRAGMA integrity_check(3)")]
             if faults != ["ok"]:
                 raise damage(self._path, "; ".join(faults))
+            if changed := list(islice(row_digests.changed(self._db), 3)):
+                raise damage(self._path, "; ".join(changed))
             self.snapshot()
         self._guard.close()
 

@@ -24,6 +24,7 @@ from attune.fedserver.core.records import DeviceRecord, Report, Slot
 from attune.fedserver.ports.ledger import AuditHead, Certificate, Refusal, Snapshot, Token
 from attune.fedserver.stores.migrations import damage, migrate
 
+TOKEN = ", ".join(Token.__dataclass_fields__)  # columns
 BUSY_S = 5.0  # how long a statement waits for another process's transaction
 
 
@@ -79,7 +80,7 @@ class Tables:
     # --- settings, plan and record: JSON values
 
     def _put(self, key: str, value: Any) -> None:
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, msgspec.json.encode(value)))
+        self._db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, msgspec.json.encode(value)))
 
     def snapshot(self) -> Snapshot:
         with self._transaction("DEFERRED"):
@@ -144,10 +145,11 @@ class Tables:
                 for name, fields in marks.items():
                     self.update_device(name, **fields)
                 self._db.executemany(
-                    "INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?)", [msgspec.structs.astuple(slot) for slot in slots]
+                    "INSERT OR REPLACE INTO slots (part, key, file, digest, size) VALUES (?, ?, ?, ?, ?)",
+                    [msgspec.structs.astuple(slot) for slot in slots],
                 )
                 self._db.executemany(
-                    "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)",
+                    "INSERT OR REPLACE INTO metrics (round, work, client, row) VALUES (?, ?, ?, ?)",
                     [(row.round, row.work, row.client, msgspec.json.encode(row)) for row in rows],
                 )
             if plan is not None:
@@ -179,7 +181,8 @@ class Tables:
     def refuse(self, refusal: Refusal, keep: int) -> None:
         with self._transaction():
             self._db.execute(
-                "INSERT INTO refusals VALUES (:who, :kind, :text, :at, :count) ON CONFLICT (who, kind) DO UPDATE SET "
+                "INSERT INTO refusals (who, kind, text, at, count) VALUES (:who, :kind, :text, :at, :count) "
+                "ON CONFLICT (who, kind) DO UPDATE SET "
                 "text = excluded.text, at = excluded.at, count = count + excluded.count",
                 asdict(refusal),
             )
@@ -273,11 +276,12 @@ class Tables:
                 )
 
     def token(self, fingerprint: str) -> Token | None:
-        row = self._db.execute("SELECT * FROM tokens WHERE fingerprint = ?", (fingerprint,)).fetchone()
+        row = self._db.execute(f"SELECT {TOKEN} FROM tokens WHERE fingerprint = ?", (fingerprint,)).fetchone()  # noqa: S608
         return Token(**dict(row)) if row else None
 
     def tokens(self) -> list[Token]:
-        return [Token(**dict(row)) for row in self._db.execute("SELECT * FROM tokens ORDER BY rowid")]
+        rows = self._db.execute(f"SELECT {TOKEN} FROM tokens ORDER BY rowid")  # noqa: S608 - names of fields
+        return [Token(**dict(row)) for row in rows]
 
     def withdraw(self, id: str, now: float) -> None:
         with self._synced():
@@ -330,7 +334,9 @@ def snapshot_in(db: sqlite3.Connection, since: int = 0) -> Snapshot:
         tuple(Slot(*row) for row in slots),
         tuple(within_bounds(from_json(row[0], Report)) for row in rows),
         tuple(certificates_in(db)),
-        tuple(Refusal(*row) for row in db.execute("SELECT * FROM refusals ORDER BY at DESC, who, kind")),
+        tuple(
+            Refusal(*row) for row in db.execute("SELECT who, kind, text, at, count FROM refusals ORDER BY at DESC, who, kind")
+        ),
         value_in(db, "run", str) or "",
         bool(value_in(db, "leaving", bool)),
         value_in(db, "audit", AuditHead),

@@ -214,6 +214,8 @@ def test_a_home_of_another_federation_is_refused(bench, tmp_path):
     error = _raised(bench, token=None)
     assert isinstance(error, HomeMismatch)
     assert "another federation" in str(error)
+    assert "Keep this home" in str(error) and "fedserver verify" in str(error)
+    assert "another --home" not in str(error)
 
 
 def test_a_device_that_was_replaced_says_so_and_ends(bench):

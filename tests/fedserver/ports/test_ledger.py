@@ -439,7 +439,7 @@ def test_the_write_ahead_log_stays_for_the_file_that_a_backup_brings_back(tmp_pa
 
 def test_a_record_that_cannot_be_read_is_damage(path: Path) -> None:
     with sqlite3.connect(path) as db:
-        db.execute("INSERT OR REPLACE INTO meta VALUES ('record', ?)", (b'{"phase": "dancing"}',))
+        db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('record', ?)", (b'{"phase": "dancing"}',))
 
     with pytest.raises(HomeMismatch, match="damaged"), closing(SqliteReader(path)) as reader:
         reader.check()
