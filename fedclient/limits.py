@@ -117,8 +117,8 @@ def _plan_before(plan: Plan, store: Store) -> Plan | None:
         raise HomeMismatch(f"the plan in {store.where} is damaged ({error}); restore it, or use another --home") from None
     if stored.federation != plan.federation:
         raise HomeMismatch(
-            f"the server has the certificate of this device's federation, and its plan is of another federation than the one in "
-            f"{store.where}. {DAMAGED}"
+            f"the server has the certificate of this device's federation, and its plan is of another federation than the one "
+            f"in {store.where}. {DAMAGED}"
         )
     if stored.run != plan.run:
         return stored
