@@ -78,7 +78,10 @@ def epochs_of(plan: Plan, samples: int) -> float:
     return (training_passes + added) * float(getattr(configured.objective, "inner_steps", 1))
 
 
-DAMAGED = "Keep this home: one of the two is damaged. Ask the server's operator to run `fedserver verify`, and run `fedclient verify` here"
+DAMAGED = (
+    "Keep this home: one of the two is damaged. Ask the server's operator to run `fedserver verify`, "
+    "and run `fedclient verify` here"
+)
 
 
 def accept_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None:
