@@ -54,13 +54,22 @@ def backup(home: Path | None, out: Path) -> None:
 @click.command()
 @click.option("--home", type=click.Path(path_type=Path), required=True, help="The new folder of the server's state.")
 @click.option("--from", "source", type=click.Path(path_type=Path), required=True, help="What `fedserver backup` wrote.")
-def restore(home: Path, source: Path) -> None:
-    """Make a home of a backup, after every byte of it was verified; exit code 4 if it is damaged."""
+@click.option(
+    "--audit-log",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The audit.jsonl of the home that is replaced (default: of the folder of which the backup was made).",
+)
+@click.option("--readmit", multiple=True, metavar="NAME", help="Let in this device, although it was revoked since.")
+def restore(home: Path, source: Path, audit_log: Path | None, readmit: tuple[str, ...]) -> None:
+    """Make a home of a backup, after every byte of it was verified; exit code 4 if it is damaged.
+
+    Devices that were revoked after the backup was made stay revoked, if the newer audit log is there.
+    """
     from attune.fedserver.identity.admin import user
     from attune.fedserver.view.backup import restore_to
 
     place = place_of(home)
-    for line in restore_to(source, place):
+    for line in restore_to(source, place, audit_log, readmit):
         click.echo(line)
     place.note("restored", f"operator {user()}", folder=str(source))
 

@@ -15,7 +15,8 @@ from datetime import datetime
 
 import msgspec
 
-from attune.fedserver.identity.admin import BY_OPERATOR
+from attune.common.errors import SettingError
+from attune.fedserver.identity.admin import BY_OPERATOR, user
 from attune.fedserver.identity.registrar import FORGET_S, UNUSED
 from attune.fedserver.ports.ledger import AuditEntry, AuditHead, Certificate, Ledger, LedgerReader, Snapshot
 from attune.fedserver.ports.storage import Storage
@@ -153,17 +154,27 @@ def differences_in(reader: LedgerReader) -> Differences:
     return compare(snapshot, list(reader.audit()))
 
 
-async def settle(storage: Storage) -> list[str]:
-    """Apply again what the ledger lacks, at the start of a server, and return a line for each difference.
+async def settle(storage: Storage, readmitted: Collection[str] = ()) -> list[str]:
+    """Apply again what the ledger lacks, at the start of a server or in a restored home, and return a line for each difference.
+
+    Args:
+        storage: The ledger and its audit log.
+        readmitted: Devices that were revoked since, and that are let in all the same.
 
     Raises:
+        SettingError: A device of `readmitted` was not revoked since.
         HomeMismatch, LedgerBusy: As for `differences_in`.
     """
     with contextlib.closing(storage.reader()) as reader:
         log = await asyncio.to_thread(lambda: list(reader.audit()))
     differences = compare(await storage.ledger.snapshot(), log)
+    if others := sorted(set(readmitted) - set(differences.revoked)):
+        raise SettingError(f"{others[0]} was not revoked after the backup was made: --readmit cannot let it in")
     if differences.lines:
+        differences.revoked = [name for name in differences.revoked if name not in readmitted]
         await repair(storage.ledger, differences)
+    for name in readmitted:
+        await storage.ledger.note(READMITTED, f"operator {user()}", name=name)
     return differences.lines
 
 

@@ -13,25 +13,29 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
+from attune.common import aio
 from attune.common.durable import PRIVATE, disk_errors, sync, write_file
 from attune.common.errors import AttuneError, HomeMismatch, LedgerBusy
 from attune.common.estimate import with_estimate
 from attune.common.text import from_json
 from attune.fedserver.home import LEFT_ASIDE, ServerHome
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE, Authority
-from attune.fedserver.identity.trust import differences_in
+from attune.fedserver.identity.trust import differences_in, settle
 from attune.fedserver.lab.vault import StateRecipe, name_of
 from attune.fedserver.ports.blobs import Blobs, blob_of
-from attune.fedserver.ports.ledger import LedgerReader, Snapshot
+from attune.fedserver.ports.ledger import AuditEntry, LedgerReader, Snapshot
+from attune.fedserver.stores.audit import entries
 from attune.fedserver.stores.folder import link
 from attune.fedserver.stores.inbox import Inbox
+from attune.fedserver.stores.sqlite import AUDIT_FILE
 
 MANIFEST = "MANIFEST.json"
 VERSION = 1
@@ -54,6 +58,7 @@ class Manifest(msgspec.Struct, frozen=True):
     made_at: float  # unix time
     round: int  # closed rounds
     files: dict[str, CopiedFile]  # by path below the folder
+    home: str = ""  # the folder of which it was made; empty: an earlier version made it
 
 
 def back_up(home: ServerHome, out: Path) -> Iterator[str]:
@@ -71,7 +76,7 @@ def back_up(home: ServerHome, out: Path) -> Iterator[str]:
         snapshot = _taken_aside(home, aside)
         with disk_errors(out):
             files = _copied(aside, out)
-            whole = Manifest(VERSION, time.time(), snapshot.record.round, files)
+            whole = Manifest(VERSION, time.time(), snapshot.record.round, files, str(home.path.absolute()))
             write_file(out / MANIFEST, msgspec.json.format(msgspec.json.encode(whole), indent=1))
             sync(out)
     finally:
@@ -136,11 +141,21 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
         yield block
 
 
-def restore_to(source: Path, home: ServerHome) -> Iterator[str]:
+def restore_to(source: Path, home: ServerHome, newer_log: Path | None, readmitted: Collection[str]) -> Iterator[str]:
     """Make a home of a backup, and yield lines that say what was done.
 
+    Decisions about trust that were made after the backup are taken from the newer audit log, so that a device that was revoked
+    since stays revoked.
+
+    Args:
+        source: The backup.
+        home: The new home.
+        newer_log: The audit log of the home that is replaced; None: the one in the folder of which the backup was made, if any.
+        readmitted: Devices that were revoked since and are let in all the same.
+
     Raises:
-        HomeMismatch: The backup is damaged, or the home is there already.
+        HomeMismatch: The backup is damaged, the home is there already, or the newer log does not continue the backup's.
+        SettingError: A device of `readmitted` was not revoked since.
         DiskFull: There is no space for the home.
     """
     if home.path.exists() and any(home.path.iterdir()):
@@ -152,6 +167,7 @@ def restore_to(source: Path, home: ServerHome) -> Iterator[str]:
             for name, wanted in with_estimate(list(manifest.files.items()), "files copied"):
                 if _copy(source / name, filling / name) != wanted:
                     raise HomeMismatch(f"{source / name} has changed while it was read: restore again")
+            lines = list(_brought_up(ServerHome(filling), manifest, newer_log, readmitted))
             if home.path.exists():
                 home.path.rmdir()
             filling.rename(home.path)
@@ -160,8 +176,39 @@ def restore_to(source: Path, home: ServerHome) -> Iterator[str]:
         shutil.rmtree(filling, ignore_errors=True)
     if damage := list(damages(home)):
         raise HomeMismatch(f"the backup was made of a damaged home: {'; '.join(damage)}")
+    yield from lines
     yield f"{home.path} is whole, after {manifest.round} closed rounds"
     yield "start it with `fedserver --home` and that folder; let no other server run on the old home, for devices take either"
+
+
+def _brought_up(home: ServerHome, manifest: Manifest, newer_log: Path | None, readmitted: Collection[str]) -> Iterator[str]:
+    """Take the decisions that were made since from the newer audit log, and yield a line for each."""
+    log, newer = newer_log or Path(manifest.home, AUDIT_FILE), list[tuple[AuditEntry, str]]()
+    kept = list(entries(home.path / AUDIT_FILE))
+    try:
+        newer = list(entries(log)) if newer_log or manifest.home else []
+        if newer and (len(newer) < len(kept) or newer[: len(kept)] != kept):
+            raise HomeMismatch(f"{log} does not continue the audit log of the backup: it is of another home, or older")
+    except HomeMismatch as error:
+        if newer_log is not None:
+            raise
+        newer = []
+        yield f"{error}: it is left out"
+    if newer:
+        write_file(home.path / AUDIT_FILE, log.read_bytes().rpartition(b"\n")[0] + b"\n")
+    else:
+        made_at = datetime.fromtimestamp(manifest.made_at, timezone.utc).isoformat(sep=" ", timespec="minutes")
+        yield (
+            f"no newer audit log was found: a device that was revoked after {made_at} is let in again. Revoke it anew, or "
+            "restore with --audit-log and the audit.jsonl of the home that this one replaces"
+        )
+
+    async def work() -> list[str]:
+        async with home.open() as storage:
+            return await settle(storage, readmitted)
+
+    yield from (f"since the backup: {line}; taken over" for line in aio.run(work()))
+    yield from (f"{name} is readmitted" for name in readmitted)
 
 
 def _verified(source: Path) -> Manifest:

@@ -1,0 +1,102 @@
+"""`fedserver restore` of an older backup: devices that were revoked since stay revoked, unless the operator says otherwise."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from attune.common import aio
+from attune.common.identity.credential import csr_der, fingerprint_of, new_key
+from attune.common.identity.token import JoinToken
+from attune.fedserver.cli import cli
+from attune.fedserver.home import ServerHome
+from attune.fedserver.identity.admin import FederationAdmin
+from attune.fedserver.identity.registrar import Registrar
+
+
+def decide(folder: Path, enrolled: tuple[str, ...], revoked: tuple[str, ...]) -> None:
+    """Enrol and revoke devices in a home."""
+
+    async def work() -> None:
+        home = ServerHome(folder)
+        authority = home.open_authority()
+        async with home.open() as storage:
+            admin, registrar = FederationAdmin(storage.ledger, "a test"), Registrar(authority, storage.ledger, 90.0)
+            token = JoinToken.parse(await admin.new_token(authority.public_key_compressed, uses=9))
+            for name in enrolled:
+                await registrar.enrol(fingerprint_of(token.bootstrap().certificate_pem), name, csr_der(new_key(), name))
+            for name in revoked:
+                await admin.revoke(name)
+
+    aio.run(work())
+
+
+def fedserver(*words: str | Path, code: int = 0) -> str:
+    done = CliRunner().invoke(cli, [str(word) for word in words])
+    assert done.exit_code == code, (done.output, done.exception)
+    return done.output
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Make a home and its backup; afterwards `eve` and `mallory` are revoked, and `late` is enrolled."""
+    ServerHome(tmp_path / "home").create()
+    decide(tmp_path / "home", ("ada", "eve", "mallory"), ())
+    fedserver("backup", "--home", tmp_path / "home", "--out", tmp_path / "backup")
+    decide(tmp_path / "home", ("late",), ("eve", "mallory"))
+    return tmp_path
+
+
+def revoked(folder: Path) -> dict[str, bool]:
+    return {device.name: device.revoked for device in ServerHome(folder).snapshot().devices}
+
+
+def test_devices_that_were_revoked_since_stay_revoked_and_are_listed(folder: Path) -> None:
+    said = fedserver("restore", "--from", folder / "backup", "--home", folder / "new")
+    assert "eve was revoked" in said and "mallory was revoked" in said and "late was enrolled" in said
+    assert revoked(folder / "new") == {"ada": False, "eve": True, "late": False, "mallory": True}
+    assert "is whole" in fedserver("verify", "--home", folder / "new")
+    events = fedserver("audit", "--home", folder / "new")
+    assert "restored" in events and "device revoked" in events and "each follows the one before" in events
+
+
+def test_an_operator_readmits_a_device_by_its_name(folder: Path) -> None:
+    shutil.move(folder / "home", folder / "old")
+    log = ("--audit-log", folder / "old" / "audit.jsonl")
+    said = fedserver("restore", "--from", folder / "backup", "--home", folder / "new", *log, "--readmit", "eve")
+    assert "eve is readmitted" in said
+    assert revoked(folder / "new") == {"ada": False, "eve": False, "late": False, "mallory": True}
+    assert "is whole" in fedserver("verify", "--home", folder / "new")
+    decide(folder / "new", (), ("eve",))
+    assert revoked(folder / "new")["eve"]
+
+
+def test_only_a_device_that_was_revoked_since_is_readmitted(folder: Path) -> None:
+    fedserver("restore", "--from", folder / "backup", "--home", folder / "new", "--readmit", "ada", code=1)
+    assert not (folder / "new").exists()
+
+
+def test_a_log_of_another_home_is_refused(folder: Path) -> None:
+    ServerHome(folder / "other").create()
+    decide(folder / "other", ("ada",), ())
+    log = ("--audit-log", folder / "other" / "audit.jsonl")
+    fedserver("restore", "--from", folder / "backup", "--home", folder / "new", *log, code=1)
+    assert not (folder / "new").exists()
+
+
+def test_without_a_newer_log_the_operator_is_told_what_may_be_lost(folder: Path) -> None:
+    shutil.rmtree(folder / "home")
+    said = fedserver("restore", "--from", folder / "backup", "--home", folder / "new")
+    assert "--audit-log" in said and "revoked after" in said
+    assert revoked(folder / "new") == {"ada": False, "eve": False, "mallory": False}
+
+
+def test_a_damaged_log_beside_the_backup_s_home_is_named_and_left_out(folder: Path) -> None:
+    log = folder / "home" / "audit.jsonl"
+    log.write_bytes(log.read_bytes().replace(b"mallory", b"nobody!", 1))
+    said = fedserver("restore", "--from", folder / "backup", "--home", folder / "new")
+    assert f"{log}, line" in said and "revoked after" in said
+    fedserver("restore", "--from", folder / "backup", "--home", folder / "other", "--audit-log", log, code=1)
