@@ -124,3 +124,15 @@ def test_a_state_with_which_most_devices_cannot_work_is_taken_back(scene: Any) -
     found.next_round()
     assert all(np.array_equal(found.served[name], good[name]) for name in good)
     assert "3 of 4 devices could not work with it" in until(lambda: found.status["setback"], "the status to say so")
+
+
+def test_a_round_that_liars_have_captured_moves_the_state_as_far_as_a_usual_one(scene: Any) -> None:
+    """Three liars are most of a round of four, as three of ten are in a drawn round of three. The fleet's history bounds them."""
+    scenery = scene()
+    for _ in range(2):
+        scenery.close({"ada": 0.1, "bob": 0.1, "carl": 0.11, "eve": 0.1})
+    lies: dict[str, Any] = dict.fromkeys(("ada", "bob"), filled(1e6)) | {"carl": filled(1e30)}
+    for _ in range(2):
+        before = scenery.served
+        scenery.close({**lies, "eve": 0.1})
+        assert max(float(np.abs(scenery.served[name] - before[name]).max()) for name in before) < 0.5
