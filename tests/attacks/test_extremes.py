@@ -127,7 +127,7 @@ def test_a_state_with_which_most_devices_cannot_work_is_taken_back(scene: Any) -
 
 
 def test_a_round_that_liars_have_captured_moves_the_state_as_far_as_a_usual_one(scene: Any) -> None:
-    """Three liars are most of a round of four, as three of ten are in a drawn round of three. The fleet's history bounds them."""
+    """Three liars are most of a round of four, as three of ten are in a drawn round of three. History bounds them."""
     scenery = scene()
     for _ in range(2):
         scenery.close({"ada": 0.1, "bob": 0.1, "carl": 0.11, "eve": 0.1})
