@@ -37,7 +37,7 @@ def decide(folder: Path, enrolled: tuple[str, ...], revoked: tuple[str, ...]) ->
 def fedserver(*words: str | Path, code: int = 0) -> str:
     done = CliRunner().invoke(cli, [str(word) for word in words])
     assert done.exit_code == code, (done.output, done.exception)
-    return done.output
+    return f"{done.output}{done.exception or ''}"
 
 
 @pytest.fixture
@@ -75,7 +75,8 @@ def test_an_operator_readmits_a_device_by_its_name(folder: Path) -> None:
 
 
 def test_only_a_device_that_was_revoked_since_is_readmitted(folder: Path) -> None:
-    fedserver("restore", "--from", folder / "backup", "--home", folder / "new", "--readmit", "ada", code=1)
+    said = fedserver("restore", "--from", folder / "backup", "--home", folder / "new", "--readmit", "ada", code=1)
+    assert "ada was not revoked" in said
     assert not (folder / "new").exists()
 
 
@@ -83,7 +84,7 @@ def test_a_log_of_another_home_is_refused(folder: Path) -> None:
     ServerHome(folder / "other").create()
     decide(folder / "other", ("ada",), ())
     log = ("--audit-log", folder / "other" / "audit.jsonl")
-    fedserver("restore", "--from", folder / "backup", "--home", folder / "new", *log, code=1)
+    assert "does not continue" in fedserver("restore", "--from", folder / "backup", "--home", folder / "new", *log, code=1)
     assert not (folder / "new").exists()
 
 
@@ -99,4 +100,5 @@ def test_a_damaged_log_beside_the_backup_s_home_is_named_and_left_out(folder: Pa
     log.write_bytes(log.read_bytes().replace(b"mallory", b"nobody!", 1))
     said = fedserver("restore", "--from", folder / "backup", "--home", folder / "new")
     assert f"{log}, line" in said and "revoked after" in said
-    fedserver("restore", "--from", folder / "backup", "--home", folder / "other", "--audit-log", log, code=1)
+    again = fedserver("restore", "--from", folder / "backup", "--home", folder / "other", "--audit-log", log, code=1)
+    assert f"{log}, line" in again and not (folder / "other").exists()
