@@ -185,8 +185,7 @@ class Members:
             order = self._coordinator.book.order(name, order_id)
             self._activity.enter(name, WORK[order.work])
             stream = self._streams.get(name)
-            if stream is not None and (order_id != stream.progress_of or quarter > stream.progress):
-                stream.progress_of, stream.progress = order_id, quarter
+            if stream is not None and stream.moves_to(order_id, quarter):
                 await self._update(name, progress=quarter)
             await self._coordinator.dispatch(events.DeviceProgressed(name, self._clock.monotonic()))
 

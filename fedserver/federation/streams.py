@@ -33,6 +33,7 @@ class RevokedDevices:
 
 
 MAX_UNSENT = 256  # messages to a device that does not read; then it is cut off
+MOST_MOVES = 16  # a device of this version moves four times an order
 
 
 class Stream:
@@ -44,7 +45,7 @@ class Stream:
         self.software = software
         self.inline_bytes = inline_bytes  # of blobs that the device takes within an order
         self.changes = changes  # whether the device accepts a delta from the value that it holds
-        self.progress_of, self.progress = "", 0.0  # an order, and the share of it that is done, in quarters
+        self._progress, self._moves = ("", 0.0), 0  # the order and the share of it that is done; how often that has changed
         self._unsent: asyncio.Queue[ToDevice | None] = asyncio.Queue(MAX_UNSENT)
         self._error: AttuneError | None = None
         self._closed = False
@@ -62,6 +63,16 @@ class Stream:
             self.close(
                 Unreachable(f"{self.name} does not read what it is sent ({MAX_UNSENT} messages wait): it must reconnect")
             )
+
+    def moves_to(self, order_id: str, share: float) -> bool:
+        """Note the share of an order that is done, and return whether to show it: at most MOST_MOVES changes of an order."""
+        order, shown = self._progress
+        if order != order_id:
+            self._moves = 0
+        elif share == shown or self._moves >= MOST_MOVES:
+            return False
+        self._progress, self._moves = (order_id, share), self._moves + 1
+        return True
 
     def close(self, error: AttuneError | None = None) -> None:
         """End the stream, with `error` if there is one. Queued messages are dropped."""

@@ -127,7 +127,7 @@ class Updates:
         self.revoked.check(name)
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.complete, name, target.part, sink)
-        fail_at(SERVER, OrderId.parse(target.order_id, name).round, "upload-whole")
+        _upload_is_whole(OrderId.parse(target.order_id, name))
 
     @contextlib.contextmanager
     def _told_of_full_disk(self) -> Iterator[None]:
@@ -246,7 +246,11 @@ class Updates:
                 max_bytes = self._check(order_id.client, target)
                 with self._told_of_full_disk():
                     await self._executors.disk(self._uploads.bring, order_id.client, target, max_bytes, ref.data)
-                fail_at(SERVER, order_id.round, "upload-whole")
+                _upload_is_whole(order_id)
+
+
+def _upload_is_whole(order_id: OrderId) -> None:
+    fail_at(SERVER, order_id.round, "upload-whole")
 
 
 def row_of(order: OrderId, update: Update, device: DeviceRecord | None, task: TaskName = "classes") -> Report:
