@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
 
-from attune.common.durable import NO_SPACE
+from attune.common.durable import NO_SPACE, sync
 from attune.common.errors import DiskFull, SettingError
 
 _PROBE = b"x" * 4096
@@ -30,14 +31,15 @@ def check_folder(folder: Path, option: str = "--out") -> None:
             if place.exists() and not place.is_dir():
                 raise SettingError(f"{folder} cannot be a folder, because {place} is a file; choose another {option}")
             if not place.exists():
-                place.mkdir(mode=0o700)
+                place.mkdir(mode=0o700, exist_ok=True)  # another device may make it at this moment
                 made.append(place)
         _probe(folder)
     except OSError as error:
         raise _error(folder, error, option) from None
     finally:
         for place in reversed(made):
-            place.rmdir()
+            with contextlib.suppress(OSError):  # another device has written into it
+                place.rmdir()
 
 
 def check_file(path: Path, option: str = "--out") -> None:
@@ -63,8 +65,7 @@ def _probe(folder: Path) -> None:
     try:
         with probe.open("xb") as file:
             file.write(_PROBE)
-            file.flush()
-            os.fsync(file.fileno())
+        sync(probe)
     finally:
         probe.unlink(missing_ok=True)
 

@@ -22,6 +22,7 @@ def text_shard(folder: Path, per_position: bool = True) -> Path:
     whole = (start[:, None] + np.arange(STEPS + 1)) % 5
     folder.mkdir()
     y = letters[whole[:, 1:]] if per_position else letters[whole[:, -1]]
+    (folder / "meta.json").write_text('{"kind": "tokens"}')
     np.savez(folder / "train.npz", x=whole[:30, :-1], y=y[:30])
     np.savez(folder / "test.npz", x=whole[30:, :-1], y=y[30:])
     return folder
