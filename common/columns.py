@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from attune.common.text import listed
+
 LONGEST_NAME = 256  # characters
 MAX_NAMES_BYTES = 1 << 20  # of all names together
 _SHOWN = 3
@@ -29,9 +31,9 @@ def difference(names: Sequence[str], expected: Sequence[str]) -> str:
     lacking = [name for name in expected if name not in set(names)]
     more = [name for name in names if name not in set(expected)]
     if lacking or more:
-        clauses = [f"lacks the columns {_some(lacking)}"] if lacking else []
+        clauses = [f"lacks the columns {listed([repr(name) for name in lacking], _SHOWN)}"] if lacking else []
         if more:
-            clauses.append(f"has {_some(more)} {'instead' if lacking else 'besides'}")
+            clauses.append(f"has {listed([repr(name) for name in more], _SHOWN)} {'instead' if lacking else 'besides'}")
         return " and ".join(clauses)
     at = next(place for place, (name, other) in enumerate(zip(names, expected, strict=True)) if name != other)
     return f"has the columns in another order: column {at + 1} is {names[at]!r}, and {expected[at]!r} is expected there"
@@ -42,8 +44,3 @@ def remedy(expected: Sequence[str]) -> str:
     listed = ",".join(expected)
     what = f"--columns {listed}" if len(listed) <= LONGEST_NAME else "--columns with the federation's columns, in their order"
     return f"cut the shard again with fedclient shard FILE --label NAME {what}"
-
-
-def _some(names: Sequence[str]) -> str:
-    first = ", ".join(repr(name) for name in names[:_SHOWN])
-    return f"{first}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"

@@ -37,6 +37,11 @@ def clean(text: str, longest: int = LONGEST) -> str:
     return f"{shown[: longest - len(CUT)]}{CUT}" if cut else shown
 
 
+def listed(words: Sequence[str], most: int = 8) -> str:
+    """Return the first `most` words, separated by commas, and how many more there are."""
+    return ", ".join(words[:most]) + (f" and {len(words) - most:,} more" if len(words) > most else "")
+
+
 def csv_cell(value: object) -> object:
     """Return a value for a CSV file. Text that a spreadsheet would run as a formula gets an apostrophe before it."""
     if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from attune.common.classes import INTEGER, look_alikes
 from attune.common.config import TrainSettings
+from attune.common.text import listed
 from attune.fedclient.data import labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.cells import is_missing, number_of
@@ -22,7 +23,6 @@ from attune.fedclient.data.table import DataTable
 BATCH = TrainSettings().batch_size
 FEWEST = 10  # rows. With fewer, whole numbers that all differ say nothing
 MANY_CLASSES = 20
-_SHOWN = 8
 
 
 def of_features(x: npt.NDArray[np.float64], names: Sequence[str]) -> list[str]:
@@ -38,12 +38,12 @@ def of_features(x: npt.NDArray[np.float64], names: Sequence[str]) -> list[str]:
             shortened.append(name)
     if identifiers:
         notes.append(
-            f"every value of {_some(identifiers)} is another whole number, as in an identifier: if it is one, a model can "
+            f"every value of {listed(identifiers)} is another whole number, as in an identifier: if it is one, a model can "
             "learn it by heart; leave it out with --apart"
         )
     if shortened:
         notes.append(
-            f"numbers of {_some(shortened)} differ only after the 7 digits that a model sees; subtract what they share"
+            f"numbers of {listed(shortened)} differ only after the 7 digits that a model sees; subtract what they share"
         )
     return notes
 
@@ -69,7 +69,7 @@ def of_labels(table: DataTable, name: str) -> list[str]:
             forms[int(text.partition(".")[0])].add(text)
     merged = [" and ".join(sorted(texts)) for texts in forms.values() if len(texts) > 1]
     if merged:
-        notes.append(f"column {name!r}: {_some(merged)} are one class each, since they are the same whole number")
+        notes.append(f"column {name!r}: {listed(merged)} are one class each, since they are the same whole number")
     return notes
 
 
@@ -78,7 +78,7 @@ def of_look_alikes(classes: Sequence[int | str]) -> list[str]:
     alike = [" and ".join(map(repr, group)) for group in look_alikes(classes)]
     if not alike:
         return []
-    return [f"classes look alike: {_some(alike)}. Write each class in one way; a federation refuses them otherwise"]
+    return [f"classes look alike: {listed(alike)}. Write each class in one way; a federation refuses them otherwise"]
 
 
 def of_parts(train_y: Array, test_y: Array, meta: Meta) -> tuple[str, ...]:
@@ -94,7 +94,3 @@ def of_parts(train_y: Array, test_y: Array, meta: Meta) -> tuple[str, ...]:
     if not len(test_y):
         notes.append("there are no test samples: accuracy cannot be measured on this device")
     return tuple(notes)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

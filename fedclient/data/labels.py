@@ -15,10 +15,10 @@ from attune.common.classes import normal
 from attune.common.errors import ShardError, UndeclaredLabels
 from attune.common.plan import Label
 from attune.common.task import TASKS, TaskName
+from attune.common.text import listed
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.cells import REMEDY, WORDS, Words, is_missing, labels_of
 
-_SHOWN = 8
 NO_LABEL = -1
 
 
@@ -107,9 +107,7 @@ def distinct(*parts: Array) -> list[Label]:
 
 def _first_few(labels: Iterable[Label]) -> str:
     """Return the first labels and the number of the others, for a message."""
-    every = [repr(label) for label in labels]
-    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return ", ".join(every[:_SHOWN]) + more
+    return listed([repr(label) for label in labels])
 
 
 def to_indices(y: Array, classes: Sequence[Label], where: str) -> npt.NDArray[np.int64]:

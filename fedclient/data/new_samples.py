@@ -12,6 +12,7 @@ from pathlib import Path
 
 from attune.common.errors import SettingError, ShapeMismatch, ShardError
 from attune.common.plan import ModelSpec
+from attune.common.text import listed
 from attune.fedclient.data.arrays import Array, read_arrays
 from attune.fedclient.data.files import MAX_BINARY_BYTES
 from attune.fedclient.data.makers import images
@@ -22,7 +23,6 @@ from attune.fedclient.data.table import DataTable, is_table, may_be_table, read_
 from attune.fedclient.read_options import PLAIN
 
 FORMS = "image files, folders of them, a table (.csv, .parquet) with a column of their paths, or an .npz with x"
-_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ def _images(paths: Sequence[Path], spec: ModelSpec) -> NewSamples:
     resized = [f"{file.name} ({at[0]} x {at[1]})" for file, at in zip(files, decoded.sizes, strict=True) if at != size]
     notes = list(decoded.notes)
     if left_out:
-        notes.append(f"left out: {len(left_out)} files that are hidden or no images ({_some(left_out)})")
+        notes.append(f"left out: {len(left_out)} files that are hidden or no images ({listed(left_out)})")
     if resized:
         notes.append(
-            f"{len(resized)} of {len(files)} images were resized to the model's {height} x {width} pixels: {_some(resized)}"
+            f"{len(resized)} of {len(files)} images were resized to the model's {height} x {width} pixels: {listed(resized)}"
         )
     return NewSamples(decoded.x, tuple(file.name for file in files), tuple(notes))
 
@@ -160,7 +160,3 @@ def _is_image(cell: object) -> bool:
     if isinstance(cell, dict):
         return {"bytes", "path"} <= cell.keys()
     return isinstance(cell, str) and images.is_image(Path(cell))
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.errors import NonFiniteFeatures, Problems, SettingError, ShardError
+from attune.common.text import listed
 from attune.fedclient.data import cautions, gaps
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.table import DataTable
@@ -85,8 +86,7 @@ def _left_out(table: DataTable, options: ReadOptions, used: set[str]) -> list[st
     notes = [f"left out: the column {', '.join(index)}, an index that only numbers the rows"] if index else []
     others = [name for name in table.names if name not in used and name not in table.index]
     if others:  # there is --columns
-        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-        notes.append(f"left out, since --columns does not name them: {', '.join(others[:_SHOWN])}{more}")
+        notes.append(f"left out, since --columns does not name them: {listed(others)}")
     return notes
 
 

@@ -15,14 +15,13 @@ from attune.common.errors import SettingError, ShardError
 from attune.common.plan import Columns, Kind, Label, Profile
 from attune.common.seeds import derive
 from attune.common.task import TASKS, TaskName
+from attune.common.text import listed
 from attune.fedclient.data import cautions, gaps, held_rows, holdout, kinds, labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.cells import WORDS, words_of
 from attune.fedclient.data.meta import Meta, Standardise
 from attune.fedclient.data.source import read_source
 from attune.fedclient.read_options import PLAIN, ReadOptions
-
-_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -118,13 +117,13 @@ class Shard:
         """The kind of the data, the rows and columns, and the classes with their counts, on one line for the user."""
         shape = " x ".join(map(str, self.train_x.shape[1:]))
         rows = len(self.train_x) + len(self.test_x)
-        columns = f" (columns {_some(self.column_names)})" if self.column_names else ""
+        columns = f" (columns {listed(self.column_names)})" if self.column_names else ""
         what = f"read {rows} samples of the kind {self.kind}, {shape}{columns}"
         if self.task != "classes" or self.per_position:
             return what
         names, counts = np.unique(np.concatenate([self.train_y, self.test_y]), return_counts=True)
         classes = [f"{name} ({count})" for name, count in zip(names.tolist(), counts.tolist(), strict=True)]
-        return f"{what}; classes (how many): {_some(classes)}"
+        return f"{what}; classes (how many): {listed(classes)}"
 
     @property
     def over_the_federation(self) -> bool:
@@ -174,13 +173,13 @@ def load_shard(
         source.train,
         source.test,
         source.meta,
-        source.groups,
-        seed,
-        source.test_groups,
-        source.notes,
-        None if hashes is None else Hashed(hashes, held or ()),
-        options.missing == "keep",
-        tokens,
+        groups=source.groups,
+        seed=seed,
+        test_groups=source.test_groups,
+        read_notes=source.notes,
+        hashed=None if hashes is None else Hashed(hashes, held or ()),
+        keep_gaps=options.missing == "keep",
+        tokens=tokens,
     )
 
 
@@ -387,7 +386,3 @@ def _check_labels(shard: Shard) -> None:
         return
     for part, y in (("training", shard.train_y), ("test", shard.test_y)):
         labels.to_indices(y, shard.declared_classes, f"the {part} part of {shard.path}")
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

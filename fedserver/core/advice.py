@@ -6,7 +6,7 @@ import re
 
 from attune.common.errors import AttuneError, DiskFull, HomeMismatch
 
-_FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^/:'\"]{1,255}/)+")  # of an absolute path; names may have spaces
+_FOLDERS = re.compile(r"(?<![\w/.:])/(?=\S)(?:[^/:'\"]{1,255}/)+")  # of an absolute path; names may have spaces
 
 HANDSHAKE = "handshake"  # the kind of a connection that never came to a call
 OTHERWISE = "read the reason; if the device should not be here, revoke it: `fedserver revoke NAME`"

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 from statistics import median_low
 
 from attune.common.classes import look
@@ -20,6 +21,7 @@ from attune.common.metrics import MAX_COUNT
 from attune.common.models.registry import MAX_SAMPLE_VALUES, MAX_VOCABULARY
 from attune.common.plan import DataSettings, Label, Plan, Profile
 from attune.common.task import TASKS, TaskName, asked
+from attune.common.text import listed
 from attune.fedserver.core.scale import check_columns, check_targets
 
 MAX_LABELS = 1 << 16
@@ -237,8 +239,7 @@ def check_fits(profile: Profile, plan: Plan, name: str) -> None:
 
 def some(labels: Collection[Label]) -> str:
     """Return the first labels as text, and how many more there are."""
-    first = ", ".join(repr(label) for label in list(labels)[:NAMED])
-    return f"[{first}{f' and {len(labels) - NAMED:,} more' if len(labels) > NAMED else ''}]"
+    return f"[{listed([repr(label) for label in labels], NAMED)}]"
 
 
 def _wrong_names(profile: Profile) -> str:
@@ -265,12 +266,17 @@ def _check_known(labels: Iterable[Label], classes: Collection[Label], name: str)
     known = {str(label) for label in classes}  # 1 is "1"
     unknown = [label for label in labels if str(label) not in known]
     if unknown:
-        alike = {look(label): label for label in classes}
+        alike = _by_look(tuple(classes))
         hints = [f"{label!r} looks like {alike[look(label)]!r}" for label in unknown[:NAMED] if look(label) in alike]
         more = f" ({'; '.join(hints)}: write it so)" if hints else ""
         raise UndeclaredLabels(
             f"{name} has labels {some(unknown)}{more}; the classes of this federation are fixed: {some(classes)}"
         )
+
+
+@lru_cache(maxsize=4)  # a peer can be refused again and again, and the classes may be many
+def _by_look(classes: tuple[Label, ...]) -> dict[str, Label]:
+    return {look(label): label for label in classes}
 
 
 def _unlike(profile: Profile, reference: Profile, name: str) -> ShapeMismatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from attune.common.classes import look_alikes, without_zeros
 from attune.common.errors import SettingError
@@ -37,14 +37,15 @@ def united_classes(profiles: Mapping[str, Profile], declared: Sequence[Label]) -
 
 
 def _check_apart(profiles: Mapping[str, Profile]) -> None:
-    labels = {str(label) for profile in profiles.values() for label in profile.labels}
+    by_device = [frozenset(map(str, profile.labels)) for profile in profiles.values()]
+    labels = frozenset().union(*by_device)
     groups = look_alikes(labels)
     if groups:
         raise SettingError(f"classes of the devices look alike: {_described(groups, profiles)}. {REMEDY}")
     shortened = [
         [code, short]
         for code in sorted(labels)
-        if (short := without_zeros(code)) != code and short in labels and not _together(code, short, profiles.values())
+        if (short := without_zeros(code)) != code and short in labels and not _together(code, short, by_device)
     ]
     if shortened:
         raise SettingError(
@@ -53,9 +54,9 @@ def _check_apart(profiles: Mapping[str, Profile]) -> None:
         )
 
 
-def _together(one: str, other: str, profiles: Iterable[Profile]) -> bool:
+def _together(one: str, other: str, by_device: Iterable[Collection[str]]) -> bool:
     """Return whether some device has both classes, so that they are surely two."""
-    return any({one, other} <= {str(label) for label in profile.labels} for profile in profiles)
+    return any(one in labels and other in labels for labels in by_device)
 
 
 def _described(groups: Sequence[Sequence[str]], profiles: Mapping[str, Profile]) -> str:

@@ -105,9 +105,9 @@ def test_errors_that_name_files_are_told_without_them(error: type[AttuneError]) 
 
 @pytest.mark.parametrize("folder", ["/srv/attune/server/uploads/", "/home/ada b/my data/", "/x/"])
 def test_other_errors_lose_the_folders_of_the_server(folder: str) -> None:
-    error = WireError(f"{folder}eve.sha256-1.part has no header: update one of the two, or see attune/docs and 1/2")
+    error = WireError(f"{folder}eve.sha256-1.part has no header: update one of the two, or see attune/docs, 1/2 and 3 / 4 / 5")
     shown = for_devices(error)
-    assert str(shown) == "eve.sha256-1.part has no header: update one of the two, or see attune/docs and 1/2"
+    assert str(shown) == "eve.sha256-1.part has no header: update one of the two, or see attune/docs, 1/2 and 3 / 4 / 5"
     assert (type(shown), str(error).startswith(folder)) == (WireError, True), "the log keeps the whole name"
 
 

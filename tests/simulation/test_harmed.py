@@ -1,4 +1,4 @@
-"""Who is harmed in a comparison: what a device keeps is worse than what `local` or `fedavg` leave it, by the paired test."""
+"""Harmed devices of a comparison: what they keep is worse than what `local` or `fedavg` leave them, by the paired test."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import NoReturn
 import numpy as np
 
 from attune.common.errors import ShardError
+from attune.common.text import listed
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.makers.pixels import SUFFIXES, DecodedImages, decode_images, same_depth
@@ -22,7 +23,6 @@ from attune.fedclient.data.source import DataSource
 
 # Folders and files that systems put beside those of the user
 PUT_THERE = frozenset({"__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "system volume information"})
-_SHOWN = 8
 
 
 @dataclass
@@ -166,7 +166,7 @@ def _check_depth(folder: Path, content: FolderContent) -> None:
     deeper = list(content.deeper.values())
     if "" in set().union(*deeper) or len(deeper[0]) == 1 or any(names != deeper[0] for names in deeper):
         return
-    names, inner = ", ".join(sorted(content.deeper)), _some(sorted(deeper[0]))
+    names, inner = ", ".join(sorted(content.deeper)), listed(sorted(deeper[0]))
     raise ShardError(
         f"are the classes of {folder} {names}, or {inner}? All images lie in folders called {inner} below {names}. "
         "Give a folder whose folders are the classes, or move the images into the folders of their classes"
@@ -190,27 +190,23 @@ def _notes(path: Path, contents: Sequence[FolderContent], beside: Sequence[Path]
     empty = [name for content in contents for name in content.empty]
     reasons = []
     if hidden:
-        reasons.append(f"{len(hidden)} hidden files ({_some([str(file) for file in hidden])})")
+        reasons.append(f"{len(hidden)} hidden files ({listed([str(file) for file in hidden])})")
     if others:
         suffixes = Counter(file.suffix.lower() or file.name for file in others)
         reasons.append(
-            f"{len(others)} files that have no suffix of images ({_some([f'{name}: {n}' for name, n in suffixes.items()])})"
+            f"{len(others)} files that have no suffix of images ({listed([f'{name}: {n}' for name, n in suffixes.items()])})"
         )
     if unclassed:
-        reasons.append(f"{len(unclassed)} images outside the folders of classes ({_some([str(file) for file in unclassed])})")
+        reasons.append(f"{len(unclassed)} images outside the folders of classes ({listed([str(file) for file in unclassed])})")
     if empty:
-        reasons.append(f"folders without an image ({_some(empty)})")
+        reasons.append(f"folders without an image ({listed(empty)})")
     if beside:
         names = sorted({file.relative_to(path).parts[0] for file in beside})
-        reasons.append(f"{len(beside)} files beside the parts for training and testing ({_some(names)})")
+        reasons.append(f"{len(beside)} files beside the parts for training and testing ({listed(names)})")
     notes = [f"left out: {'; '.join(reasons)}"] if reasons else []
     deeper = sorted(
         {f"{name}/{inner}" for content in contents for name, inners in content.deeper.items() for inner in inners if inner}
     )
     if deeper:
-        notes.append(f"images in folders below the folder of a class belong to this class ({_some(deeper)})")
+        notes.append(f"images in folders below the folder of a class belong to this class ({listed(deeper)})")
     return tuple(notes)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

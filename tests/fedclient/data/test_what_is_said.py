@@ -1,4 +1,4 @@
-"""What `fedclient shard` says of the data, which options it refuses, and missing values of a finished model."""
+"""Words of `fedclient shard` about the data, options that it refuses, and missing values of a finished model."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def with_a_large_group(prepared):
 
 
 def test_a_group_of_held_out_samples_counts_once_for_the_dial(make):
-    """By windows, the 30 of one group would outvote the eleven other samples, and the dial would take the spoilt tensors."""
+    """Give one group 30 windows: counted singly they would outvote the eleven other samples, for the spoilt tensors."""
     learner = make("fedmcsa", baseline="local", held_out=with_a_large_group)
     ordered(learner, 1, train=True, serves=by_part(learner, learner.theta))
     good = dict(learner.baselines.local)

@@ -1,4 +1,4 @@
-"""What the audit log tells of trust is true in the ledger after a start, whatever the ledger has lost."""
+"""Decisions about trust in the audit log: after a start the ledger has them again, whatever it has lost."""
 
 from __future__ import annotations
 
