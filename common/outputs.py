@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -14,7 +13,9 @@ _PROBE = b"x" * 4096
 
 
 def check_folder(folder: Path, option: str = "--out") -> None:
-    """Check that files can be written into a folder, which may not exist yet. Afterwards all is as before.
+    """Check that files can be written into a folder, or that a folder that does not exist yet can be made.
+
+    No folder is made: another device may share those above it, and must not see them come and go.
 
     Args:
         folder: The folder.
@@ -25,21 +26,13 @@ def check_folder(folder: Path, option: str = "--out") -> None:
         DiskFull: The disk has no space.
     """
     folder = folder.absolute()
-    made: list[Path] = []
     try:
-        for place in (*reversed(folder.parents), folder):
-            if place.exists() and not place.is_dir():
-                raise SettingError(f"{folder} cannot be a folder, because {place} is a file; choose another {option}")
-            if not place.exists():
-                place.mkdir(mode=0o700, exist_ok=True)  # another device may make it at this moment
-                made.append(place)
-        _probe(folder)
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        if not there.is_dir():
+            raise SettingError(f"{folder} cannot be a folder, because {there} is a file; choose another {option}")
+        _probe(there)
     except OSError as error:
         raise _error(folder, error, option) from None
-    finally:
-        for place in reversed(made):
-            with contextlib.suppress(OSError):  # another device has written into it
-                place.rmdir()
 
 
 def check_file(path: Path, option: str = "--out") -> None:

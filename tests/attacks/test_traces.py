@@ -36,7 +36,7 @@ def test_a_device_whose_data_do_not_fit_is_in_log_note_and_status_with_what_to_d
     assert kind == "shape-mismatch"
     told = told_of(victim, kind, mallory.name)
     assert told["text"] == message and told["count"] == 1 and told["todo"] == BY_KIND[kind]
-    assert told["todo"] in victim.federation.client(mallory.name)["note"]
+    until(lambda: told["todo"] in (victim.federation.client(mallory.name)["note"] or ""), "the note, which is written next")
     assert f"{mallory.name} was refused: {message}" in log() and told["todo"] in log()
     mallory.close()
 

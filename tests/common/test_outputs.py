@@ -46,6 +46,17 @@ def test_a_folder_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["c"]
 
 
+def test_no_folder_is_made_for_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the home of one of two devices that start at once: folders that come and go ended the other one."""
+
+    def made(self: Path, *arguments: object, **named: object) -> None:
+        raise AssertionError(f"{self} was made")
+
+    monkeypatch.setattr(Path, "mkdir", made)
+    check_folder(tmp_path / "devices" / "localhost_50051" / "ada")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("place", ["file", "file/below", "file/below/deeper"])
 def test_a_file_is_no_folder(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("mine")
