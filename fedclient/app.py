@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from attune.common import homes
 from attune.common.aio import run_blocking
 from attune.common.errors import NotEnrolled
-from attune.common.identity.names import default_name
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
@@ -48,14 +46,14 @@ async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, conso
     )
     for warning in (*shard.warnings, *filter(None, [changed])):
         console.say(f"warning: {warning}")
-    identity = await identity_of(options, shard.name, home, console.say)
+    identity = await identity_of(options, home, console.say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
     link = GrpcLink(options.server, identity, home.keep, Allowance(options.resources.bytes_per_s))
     await Device(options, shard, FolderStore(home), link, console, worker).run()
     return home.model
 
 
-async def identity_of(options: DeviceOptions, shard_name: str, home: DeviceHome, say: Callable[[str], None]) -> Identity:
+async def identity_of(options: DeviceOptions, home: DeviceHome, say: Callable[[str], None]) -> Identity:
     """Return the device's identity, and enrol it if it has none.
 
     The first of these is taken: the identity in this home; the one that `join` stored; a new one, with the given token or the
@@ -67,8 +65,7 @@ async def identity_of(options: DeviceOptions, shard_name: str, home: DeviceHome,
         AttuneError: As in `enrol`.
     """
     address = options.server
-    name = options.name or default_name(socket.gethostname(), options.label or shard_name)
-    record = DeviceInfo(name, str(address), str(options.data.expanduser().resolve()))
+    record = DeviceInfo(options.name or "", str(address), str(options.data.expanduser().resolve()))
     identity = home.identity()
     if identity is None and options.home is None and options.token is None:
         joined = DeviceHome(homes.joined_home(address.host, address.port))

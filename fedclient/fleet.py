@@ -149,7 +149,9 @@ def _name(home: DeviceHome, label: str) -> str:
         record = home.record()
     except (AttuneError, OSError):
         return label
-    return record.name if record else label
+    if record is None:
+        return label
+    return record.name if label in record.name else f"{label} ({record.name})"
 
 
 def _text(error: Exception) -> str:
@@ -219,4 +221,4 @@ def join(members: Sequence[DeviceOptions], say: Callable[[str], None]) -> None:
         assert options.home is not None  # noqa: S101 (members() gave every device one)
         home = DeviceHome(options.home)
         with home.locked():
-            aio.run(identity_of(options, str(options.label), home, say))
+            aio.run(identity_of(options, home, lambda text, label=options.label: say(f"{label}: {text}")))

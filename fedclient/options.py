@@ -21,7 +21,7 @@ class DeviceOptions:
     server: ServerAddress
     home: Path | None = None
     name: str | None = None
-    label: str | None = None  # what a new device is called after the host's name; None: the shard's name
+    label: str | None = None  # the shard's name beside others of one process; None: it is alone
     token: str | None = None
     device: str = "auto"
     threads: int = 1

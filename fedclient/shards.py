@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attune.common import homes
 from attune.common.errors import ShardError
-from attune.common.identity.names import check_name, default_name
+from attune.common.identity.names import check_name, joined_name
 from attune.fedclient.data.table import is_table
 from attune.fedclient.options import DeviceOptions
 
@@ -50,7 +50,7 @@ def members(paths: Iterable[Path], common: DeviceOptions) -> list[DeviceOptions]
     options = []
     for path, label in zip(listed, labels(listed), strict=True):
         where = common.home / label if common.home else homes.device_home(common.server.host, common.server.port, path)
-        name = default_name(common.name, label) if common.name is not None else None
+        name = joined_name(common.name, label) if common.name is not None else None
         options.append(replace(common, data=path, home=where, name=name, label=label))
     return options
 
@@ -58,10 +58,10 @@ def members(paths: Iterable[Path], common: DeviceOptions) -> list[DeviceOptions]
 def labels(paths: Iterable[Path]) -> list[str]:
     """Return a name for each shard: that of its folder or file. Equal names get a digest of the whole path."""
     listed = list(paths)
-    plain = [default_name("", _stem(path)) for path in listed]
+    plain = [joined_name("", _stem(path)) for path in listed]
     count = Counter(plain)
     return [
-        label if count[label] == 1 else default_name("", homes.shard_folder(path))
+        label if count[label] == 1 else joined_name("", homes.shard_folder(path))
         for path, label in zip(listed, plain, strict=True)
     ]
 

@@ -162,6 +162,12 @@ def key_fingerprint_of(pem: bytes) -> str:
     return hashlib.sha256(spki).hexdigest()
 
 
+def neutral_name(key: bytes) -> str:
+    """Return a device's name that tells nothing about its place: `device-` and 48 bits of its public key's SHA-256."""
+    spki = load_key(key).public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return f"device-{hashlib.sha256(spki).hexdigest()[:12]}"
+
+
 def short_form(authority_pem: bytes) -> str:
     """Return a short form of an authority's public key, `1a2b-3c4d-...` (80 bits), for people to compare.
 

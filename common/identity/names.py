@@ -31,13 +31,13 @@ def check_name(name: str, what: str = "a device", remedy: str = "Choose another 
     return name
 
 
-def default_name(hostname: str, shard_name: str) -> str:
-    """Return HOSTNAME-SHARD with all characters that names cannot have replaced by '-'.
+def joined_name(first: str, shard_name: str) -> str:
+    """Return FIRST-SHARD with all characters that names cannot have replaced by '-'.
 
     A name of more than 64 characters ends in a digest of the whole name, so that two long names with the same beginning
     stay different.
     """
-    parts = [_FOREIGN.sub("-", part).strip(".-") for part in (hostname, shard_name)]
+    parts = [_FOREIGN.sub("-", part).strip(".-") for part in (first, shard_name)]
     name = "-".join(part for part in parts if part) or "device"
     if len(name) > MAX_LENGTH:
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,14 +53,13 @@ def join(
         fleet.join(_members(data, server, home, name, token, connect_timeout), click.echo)
         return
     from attune.common import homes
-    from attune.common.identity.names import default_name
     from attune.fedclient.address import ServerAddress
     from attune.fedclient.home import DeviceHome, DeviceInfo, check_name
     from attune.fedclient.link.enrol import enrol, stay_enrolled
 
     address = ServerAddress.parse(server)
     where = DeviceHome(home or homes.joined_home(address.host, address.port))
-    record = DeviceInfo(name or default_name(socket.gethostname(), ""), str(address))
+    record = DeviceInfo(name or "", str(address))
     with where.locked():
         identity = where.identity()
         if identity is not None:

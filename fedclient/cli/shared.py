@@ -64,7 +64,9 @@ home_option = click.option(
 allow_model_option = click.option(
     "--allow-model", "allow_models", multiple=True, metavar="MODULE:FACTORY", help="Model code that may run on this device."
 )
-name_option = click.option("--name", help="This device's name (default: HOSTNAME-SHARD); for several devices, NAME-SHARD.")
+name_option = click.option(
+    "--name", help="This device's name (default: device- and digits of its key); for several devices, NAME-SHARD."
+)
 timeout_option = click.option(
     "--connect-timeout", type=click.FloatRange(min=0), default=CONNECT_TIMEOUT_S, show_default=True, metavar="S",
     help="Give up after this many seconds without an answer from the server.",

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import grpc
+import msgspec
 from grpc.aio import AioRpcError
 
 from attune.common.errors import CertificateRefused, FingerprintMismatch, Forbidden, Unreachable
@@ -18,7 +19,15 @@ from attune.common.exchange.protobuf import ENROL
 from attune.common.faults import fail_at
 from attune.common.grpc_errors import from_rpc
 from attune.common.identity.client_tls import channel_credentials, channel_options
-from attune.common.identity.credential import Credential, check_common_name, check_dates, csr_der, load_or_new_key, not_after
+from attune.common.identity.credential import (
+    Credential,
+    check_common_name,
+    check_dates,
+    csr_der,
+    load_or_new_key,
+    neutral_name,
+    not_after,
+)
 from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
 from attune.fedclient.address import ServerAddress, backoff_s
@@ -38,7 +47,7 @@ async def enrol(
     connect_timeout_s: float,
     say: Callable[[str], None],
 ) -> Identity:
-    """Ask the server for a certificate in `record.name`, and keep it in `home`.
+    """Ask the server for a certificate in `record.name`, or else in a neutral name, and keep it in `home`.
 
     The key is kept before it is used. If the answer is lost, the same key asks again and gets a fresh certificate.
 
@@ -48,6 +57,7 @@ async def enrol(
     """
     key_path = home.identity_folder / "key.pem"
     key = load_or_new_key(key_path)
+    record = msgspec.structs.replace(record, name=record.name or neutral_name(key))
     fail_at(record.name, 0, "key-written")
     identity = await _certify(home, record, key, address, token_text, connect_timeout_s, say)
     key_path.unlink(missing_ok=True)

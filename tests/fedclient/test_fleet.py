@@ -139,7 +139,7 @@ def test_the_command_ends_with_the_table_and_then_evaluates_each_shard(bench, fo
         return CliRunner().invoke(main, [*words, *data, "--home", home])
 
     joined = call("join", "--server", server, "--token", bench.server.token(), "--name", "edge")
-    assert (joined.exit_code, joined.output) == (0, "enrolled as edge-shard2\nenrolled as edge-shard10\n")
+    assert (joined.exit_code, joined.output) == (0, "shard2: enrolled as edge-shard2\nshard10: enrolled as edge-shard10\n")
     listed = shards.members(shards.expand(data[1::2]), bench.options(home=tmp_path / "homes", name=None, token=None))
     assert fleet.exit_code(fleet.run(listed, bench.lines)) == 0
     seen = call("evaluate")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
-from attune.common.identity.names import check_name, default_name
+from attune.common.identity.names import check_name, joined_name
 
 
 @pytest.mark.parametrize("name", ["a", "pi-3.kitchen_2", "_x", "7", "a" * 64])
@@ -34,17 +34,17 @@ def test_bad_names(name: str) -> None:
         ("日本", "東京", "device"),
     ],
 )
-def test_default_names(hostname: str, shard: str, expected: str) -> None:
-    assert default_name(hostname, shard) == expected
+def test_joined_names(hostname: str, shard: str, expected: str) -> None:
+    assert joined_name(hostname, shard) == expected
 
 
 @given(st.text(max_size=90), st.text(max_size=90))
-def test_default_names_are_always_good(hostname: str, shard: str) -> None:
-    assert check_name(default_name(hostname, shard))
+def test_joined_names_are_always_good(hostname: str, shard: str) -> None:
+    assert check_name(joined_name(hostname, shard))
 
 
-def test_long_default_names_that_begin_alike_stay_different() -> None:
-    first, second = (default_name("h" * 60, f"shard{number}") for number in (1, 2))
+def test_long_joined_names_that_begin_alike_stay_different() -> None:
+    first, second = (joined_name("h" * 60, f"shard{number}") for number in (1, 2))
     assert first != second
     assert len(first) == len(second) == 64
 

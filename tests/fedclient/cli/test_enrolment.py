@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from datetime import datetime, timezone
@@ -209,7 +210,16 @@ def test_the_local_servers_own_token_is_found_for_its_port_only(quick):
     assert local_token(ServerAddress("localhost", quick.server.port + 1)) is None
     assert local_token(ServerAddress("example.org", quick.server.port)) is None
     quick.run(token=None, server=ServerAddress("localhost", quick.server.port), home=None, name=None)
-    assert quick.server.seen.enrolled == [f"{socket.gethostname()}-shard3"]
+    (name,) = quick.server.seen.enrolled
+    assert re.fullmatch("device-[0-9a-f]{12}", name)
+
+
+def test_a_device_without_a_name_tells_neither_its_host_nor_its_shard(quick):
+    quick.run(name=None)
+    (name,) = quick.server.seen.enrolled
+    assert re.fullmatch("device-[0-9a-f]{12}", name)
+    quick.run(name=None, token=None)  # it keeps its name
+    assert DeviceHome(quick.folder / "home").record().name == name
 
 
 @pytest.mark.parametrize("works", [True, False])
