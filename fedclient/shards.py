@@ -12,7 +12,9 @@ from pathlib import Path
 from attune.common import homes
 from attune.common.errors import ShardError
 from attune.common.identity.names import check_name, joined_name
-from attune.fedclient.data.table import is_table
+from attune.common.text import listed
+from attune.fedclient.data.files import plain_suffix
+from attune.fedclient.data.table import PERHAPS, is_table
 from attune.fedclient.options import DeviceOptions
 
 
@@ -24,7 +26,7 @@ def is_fleet(given: Sequence[str]) -> bool:
 def expand(given: Sequence[str]) -> list[Path]:
     """Return the shards, each once, in the given order; those of a pattern by name, with numbers by their value.
 
-    A pattern matches folders, .npz files and tables. Other files beside the shards are ignored.
+    A pattern matches folders, .npz files and tables, and texts such as .txt if it names their suffix.
 
     Raises:
         ShardError: A pattern matches no shard.
@@ -46,9 +48,9 @@ def members(paths: Iterable[Path], common: DeviceOptions) -> list[DeviceOptions]
     """
     if common.name is not None:
         check_name(common.name)
-    listed = list(paths)
+    places = list(paths)
     options = []
-    for path, label in zip(listed, labels(listed), strict=True):
+    for path, label in zip(places, labels(places), strict=True):
         where = common.home / label if common.home else homes.device_home(common.server.host, common.server.port, path)
         name = joined_name(common.name, label) if common.name is not None else None
         options.append(replace(common, data=path, home=where, name=name, label=label))
@@ -57,12 +59,12 @@ def members(paths: Iterable[Path], common: DeviceOptions) -> list[DeviceOptions]
 
 def labels(paths: Iterable[Path]) -> list[str]:
     """Return a name for each shard: that of its folder or file. Equal names get a digest of the whole path."""
-    listed = list(paths)
-    plain = [joined_name("", _stem(path)) for path in listed]
+    places = list(paths)
+    plain = [joined_name("", _stem(path)) for path in places]
     count = Counter(plain)
     return [
         label if count[label] == 1 else joined_name("", homes.shard_folder(path))
-        for path, label in zip(listed, plain, strict=True)
+        for path, label in zip(places, plain, strict=True)
     ]
 
 
@@ -73,9 +75,15 @@ def _is_pattern(text: str) -> bool:
 def _matches(pattern: str) -> list[Path]:
     everything = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207 (absolute patterns too)
     paths = [Path(text) for text in everything]
-    shards = [path for path in paths if path.is_dir() or path.suffix == ".npz" or is_table(path)]
+    shards = [path for path in paths if path.is_dir() or path.suffix.lower() == ".npz" or is_table(path)]
+    if "." in Path(pattern).name:  # sites/*.txt means texts, and sites/* does not: a README.txt is no shard
+        shards += [path for path in paths if plain_suffix(path) in PERHAPS]
     if not shards:
-        raise ShardError(f"no shard matches {pattern!r}; --data takes folders with train.npz, .npz files and tables (.csv)")
+        others = f" ({len(paths)} others are not taken: {listed([path.name for path in paths])})" if paths else ""
+        raise ShardError(
+            f"no shard matches {pattern!r}{others}; --data takes folders with train.npz, .npz files and tables (.csv); say the "
+            "suffix of tables that are called .txt, as in 'sites/*.txt'"
+        )
     return sorted(shards, key=_by_numbers)
 
 

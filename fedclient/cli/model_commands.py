@@ -106,7 +106,7 @@ def predict(data: tuple[str, ...], out: Path, server: str | None, home: Path | N
 
     check_file(out)
     model = Model.load(home_of(home, server, None).model, allow_models=allow_models)
-    samples = new_samples(data, model.info.model, model.info.column_names)
+    samples = new_samples(data, model.info.model, model.info.column_names, model.info.missing_words)
     for note in samples.notes:
         click.echo(f"note: {note}", err=True)
     labels = model.predict(samples.x, ", ".join(data))
@@ -155,6 +155,7 @@ def _label_rows(labels: Sequence[Any], info: ModelInfo) -> Iterator[tuple[Any, .
 @click.option("--images", type=click.IntRange(1, 20), default=6, show_default=True, help="Test images to show the rollout on.")
 @server_option()
 @home_option
+@table_options
 @allow_model_option
 def plot(
     data: Path,
@@ -165,15 +166,18 @@ def plot(
     server: str | None,
     home: Path | None,
     allow_models: tuple[str, ...],
+    **given: Any,
 ) -> None:
     """Draw pictures of the models' answers on a shard's test part, offline."""
+    table = read_options(given)
     if models and (server or home):
         raise click.UsageError("--model names the models: leave --home and --server out")
     check_folder(out)
-    folders = models or (home_of(home, server, data).model,)
+    device = None if models else home_of(home, server, data)
+    folders, held = (models, ()) if device is None else ((device.model,), device.held_rows())
     from attune.fedclient.model import plots
 
-    for line in plots.plot(folders, data, out, images, pictures, allow_models):
+    for line in plots.plot(folders, data, out, images, pictures, allow_models, table, held):
         click.echo(line)
 
 
@@ -181,17 +185,25 @@ def plot(
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A file .onnx or .pt2 (torch.export)."
 )
-@click.option("--data", type=click.Path(path_type=Path), metavar="SHARD", help="Check it on this shard's test part.")
+@click.option(
+    "--data", type=click.Path(path_type=Path), metavar="SHARD", help="Check it on this shard's test part, or on a table."
+)
 @server_option()
 @home_option
 @allow_model_option
 def export(out: Path, data: Path | None, server: str | None, home: Path | None, allow_models: tuple[str, ...]) -> None:
     """Write the finished model as a file for other programs. The file is run once and compared with the original."""
     folder = home_of(home, server, data).model
+    from attune.fedclient.data.new_samples import new_samples
     from attune.fedclient.data.shard import load_shard
+    from attune.fedclient.data.table import may_be_table
     from attune.fedclient.model.artifact import Model
     from attune.fedclient.model.portable import export as write
 
-    samples = load_shard(data).test_x if data is not None else None
-    difference = write(Model.load(folder, allow_models=allow_models), out, samples)
+    model, samples = Model.load(folder, allow_models=allow_models), None
+    if data is not None and data.is_file() and may_be_table(data):  # no label is needed
+        samples = new_samples([str(data)], model.info.model, model.info.column_names, model.info.missing_words).x
+    elif data is not None:
+        samples = load_shard(data, options=model.info.options_for(data)).test_x
+    difference = write(model, out, samples)
     click.echo(f"{out}: probabilities differ from the original's by {difference:.1g} at most")

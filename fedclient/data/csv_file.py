@@ -21,6 +21,8 @@ _SEP = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
 _LEADING = re.compile(r"\A(?:[ \t;,|]*\n)+")  # lines without a cell before the names
 _QUOTED = re.compile(r'"[^"]*"')
 _UNNAMED = re.compile(r"unnamed: 0(\.[0-9]+)?|__index_level_[0-9]+__|index", re.IGNORECASE)
+_BLANK = ' \t;,|"'
+_LETTER = re.compile(r"[^\W\d_]")
 _SHOWN = 8
 _LINES, _FEW_LINES = 50, 3  # of a text: those that are looked at, and the fewest that make a table
 
@@ -62,6 +64,7 @@ def read_csv(path: Path) -> TableContent:
         text = text.partition("\n")[2]
     if not text.strip():
         raise ShardError(f"{path} is empty; the first line must name every column, and each sample needs a line")
+    _check_no_title(path, text)
     delimiter = said[1] if said else _delimiter(text)
     try:
         lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
@@ -137,6 +140,30 @@ def _delimiter(text: str) -> str:
     plain = _QUOTED.sub("", text[: 1 << 20]).split("\n")
     head, second = plain[0], plain[1] if len(plain) > 1 else ""
     return max(_DELIMITERS, key=lambda mark: (head.count(mark) == second.count(mark) and mark in head, head.count(mark)))
+
+
+def _check_no_title(path: Path, text: str) -> None:
+    """Check that the first line is no title of the table, as programs write it above the names of the columns.
+
+    Raises:
+        ShardError: It has one cell, and a line after it names several columns that the lines below have.
+    """
+    lines = [line for line in text.split("\n", _LINES)[:_LINES] if line.strip(_BLANK)]
+    for mark in _DELIMITERS:
+        try:
+            rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=mark)]
+        except csv.Error:
+            return  # read_csv says what is wrong
+        filled = [sum(map(bool, row)) for row in rows]
+        head = next((at for at, row in enumerate(rows) if filled[at] == len(row) == max(filled) > 1), 0)
+        if not head or filled[0] > 1 or len(rows) <= head + 1 or any(len(row) != filled[head] for row in rows[head:]):
+            continue
+        names = rows[head]
+        if len(set(names)) == len(names) and all(map(_LETTER.search, names)):
+            raise ShardError(
+                f"the first line of {path} seems to be a title, {lines[0][:80]!r}, and the columns to be called "
+                f"{', '.join(map(repr, names[:_SHOWN]))}: remove the line{'s' if head > 1 else ''} above these names"
+            )
 
 
 def _drop_end(table: _Rows) -> None:

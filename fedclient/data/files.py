@@ -52,6 +52,9 @@ def read_text(path: Path, limit: int | None = None, strict: bool = False) -> str
         ShardError: The file cannot be read, is in another encoding, or holds more than `limit` bytes (default: MAX_TEXT_BYTES).
     """
     data = read_bytes(path, MAX_TEXT_BYTES if limit is None else limit)
+    marked = any(data.startswith(mark) for mark, _ in _MARKS)
+    if strict and not marked and b"\0" in data:
+        raise _not_utf_8(path, "it holds zero bytes, as UTF-16 without a mark does", _wide(data))
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8-sig")
     try:
         text = data.decode(encoding)
@@ -59,15 +62,24 @@ def read_text(path: Path, limit: int | None = None, strict: bool = False) -> str
         if strict:
             raise _not_utf_8(path, f"byte {error.start + 1} is {data[error.start]:#04x}") from None
         text = data.decode("latin-1")
-    if strict and "\0" in text:
-        raise _not_utf_8(path, "it holds zero bytes, as UTF-16 without a mark does")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _not_utf_8(path: Path, why: str) -> ShardError:
+def _wide(data: bytes) -> str:
+    """Return the name of the encoding of text with zero bytes. Line ends and delimiters show where the zeros stand."""
+    places = [data[first::4].count(0) for first in range(4)]
+    if min(places[:2]) * 2 > len(data) // 4:
+        return "UTF-32BE"
+    if min(places[2:]) * 2 > len(data) // 4:
+        return "UTF-32LE"
+    return "UTF-16BE" if places[0] + places[2] > places[1] + places[3] else "UTF-16LE"
+
+
+def _not_utf_8(path: Path, why: str, encoding: str = "WINDOWS-1252") -> ShardError:
     return ShardError(
         f"{path} is not in the encoding UTF-8 ({why}), so letters would be read wrongly: save it as UTF-8 (spreadsheet "
-        f"programs call it 'CSV UTF-8'), or convert it: iconv -f WINDOWS-1252 -t UTF-8 {path.name} > utf8-{path.name}"
+        f"programs call it 'CSV UTF-8'), or convert it from its encoding, such as {encoding}: iconv -f {encoding} -t UTF-8 "
+        f"{path.name} > utf8-{path.name}"
     )
 
 

@@ -14,6 +14,7 @@ from attune.common.errors import SettingError, ShapeMismatch, ShardError
 from attune.common.plan import ModelSpec
 from attune.common.text import listed
 from attune.fedclient.data.arrays import Array, read_arrays
+from attune.fedclient.data.cells import WORDS, words_of
 from attune.fedclient.data.files import MAX_BINARY_BYTES
 from attune.fedclient.data.makers import images
 from attune.fedclient.data.makers.make_options import MakeOptions
@@ -48,13 +49,16 @@ class ImageFile:
     name: str
 
 
-def new_samples(given: Sequence[str], spec: ModelSpec, columns: Sequence[str] = ()) -> NewSamples:
+def new_samples(
+    given: Sequence[str], spec: ModelSpec, columns: Sequence[str] = (), missing_words: Sequence[str] = ()
+) -> NewSamples:
     """Read the samples that a user gave, in the form that the model takes.
 
     Args:
         given: Paths, or quoted patterns. Several of them must be images.
         spec: The model.
         columns: Names of the model's columns, in order; empty if they are not known.
+        missing_words: Words that mean a missing value; empty for the usual ones.
 
     Raises:
         ShardError: A file cannot be read or used.
@@ -72,16 +76,16 @@ def new_samples(given: Sequence[str], spec: ModelSpec, columns: Sequence[str] = 
         )
     if len(paths) > 1:
         raise SettingError(f"several files were given with {first}: only images can be several; call predict for each file")
-    return NewSamples(_features(first, columns))
+    return NewSamples(_features(first, columns, missing_words))
 
 
-def _features(path: Path, columns: Sequence[str]) -> Array:
+def _features(path: Path, columns: Sequence[str], missing_words: Sequence[str]) -> Array:
     """Return `x` of an .npz file, or these columns of a table, (N, F) float32."""
     if not may_be_table(path):
         return read_arrays(path, ("x",))[0]
     if not columns:
         raise ShardError(f"the model does not know what its columns are called, so {path} cannot be used; give an .npz with x")
-    table = read_table(path)
+    table = read_table(path, words_of(missing_words) if missing_words else WORDS)
     table.require(*columns)
     return features_of(table, columns)
 

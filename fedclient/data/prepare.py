@@ -33,11 +33,13 @@ class Standardiser:
         mean: (F,) or (C,).
         std: (F,) or (C,); 1 for a constant feature.
         fill: Values in place of NaN, (F,): the medians of the training part. None: NaN is refused.
+        missing_words: Words that mean a missing value, if the user named them.
     """
 
     mean: npt.NDArray[np.float64]
     std: npt.NDArray[np.float64]
     fill: npt.NDArray[np.float64] | None = None
+    missing_words: tuple[str, ...] = ()
 
     @classmethod
     def fit(cls, x: Array) -> Standardiser:
@@ -68,10 +70,13 @@ class Standardiser:
         """Return `x` with the fill values in place of NaN, if there are any."""
         return x if self.fill is None or x.shape[-1] != len(self.fill) else gaps.filled(x, self.fill)
 
-    def to_dict(self) -> dict[str, list[float]]:
-        return {"mean": self.mean.tolist(), "std": self.std.tolist()} | (
-            {} if self.fill is None else {"fill": self.fill.tolist()}
-        )
+    def to_dict(self) -> dict[str, list[float | str]]:
+        saved: dict[str, list[float | str]] = {"mean": self.mean.tolist(), "std": self.std.tolist()}
+        if self.fill is not None:
+            saved["fill"] = self.fill.tolist()
+        if self.missing_words:
+            saved["missing_words"] = list(self.missing_words)
+        return saved
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Standardiser:
@@ -89,7 +94,7 @@ class Standardiser:
             raise ShardError("the saved feature statistics are damaged: they need a finite mean and a positive deviation each")
         if fill is not None and (fill.shape != mean.shape or not np.isfinite(fill).all()):
             raise ShardError("the saved fill values are damaged: each column needs a finite one")
-        return cls(mean, std, fill)
+        return cls(mean, std, fill, tuple(map(str, saved.get("missing_words", ()))))
 
 
 @dataclass(frozen=True)
@@ -162,15 +167,19 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
         ShapeMismatch: The shard asks for the statistics of all devices, but the plan has none.
     """
     if not shard.standardise or shard.kind not in ("series", "tabular"):
-        return None if shard.fill is None else Standardiser(np.zeros(len(shard.fill)), np.ones(len(shard.fill)), shard.fill)
+        if shard.fill is None and not shard.missing_words:
+            return None
+        zeros = np.zeros(shard.train_x.shape[-1])
+        return Standardiser(zeros, zeros + 1, shard.fill, shard.missing_words)
     if not shard.over_the_federation:
-        return replace(Standardiser.fit(_numbers(shard.train_x[fitted])), fill=shard.fill)
+        scaling = Standardiser.fit(_numbers(shard.train_x[fitted]))
+        return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
     if plan.scale is None:
         raise ShapeMismatch(
             f'shard {shard.name} is to be standardised over the federation (meta.json: "standardise": "federation"), but no '
             "device declared its columns before round 1; leave that key out, or start a federation in which all declare it"
         )
-    return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std), shard.fill)
+    return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std), shard.fill, shard.missing_words)
 
 
 def check_columns(shard: Shard, expected: Sequence[str]) -> None:

@@ -41,6 +41,7 @@ class Shard:
         test_groups: Group of each test sample.
         column_names: Names of features (tabular) or channels (series), in order; empty if not known.
         fill: Values in place of missing ones, (F,): medians over the training part. None if none may be missing.
+        missing_words: Words that mean a missing value, if the user named them; only of tables.
         held_hashes: Hashes of a table's rows that the device holds out (fedclient.data.held_rows).
     """
 
@@ -60,6 +61,7 @@ class Shard:
     column_names: tuple[str, ...] = ()
     task: TaskName = "classes"
     fill: npt.NDArray[np.float64] | None = None
+    missing_words: tuple[str, ...] = ()
     held_hashes: tuple[str, ...] = ()
 
     @property
@@ -276,6 +278,7 @@ def make_shard(
         column_names=_column_names(path, kind, meta, train_x),
         task=meta.task,
         fill=fill,
+        missing_words=tuple(meta.missing_words or ()) if kind == "tabular" else (),
         held_hashes=tuple(sorted({row for row, out in zip(hashed.rows, held, strict=True) if out})) if hashed else (),
     )
     _check_labels(shard)

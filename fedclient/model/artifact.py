@@ -57,7 +57,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     model: ModelSpec  # a frozen body is not saved: building the model reads it and checks its digest
     classes: list[Label]  # class index -> original label; names of K targets or labels
     train: TrainSettings
-    standardiser: dict[str, list[float]] | None = None
+    standardiser: dict[str, list[float | str]] | None = None
     column_names: list[str] = []  # in the order in which the model takes them; empty: not known
     kept: Choice = "personalized"  # which of the device's models this is, or counts most
     own_choice: Choice = msgspec.field(name="own", default="personalized")  # which of them predicts as the method does
@@ -73,6 +73,26 @@ class ModelInfo(msgspec.Struct, frozen=True):
     seed: int = 0  # that the model is built with
     files: dict[str, str] = {}  # file beside this one -> digest
     plugins: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # the plan's, left out where it has none
+
+    @property
+    def missing_words(self) -> tuple[str, ...]:
+        """Words that mean a missing value, as in the training; empty for the usual ones."""
+        return tuple(map(str, (self.standardiser or {}).get("missing_words", ())))
+
+    def options_for(self, path: Path, given: ReadOptions = PLAIN) -> ReadOptions:
+        """Return the options to read data for this model.
+
+        Of a table they have the model's columns, task, targets and words for missing values, unless the user has given them.
+        Missing values stay, for the model to fill them in.
+        """
+        options = given.keeping_gaps
+        if not (path.is_file() and may_be_table(path)):
+            return options
+        words = given.missing_words or self.missing_words
+        options = replace(options, columns=given.columns or tuple(self.column_names), missing_words=words)
+        if self.task == "classes" or given.task != "classes":
+            return options
+        return replace(options, task=self.task, label=given.label or ",".join(str(name) for name in self.classes))
 
     @property
     def title(self) -> str:
@@ -314,17 +334,8 @@ def score_on_test_part(
     """Evaluate the model in `home` on the test part of `shard`. Raises NoModel, and the errors of load_shard and evaluate."""
     model = Model.load(home.model, allow_models=allow_models)
     info = model.info
-    options = (_options_of(info, table) if shard.is_file() and may_be_table(shard) else table).keeping_gaps
-    accuracy, samples = model.evaluate(load_shard(shard, options=options, held=home.held_rows()))
+    accuracy, samples = model.evaluate(load_shard(shard, options=info.options_for(shard, table), held=home.held_rows()))
     return TestPartScore(info.name, info.method, accuracy, samples, info.round, info.kept, info.title, TASKS[info.task].metric)
-
-
-def _options_of(info: ModelInfo, given: ReadOptions) -> ReadOptions:
-    """Return the options for a table, with the model's columns, task and targets where the user has not given them."""
-    options = replace(given, columns=given.columns or tuple(info.column_names))
-    if info.task == "classes" or given.task != "classes":
-        return options
-    return replace(options, task=info.task, label=given.label or ",".join(str(name) for name in info.classes))
 
 
 def mean_scores(scores: Sequence[TestPartScore]) -> dict[str, float]:

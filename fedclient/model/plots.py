@@ -25,6 +25,7 @@ from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.model import drawings
 from attune.fedclient.model.artifact import Model, in_unit
 from attune.fedclient.model.rollout import over_patches
+from attune.fedclient.read_options import PLAIN, ReadOptions
 
 
 @dataclass(frozen=True)
@@ -133,11 +134,19 @@ PICTURES = {name: task for task, pictures in OF_TASK.items() for name in picture
 
 
 def plot(
-    folders: Sequence[Path], shard: Path, out: Path, images: int, wanted: Sequence[str], allow_models: Collection[str] = ()
+    folders: Sequence[Path],
+    shard: Path,
+    out: Path,
+    images: int,
+    wanted: Sequence[str],
+    allow_models: Collection[str] = (),
+    table: ReadOptions = PLAIN,
+    held: Collection[str] = (),
 ) -> list[str]:
     """Write pictures of these models and a page into `out`, and return a line for each.
 
-    Without `wanted` all possible pictures are drawn, and lines say why others are not.
+    Without `wanted` all possible pictures are drawn, and lines say why others are not. `table` and `held` are those of
+    `load_shard`.
 
     Raises:
         NoModel: A folder has no model.
@@ -145,7 +154,7 @@ def plot(
         AttuneError: As in load_shard and the preparation of its test part.
     """
     models = [Model.load(model_folder(folder), allow_models=allow_models) for folder in folders]
-    loaded = load_shard(shard, held=())
+    loaded = load_shard(shard, options=models[0].info.options_for(shard, table), held=held)
     source = Drawn(loaded.name, models[0].info.classes, judge(models, loaded), images)
     task = models[0].info.task
     for name in wanted:

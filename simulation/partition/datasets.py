@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,8 @@ import numpy as np
 from attune.common.errors import SettingError
 from attune.common.seeds import derive
 from attune.fedclient.data import labels
-from attune.fedclient.read_options import ReadOptions
+from attune.fedclient.data.table import is_table
+from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.simulation.partition.readers.registry import read
 from attune.simulation.partition.samples import Dataset, Source, with_classes
 
@@ -28,24 +28,20 @@ def load_dataset(name: str, seed: int = 0) -> Dataset:
     return with_classes(load_source(name, seed), name)
 
 
-def load_source(
-    name: str, seed: int = 0, label: str = "", apart: Sequence[str] = (), shape: str = "", missing: str = "refuse"
-) -> Source:
+def load_source(name: str, seed: int = 0, options: ReadOptions = PLAIN) -> Source:
     """Return the bundled digits, or the data at a path (docs/data.md has the forms).
 
     Args:
         name: `digits`, or a path.
         seed: Decides which digits are the test part.
-        label: The column or array with the classes; empty means the usual one of the form. NAME>NUMBER makes two classes.
-        apart: Columns that are not features.
-        shape: Shape of one sample, such as 28x28.
-        missing: "median" fills in NaN, "refuse" does not.
+        options: How the files are read. An empty label means the usual one of the form.
 
     Raises:
-        SettingError: There is no such data set, or scikit-learn is not installed.
+        SettingError: There is no such data set, an option does not apply to it, or scikit-learn is not installed.
         ShardError: The files cannot be read, or do not fit together.
     """
-    options = ReadOptions.of(label, apart, shape, missing)
+    if options.key and (name == DIGITS or not is_table(Path(name))):
+        raise SettingError(f"--key is of tables, and {name} is none: leave it out")
     if name == DIGITS:
         return _digits(seed)
     if not Path(name).exists():

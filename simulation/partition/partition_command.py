@@ -28,8 +28,10 @@ _IGNORED_WHERE_UNKNOWN = ("classes_per_client", "alpha")  # flags that were neve
     "--label", default="", metavar="NAME", help="The column or array with the classes; NAME>NUMBER makes two classes."
 )
 @click.option("--apart", multiple=True, metavar="NAME", help="A column of a table that is not a feature.")
+@click.option("--key", default="", metavar="NAME", help="A column of a table that tells rows apart. It is not a feature.")
 @click.option("--shape", default="", metavar="SIZES", help="Shape of one sample, such as 28x28, if the file has flat samples.")
 @click.option("--missing", default="refuse", show_default=True, metavar="HOW", help="NaN: refuse, or median of the column.")
+@click.option("--missing-words", default="", metavar="A,B", help="All words that mean a missing value.  [default: usual]")
 @click.option("--normalise", metavar="HOW", help="none, channel, pixel, cifar10 or cifar100.  [default: the scheme's]")
 @click.option("--noise", type=float, default=0.0, metavar="SIGMA", help="Noise that rises from 0 for the first client to this.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -44,8 +46,10 @@ def partition(
     assignments: tuple[str, ...],
     label: str,
     apart: tuple[str, ...],
+    key: str,
     shape: str,
     missing: str,
+    missing_words: str,
     normalise: str | None,
     noise: float,
     seed: int,
@@ -53,6 +57,7 @@ def partition(
 ) -> None:
     """Cut a data set into shards, for experiments."""
     settings = _settings(scheme, assignments, {"classes_per_client": classes_per_client, "alpha": alpha, "by": by})
+    from attune.fedclient.read_options import ReadOptions
     from attune.simulation.partition import split
     from attune.simulation.partition.datasets import load_source
     from attune.simulation.partition.overview import save_picture, table
@@ -61,7 +66,10 @@ def partition(
     check_folder(out)
     if dataset is not None:
         named = [settings[key] for key in ("by", "group") if settings.get(key)]
-        source = load_source(dataset, seed, label, (*apart, *(str(name) for name in named)), shape, missing)
+        options = ReadOptions.of(
+            label, (*apart, *(str(name) for name in named)), shape, missing, missing_words=missing_words, key=key
+        )
+        source = load_source(dataset, seed, options)
     made = split.partition(source, scheme, clients, seed, normalise=normalise, noise=noise, **settings)
     split.write_shards(out, made)
     click.echo(table(made))

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from attune.common.statistics import LEVEL, holm, mcnemar
 from attune.fedclient.data.shard import load_shard
+from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.comparison import sign_flip
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.samples import Source
@@ -72,7 +73,7 @@ def run(
     path = out / f"{recipe.name}.csv"
     rows = read(path)
     for seed in seeds or recipe.seeds:
-        source = load_source(data or DIGITS, seed, **recipe.read)
+        source = load_source(data or DIGITS, seed, ReadOptions.of(**recipe.read))
         for point in recipe.points:
             there = {row.method for row in rows if (row.series, row.x, row.seed) == (point.series, point.x, seed)}
             left = [entry for entry in recipe.entries if entry.label not in there]

@@ -55,6 +55,22 @@ def test_a_pattern_means_shards_in_the_order_of_their_numbers(folder):
         shards.expand([f"{folder}/client*"])
 
 
+def test_a_pattern_matches_texts_and_archives_if_it_names_their_suffix(tmp_path):
+    for name in ("a.txt", "b.txt", "c.TAB", "d.NPZ", "e.csv", "README.md"):
+        (tmp_path / name).write_text("")
+
+    def matched(pattern):
+        return [path.name for path in shards.expand([f"{tmp_path}/{pattern}"])]
+
+    assert matched("*.txt") == ["a.txt", "b.txt"]
+    assert matched("[ac].*") == ["a.txt", "c.TAB"] and matched("*.[ct][sx][vt]") == ["a.txt", "b.txt", "e.csv"]
+    assert matched("*") == ["d.NPZ", "e.csv"]
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "notes.txt").write_text("")
+    with pytest.raises(ShardError, match=r"'.*only/\*'.*1 .*not taken.*notes\.txt"):
+        matched("only/*")
+
+
 def test_shards_of_the_same_name_have_homes_and_names_of_their_own(tmp_path):
     paths = [tmp_path / one / two for one in "ab" for two in ("east side", "west")] + [tmp_path / "north.east"]
     listed = shards.members(paths, options(tmp_path, home=tmp_path / "homes", name="edge"))

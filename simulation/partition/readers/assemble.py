@@ -14,6 +14,7 @@ from attune.common.errors import NonFiniteFeatures, ShardError
 from attune.common.plan import Kind, Label
 from attune.fedclient.data import gaps, kinds, labels
 from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.source import missing_words
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.samples import Dataset
 
@@ -54,10 +55,10 @@ def assemble(raw: Raw, options: ReadOptions) -> Dataset:
         fill = gaps.medians(train_x, raw.columns, raw.name)
         train_x, test_x = gaps.filled(train_x, fill), gaps.filled(test_x, fill)
     kind = kinds.infer(train_x, f"x of {raw.name}", tokens=raw.vocabulary > 0)
-    parts = []
+    parts, words = [], missing_words(options)
     for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
         where = f"the {part} part of {raw.name}"
-        y = labels.plain_labels(y if raw.two_classes else options.classes_of(y, raw.name), len(x), f"y of {where}")
+        y = labels.plain_labels(y if raw.two_classes else options.classes_of(y, raw.name), len(x), f"y of {where}", words=words)
         x = kinds.canonical(x, kind, f"x of {where}")
         _check_finite(x, kind, f"x of {where}")
         parts.append((x, y))

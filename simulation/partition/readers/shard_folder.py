@@ -24,7 +24,7 @@ def read(path: Path, options: ReadOptions) -> Dataset:
     """
     if options != ReadOptions(apart=options.apart):
         raise SettingError(
-            f"{path} is a shard, and its meta.json declares all that is needed; leave --label, --shape and --missing out"
+            f"{path} is a shard, and its meta.json declares all that is needed: leave --label, --shape and --missing* out"
         )
     shard = load_shard(path)
     parts = (shard.train_x, shard.train_y, shard.test_x, shard.test_y)

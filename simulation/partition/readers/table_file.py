@@ -22,7 +22,8 @@ def read(path: Path, options: ReadOptions) -> Raw:
     """Read a table.
 
     The column of --label has the classes (default: `y` or `label`). Columns that name the client or the group, and those of
-    --apart, become label arrays. All others must be numbers. What is a missing value: fedclient.data.cells.
+    --apart, become label arrays; that of --key does not. All others must be
+    numbers. What is a missing value: fedclient.data.cells.
 
     Raises:
         ShardError: The table cannot be read.
@@ -31,6 +32,8 @@ def read(path: Path, options: ReadOptions) -> Raw:
     table = read_table(path, missing_words(options))
     options = options.for_columns(table.names)
     x, y, test_N, features, _ = samples_of(table, options)
+    if options.key:
+        table.check_complete([options.key], "the key")
     more = {name: table.names_in(name) for name in dict.fromkeys(options.apart) if name != table.label_column(options.label)}
     name = path.name.partition(".")[0]
     if test_N is None:

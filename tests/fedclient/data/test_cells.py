@@ -185,6 +185,16 @@ def test_other_encodings_are_refused_with_the_remedy(tmp_path: Path, encoding: s
         load_shard(path)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("words", [("wär", "nein"), ("да", "нет"), ("はい", "𝔫")])
+def test_encodings_without_a_mark_are_named_in_the_remedy(tmp_path: Path, encoding: str, words: tuple[str, str]) -> None:
+    path = csv(tmp_path / "t.csv", "v,y", *(f"{n},{words[n % 2]}" for n in range(20)), encoding=encoding)
+    with pytest.raises(
+        ShardError, match=rf"zero bytes.*iconv -f {encoding.upper().replace('-LE', 'LE').replace('-BE', 'BE')} "
+    ):
+        load_shard(path)
+
+
 BODY = [f"{n},{60 + n % 9}.5,{n % 2}" for n in range(20)]
 
 
@@ -320,3 +330,20 @@ def test_missing_values_of_other_data_than_tables() -> None:
 )
 def test_what_looks_alike(one: str, other: str) -> None:
     assert look(one) == look(other) and look("fail") != look("fall") and look("01") != look("1")
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        ["Report of ward 3"],
+        ["Report of ward 3,,"],
+        ["Report", "made 2024-01-03"],
+        ["Report,,", "of,ward 3,", ",,"],
+        ["# made by X"],
+    ],
+)
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_a_title_above_the_names_is_called_a_title(tmp_path: Path, title: list[str], mark: str) -> None:
+    lines = [line.replace(",", mark) for line in [*title, "age,weight,ill", *BODY]]
+    with pytest.raises(ShardError, match=r"title.*'age', 'weight', 'ill'.*remove the lines? above"):
+        load_shard(csv(tmp_path / "t.csv", *lines), options=ReadOptions.of("ill"))

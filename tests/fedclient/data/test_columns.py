@@ -14,6 +14,7 @@ from attune.common.errors import AttuneError, SettingError, ShapeMismatch, Shard
 from attune.common.plan import DataSettings, Profile
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
+from attune.fedclient.read_options import ReadOptions
 from attune.fedserver.core.schema import agree, check_declared, check_possible, columns_of
 from attune.simulation.partition.datasets import load_source
 from attune.simulation.partition.split import partition, write_shards
@@ -33,7 +34,7 @@ def profile(*names: str, width: int = 2, **changed: Any) -> Profile:
 
 def test_reversed_columns_do_not_train_in_silence(tmp_path: Path) -> None:
     for name, head, turned in (("kiel", "age,dose,ill", False), ("lund", "dose,age,ill", True)):
-        source = load_source(str(table(tmp_path / f"{name}.csv", head=head, turned=turned)), label="ill")
+        source = load_source(str(table(tmp_path / f"{name}.csv", head=head, turned=turned)), options=ReadOptions.of("ill"))
         write_shards(tmp_path / name, partition(source, "iid", clients=1))
     shards = {name: str(tmp_path / name / "shard0") for name in ("kiel", "lund")}
     with pytest.raises(AttuneError, match="dose"):

@@ -10,6 +10,8 @@ from click.testing import CliRunner, Result
 
 import attune
 from attune.fedclient.cli import main
+from attune.fedclient.data.new_samples import new_samples
+from attune.fedclient.model.artifact import read_info
 
 SETTINGS = {"train.local_epochs": 1}
 
@@ -70,3 +72,43 @@ def test_the_task_and_its_targets_are_those_of_the_model(tmp_path: Path) -> None
     done = evaluate(tmp_path / "home", "--data", path)
     assert done.exit_code == 0 and "R2" in done.output, done.output
     assert evaluate(tmp_path / "home", "--data", path, "--label", "dose", "--task", "regression").output == done.output
+
+
+def test_plot_and_export_take_the_columns_of_the_model(home: Path, tmp_path: Path) -> None:
+    path = str(table(tmp_path / "t.csv", "name,dose,ill,age"))
+
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(main, [words[0], "--home", str(home), "--data", path, *words[1:]])
+
+    done = run("plot", "--label", "ill", "--out", str(tmp_path / "pictures"), "--picture", "confusion")
+    assert done.exit_code == 0 and (tmp_path / "pictures" / "confusion.png").exists(), done.output
+    done = run("export", "--out", str(tmp_path / "model.pt2"))
+    assert done.exit_code == 0 and "differ" in done.output, done.output
+
+
+def test_words_for_missing_values_are_those_of_the_training(tmp_path: Path) -> None:
+    for seed, name in enumerate(("kiel", "lund")):
+        text = table(tmp_path / f"{name}.csv", "age,dose,ill", seed).read_text().splitlines()
+        text[3] = "-999," + text[3].partition(",")[2]
+        (tmp_path / f"{name}.csv").write_text("\n".join(text) + "\n")
+    given = {"missing": "median", "missing_words": "usual,-999"}
+    attune.simulate(
+        str(tmp_path / "*.csv"), "fedavg", rounds=1, home=tmp_path / "home", label="ill", table=given, settings=SETTINGS
+    )
+    device = tmp_path / "home" / "devices" / "kiel"
+    rows = ["age,dose", *(f"{age},{dose}" for dose in (-1, 0, 1) for age in ("?", -999, -998))]
+    (tmp_path / "new.csv").write_text("\n".join(rows) + "\n")
+    samples = new_samples(
+        [str(tmp_path / "new.csv")], (info := read_info(device / "model")).model, info.column_names, info.missing_words
+    )
+    assert np.isnan(samples.x[:, 0]).tolist() == [True, True, False] * 3
+    done = CliRunner().invoke(
+        main, ["predict", "--data", str(tmp_path / "new.csv"), "--out", str(tmp_path / "out.csv"), "--home", str(device)]
+    )
+    assert done.exit_code == 0, done.output
+    assert (
+        CliRunner()
+        .invoke(main, ["evaluate", "--data", str(tmp_path / "kiel.csv"), "--label", "ill", "--home", str(device)])
+        .exit_code
+        == 0
+    )

@@ -89,12 +89,40 @@ def test_a_long_list_of_clients_is_cut_short(cut):
         (("--scheme", "natural", "--by", "sit"), 2, "no column 'sit' (did you mean 'site'?)"),
         (("--scheme", "synthetic", "--dataset", "digits"), 2, "leave --dataset out"),
         (("--scheme", "iid", "--clients", 2, "--dataset", "nowhere"), 2, "no data set 'nowhere'"),
+        (("--scheme", "iid", "--clients", 2, "--dataset", "digits", "--key", "id"), 2, "--key is of tables"),
     ],
 )
 def test_refusals(cut, words, code, message):
     result = cut(*words)
     assert result.exit_code == code and message in result.output, result.output
     assert not isinstance(result.exception, ValueError)
+
+
+def test_the_key_of_rows_is_no_feature_and_is_complete(cut, tmp_path):
+    (tmp_path / "k.csv").write_text("v,case,y\n" + "".join(f"{n % 7},P{n},{n % 2}\n" for n in range(40)))
+    result = cut("--scheme", "iid", "--clients", 2, "--dataset", tmp_path / "k.csv", "--key", "case")
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "out" / "shard0" / "meta.json").read_text())["columns"] == ["v"]
+    (tmp_path / "gap.csv").write_text((tmp_path / "k.csv").read_text().replace("P3,", "?,"))
+    result = cut("--scheme", "iid", "--clients", 2, "--dataset", tmp_path / "gap.csv", "--key", "case")
+    assert result.exit_code == 6 and "'case', which is the key" in result.output
+
+
+@pytest.mark.parametrize("form", ["csv", "npz"])
+def test_words_for_missing_values(cut, tmp_path, form):
+    labels = [("NA", "EU")[n % 2] for n in range(40)]
+    path = tmp_path / f"w.{form}"
+    if form == "npz":
+        np.savez(path, x=np.random.default_rng(0).normal(size=(40, 2)), y=np.array(labels))
+    else:
+        path.write_text("v,y\n" + "".join(f"{-999 if n == 7 else n % 9},{labels[n]}\n" for n in range(40)))
+    words = ("--scheme", "iid", "--clients", 2, "--dataset", path, "--missing", "median")
+    assert cut(*words).exit_code == 6
+    result = cut(*words, "--missing-words", "-999")
+    assert result.exit_code == 0, result.output
+    for shard in ("shard0", "shard1"):
+        with np.load(tmp_path / "out" / shard / "train.npz") as train:
+            assert train["x"].min() > -999 and set(train["y"].tolist()) == {"NA", "EU"}
 
 
 def test_help_names_the_schemes_of_the_papers():

@@ -14,6 +14,7 @@ import pytest
 from attune.common.errors import NonFiniteFeatures, SettingError, ShardError
 from attune.fedclient.data import csv_file, files
 from attune.fedclient.data.makers.alphabets import CHARACTERS, encode
+from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.datasets import load_dataset, load_source
 from attune.simulation.partition.readers import plays
 from attune.simulation.partition.readers.idx import parse
@@ -22,7 +23,7 @@ from attune.simulation.partition.split import partition
 
 
 def read(path: Path, **said: Any) -> Dataset:
-    found = load_source(str(path), **said)
+    found = load_source(str(path), options=ReadOptions.of(**said))
     assert isinstance(found, Dataset)
     return found
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.datasets import load_source
 from attune.simulation.partition.samples import Corpus, Dataset
 from attune.simulation.partition.split import partition
@@ -49,7 +50,7 @@ def test_every_person_of_uci_har_and_no_segment_in_both_parts(path):
 
 
 def test_heart_disease_by_hospital(path):
-    data = load_source(path("heart-disease/heart_disease.npz"), label="num>0", missing="median")
+    data = load_source(path("heart-disease/heart_disease.npz"), options=ReadOptions.of("num>0", missing="median"))
     assert isinstance(data, Dataset)
     parts = partition(data, "natural", by="hospital")
     assert parts.names == ("shard-cleveland", "shard-hungarian", "shard-switzerland", "shard-va")
