@@ -93,6 +93,7 @@ class Update:
     parts: tuple[BlobRef, ...]
     samples: int  # training samples that the update stands for
     metrics_json: bytes = b"{}"  # common.metrics.Metrics
+    attempt: int = 0  # of secure aggregation, whose keys mask the parts; 0: they are not masked
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,51 @@ class Trouble:
 
     order_id: str
     reason: str
+
+
+ExchangeName = Literal["keys", "shares", "masked", "survivors", "unmasking"]
+
+
+@dataclass(frozen=True)
+class SecureMember:
+    """Facts of one device in a message of secure aggregation; what a message does not need is empty.
+
+    Attributes:
+        name: The device.
+        mask_key: Public X25519 key, from which it agrees on masks with each other device.
+        share_key: Public X25519 key, from which it agrees on keys for sealed shares.
+        certificate: DER, of the key with which it signs.
+        signature: ECDSA by that key: of its keys, or of the survivors.
+        secret: A sealed pair of shares, or a share in the clear.
+    """
+
+    name: str
+    mask_key: bytes = b""
+    share_key: bytes = b""
+    certificate: bytes = b""
+    signature: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True)
+class SecureMessage:
+    """One message of secure aggregation, to a device or from it (attune.common.secure).
+
+    Attributes:
+        order_id: The device's order, whose update is summed.
+        attempt: Counts the attempts of a round. Each has keys of its own.
+        exchange: The exchange that it belongs to.
+        members: The devices that it is about.
+        threshold: How many devices must answer, so that a sum can be unmasked.
+        refused: Why the device takes no part; empty: it does.
+    """
+
+    order_id: str
+    attempt: int
+    exchange: ExchangeName
+    members: tuple[SecureMember, ...] = ()
+    threshold: int = 0
+    refused: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
-from attune.common.config import convert
+import msgspec
+
+from attune.common.config import CountOrZero, NonNegative, Positive, convert
 from attune.common.exchange.transform import Transform, TransformSettings
 from attune.common.plugins import Package, PluginRegistry, implementation_of
+
+SECURE_SUM = "secure-sum"
+
+
+class SecureSumSettings(TransformSettings, frozen=True, forbid_unknown_fields=True):
+    """Secure aggregation of a part, as the plan fixes it. `privacy.secure_aggregation` sets it; see attune.common.config.
+
+    Attributes:
+        clip: Largest change of a number that counts.
+        devices: Fewest devices in a sum.
+        samples: Fewest training samples of a device in a sum.
+        norm: Largest L2 norm of a device's change; 0: no bound.
+        most_samples: The training samples that have the weight 1.
+        uniform: Every device has the weight 1.
+    """
+
+    implementation: ClassVar[str] = "attune.common.secure.transform:SecureSum"
+    excludes: ClassVar[frozenset[str]] = frozenset(
+        {"bf16", "int8", "zstd", "sample-bound", "change-bound", "votes", "norm-limit"}
+    )
+
+    clip: Positive = 1.0
+    devices: Annotated[int, msgspec.Meta(ge=3, le=256)] = 5
+    samples: CountOrZero = 0
+    norm: NonNegative = 0.0
+    most_samples: CountOrZero = 0
+    uniform: bool = False
+
 
 TRANSFORMS: PluginRegistry[type[TransformSettings]] = PluginRegistry("transforms", TransformSettings, {})
 SPOKEN_AS = "transform:"  # before the name of a transform, in what a device says that it can do

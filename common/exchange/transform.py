@@ -18,6 +18,7 @@ import msgspec
 from attune.common.errors import SettingError, UpdateRefused
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from attune.common.wire.header import Manifest
@@ -140,6 +141,13 @@ class ArrivalContext:
     at_end: list[Callable[[], None]] = field(default_factory=list)
 
 
+class MaskRemover(Protocol):
+    """What takes the masks off the sum of a cohort (attune.common.secure)."""
+
+    def mask(self, part: str, tensor: int, size: int) -> np.ndarray:
+        """Return what must be added to the sum of a part's tensor, (size,) uint32; `tensor` is its number in the part."""
+
+
 @dataclass
 class RoundContext:
     """Facts that a transform may use when a cohort is aggregated.
@@ -150,6 +158,7 @@ class RoundContext:
         bounded: Devices whose change is above the bound, with how many median norms it is; transforms add to it.
         without_vote: Devices whose updates do not count; transforms add to it.
         norms: Norms of the latest changes of the fleet's devices, oldest first; the bound on changes adds those of the cohort.
+        unmasking: What takes the masks off the cohort's sum, under secure aggregation.
     """
 
     part: str
@@ -159,6 +168,7 @@ class RoundContext:
     bounded: dict[str, float] = field(default_factory=dict)
     without_vote: set[str] = field(default_factory=set)
     norms: dict[str, float] = field(default_factory=dict)
+    unmasking: MaskRemover | None = None
 
 
 class Transform(Protocol):

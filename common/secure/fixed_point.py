@@ -1,0 +1,41 @@
+"""Updates as whole numbers, so that masks can be added and sums are exact.
+
+For a clipping bound c and a weight w of at most 1, a number x becomes x * w * 2^20 / c, rounded at random to one of its
+neighbours with the right mean. The sum of up to 2^10 devices fits into 31 bits and a sign.
+"""
+
+from __future__ import annotations
+
+import torch
+
+ONE = 1 << 20  # stands for the clipping bound, and for the weight 1
+
+
+def weight_units(samples: float, most_samples: int) -> int:
+    """Return the weight m_i / m_max in units of 1 / ONE, from 1 to ONE."""
+    return max(1, min(ONE, round(ONE * samples / most_samples)))
+
+
+def encode(change: torch.Tensor, weight: int, clip: float, generator: torch.Generator) -> torch.Tensor:
+    """Return a change as int32 numbers of the same shape, each at most ONE.
+
+    Args:
+        change: Finite numbers.
+        weight: In units of 1 / ONE.
+        clip: Largest absolute value that counts.
+        generator: Draws the rounding.
+    """
+    scaled = change.double().div(clip).clamp_(-1.0, 1.0).mul_(weight)
+    draw = torch.rand(scaled.shape, generator=generator, dtype=torch.float64)
+    return scaled.add_(draw).floor_().clamp_(-weight, weight).to(torch.int32)
+
+
+def decode(total: torch.Tensor, weight: int, clip: float) -> torch.Tensor:
+    """Return the weighted mean, float64, of which `total` is the sum.
+
+    Args:
+        total: Sum of encoded changes, int32.
+        weight: Sum of their weights.
+        clip: As in `encode`.
+    """
+    return total.double().mul_(clip / weight)

@@ -1,0 +1,135 @@
+"""Keys and masks of one attempt. A device keeps one random root; all its keys, shares and masks follow from it.
+
+X25519 (RFC 7748) agrees on secrets between two devices, HKDF-SHA256 (RFC 5869) derives keys from them, and ChaCha20 (RFC 8439)
+stretches a key to a mask. Masks are 32-bit numbers, which are added modulo 2^32.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+
+from attune.common.errors import UpdateRefused
+from attune.common.secure.sharing import PRIME, SECRET_BYTES, SHARE_BYTES, split
+
+KEY_BYTES = 32
+SEALED_BYTES = 2 * SHARE_BYTES + 16  # two shares and the tag
+_COEFFICIENT_BYTES = 48  # 16 more than the prime has, so that the remainder is uniform
+_NO_NONCE = bytes(12)  # each key seals one message
+
+
+def new_root() -> bytes:
+    """Return fresh random bytes for an attempt of a device."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def _derived(secret: bytes, purpose: bytes, length: int = KEY_BYTES) -> bytes:
+    return HKDF(SHA256(), length, salt=None, info=b"attune secure aggregation " + purpose).derive(secret)
+
+
+def self_seed(root: bytes) -> bytes:
+    """Return the seed of a device's self mask."""
+    return _derived(root, b"self mask", SECRET_BYTES)
+
+
+def pair_seed(root: bytes) -> bytes:
+    """Return the seed of the private key with which a device agrees on masks; this seed is shared, not the key."""
+    return _derived(root, b"pair masks", SECRET_BYTES)
+
+
+def mask_key(seed: bytes) -> X25519PrivateKey:
+    """Return the private key of a pair seed."""
+    return X25519PrivateKey.from_private_bytes(_derived(seed, b"mask key"))
+
+
+def share_key(root: bytes) -> X25519PrivateKey:
+    """Return the private key with which a device agrees on keys for sealed shares."""
+    return X25519PrivateKey.from_private_bytes(_derived(root, b"share key"))
+
+
+def public(key: X25519PrivateKey) -> bytes:
+    """Return the public key as 32 bytes."""
+    return key.public_key().public_bytes_raw()
+
+
+def agreed(key: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
+    """Return the secret for a purpose that both holders of these keys agree on.
+
+    Raises:
+        UpdateRefused: `other` is no public key.
+    """
+    try:
+        return _derived(key.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
+    except ValueError:
+        raise UpdateRefused("a device of the cohort has sent a key that is none") from None
+
+
+def shares_of(root: bytes, threshold: int, count: int) -> list[bytes]:
+    """Return a device's shares 1, 2, ...: each is the share of its self seed, then that of its pair seed."""
+    own = split(self_seed(root), _coefficients(root, b"self", threshold), count)
+    pair = split(pair_seed(root), _coefficients(root, b"pair", threshold), count)
+    return [one + other for one, other in zip(own, pair, strict=True)]
+
+
+def _coefficients(root: bytes, purpose: bytes, threshold: int) -> list[int]:
+    if threshold < 2:
+        return []
+    length = (threshold - 1) * _COEFFICIENT_BYTES
+    pieces = HKDFExpand(SHA256(), length, b"attune secure aggregation shares " + purpose).derive(root)
+    return [
+        int.from_bytes(pieces[start : start + _COEFFICIENT_BYTES], "big") % PRIME
+        for start in range(0, length, _COEFFICIENT_BYTES)
+    ]
+
+
+def seal(shares: bytes, key: bytes, context: bytes) -> bytes:
+    """Encrypt a pair of shares for the device that has agreed on `key`."""
+    return ChaCha20Poly1305(key).encrypt(_NO_NONCE, shares, context)
+
+
+def opened(sealed: bytes, key: bytes, context: bytes) -> bytes:
+    """Return what `seal` encrypted.
+
+    Raises:
+        UpdateRefused: It is something else.
+    """
+    try:
+        return ChaCha20Poly1305(key).decrypt(_NO_NONCE, sealed, context)
+    except (InvalidTag, ValueError):
+        raise UpdateRefused("a share is not what another device has sealed for this one") from None
+
+
+def mask(seed: bytes, part: str, tensor: int, size: int) -> np.ndarray:
+    """Return the mask (size,) of one tensor of a part, uint32; `tensor` is its number in the part."""
+    zeros = bytes(4 * size)
+    stream = Cipher(ChaCha20(_derived(seed, b"mask of " + part.encode()), bytes(4) + tensor.to_bytes(12, "little")), None)
+    numbers = np.frombuffer(stream.encryptor().update(zeros), dtype="<u4")
+    return numbers if sys.byteorder == "little" else numbers.astype(np.uint32)
+
+
+def pair_masks(name: str, key: X25519PrivateKey, others: Mapping[str, bytes], context: bytes) -> Iterator[tuple[bytes, bool]]:
+    """Yield the mask's seed that a device shares with each other device, and whether this device subtracts it.
+
+    Args:
+        name: The device.
+        key: Its mask key.
+        others: Public mask keys of the other devices, by name.
+        context: The attempt.
+    """
+    for other, its_key in sorted(others.items()):
+        yield agreed(key, its_key, b"pair mask " + context), name > other
+
+
+def add(total: np.ndarray, numbers: np.ndarray, subtract: bool = False) -> None:
+    """Add numbers to a total, or subtract them, modulo 2^32, in place; both are uint32."""
+    (np.subtract if subtract else np.add)(total, numbers, out=total)

@@ -1,0 +1,268 @@
+"""The device's side of an attempt: which messages of the server it answers, and which it refuses.
+
+The caller makes the returned state durable before it sends the answer. So a device masks one vector with one set of keys, and
+answers one set of survivors in a round, whatever the server asks and whenever either side restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace as changed
+
+from attune.common.errors import UpdateRefused
+from attune.common.exchange.messages import SecureMember, SecureMessage
+from attune.common.identity.credential import Credential
+from attune.common.secure import masks
+from attune.common.secure.sharing import SHARE_BYTES
+from attune.common.secure.statements import (
+    Occasion,
+    certificate_der,
+    check_issued,
+    check_signed,
+    holder_of,
+    keys_statement,
+    signed,
+    survivors_statement,
+)
+
+LEAST_DEVICES = 3  # no plan and no server makes a device hand in to a sum of fewer
+MOST_MEMBERS = 256  # of a round
+
+
+class MemberState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a device keeps of the attempt that it takes part in.
+
+    Attributes:
+        vector: Digest of what is masked with the attempt's keys.
+        root: All secrets of the attempt follow from it.
+        key_pem: With `certificate_pem`, what the device signs with during the attempt.
+        members: The cohort, with their signed keys, in the order of names.
+        sealed: From each device that has shared its secrets: the pair of shares for this device.
+        survivors: The devices whose updates are summed, once this device has been asked about them.
+        answered: The newest round in which it was.
+    """
+
+    order_id: str = ""
+    round: int = 0
+    attempt: int = 0
+    vector: str = ""
+    root: bytes = b""
+    key_pem: bytes = b""
+    certificate_pem: bytes = b""
+    threshold: int = 0
+    members: tuple[SecureMember, ...] = ()
+    sealed: dict[str, bytes] = {}
+    survivors: tuple[str, ...] = ()
+    answered: int = 0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The finished order whose update the device can hand in. vector: digest of that update, before it is masked."""
+
+    order_id: str
+    round: int
+    vector: str
+
+
+class Member:
+    """One device in the attempts of a run.
+
+    Args:
+        name: The device.
+        credential: Its key and certificate.
+        authority_pem: The authority whose certificates the other devices must have.
+        federation: Its fingerprint, as in the plan.
+        run: The name of the run.
+        minimum: The plan's fewest devices in a sum.
+    """
+
+    def __init__(
+        self, name: str, credential: Credential, authority_pem: bytes, federation: str, run: str, minimum: int
+    ) -> None:
+        self._name, self._credential, self._authority_pem = name, credential, authority_pem
+        self._federation, self._run, self._minimum = federation, run, max(LEAST_DEVICES, minimum)
+
+    def answer(self, state: MemberState, message: SecureMessage, trained: Trained) -> tuple[MemberState, SecureMessage]:
+        """Return the state to keep, and then the answer to send. To "masked" the answer is the masked update instead.
+
+        Raises:
+            UpdateRefused: The device must not answer this.
+        """
+        if message.order_id != trained.order_id:
+            raise UpdateRefused(f"secure aggregation of {message.order_id[:80]!r}, which is not this device's finished order")
+        if message.exchange == "keys":
+            state = self._begun(state, message, trained)
+        elif (message.order_id, message.attempt, trained.vector) != (state.order_id, state.attempt, state.vector):
+            raise UpdateRefused(f"attempt {message.attempt} of round {trained.round} is none for which this device has keys")
+        answers = {
+            "keys": self._keys,
+            "shares": self._shares,
+            "masked": self._masked,
+            "survivors": self._survivors,
+            "unmasking": self._unmasking,
+        }
+        state, members = answers[message.exchange](state, message)
+        return state, SecureMessage(message.order_id, message.attempt, message.exchange, tuple(members))
+
+    def _begun(self, state: MemberState, message: SecureMessage, trained: Trained) -> MemberState:
+        """Return the state of the message's attempt, with new keys if the attempt is new."""
+        if (message.order_id, message.attempt, trained.vector) == (state.order_id, state.attempt, state.vector):
+            return state
+        if trained.round <= state.answered:
+            raise UpdateRefused(f"round {state.answered} is summed already; this device hands in to no other sum of it")
+        if message.order_id == state.order_id and message.attempt <= state.attempt:
+            raise UpdateRefused(f"attempt {message.attempt} of round {trained.round} is over; the last was {state.attempt}")
+        return MemberState(
+            message.order_id,
+            trained.round,
+            message.attempt,
+            trained.vector,
+            masks.new_root(),
+            self._credential.key_pem,
+            self._credential.certificate_pem,
+            answered=state.answered,
+        )
+
+    def _occasion(self, state: MemberState) -> Occasion:
+        return Occasion(self._federation, self._run, state.round, state.attempt)
+
+    def _entry(self, state: MemberState) -> SecureMember:
+        """Return this device's keys, signed. A signature is another one each time, so others compare the keys."""
+        credential = Credential(state.key_pem, state.certificate_pem)
+        mask_key = masks.public(masks.mask_key(masks.pair_seed(state.root)))
+        share_key = masks.public(masks.share_key(state.root))
+        entry = SecureMember(self._name, mask_key, share_key, certificate_der(credential))
+        return replace(entry, signature=signed(keys_statement(self._occasion(state), entry), credential))
+
+    def _keys(self, state: MemberState, message: SecureMessage) -> tuple[MemberState, Sequence[SecureMember]]:
+        return state, [self._entry(state)]
+
+    # --- exchange 2: the cohort is fixed, and each device shares its secrets
+
+    def _shares(self, state: MemberState, message: SecureMessage) -> tuple[MemberState, Sequence[SecureMember]]:
+        if state.members and (state.members, state.threshold) != (message.members, message.threshold):
+            raise UpdateRefused(f"the server names two cohorts for attempt {state.attempt} of round {state.round}")
+        if not state.members:
+            self._check_cohort(state, message)
+            state = changed(state, members=message.members, threshold=message.threshold)
+        shares = masks.shares_of(state.root, state.threshold, len(state.members))
+        sealed = []
+        for member, pair in zip(state.members, shares, strict=True):
+            key, context = self._sealing(state, member, sender=self._name)
+            sealed.append(SecureMember(member.name, secret=masks.seal(pair, key, context)))
+        return state, sealed
+
+    def _check_cohort(self, state: MemberState, message: SecureMessage) -> None:
+        """Check the list of the cohort, without trust in the server.
+
+        Raises:
+            UpdateRefused: It is too short or too long, has a device twice or without a signature, or not this one's keys.
+        """
+        members, names = message.members, [member.name for member in message.members]
+        if not len(members) < 2 * message.threshold <= 2 * len(members) or len(members) > MOST_MEMBERS:
+            raise UpdateRefused(f"a cohort of {len(members)} devices with the threshold {message.threshold} protects nobody")
+        self._check_number(len(members), message.threshold)
+        if names != sorted(set(names)):
+            raise UpdateRefused("the cohort's list has a device twice, or is not in order")
+        mine, entry = self._entry(state), {member.name: member for member in members}.get(self._name, SecureMember(""))
+        if (entry.mask_key, entry.share_key, entry.certificate) != (mine.mask_key, mine.share_key, mine.certificate):
+            raise UpdateRefused("the cohort's list does not have this device's keys")
+        occasion = self._occasion(state)
+        for member in members:
+            check_issued(member, self._authority_pem)
+            check_signed(member, member.signature, keys_statement(occasion, member))
+        keys: list[list[object]] = [
+            [holder_of(member).public_numbers() for member in members],
+            [member.mask_key for member in members],
+            [member.share_key for member in members],
+        ]
+        if any(len(set(listed)) < len(members) for listed in keys):
+            raise UpdateRefused("the cohort's list has one device under two names")
+
+    def _check_number(self, count: int, threshold: int) -> None:
+        least = max(self._minimum, threshold)
+        if count < least:
+            raise UpdateRefused(f"a sum over {count} devices is asked for; this device hands in to sums of at least {least}")
+
+    def _sealing(self, state: MemberState, other: SecureMember, sender: str) -> tuple[bytes, bytes]:
+        """Return the key and the context of the shares that `sender`, one of the two, seals for the other one."""
+        receiver = other.name if sender == self._name else self._name
+        context = msgspec.json.encode([sender, receiver]) + self._occasion(state).context
+        return masks.agreed(masks.share_key(state.root), other.share_key, b"shares " + context), context
+
+    # --- exchange 3: masks with every device that has shared its secrets
+
+    def _masked(self, state: MemberState, message: SecureMessage) -> tuple[MemberState, Sequence[SecureMember]]:
+        sealed = {member.name: member.secret for member in message.members}
+        if state.sealed and state.sealed != sealed:
+            raise UpdateRefused(f"the server names two sets of masks for attempt {state.attempt} of round {state.round}")
+        if not state.sealed:
+            self._check_names(state, message.members, {member.name for member in state.members}, "has shared secrets")
+            state = changed(state, sealed=sealed)
+            for name in sealed:
+                self._share_from(state, name)
+        return state, []
+
+    def _check_names(self, state: MemberState, members: Sequence[SecureMember], among: set[str], what: str) -> None:
+        names = [member.name for member in members]
+        if len(set(names)) < len(names) or not set(names) <= among or self._name not in names:
+            raise UpdateRefused(f"the list of who {what} has a device twice, a stranger, or not this device")
+        self._check_number(len(names), state.threshold)
+
+    def _share_from(self, state: MemberState, name: str) -> bytes:
+        """Return the pair of shares that another device has sealed for this one, or that this one keeps of itself."""
+        other = next(member for member in state.members if member.name == name)
+        pair = masks.opened(state.sealed[name], *self._sealing(state, other, sender=name))
+        if len(pair) != 2 * SHARE_BYTES:
+            raise UpdateRefused(f"the shares of {name} have a wrong length")
+        return pair
+
+    def seeds(self, state: MemberState) -> list[tuple[bytes, bool]]:
+        """Return the seed of each mask of this device, and whether the mask is subtracted."""
+        keys = {member.name: member.mask_key for member in state.members if member.name in state.sealed}
+        others = {name: key for name, key in keys.items() if name != self._name}
+        pairs = masks.pair_masks(self._name, masks.mask_key(masks.pair_seed(state.root)), others, self._occasion(state).context)
+        return [(masks.self_seed(state.root), False), *pairs]
+
+    # --- exchange 4: the survivors are fixed, signed, and unmasked
+
+    def _fixed(self, state: MemberState, members: Sequence[SecureMember]) -> MemberState:
+        """Return the state with these survivors, which are the only ones of the round from now on."""
+        names = tuple(sorted(member.name for member in members))
+        if state.survivors == names:
+            return state
+        if state.survivors:
+            raise UpdateRefused(f"the server names two sets of survivors in round {state.round}")
+        self._check_names(state, members, set(state.sealed), "is summed")
+        return changed(state, survivors=names, answered=state.round)
+
+    def _survivors(self, state: MemberState, message: SecureMessage) -> tuple[MemberState, Sequence[SecureMember]]:
+        state = self._fixed(state, message.members)
+        credential = Credential(state.key_pem, state.certificate_pem)
+        signature = signed(survivors_statement(self._occasion(state), list(state.survivors)), credential)
+        return state, [SecureMember(self._name, signature=signature)]
+
+    def _unmasking(self, state: MemberState, message: SecureMessage) -> tuple[MemberState, Sequence[SecureMember]]:
+        """Return a share of each device: of its self mask if it is in the sum, else of its pair masks. Never both.
+
+        A device that was away when the others signed is asked for the first time here.
+        """
+        state = self._fixed(state, message.members)
+        statement = survivors_statement(self._occasion(state), list(state.survivors))
+        members, signatures = {member.name: member for member in state.members}, 0
+        for member in message.members:
+            if member.signature:
+                check_signed(members[member.name], member.signature, statement)
+                signatures += 1
+        if signatures < state.threshold:
+            raise UpdateRefused(f"{signatures} devices have signed the survivors; {state.threshold} must")
+        shares = []
+        for name in state.sealed:
+            pair = self._share_from(state, name)
+            kept = pair[:SHARE_BYTES] if name in state.survivors else pair[SHARE_BYTES:]
+            shares.append(SecureMember(name, secret=kept))
+        return state, shares

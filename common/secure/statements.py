@@ -1,0 +1,102 @@
+"""Signed statements of secure aggregation: whose the keys of an attempt are, and which devices' updates are summed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+
+from attune.common.errors import UpdateRefused
+from attune.common.exchange.messages import SecureMember
+from attune.common.identity.credential import Credential, load_certificate, load_key
+
+CERTIFICATE_BYTES = 4096  # longest certificate of a member
+SIGNATURE_BYTES = 80  # longest ECDSA signature on P-256, as DER
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """The attempt that keys, masks and signatures are for. Those of another one do not fit."""
+
+    federation: str
+    run: str
+    round: int
+    attempt: int
+
+    @property
+    def context(self) -> bytes:
+        """The same as bytes."""
+        return msgspec.json.encode([self.federation, self.run, self.round, self.attempt])
+
+
+def keys_statement(occasion: Occasion, member: SecureMember) -> bytes:
+    """Return what a device signs about its keys."""
+    return b"keys\n" + msgspec.json.encode([member.name, member.mask_key, member.share_key]) + b"\n" + occasion.context
+
+
+def survivors_statement(occasion: Occasion, names: list[str]) -> bytes:
+    """Return what a device signs about the devices whose updates are summed."""
+    return b"survivors\n" + msgspec.json.encode(sorted(names)) + b"\n" + occasion.context
+
+
+def signed(statement: bytes, credential: Credential) -> bytes:
+    """Return the signature by a device's key."""
+    return load_key(credential.key_pem).sign(statement, ec.ECDSA(SHA256()))
+
+
+def certificate_der(credential: Credential) -> bytes:
+    """Return a device's certificate as it is sent."""
+    return load_certificate(credential.certificate_pem).public_bytes(Encoding.DER)
+
+
+def holder_of(member: SecureMember) -> ec.EllipticCurvePublicKey:
+    """Return the key of a member's certificate, which must be in the member's name.
+
+    Raises:
+        UpdateRefused: The certificate cannot be read, has another name, or another kind of key.
+    """
+    try:
+        certificate = x509.load_der_x509_certificate(member.certificate[:CERTIFICATE_BYTES])
+        names = [str(name.value) for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        key = certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
+        raise UpdateRefused(f"the certificate of {member.name} in the cohort's list cannot be read") from None
+    if names != [member.name] or not isinstance(key, ec.EllipticCurvePublicKey):
+        raise UpdateRefused(f"the certificate of {member.name} in the cohort's list is of another name or kind")
+    return key
+
+
+def check_signed(member: SecureMember, signature: bytes, statement: bytes) -> None:
+    """Check a member's signature against its certificate.
+
+    Raises:
+        UpdateRefused: It does not fit, or as `holder_of`.
+    """
+    try:
+        holder_of(member).verify(signature[:SIGNATURE_BYTES], statement, ec.ECDSA(SHA256()))
+    except InvalidSignature:
+        raise UpdateRefused(f"the signature of {member.name} in the cohort's list is not of its certificate") from None
+
+
+def check_issued(member: SecureMember, authority_pem: bytes) -> None:
+    """Check that the authority has issued a member's certificate, and that it has not expired.
+
+    Raises:
+        UpdateRefused: Another one has, or it has expired.
+    """
+    try:
+        certificate = x509.load_der_x509_certificate(member.certificate)
+        certificate.verify_directly_issued_by(load_certificate(authority_pem))
+    except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm):
+        raise UpdateRefused(
+            f"the certificate of {member.name} in the cohort's list is not of this device's authority (--authority)"
+        ) from None
+    if certificate.not_valid_after_utc < datetime.now(timezone.utc):
+        raise UpdateRefused(f"the certificate of {member.name} in the cohort's list has expired")

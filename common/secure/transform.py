@@ -1,0 +1,158 @@
+"""Secure aggregation as a transform: an update becomes whole numbers on the device, and a cohort one sum on the server.
+
+Masks are not added in `on_device`: the device commits the numbers with its order, and masks them when its cohort has agreed on
+keys (attune.common.secure.member).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from attune.common.errors import UpdateRefused
+from attune.common.exchange.registry import SecureSumSettings
+from attune.common.exchange.transform import (
+    ArrivalContext,
+    Cohort,
+    DeviceContext,
+    MaskRemover,
+    PartUpdate,
+    RoundContext,
+    SealedTensors,
+    Unchanged,
+)
+from attune.common.secure.collector import total_mask
+from attune.common.secure.fixed_point import ONE, decode, encode, weight_units
+from attune.common.wire.checks import check_manifest
+from attune.common.wire.header import Manifest, TensorSpec
+from attune.common.wire.tensors import DTYPES, TensorSource
+
+WEIGHT = "+weight"  # the device's weight, in units of 1 / ONE, among the tensors of a part
+NUMBERS = "I32"
+
+
+class NotASum(ArithmeticError):
+    """Unmasked numbers that cannot be the sum of a cohort: a device has handed in something else than it should."""
+
+
+def sealed_manifest(manifest: Mapping[str, TensorSpec]) -> Manifest:
+    """Return the manifest of a masked part. Whole-number tensors, such as counters of batches, are not handed in."""
+    floating = {name: spec for name, spec in manifest.items() if DTYPES[spec.dtype].is_floating_point}
+    return {name: TensorSpec(NUMBERS, spec.shape) for name, spec in floating.items()} | {WEIGHT: TensorSpec(NUMBERS, (1,))}
+
+
+def masked(part: str, tensors: Mapping[str, torch.Tensor], seeds: list[tuple[bytes, bool]]) -> dict[str, torch.Tensor]:
+    """Return a device's numbers behind its masks.
+
+    Args:
+        part: The part.
+        tensors: What `on_device` made, int32.
+        seeds: Of each mask, and whether it is subtracted.
+    """
+    result = {}
+    for number, name in enumerate(sorted(tensors)):
+        numbers_N = tensors[name].reshape(-1).numpy().view(np.uint32) + total_mask(seeds, part, number, tensors[name].numel())
+        result[name] = torch.from_numpy(numbers_N.view(np.int32)).view(tensors[name].shape)
+    return result
+
+
+class SecureSum(Unchanged):
+    """Sum of a cohort's changes, of which the server reads nothing else."""
+
+    seals = True
+
+    def __init__(self, name: str, settings: SecureSumSettings) -> None:
+        self.name, self._settings = name, settings
+
+    def on_device(self, update: PartUpdate, context: DeviceContext) -> PartUpdate:
+        """Return the change from what was served, as whole numbers, with the weight.
+
+        Raises:
+            UpdateRefused: The device has fewer samples than the plan demands, or was served nothing.
+        """
+        settings = self._settings
+        if update.weight < settings.samples:
+            raise UpdateRefused(
+                f"{update.client} has {update.weight:.0f} training samples; secure aggregation here takes devices with at "
+                f"least {settings.samples} (privacy.secure_samples)"
+            )
+        change = {name: tensor for name, tensor in update.tensors.items() if tensor.is_floating_point()}
+        if not context.change:
+            if context.before is None:
+                raise UpdateRefused(f"secure aggregation sums changes, and the order serves no {context.part} values")
+            change = {name: tensor - context.before[name] for name, tensor in change.items()}
+        norm = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in change.values()))
+        factor = min(1.0, settings.norm / norm) if settings.norm and norm else 1.0
+        weight = ONE if settings.uniform else weight_units(update.weight, max(1, settings.most_samples))
+        generator = torch.Generator().manual_seed(context.seed("secure rounding"))
+        numbers = {name: encode(change[name] * factor, weight, settings.clip, generator) for name in sorted(change)}
+        return replace(update, tensors=numbers | {WEIGHT: torch.tensor([weight], dtype=torch.int32)})
+
+    def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
+        """Check the form. Values behind masks can be any numbers."""
+        check_manifest(update.source.manifest, sealed_manifest(context.manifest), context.who)
+        return update
+
+    def on_cohort(self, cohort: Cohort, context: RoundContext) -> Cohort:
+        """Return one update that stands for the cohort.
+
+        Raises:
+            UpdateRefused: There is nothing that takes the masks off.
+            NotASum: The numbers are no sum.
+        """
+        first = next(iter(cohort.updates), None)
+        before = context.before(first.client) if first is not None else None
+        if before is None or context.unmasking is None:
+            raise UpdateRefused(f"nothing can unmask the {cohort.part} updates of this cohort")
+        total = Unmasked(cohort, self.name, before, context.unmasking, self._settings.clip)
+        return Cohort(cohort.part, (PartUpdate("the sum of the cohort", total.weight / ONE, total),))
+
+
+class Unmasked(TensorSource):
+    """The weighted mean of a cohort's values, unmasked tensor by tensor.
+
+    Args:
+        cohort: Its updates, sealed.
+        by: The transform that sealed them.
+        before: The value from which all devices' changes are.
+        unmasking: What takes the masks off.
+        clip: The bound of one change.
+
+    Attributes:
+        weight: Of all updates together, in units of 1 / ONE.
+    """
+
+    def __init__(self, cohort: Cohort, by: str, before: TensorSource, unmasking: MaskRemover, clip: float) -> None:
+        sealed = [update.tensors for update in cohort.updates]
+        self._sources = [tensors.opened(by) for tensors in sealed if isinstance(tensors, SealedTensors)]
+        self._part, self._before, self._unmasking, self._clip = cohort.part, before, unmasking, clip
+        self._numbers = {name: number for number, name in enumerate(sorted(self._sources[0].manifest))}
+        self.weight = int(self._sum(WEIGHT))
+        if not 0 < self.weight <= ONE * len(self._sources):
+            raise NotASum(f"the weights of the {cohort.part} updates are no sum of {len(self._sources)} devices")
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._before.manifest
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        before = self._before[name]
+        if name not in self._numbers:
+            return before
+        total = self._sum(name)
+        if total.numel() and int(total.abs().max()) > self.weight:
+            raise NotASum(f"{name} of the {self._part} updates is no sum of clipped changes")
+        change = decode(total, self.weight, self._clip).view(before.shape)
+        return (before.double() + change).to(before.dtype)
+
+    def _sum(self, name: str) -> torch.Tensor:
+        """Return the sum of a tensor's numbers, (N,) int64."""
+        number = self._numbers[name]
+        total_N = self._unmasking.mask(self._part, number, self._sources[0][name].numel())
+        for source in self._sources:
+            total_N = total_N + source[name].reshape(-1).numpy().view(np.uint32)
+        return torch.from_numpy(total_N.view(np.int32)).long()

@@ -1,0 +1,241 @@
+"""A server that lies to the devices of secure aggregation: each device refuses, and gives no second answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from attune.common.errors import UpdateRefused
+from attune.common.exchange.messages import SecureMember, SecureMessage
+from attune.common.identity.credential import Credential, load_key
+from attune.common.secure.member import Member, MemberState, Trained
+from attune.common.secure.statements import Occasion, certificate_der, keys_statement, signed
+from tests.common.secure.cohort import FEDERATION, NAMES, RUN, Authority, Cohort, credential_of, the_authority
+
+Change = Callable[[SecureMessage], SecureMessage]
+
+
+def listing(change: Callable[[tuple[SecureMember, ...]], tuple[SecureMember, ...]], threshold: int | None = None) -> Change:
+    def lie(message: SecureMessage) -> SecureMessage:
+        return replace(
+            message, members=change(message.members), threshold=message.threshold if threshold is None else threshold
+        )
+
+    return lie
+
+
+def refused_by_all(cohort: Cohort, lie: Change, match: str) -> None:
+    """Check that each device refuses the lie and keeps its state."""
+    for name in cohort.members:
+        before = cohort.states[name]
+        with pytest.raises(UpdateRefused, match=match):
+            cohort.ask(name, lie)
+        assert cohort.states[name] == before
+
+
+def sign(name: str, cohort: Cohort, credential: Credential | None = None, mask_key: bytes = bytes(31) + b"\1") -> SecureMember:
+    """Return an entry of a cohort's list that is well signed, by the device's own key or another one."""
+    credential = credential or credential_of(name)
+    entry = SecureMember(name, mask_key, bytes(31) + b"\2", certificate_der(credential))
+    return replace(entry, signature=signed(keys_statement(cohort.server.occasion, entry), credential))
+
+
+# --- the cohort's list
+
+COHORTS: dict[str, tuple[Change, str]] = {
+    "two devices": (listing(lambda members: members[:2], 2), "sum over 2 devices"),
+    "no device": (listing(lambda members: (), 0), "protects nobody"),
+    "a device twice": (listing(lambda members: (members[0], *members)), "a device twice"),
+    "not in order": (listing(lambda members: members[::-1]), "not in order"),
+    "a threshold of half": (listing(lambda members: members, 3), "protects nobody"),
+    "a threshold of none": (listing(lambda members: members, 0), "protects nobody"),
+    "more than all": (listing(lambda members: members, 7), "protects nobody"),
+    "no signatures": (listing(lambda m: tuple(replace(one, signature=b"") for one in m)), "signature of"),
+    "other keys": (listing(lambda m: tuple(replace(one, mask_key=bytes(32)) for one in m)), "not have this device's keys"),
+}
+
+
+@pytest.mark.parametrize("lie", COHORTS)
+def test_a_false_cohort_is_refused_by_each_device(lie: str) -> None:
+    refused_by_all(Cohort().until("shares"), *COHORTS[lie])
+
+
+def test_one_device_under_two_names_is_refused() -> None:
+    cohort = Cohort().until("shares")
+    twin = the_authority().credential("gus", load_key(credential_of("ada").key_pem))
+    entry = sign("gus", cohort, twin)
+    refused_by_all(cohort, listing(lambda members: (*members, entry), 4), "one device under two names")
+
+
+def test_keys_that_occur_twice_are_refused() -> None:
+    cohort = Cohort().until("shares")
+    of_bo = next(member for member in cohort.server.request("bo").members if member.name == "bo")
+    entry = sign("gus", cohort, None, mask_key=of_bo.mask_key)
+    refused_by_all(cohort, listing(lambda members: (*members, entry), 4), "one device under two names")
+
+
+def test_a_device_of_another_authority_is_refused() -> None:
+    cohort, other = Cohort().until("shares"), Authority()
+    entry = sign("gus", cohort, other.credential("gus"))
+    refused_by_all(cohort, listing(lambda members: (*members, entry), 4), "not of this device's authority")
+
+
+def test_an_expired_certificate_is_refused() -> None:
+    cohort = Cohort().until("shares")
+    entry = sign("gus", cohort, the_authority().credential("gus", days=-1.0))
+    refused_by_all(cohort, listing(lambda members: (*members, entry), 4), "has expired")
+
+
+def test_a_certificate_of_another_name_is_refused() -> None:
+    cohort = Cohort().until("shares")
+    entry = sign("gus", cohort, credential_of("ada"))
+    refused_by_all(cohort, listing(lambda members: (*members, entry), 4), "another name")
+
+
+def test_a_plan_cannot_make_the_minimum_smaller_than_three() -> None:
+    cohort = Cohort(NAMES[:3], minimum=1).until("shares")
+    pair = listing(lambda members: members[:2], 2)
+    refused_by_all_in(cohort, NAMES[:2], pair, "at least 3")
+
+
+def refused_by_all_in(cohort: Cohort, names: tuple[str, ...], lie: Change, match: str) -> None:
+    for name in names:
+        with pytest.raises(UpdateRefused, match=match):
+            cohort.ask(name, lie)
+
+
+# --- a second word on what is fixed
+
+
+def test_two_cohorts_of_one_attempt_are_refused() -> None:
+    cohort = Cohort().until("shares")
+    cohort.exchange()
+    refused_by_all(cohort, listing(lambda members: members[:5], 3), "two cohorts")
+
+
+def test_two_sets_of_masks_are_refused() -> None:
+    cohort = Cohort().until("masked")
+    cohort.exchange()
+    refused_by_all(cohort, listing(lambda members: members[:5]), "two sets of masks")
+
+
+@pytest.mark.parametrize("left", [4, 5])
+def test_two_sets_of_survivors_are_refused(left: int) -> None:
+    cohort = Cohort().until("survivors")
+    cohort.exchange()
+    refused_by_all(cohort, listing(lambda members: members[:left]), "two sets of survivors")
+
+
+SURVIVORS: dict[str, tuple[Change, str]] = {
+    "two devices": (listing(lambda members: members[:2]), "sum over 2 devices|not this device"),
+    "a device twice": (listing(lambda members: (*members, members[0])), "a device twice"),
+    "a stranger": (listing(lambda members: (*members, SecureMember("gus"))), "a stranger"),
+    "below the threshold": (listing(lambda members: members[:3]), "at least 4|not this device"),
+}
+
+
+@pytest.mark.parametrize("lie", SURVIVORS)
+def test_false_survivors_are_refused_by_each_device(lie: str) -> None:
+    refused_by_all(Cohort().until("survivors"), *SURVIVORS[lie])
+
+
+def test_survivors_without_the_device_are_refused_by_it() -> None:
+    cohort = Cohort().until("survivors")
+    refused_by_all_in(cohort, ("flo",), listing(lambda members: members[:5]), "not this device")
+
+
+UNMASKINGS: dict[str, tuple[Change, str]] = {
+    "other survivors": (listing(lambda members: members[:5]), "two sets of survivors"),
+    "too few signatures": (
+        listing(lambda m: tuple(one if n < 3 else replace(one, signature=b"") for n, one in enumerate(m))),
+        "3 devices have signed",
+    ),
+    "a copied signature": (
+        listing(lambda members: tuple(replace(one, signature=members[0].signature) for one in members)),
+        "signature of",
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", UNMASKINGS)
+def test_a_false_unmasking_is_refused_by_each_device(lie: str) -> None:
+    refused_by_all(Cohort().until("unmasking"), *UNMASKINGS[lie])
+
+
+# --- attempts
+
+
+@pytest.mark.parametrize("exchange", ["shares", "masked", "survivors", "unmasking"])
+def test_messages_of_another_attempt_are_refused(exchange: str) -> None:
+    cohort = Cohort().until(exchange)
+    refused_by_all(cohort, lambda message: replace(message, attempt=2), "none for which this device has keys")
+
+
+def test_an_older_attempt_is_refused() -> None:
+    cohort = Cohort(attempt=2).until("shares")
+    for name in NAMES:
+        with pytest.raises(UpdateRefused, match="attempt 1 of round 7 is over"):
+            cohort.members[name].answer(cohort.states[name], SecureMessage(f"train-7-{name}", 1, "keys"), cohort.trained[name])
+
+
+def test_no_new_attempt_once_a_device_was_asked_about_survivors() -> None:
+    cohort = Cohort().until("survivors")
+    cohort.exchange()
+    cohort.begin(2)
+    refused_by_all(cohort, lambda message: message, "round 7 is summed already")
+
+
+def test_a_round_that_is_issued_again_later_is_refused() -> None:
+    cohort = Cohort().until("survivors")
+    cohort.exchange()
+    later = Cohort(round_=8)
+    later.states = cohort.states
+    later.until("shares")
+    again = Cohort(round_=7)
+    again.states = later.states
+    refused_by_all(again, lambda message: message, "round 7 is summed already")
+
+
+def test_keys_mask_one_vector_alone() -> None:
+    cohort = Cohort().until("masked")
+    cohort.trained = {name: replace(trained, vector="another") for name, trained in cohort.trained.items()}
+    refused_by_all(cohort, lambda message: message, "none for which this device has keys")
+
+
+def test_another_order_than_the_finished_one_is_refused() -> None:
+    cohort = Cohort()
+    refused_by_all(cohort, lambda message: replace(message, order_id="train-6-x"), "not this device's finished order")
+
+
+def test_lost_keys_answer_nothing_but_a_new_attempt() -> None:
+    cohort = Cohort().until("masked")
+    cohort.states["ada"] = MemberState()
+    with pytest.raises(UpdateRefused, match="none for which this device has keys"):
+        cohort.ask("ada")
+
+
+def test_a_share_of_each_device_is_given_once_and_never_both() -> None:
+    cohort = Cohort().until("masked")
+    cohort.exchange(NAMES[:5])
+    cohort.server.advance()
+    cohort.until("unmasking")
+    answers = {name: cohort.ask(name).members for name in NAMES[:5]}
+    for members in answers.values():
+        assert [member.name for member in members] == list(NAMES)
+        assert {len(member.secret) for member in members} == {32}
+    again = {name: cohort.ask(name).members for name in NAMES[:5]}
+    assert again == answers
+
+
+def test_a_member_needs_its_own_authority_for_others() -> None:
+    """With an authority that is not the server's, certificates of the server are none."""
+    cohort, org = Cohort().until("shares"), Authority()
+    guarded = Member("ada", org.credential("ada"), org.pem, FEDERATION, RUN, 3)
+    trained = Trained("train-7-ada", 7, "v")
+    state, answer = guarded.answer(MemberState(), SecureMessage("train-7-ada", 1, "keys"), trained)
+    members = (answer.members[0], *(m for m in cohort.server.request("bo").members if m.name != "ada"))
+    with pytest.raises(UpdateRefused, match="--authority"):
+        guarded.answer(state, SecureMessage("train-7-ada", 1, "shares", members, 4), trained)
+    assert Occasion(FEDERATION, RUN, 7, 1) == cohort.server.occasion

@@ -1,0 +1,177 @@
+"""Secure aggregation as a transform: the mean of masked updates is the plain mean, and nothing else can be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from attune.common.errors import UpdateRefused, WireError
+from attune.common.exchange.registry import SECURE_SUM, SecureSumSettings, transforms_for
+from attune.common.exchange.transform import ArrivalContext, Chain, Cohort, DeviceContext, PartUpdate, RoundContext
+from attune.common.secure.fixed_point import ONE, decode, encode, weight_units
+from attune.common.secure.transform import WEIGHT, NotASum, SecureSum, masked, sealed_manifest
+from attune.common.wire.blobs import LocalFile
+from attune.common.wire.files import TensorFile, write_tensors
+from attune.common.wire.tensors import Tensors, manifest_of
+from tests.common.secure.cohort import NAMES
+from tests.common.secure.cohort import Cohort as Devices
+
+SAMPLES = dict(zip(NAMES, (60, 7, 100, 33, 1, 88), strict=True))
+CLIP = 0.5
+
+
+def settings(**changes: object) -> SecureSumSettings:
+    return SecureSumSettings(**({"clip": CLIP, "most_samples": 100} | changes))  # type: ignore[arg-type]
+
+
+def served() -> Tensors:
+    draw = torch.Generator().manual_seed(1)
+    return {
+        "layer.weight": torch.randn(30, 20, generator=draw),
+        "layer.bias": torch.randn(20, generator=draw),
+        "norm.num_batches_tracked": torch.tensor(3),
+        "scale": torch.tensor(0.5),
+    }
+
+
+def trained(name: str, size: float = 0.1) -> Tensors:
+    draw = torch.Generator().manual_seed(NAMES.index(name))
+    return {
+        key: value + size * torch.randn(value.shape, generator=draw) if value.is_floating_point() else value + 9
+        for key, value in served().items()
+    }
+
+
+def on_device(name: str, tensors: Tensors, options: SecureSumSettings, change: bool = False) -> Tensors:
+    context = DeviceContext(name, "shared", 7, "", change, served(), {}, lambda purpose: 5)
+    chain = Chain(transforms_for("shared", {SECURE_SUM: options}))
+    return dict(chain.on_device(PartUpdate(name, float(SAMPLES[name]), tensors), context).tensors)
+
+
+def source(folder: Path, name: str, tensors: Tensors) -> TensorFile:
+    path = folder / f"{name}.safetensors"
+    write_tensors(path, tensors)
+    return TensorFile(LocalFile(path))
+
+
+def summed(folder: Path, vectors: dict[str, Tensors], options: SecureSumSettings, gone: tuple[str, ...] = ()) -> Tensors:
+    """Return the mean that the server makes of masked updates, after `gone` have dropped out of the last exchange but one."""
+    devices = Devices(NAMES).until("masked")
+    for name in NAMES:
+        devices.ask(name)
+        if name not in gone:
+            devices.server.masked(name)
+    devices.server.advance()
+    devices.until("unmasking").exchange()
+    base, transform, updates = source(folder, "served", served()), SecureSum(SECURE_SUM, options), []
+    for name in NAMES:
+        if name not in gone:
+            blob = masked("shared", vectors[name], devices.members[name].seeds(devices.states[name]))
+            arrival = ArrivalContext(name, "shared", f"{name}'s update", "", manifest_of(served()), base, True)
+            update = Chain([transform]).on_arrival(PartUpdate(name, 0.0, source(folder, name, blob)), arrival)
+            with pytest.raises(UpdateRefused, match="is sealed by secure-sum"):
+                update.tensors["scale"]
+            updates.append(update)
+    context = RoundContext("shared", 7, lambda client: base, unmasking=devices.server.unmasking())
+    [total] = transform.on_cohort(Cohort("shared", tuple(updates)), context).updates
+    return {name: total.tensors[name] for name in served()}
+
+
+def plain_mean(tensors: dict[str, Tensors], names: tuple[str, ...], uniform: bool = False) -> Tensors:
+    weights = {name: 1.0 if uniform else float(SAMPLES[name]) for name in names}
+    total = sum(weights.values())
+    return {
+        key: sum((weights[name] / total) * tensors[name][key].double() for name in names)  # type: ignore[misc]
+        for key in ("layer.weight", "layer.bias", "scale")
+    }
+
+
+@pytest.mark.parametrize("gone", [(), ("bo",), ("ada", "flo")])
+@pytest.mark.parametrize("uniform", [False, True])
+def test_the_mean_is_the_plain_one_to_1e_5_of_the_clipping_bound(tmp_path: Path, gone: tuple[str, ...], uniform: bool) -> None:
+    options = settings(uniform=uniform)
+    values = {name: trained(name) for name in NAMES}
+    vectors = {name: on_device(name, values[name], options) for name in NAMES}
+    result = summed(tmp_path, vectors, options, gone)
+    for key, expected in plain_mean(values, tuple(n for n in NAMES if n not in gone), uniform).items():
+        torch.testing.assert_close(result[key].double(), expected, atol=1e-5 * CLIP, rtol=1e-7)
+    assert result["norm.num_batches_tracked"] == 3
+
+
+def test_changes_are_clipped_to_the_bound_and_the_norm() -> None:
+    far = {key: value + 100 if value.is_floating_point() else value for key, value in served().items()}
+    numbers = on_device("cy", far, settings())
+    assert all(int(tensor.abs().max()) == ONE for tensor in numbers.values())
+    bounded = on_device("cy", far, settings(norm=0.1))
+    lengths = torch.cat([tensor.reshape(-1).double() for name, tensor in bounded.items() if name != WEIGHT])
+    assert abs(float(lengths.norm()) * CLIP / ONE - 0.1) < 1e-4
+
+
+def test_parts_of_which_changes_are_handed_in() -> None:
+    change = {key: torch.full(value.shape, 0.25) for key, value in served().items() if value.is_floating_point()}
+    assert int(on_device("cy", change, settings(), change=True)["scale"]) == ONE // 2
+
+
+def test_a_device_with_too_few_samples_hands_in_nothing() -> None:
+    with pytest.raises(UpdateRefused, match=r"eva has 1 training samples.*at least 2 \(privacy.secure_samples\)"):
+        on_device("eva", trained("eva"), settings(samples=2))
+
+
+def test_an_order_that_serves_nothing_is_refused() -> None:
+    context = DeviceContext("ada", "shared", 7, "", False, None, {}, lambda purpose: 5)
+    with pytest.raises(UpdateRefused, match="serves no shared values"):
+        SecureSum(SECURE_SUM, settings()).on_device(PartUpdate("ada", 5.0, trained("ada")), context)
+
+
+def test_an_update_of_another_form_is_refused(tmp_path: Path) -> None:
+    context = ArrivalContext("ada", "shared", "ada's update", "", manifest_of(served()), None, True)
+    plain = PartUpdate("ada", 0.0, source(tmp_path, "plain", trained("ada")))
+    with pytest.raises(WireError, match="ada's update"):
+        SecureSum(SECURE_SUM, settings()).on_arrival(plain, context)
+
+
+def test_numbers_that_are_no_sum_are_refused(tmp_path: Path) -> None:
+    vectors = {name: on_device(name, trained(name), settings()) for name in NAMES}
+    vectors["ada"]["layer.weight"] = vectors["ada"]["layer.weight"] * 100
+    with pytest.raises(NotASum, match=r"layer\.weight of the shared updates"):
+        summed(tmp_path, vectors, settings())
+    vectors["ada"][WEIGHT] = torch.tensor([ONE * 50], dtype=torch.int32)
+    with pytest.raises(NotASum, match="the weights of the shared updates"):
+        summed(tmp_path, vectors, settings())
+
+
+def test_a_cohort_without_secrets_cannot_be_read(tmp_path: Path) -> None:
+    base = source(tmp_path, "served", served())
+    context = RoundContext("shared", 7, lambda client: base)
+    with pytest.raises(UpdateRefused, match="nothing can unmask"):
+        SecureSum(SECURE_SUM, settings()).on_cohort(Cohort("shared", (PartUpdate("ada", 1.0, base),)), context)
+
+
+def test_rounding_has_the_right_mean_and_is_within_one_unit() -> None:
+    x = torch.full((20_000,), 0.3 * CLIP / ONE)
+    numbers = encode(x, ONE, CLIP, torch.Generator().manual_seed(0))
+    assert set(numbers.tolist()) == {0, 1}
+    assert abs(float(numbers.double().mean()) - 0.3) < 0.02
+    values = torch.linspace(-CLIP, CLIP, 1001)
+    error = decode(encode(values, ONE, CLIP, torch.Generator().manual_seed(0)), ONE, CLIP) - values
+    assert float(error.abs().max()) < CLIP / ONE * 1.01
+
+
+@pytest.mark.parametrize(("samples", "units"), [(100, ONE), (50, ONE // 2), (0.0, 1), (1000, ONE)])
+def test_weights(samples: float, units: int) -> None:
+    assert weight_units(samples, 100) == units
+
+
+def test_1024_devices_at_the_bound_fit_into_the_sum() -> None:
+    assert 1024 * ONE < 1 << 31
+    total = torch.full((2,), 1024 * ONE, dtype=torch.int32)
+    assert decode(total, 1024 * ONE, CLIP).tolist() == [CLIP, CLIP]
+
+
+def test_the_sealed_form_has_whole_numbers_of_the_same_shapes() -> None:
+    sealed = sealed_manifest(manifest_of(served()))
+    assert {name: spec.dtype for name, spec in sealed.items()} == dict.fromkeys(
+        ("layer.weight", "layer.bias", "scale", WEIGHT), "I32"
+    )
