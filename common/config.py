@@ -101,9 +101,11 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Share of extra devices to sample. 0.3 with `clients` = 10: 13 are sampled, and the round closes with the tenth update.
     # No effect while `clients` is 0.
     over_selection: NonNegative = 0.0
-    # The round before is taken back if the median loss of the devices is this many times its last good median (at least 1),
-    # or if more than half of them fail. 0: never.
+    # The state goes back to an earlier one if the median loss of the devices is this many times that one's (at least 1), or if
+    # more than half of them fail. 0: never.
     take_back: NonNegative = 10.0
+    # Earlier states that are kept on the disk for `take_back`. May change at a restart.
+    keep_states: Count = 3
     # all: every connected device trains, and only the sampled ones exchange weights (FedMCSA's paper).
     train: Literal["sampled", "all"] = "sampled"
     # Encoding of updates: bf16 (half the bytes), int8 (a quarter) or zstd (without loss, extra `zstd` on both sides; also for

@@ -158,9 +158,10 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class GoBack:
-    """Take the last round back: the state before it becomes the state again."""
+    """Close this round without its updates: the state after the round `to` becomes the state again."""
 
     round: int
+    to: int
     why: str
 
 
@@ -210,6 +211,13 @@ def together(effects: Iterable[Effect]) -> list[Effect]:
     return joined
 
 
+class EarlierState(msgspec.Struct, frozen=True):
+    """A state before the present one that is kept: after which round, and the median of the losses reported for it."""
+
+    round: int
+    loss: float | None = None
+
+
 class Record(msgspec.Struct, frozen=True):
     """Durable part of the round's state, as the ledger keeps it.
 
@@ -226,11 +234,13 @@ class Record(msgspec.Struct, frozen=True):
     last_cohort: tuple[str, ...] = ()  # devices whose updates made the present state
     adapting: Mapping[str, int] = {}  # newcomers to the finished federation, and how many rounds each has had
     loss: float | None = None  # median training loss of the last round that counted
-    kept: bool = False  # whether the state before the last round still exists
-    spoiled: str = ""  # why the open step takes the last round back; empty: it does not
+    earlier: tuple[EarlierState, ...] = ()  # states to which the federation can go back, oldest first
+    spoiled: str = ""  # why the open step goes back to an earlier state; empty: it does not
+    back_to: int = -1  # the round after which that state was made, of the open or the latest such step; -1: none
     setback: str = ""  # the last round of which no update counted, and why
-    given_up: int = 0  # the last round whose state was taken back: reports about that state do not count; 0: none
-    taken_back: tuple[int, ...] = ()  # rounds that took the last state back, of the last WINDOW rounds
+    given_up: int = 0  # the last round whose state was taken back; 0: none
+    taken_back: tuple[int, ...] = ()  # rounds that took a state back, of the last WINDOW rounds
+    taken_back_at: tuple[float, ...] = ()  # unix times of the latest TAKE_BACKS of them
     opened_at: float = 0.0  # unix time
     reason: str = ""  # why the step failed
     failed_in: Phase = Phase.WAITING
@@ -239,6 +249,16 @@ class Record(msgspec.Struct, frozen=True):
     def revive(self) -> Record:
         """Return the record with the failed step open again; the record itself if none has failed."""
         return msgspec.structs.replace(self, phase=self.failed_in, reason="") if self.phase is Phase.FAILED else self
+
+    @property
+    def given_up_after(self) -> int:
+        """The round after which the states up to `given_up` do not count. Reports about them do not count either."""
+        return self.given_up - 1 if self.back_to < 0 else min(self.back_to, self.given_up)
+
+    @property
+    def oldest_kept(self) -> int:
+        """The round after which the oldest state was made that is kept."""
+        return min([self.round, *(state.round for state in self.earlier)])
 
     @property
     def open_orders(self) -> tuple[WorkName, int]:

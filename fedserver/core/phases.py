@@ -15,6 +15,7 @@ from attune.common.config import RoundSettings
 from attune.fedserver.core.messages import (
     Acknowledge,
     Aggregate,
+    EarlierState,
     Effect,
     FinishDevices,
     GoBack,
@@ -24,7 +25,7 @@ from attune.fedserver.core.messages import (
     Reported,
     StrEnum,
 )
-from attune.fedserver.core.policy import WINDOW, Policy, median_loss, spoiled
+from attune.fedserver.core.policy import TAKE_BACKS, WINDOW, Policy, median_loss, spoiled
 from attune.fedserver.core.state import NOBODY, Round
 
 
@@ -151,8 +152,8 @@ class TrainingPhase(OpenPhase):
 
     def progress(self, rules: Rules, state: Round, now: float) -> Step:
         complete = rules.policy.complete(state, now)
-        if why := spoiled(state, rules.settings.take_back, complete=complete):
-            return Step(state.noting(spoiled=why), then=PhaseKey.AGGREGATING)
+        if back := spoiled(state, rules.settings.take_back, complete=complete):
+            return Step(state.noting(spoiled=back.why, back_to=back.to), then=PhaseKey.AGGREGATING)
         if complete:
             return Step(closing(rules, state, now), then=PhaseKey.AGGREGATING)
         if rules.policy.extends(state, now):
@@ -233,8 +234,8 @@ class EvaluationPhase(OpenPhase):
     def progress(self, rules: Rules, state: Round, now: float) -> Step:
         if not rules.policy.over(state, now):
             return Step(state)
-        if why := spoiled(state, rules.settings.take_back, complete=False):
-            return Step(state.noting(spoiled=why), then=PhaseKey.AGGREGATING)
+        if back := spoiled(state, rules.settings.take_back, complete=False):
+            return Step(state.noting(spoiled=back.why, back_to=back.to), then=PhaseKey.AGGREGATING)
         return Step(
             closing(rules, state, now), then=PhaseKey.WAITING if state.record.round < rules.settings.rounds else PhaseKey.DONE
         )
@@ -264,27 +265,28 @@ class AggregatingPhase(PhaseVerbs):
     def enter(self, rules: Rules, state: Round, now: float) -> Step:
         closed, number = state.noting(phase=Phase.AGGREGATING), state.record.round + 1
         if state.record.spoiled:
-            return Step(closed, (GoBack(number, state.record.spoiled),))
+            return Step(closed, (GoBack(number, state.record.back_to, state.record.spoiled),))
         return Step(closed, (Aggregate(number, tuple(sorted(state.updates))),))
 
     def resume(self, rules: Rules, state: Round, now: float) -> Step:
         return self.enter(rules, state, now)
 
     def aggregated(self, rules: Rules, state: Round, now: float, setback: str) -> Step:
-        record = state.record
+        record, number = state.record, state.record.round + 1
         counted = NOBODY if setback else state.updates
         loss = record.loss if setback else median_loss(state)
-        gone_back = (record.round + 1,) if record.spoiled else ()
+        back, timed = bool(record.spoiled), now > 0  # the clock of a simulation stands: its bits depend on no time
         state = replace(
             state.noting(
-                round=record.round + 1,
+                round=number,
                 last_cohort=tuple(sorted(counted)),
                 loss=record.loss if loss is None else loss,
-                kept=not setback,
-                given_up=record.round if record.spoiled else record.given_up,
-                taken_back=tuple(n for n in record.taken_back if n > record.round + 1 - WINDOW) + gone_back,
+                earlier=_earlier(rules.settings, record, setback, median_loss(state)),
+                given_up=record.round if back else record.given_up,
+                taken_back=tuple(n for n in record.taken_back if n > number - WINDOW) + (number,) * back,
+                taken_back_at=(record.taken_back_at + (state.unix,) * (back and timed))[-TAKE_BACKS:],
                 spoiled="",
-                setback=f"round {record.round + 1}: {setback}" if setback else record.setback,
+                setback=f"round {number}: {setback}" if setback else record.setback,
             ),
             newcomers=state.newcomers - counted,
         )
@@ -297,6 +299,23 @@ class AggregatingPhase(PhaseVerbs):
         return Step(state, then=PhaseKey.EVALUATION if evaluated else PhaseKey.WAITING)
 
 
+def _earlier(settings: RoundSettings, record: Record, setback: str, loss: float | None) -> tuple[EarlierState, ...]:
+    """Return the states that are kept after a round, from the record before it.
+
+    Args:
+        settings: They say how many are kept.
+        record: The record.
+        setback: Why no update of the round counts; empty: they do.
+        loss: The median of the losses that the round's devices reported for the state before it.
+    """
+    if record.spoiled:
+        states = tuple(state for state in record.earlier if state.round < record.back_to)
+    else:
+        states = record.earlier if setback else (*record.earlier, EarlierState(record.round, loss))
+    most = settings.keep_states if settings.take_back else 1
+    return tuple(state for state in states if state.round > record.round + 1 - WINDOW)[-most:]
+
+
 class DonePhase(PhaseVerbs):
     """All rounds are closed. Devices that connect now are served; newcomers are adapted where that is set."""
 
@@ -305,7 +324,8 @@ class DonePhase(PhaseVerbs):
         # adapted again and again.
         newcomers = state.newcomers - state.record.adapting.keys()
         through = state.reported - newcomers
-        state = replace(state.noting(phase=Phase.DONE, adapting={}), newcomers=newcomers, finished=state.finished | through)
+        done = state.noting(phase=Phase.DONE, adapting={}, earlier=state.record.earlier[-1:])
+        state = replace(done, newcomers=newcomers, finished=state.finished | through)
         served = self._serve_late(state, state.connected - state.finished)
         return served.after(FinishDevices(tuple(sorted(through & state.connected))))
 

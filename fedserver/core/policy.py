@@ -12,7 +12,7 @@ from attune.common.config import RoundSettings
 from attune.common.exchange.messages import WorkName
 from attune.common.seeds import derive
 from attune.fedserver.core.attendance import FleetPace, indebted
-from attune.fedserver.core.messages import Phase, Record
+from attune.fedserver.core.messages import EarlierState, GoBack, Phase, Record
 from attune.fedserver.core.state import Round
 
 FEW = 1 / 3  # share of a step's devices that are missing, at which it need not wait until its deadline
@@ -226,41 +226,54 @@ def passed_over(state: Round, work: WorkName = "train") -> frozenset[str]:
     return frozenset(name for of_kind in counts for name, misses in of_kind.items() if misses.passed_over(state.now))
 
 
-TAKE_BACKS, WINDOW = 3, 50  # the state is taken back at most so many times within so many rounds
+TAKE_BACKS, WINDOW, HOUR_S = 3, 50, 3600.0  # so many times within so many rounds and within so many seconds
 FLOOR = 1.0  # least loss to compare with: a multiple of a loss near 0 means nothing
 
 
-def spoiled(state: Round, multiple: float, *, complete: bool) -> str:
-    """Explain why the last round has spoiled the state and must be taken back; empty if it need not, or no longer can.
+def spoiled(state: Round, multiple: float, *, complete: bool) -> GoBack | None:
+    """Return to which earlier state the federation must go back, and why; None if it need not, or no longer can.
 
     Either the median of the devices' losses has exploded, or most devices could not work with the state. A minority of the
-    devices cannot cause it.
+    devices cannot cause it. The target is the newest state with a better loss: what spoiled the state may be some rounds old.
+    If that state is bad too, the next round goes back further.
 
     Args:
         state: The state of the open step.
-        multiple: The median loss has exploded if it is more than this many times the last good one; 0: never.
+        multiple: The median loss has exploded if it is more than this many times that of an earlier state; 0: never.
         complete: Whether all answers are there; before that the median is not used.
     """
-    record = state.record
-    if not multiple or not record.kept or record.adapting or often_taken_back(record):
-        return ""
-    last, troubled = f"the state after round {record.round} was taken back", len(state.troubled)
-    if 2 * troubled > len(record.devices):
-        return f"{last}: {troubled} of {len(record.devices)} devices could not work with it"
+    record, devices = state.record, len(state.record.devices)
+    if not multiple or not record.earlier or record.adapting or often_taken_back(record, state.unix):
+        return None
+    if 2 * len(state.troubled) > devices:
+        return _back(record, record.earlier[-1], f"{len(state.troubled)} of {devices} devices could not work with it")
     median = median_loss(state) if complete else None
-    if median is None or record.loss is None or median <= multiple * max(record.loss, FLOOR):
-        return ""
-    return f"{last}: the median of the devices' losses went from {record.loss:.3g} to {median:.3g}"
+    for earlier in reversed(record.earlier if median is not None else ()):
+        if median is not None and earlier.loss is not None and median > multiple * max(earlier.loss, FLOOR):
+            why = f"the median of the devices' losses went from {earlier.loss:.3g} to {median:.3g}"
+            return _back(record, earlier, why)
+    return None
 
 
-def often_taken_back(record: Record) -> str:
+def _back(record: Record, target: EarlierState, why: str) -> GoBack:
+    last = f"the state after round {record.round} was taken back"
+    further = f", to that after round {target.round}" if target.round < record.round - 1 else ""
+    return GoBack(record.round + 1, target.round, f"{last}{further}: {why}")
+
+
+def often_taken_back(record: Record, unix: float) -> str:
     """Explain why the state is not taken back again; empty if it may be. A majority that does it has captured the rounds."""
     recent = [number for number in record.taken_back if number > record.round - WINDOW]
-    if len(recent) < TAKE_BACKS:
+    times = record.taken_back_at[-TAKE_BACKS:]
+    if len(recent) >= TAKE_BACKS:
+        often, until = f"{len(recent)} times within {WINDOW} rounds", f"before round {recent[-TAKE_BACKS] + WINDOW + 1}"
+    elif len(times) == TAKE_BACKS and times[0] <= unix < times[0] + HOUR_S:
+        often, until = f"{TAKE_BACKS} times within an hour", f"for {(times[0] + HOUR_S - unix) / 60:.0f} minutes"
+    else:
         return ""
     return (
-        f"devices took the state back {len(recent)} times within {WINDOW} rounds; it is not taken back again before round "
-        f"{recent[-TAKE_BACKS] + WINDOW + 1}: see which of them report such losses or troubles, and revoke them"
+        f"devices took the state back {often}; it is not taken back again {until}: see which of them report such losses or "
+        "troubles, and revoke them"
     )
 
 

@@ -243,6 +243,8 @@ class Coordinator:
             await self._commit_evaluation(record)
         await self._save_record(record)
         self.round = state
+        if record.phase is events.Phase.DONE and before.phase is not record.phase:
+            await self.lab.forget(record.oldest_kept)
         self.troubles.show("opening a round", self._rules.policy.refuses(state))
         return await self._follow(events.together(effects))
 
@@ -265,8 +267,8 @@ class Coordinator:
                     await self._open(work, number, devices)
                 case events.Aggregate(number, cohort):
                     self.turns.start(self._close_round(number, frozenset(cohort)))
-                case events.GoBack(number, why):
-                    self.turns.start(self._close_round(number, frozenset(), why))
+                case events.GoBack(number):
+                    self.turns.start(self._close_round(number, frozenset(), effect))
                 case events.FinishDevices(devices):
                     self._finish(devices)
                 case events.PassOver(devices, work):
@@ -284,18 +286,12 @@ class Coordinator:
             lambda: self._orders.open(sorted(self.max_bytes), self.round.record, span_s, work, number, devices),
         )
 
-    async def _close_round(self, number: int, cohort: frozenset[str], spoiled: str = "") -> None:
-        """Aggregate without a turn, so that devices come and go meanwhile, and commit in a turn.
-
-        Args:
-            number: The round.
-            cohort: The devices whose updates count.
-            spoiled: Why the state goes back to the one before, instead of an aggregation; empty: it does not.
-        """
+    async def _close_round(self, number: int, cohort: frozenset[str], back: events.GoBack | None = None) -> None:
+        """Aggregate, or go back, without a turn, so that devices come and go meanwhile. Commit in a turn."""
         self._closing_since = self.clock.monotonic()
         step_name = f"closing round {number}"
         try:
-            closing = await self.troubles.overcome(step_name, lambda: self._closer.make(self.round, number, cohort, spoiled))
+            closing = await self.troubles.overcome(step_name, lambda: self._closer.make(self.round, number, cohort, back))
         except Exception as error:
             failed = error
             await self.turn(lambda: self._fail(failed))
@@ -321,6 +317,7 @@ class Coordinator:
         fail_at(SERVER, closing.number, "committed")
         self.round, self._saved_record = taken.state, record
         await self.lab.settle()
+        await self.lab.forget(record.oldest_kept)
         fail_at(SERVER, closing.number, "settled")
         number, rounds = closing.number, self.settings.round.rounds
         which = f"round {number}/{rounds}" if number <= rounds else f"newcomers' round {number}"
@@ -328,7 +325,7 @@ class Coordinator:
         LOG.debug("round %d: %s", number, closing.outcome.metrics)
         if closing.setback:
             LOG.warning("round %d counts for nothing: %s", number, closing.setback)
-        self.troubles.show("taking the state back", often_taken_back(record))
+        self.troubles.show("taking the state back", often_taken_back(record, self.clock.unix()))
         await self._passed_over.bounded(number, closing.outcome.bounded, closing.outcome.without_vote)
         await self._follow(taken.effects)
         return True

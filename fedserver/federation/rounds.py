@@ -16,7 +16,7 @@ import msgspec
 from attune.common.exchange.messages import Order, WorkName
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.adaptation import AdaptationSpec
-from attune.fedserver.core.messages import OrderId, Phase, Record
+from attune.fedserver.core.messages import GoBack, OrderId, Phase, Record
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.planning import ResolvedSettings
@@ -113,7 +113,7 @@ class OrderSender:
         Its rows change only when a device is revoked, so the prior is the same after a restart.
         """
         if number not in self._priors:
-            rows = await self._ledger.last_evaluations(number, record.given_up)
+            rows = await self._ledger.last_evaluations(number, range(record.given_up_after + 1, record.given_up + 1))
             self._priors = {number: await self._executors.disk(lambda: prior_of(votes_of(rows)))}
         return self._priors[number]
 
@@ -217,14 +217,14 @@ class RoundCloser:
         self._adaptation, self._inbox, self._lab = adaptation, inbox, lab
         self._orders, self._executors = orders, executors
 
-    async def make(self, state: Round, number: int, cohort: frozenset[str], spoiled: str) -> ClosedRound:
+    async def make(self, state: Round, number: int, cohort: frozenset[str], back: GoBack | None) -> ClosedRound:
         """Aggregate the updates of a round.
 
         Args:
             state: The round.
             number: Its number.
             cohort: The devices whose updates count.
-            spoiled: Why the state goes back to the one before, instead of an aggregation; empty: it does not.
+            back: To which earlier state the federation goes back, instead of an aggregation.
 
         Raises:
             AttuneError: As in the lab, the inbox and the ledger.
@@ -233,11 +233,9 @@ class RoundCloser:
         entries = {name: entry for name, entry in accepted.items() if name in state.reported}  # others are late
         rows = [entry.row for entry in entries.values()]
         marks = await self._orders.fetched(state.record, entries, number - 1, "train")
-        if spoiled:
-            outcome = await self._lab.go_back()
-            if not outcome.slots:
-                spoiled = f"{spoiled}; but the state before it is not known any more, so it stays"
-            return ClosedRound(number, rows, marks, outcome, spoiled)
+        if back is not None:
+            outcome = await self._lab.go_back(back.to)
+            return ClosedRound(number, rows, marks, outcome, f"{back.why}{outcome.refused}")
         updates = {name: entry for name, entry in entries.items() if name in cohort}
         founders = await self._orders.founders(updates)
         outcome = await self._lab.aggregate(updates, founders, self._adaptation if state.record.adapting else None)

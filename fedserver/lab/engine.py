@@ -40,8 +40,8 @@ from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START
 from attune.fedserver.lab.build import Maker, aggregators_for, made
 from attune.fedserver.lab.checks import ChangeBound, FiniteCheck, NormLimit, SampleBound, ShapeCheck, read_through
 from attune.fedserver.lab.packing import Packing
-from attune.fedserver.lab.vault import Norms, NotFinite, StateRecipe, StateVault
-from attune.fedserver.ports.blobs import SERVED, STATE, Blobs, blob_of
+from attune.fedserver.lab.vault import Norms, NotFinite, StateRecipe, StateVault, kept_slots
+from attune.fedserver.ports.blobs import SERVED, STATE, Blobs, Damaged, blob_of
 from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served
 
 HEADER_SLACK_BYTES = 1 << 16  # another writer's safetensors header may be longer than ours
@@ -93,7 +93,7 @@ class Engine:
         self._norms: Norms = {}  # of the changes in earlier rounds
         self._next_norms: dict[str, dict[str, float]] = {}  # with those of the staged state
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
-        self._recipe: StateRecipe | None = None  # of the present state
+        self._recipes: list[StateRecipe] = []  # of the present state and of those before it, the newest first
         self._next_recipe: StateRecipe | None = None  # of the staged one
         self._tried = False  # whether a round was aggregated, perhaps in part, without a commit
         self.manifests: dict[PartKind, Manifest] = {}
@@ -242,24 +242,41 @@ class Engine:
         self._close(recipe.entries, recipe.adaptation, recipe.founders)
         return self.staged_slots()
 
-    def go_back(self) -> RoundOutcome:
-        """Stage the state before the last round as the next one. Without slots that state is not known any more.
+    def go_back(self, to: int) -> RoundOutcome:
+        """Stage the state after the round `to` as the next one, as the port.
 
         Clients without a value of their own at that time fall back to the cold start.
         """
         self._take_back()
-        recipe = self._recipe
-        before = {(slot.part, slot.key): slot for slot in recipe.replaced} if recipe is not None else {}
-        for part, vault in self._vaults.items():
-            for (slot_part, key), slot in before.items():
-                if slot_part == part:
-                    vault.stage(key, blob_of(slot))
-            for slot in recipe.made if recipe is not None else ():
-                if slot.part == part and slot.key.startswith(CLIENT) and (part, slot.key) not in before:
-                    write(vault, slot.key, vault.read(COLD_START))
+        present = self._slots()
+        slots, refused = self._earlier(present, to)
+        names = {(slot.part, slot.key) for slot in slots}
+        for slot in sorted(set(slots) - set(present), key=lambda slot: slot.file):
+            self._vaults[cast(PartKind, slot.part)].stage(slot.key, blob_of(slot))
+        for slot in present:
+            if slot.key.startswith(CLIENT) and (slot.part, slot.key) not in names:
+                vault = self._vaults[cast(PartKind, slot.part)]
+                write(vault, slot.key, vault.read(COLD_START))
         self._aggregators = self._make()
         self._note_recipe(None, {}, [])
-        return RoundOutcome({}, self.staged_slots())
+        return RoundOutcome({}, self.staged_slots(), refused=refused)
+
+    def _slots(self) -> list[Slot]:
+        return [slot for _, vault in sorted(self._vaults.items()) for slot in vault.slots()]
+
+    def _earlier(self, present: list[Slot], to: int) -> tuple[list[Slot], str]:
+        """Return the slots after the round `to`, or the present ones and why they stay."""
+        slots, later = present, [recipe for recipe in self._recipes if recipe.round > to]
+        if len(later) < self._closed - to:
+            return present, "; but that state is not known any more, so the present one stays"
+        for recipe in later:
+            slots = recipe.before(slots)
+        try:
+            for slot in slots:
+                self._blobs.open(blob_of(slot)).close()
+        except Damaged as damaged:
+            return present, f"; but that state is damaged, so the present one stays ({damaged})"
+        return slots, ""
 
     def _note_recipe(
         self, adaptation: AdaptationSpec | None, entries: Mapping[str, AcceptedUpdate], made: Sequence[Slot]
@@ -324,11 +341,13 @@ class Engine:
     def staged_slots(self) -> list[Slot]:
         return [slot for _, vault in sorted(self._vaults.items()) for slot in vault.staged_slots()]
 
-    def remember(self, recipe: StateRecipe) -> None:
-        """Note at the start how the present state was made, so that the next commit removes what it replaced."""
-        self._recipe, self._norms = recipe, recipe.norms
+    def remember(self, recipes: Sequence[StateRecipe]) -> None:
+        """Note at the start how the present state and those before it were made, the newest first."""
+        self._recipes = list(recipes)
+        if recipes:
+            self._norms = recipes[0].norms
         for vault in self._vaults.values():
-            vault.remember(recipe.replaced)
+            vault.remember(recipes[0].replaced if recipes else ())
 
     def settle(self) -> None:
         """Make the staged state the state, after the commit. What was generated from the old one is removed.
@@ -338,16 +357,28 @@ class Engine:
         for vault in self._vaults.values():
             vault.settle()
         if self._next_recipe is not None:
-            if self._recipe is not None:
-                self._blobs.remove([self._recipe.name])
             self._closed, self._norms = self._next_recipe.round, self._next_recipe.norms
-            self._recipe, self._next_recipe = self._next_recipe, None
+            self._recipes, self._next_recipe = [self._next_recipe, *self._recipes], None
         self._tried = False
         kept = self._generated if self._keeps_generated else {}
         old = (*self._generated_before.values(), *self._generated.values(), *self._cold_start.values(), *self._packing.take())
         gone = {blob.name for blob in old} - {blob.name for blob in kept.values()}
         self._served.remove([name for name in sorted(gone) if name.startswith(SERVED)])
         self._generated, self._generated_before, self._cold_start, self._admitted = {}, kept, {}, {}
+
+    def forget(self, oldest: int) -> None:
+        """Remove the recipes that lead back beyond the state after the round `oldest`, and their blobs, as the port.
+
+        Open readers keep their blobs. The oldest recipe is removed first: the others still lead back one from the other.
+        """
+        last = min(oldest, self._closed - 1)
+        dropped = [recipe for recipe in self._recipes if recipe.round <= last]
+        if not dropped:
+            return
+        self._recipes = [recipe for recipe in self._recipes if recipe.round > last]
+        kept = {slot.file for slot in kept_slots(self._slots(), self._recipes)}
+        self._blobs.remove([recipe.name for recipe in reversed(dropped)])
+        self._blobs.remove([blob_of(slot).name for slot in kept_slots((), dropped) if slot.file not in kept])
 
 
 def _end(context: ArrivalContext) -> None:

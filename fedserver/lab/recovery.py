@@ -14,7 +14,7 @@ from attune.common.wire.blobs import Blob
 from attune.fedserver.core.records import Slot
 from attune.fedserver.lab.build import Maker, made
 from attune.fedserver.lab.engine import Engine
-from attune.fedserver.lab.vault import StateRecipe
+from attune.fedserver.lab.vault import StateRecipe, kept_slots, recipes_of
 from attune.fedserver.ports.blobs import REDO, SERVED, STATE, Blobs, Damaged, blob_of
 
 
@@ -23,15 +23,12 @@ def take_up(plan: Plan, slots: Sequence[Slot], blobs: Blobs, closed: int, make: 
 
     Files that a killed process left are removed. Blobs are made again in this process. Errors are those of Engine, and Damaged.
     """
-    recipe = StateRecipe.load(blobs, closed) if slots else None
-    kept = {blob_of(slot).name for slot in (*slots, *(recipe.replaced if recipe else ()))}
-    if recipe is not None:
-        kept.add(recipe.name)
+    recipes = recipes_of(blobs, closed) if slots else []
+    kept = {*(blob_of(slot).name for slot in kept_slots(slots, recipes)), *(recipe.name for recipe in recipes)}
     blobs.remove([name for area in (STATE, SERVED, REDO) for name in blobs.names(area) if name not in kept])
-    remade = _restore(plan, slots, blobs, recipe)
+    remade = _restore(plan, slots, blobs, recipes[0] if recipes else None)
     engine = Engine(plan, slots, blobs, closed, make=make)
-    if recipe is not None:
-        engine.remember(recipe)
+    engine.remember(recipes)
     return engine, remade
 
 

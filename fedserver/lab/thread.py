@@ -123,11 +123,14 @@ class ThreadLab:
     ) -> RoundOutcome:
         return await self._executors.worker(self._started.aggregate, entries, founders, adaptation)
 
-    async def go_back(self) -> RoundOutcome:
-        return await self._executors.worker(self._started.go_back)
+    async def go_back(self, to: int) -> RoundOutcome:
+        return await self._executors.worker(self._started.go_back, to)
 
     async def settle(self) -> None:
         await self._executors.worker(self._started.settle)
+
+    async def forget(self, oldest: int) -> None:
+        await self._executors.worker(self._started.forget, oldest)
 
     @property
     def _started(self) -> Engine:

@@ -1,7 +1,7 @@
 """The aggregators' state as versioned blobs of tensors: written beside the old ones, made true by the round's commit.
 
-A recipe says how the present state was made. It is kept until the next state is committed, so that a damaged blob can be made
-again.
+A recipe says how a state was made, and what it replaced. The newest recipe makes a damaged blob again. All recipes that are
+kept, one for each round, lead back to earlier states.
 """
 
 from __future__ import annotations
@@ -118,15 +118,15 @@ class StateVault:
         """Forget what was staged. Its blobs are written again under the same names."""
         self._staged = {}
 
-    def settle(self) -> None:
-        """Make the staged slots the state, after the commit.
+    def slots(self) -> list[Slot]:
+        """Return the durable slots."""
+        return list(self._slots.values())
 
-        What they replaced is kept until the next commit; what that had replaced is removed. Open readers keep their blobs.
-        """
-        kept, present = {slot.key: slot for slot in self.replaced_slots()}, {blob.name for blob in self._staged.values()}
-        self._blobs.remove([blob_of(slot).name for slot in self._replaced.values() if blob_of(slot).name not in present])
+    def settle(self) -> None:
+        """Make the staged slots the state, after the commit. What they replaced is removed with its recipe."""
+        self._replaced = {slot.key: slot for slot in self.replaced_slots()}
         self._slots |= {slot.key: slot for slot in self.staged_slots()}
-        self._replaced, self._staged = kept, {}
+        self._staged = {}
         self._version += 1
 
 
@@ -151,10 +151,10 @@ class StateRecipe(msgspec.Struct, frozen=True):
         """Name of its blob."""
         return name_of(self.round)
 
-    def before(self, slots: Sequence[Slot]) -> list[Slot]:
+    def before(self, slots: Iterable[Slot]) -> list[Slot]:
         """Return the slots before the round, from those after it."""
-        made = {(slot.part, slot.key) for slot in self.made}
-        return [*(slot for slot in slots if (slot.part, slot.key) not in made), *self.replaced]
+        changed = {(slot.part, slot.key) for slot in (*self.made, *self.replaced)}
+        return [*(slot for slot in slots if (slot.part, slot.key) not in changed), *self.replaced]
 
     @classmethod
     def load(cls, blobs: Blobs, round_: int) -> Self | None:
@@ -163,6 +163,20 @@ class StateRecipe(msgspec.Struct, frozen=True):
             return from_json(blobs.get(name_of(round_)), cls)
         except (KeyError, msgspec.DecodeError):
             return None
+
+
+def recipes_of(blobs: Blobs, closed: int) -> list[StateRecipe]:
+    """Return the recipes that are kept, the newest first: how the state after round `closed` was made, and those before it."""
+    recipes = []
+    while (recipe := StateRecipe.load(blobs, closed - len(recipes))) is not None:
+        recipes.append(recipe)
+    return recipes
+
+
+def kept_slots(slots: Iterable[Slot], recipes: Iterable[StateRecipe]) -> list[Slot]:
+    """Return the present slots and those of earlier states, each file once."""
+    by_file = {slot.file: slot for slot in (*slots, *(slot for recipe in recipes for slot in recipe.replaced))}
+    return list(by_file.values())
 
 
 def name_of(round_: int) -> str:

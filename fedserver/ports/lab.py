@@ -128,8 +128,17 @@ class Lab(Protocol):
             adaptation: What moves, if the cohort are newcomers to a finished federation.
         """
 
-    async def go_back(self) -> RoundOutcome:
-        """Make the state before the last round the next one; the outcome has no slot if that state is not known any more."""
+    async def go_back(self, to: int) -> RoundOutcome:
+        """Make the state after the round `to` the next one.
+
+        If that state is not known any more, or damaged, the outcome has no slot, and `refused` says so.
+        """
 
     async def settle(self) -> None:
-        """Make the outcome the present state, after its commit, and remove what is two states old."""
+        """Make the outcome the present state, after its commit."""
+
+    async def forget(self, oldest: int) -> None:
+        """Remove the states before that after the round `oldest`, to which the federation does not go back any more.
+
+        The state before the present one always stays.
+        """

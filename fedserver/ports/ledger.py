@@ -177,12 +177,12 @@ class RoundLedger(Protocol):
             plan: The plan, where this commit fixes it.
         """
 
-    async def last_evaluations(self, before: int, but: int = 0) -> list[Report]:
+    async def last_evaluations(self, before: int, but: range = range(0)) -> list[Report]:
         """Return each device's latest evaluation of a state before round `before`, by name, without revoked devices.
 
         Args:
             before: The first round that does not count.
-            but: A round that does not count either.
+            but: Rounds that do not count either.
         """
 
     async def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:

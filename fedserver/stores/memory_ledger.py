@@ -112,9 +112,9 @@ class MemoryLedger:
     async def end_cleanup(self) -> None:
         self._leaving = False
 
-    async def last_evaluations(self, before: int, but: int = 0) -> list[Report]:
+    async def last_evaluations(self, before: int, but: range = range(0)) -> list[Report]:
         out = {device.name for device in self._devices.values() if device.revoked}
-        asked = (row for row in self._rows.values() if row.work == "evaluate" and row.round < before and row.round != but)
+        asked = (row for row in self._rows.values() if row.work == "evaluate" and row.round < before and row.round not in but)
         rows = [row for row in asked if row.client not in out]
         latest = {row.client: row for row in sorted(rows, key=lambda row: row.round)}
         return [latest[name] for name in sorted(latest)]

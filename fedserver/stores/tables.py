@@ -156,11 +156,11 @@ class Tables:
                 # From here on a damaged log cannot lose enrolments. If somebody reads just now, the log is left as it is.
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
-    def last_evaluations(self, before: int, but: int = 0) -> list[Report]:
+    def last_evaluations(self, before: int, but: range = range(0)) -> list[Report]:
         rows = self._db.execute(  # beside MAX, SQLite takes a bare column from the row that has the largest
-            "SELECT row, MAX(round) FROM metrics WHERE work = 'evaluate' AND round < ? AND round != ? "
+            "SELECT row, MAX(round) FROM metrics WHERE work = 'evaluate' AND round < ? AND (round < ? OR round >= ?) "
             "AND client NOT IN (SELECT name FROM devices WHERE revoked) GROUP BY client ORDER BY client",
-            (before, but),
+            (before, but.start, but.stop),
         )
         return [within_bounds(from_json(row[0], Report)) for row in rows]
 

@@ -29,7 +29,7 @@ from attune.common.text import from_json
 from attune.fedserver.home import LEFT_ASIDE, ServerHome
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE, Authority
 from attune.fedserver.identity.trust import differences_in, settle
-from attune.fedserver.lab.vault import StateRecipe, name_of
+from attune.fedserver.lab.vault import kept_slots, name_of, recipes_of
 from attune.fedserver.ports.blobs import Blobs, blob_of
 from attune.fedserver.ports.ledger import AuditEntry, LedgerReader, Snapshot
 from attune.fedserver.stores.audit import entries
@@ -109,9 +109,8 @@ def _taken_aside(home: ServerHome, aside: Path) -> Snapshot:
 
 def _state_of(blobs: Blobs, snapshot: Snapshot) -> list[str]:
     """Return the names of the blobs of the state, and of what is kept to make them again."""
-    recipe = StateRecipe.load(blobs, snapshot.record.round)
-    slots = (*snapshot.slots, *(recipe.replaced if recipe else ()))
-    return sorted({*(blob_of(slot).name for slot in slots), *([recipe.name] if recipe else [])})
+    recipes = recipes_of(blobs, snapshot.record.round)
+    return sorted([*(blob_of(slot).name for slot in kept_slots(snapshot.slots, recipes)), *(made.name for made in recipes)])
 
 
 def _copied(source: Path, out: Path) -> dict[str, CopiedFile]:
@@ -289,8 +288,8 @@ def _authority(home: ServerHome, reader: LedgerReader) -> None:
 def _state(home: ServerHome, blobs: Blobs, snapshot: Snapshot) -> Iterator[str]:
     """Check the slots, and what is kept to make them again."""
     closed = snapshot.record.round
-    recipe = StateRecipe.load(blobs, closed)
-    if recipe is None and blobs.names(name_of(closed)):
+    recipes = recipes_of(blobs, closed)
+    if not recipes and blobs.names(name_of(closed)):
         yield f"{home.path / name_of(closed)} is damaged: delete it, or close another round"
-    for slot in with_estimate((*snapshot.slots, *(recipe.replaced if recipe else ())), "files of the state verified"):
+    for slot in with_estimate(kept_slots(snapshot.slots, recipes), "files of the state verified"):
         yield from _fault(partial(blobs.check, blob_of(slot)))

@@ -83,6 +83,7 @@ def status(
         "paused": record.paused,
         "reason": record.reason or None,
         "setback": record.setback or None,
+        "taken_back": list(record.taken_back),
         "todo": TRY_AGAIN if record.phase is Phase.FAILED else None,
         "troubles": list(troubles),
         "expiring": [

@@ -56,6 +56,8 @@ class FederationCollector:
         yield _one("attune_rounds_planned", "Rounds planned.", run["rounds"])
         stages = {str(stage): sum(device["stage"] == stage for device in self._devices) for stage in DeviceStage}
         yield _by("attune_devices", "Devices by what they do.", "stage", stages)
+        taken_back = len(self._facts.status["taken_back"])
+        yield _one("attune_take_backs", "How often devices took the state back in the last 50 rounds.", taken_back)
         yield _one("attune_troubles", "Problems that keep the server from going on.", len(run["troubles"]))
         if run["left_s"] is not None:
             yield _one("attune_left_seconds", "Estimated time of the rounds that are left.", run["left_s"])

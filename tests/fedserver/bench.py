@@ -34,9 +34,10 @@ class Bench:
         self.blobs = FolderBlobs(self.folder)
         self.engine, self.remade = take_up(self.plan, list(self.slots.values()), self.blobs, self.closed)
 
-    def commit(self):
+    def commit(self, keep=1):
         self.slots |= {(slot.part, slot.key): slot for slot in self.engine.staged_slots()}
         self.engine.settle()
+        self.engine.forget(self.closed - keep)
 
     def digests(self, names=("a", "b")):
         return {name: {part: blob.digest for part, blob in parts.items()} for name, parts in self.engine.serve(names).items()}
@@ -58,7 +59,12 @@ class Bench:
     def round(self, **updates):
         self.engine.aggregate({name: self.entry(name, *said) for name, said in updates.items()})
 
-    def close(self, **updates):
+    def close(self, keep=1, **updates):
         self.round(**updates)
         self.closed += 1
-        self.commit()
+        self.commit(keep)
+
+    def go_back(self, to):
+        assert self.engine.go_back(to).refused == ""
+        self.closed += 1
+        self.commit(self.closed)

@@ -31,12 +31,12 @@ class Play:
 
     def __init__(self, **said: object) -> None:
         typed = msgspec.convert({"rounds": 9, "min_clients": 5, "evaluate_each_last": 0, **said}, RoundSettings)
-        self.rules, self.state, self.now = Rules(typed, Synchronous(typed, 0)), Round(), 0.0
+        self.rules, self.state, self.unix = Rules(typed, Synchronous(typed, 0)), Round(), 0.0
         for name in NAMES:
             self.last = self(Connected(name, 0))
 
     def __call__(self, event):
-        taken = step(self.rules, self.state, event)
+        taken = step(self.rules, self.state, event, self.unix)
         self.state = taken.state
         return taken.effects
 
@@ -135,7 +135,7 @@ def test_a_state_that_could_not_be_made_counts_as_a_round_without_updates() -> N
     m.losses(2.0, 2.1, 2.2, 2.0, 2.3)
     assert m(Aggregated(2, "x would not be finite")) == (Open("train", 2, NAMES),)
     assert m.record.setback == "round 1: x would not be finite"
-    assert m.record.loss is None and not m.record.kept
+    assert m.record.loss is None and m.record.earlier == ()
 
 
 def test_most_devices_that_cannot_evaluate_the_end_take_it_back_too() -> None:
@@ -160,7 +160,8 @@ def test_the_state_is_taken_back_three_times_in_fifty_rounds_at_most() -> None:
     m = Play(rounds=1000)
     backs: list[int] = []
     while m.record.round < 200:
-        m.closed(2.0, 2.1, 2.2, 2.0, 2.3) if not backs or m.record.kept else None
+        m.unix += 600.0
+        m.closed(2.0, 2.1, 2.2, 2.0, 2.3) if not backs or m.record.earlier else None
         before = m.record.round
         effects = m.losses(2.0, 2.0, 1e9, 1e9, 1e9)
         if isinstance(effects[-1], GoBack):
@@ -171,8 +172,80 @@ def test_the_state_is_taken_back_three_times_in_fifty_rounds_at_most() -> None:
         m.state = m.state.noting(loss=2.0)
     assert len(backs) > 3
     assert all(later - first > 49 for first, later in zip(backs, backs[3:], strict=False))
-    assert "taken back" in often_taken_back(m.record.__class__(round=10, taken_back=(3, 5, 7)))
-    assert often_taken_back(m.record.__class__(round=60, taken_back=(3, 5, 7))) == ""
+    assert "3 times within 50 rounds" in often_taken_back(Record(round=10, taken_back=(3, 5, 7)), 0.0)
+    assert often_taken_back(Record(round=60, taken_back=(3, 5, 7)), 0.0) == ""
+
+
+def test_the_state_is_taken_back_three_times_in_an_hour_at_most() -> None:
+    """Rounds of a tenth of a second: three of five devices say after each round that they cannot work with the state."""
+    m = Play(rounds=100_000)
+    backs: list[float] = []
+    while m.unix < 2 * 3600.0:
+        m.unix += 1.0 if m.record.round < 400 else 60.0
+        effects: tuple[object, ...] = ()
+        for name in "abc":
+            effects = m(Excused(name, 1, troubled=True)) or effects
+        if effects and isinstance(effects[-1], GoBack):
+            backs.append(m.unix)
+            m(Aggregated(3, effects[-1].why))
+        else:
+            m.closed(2.0, 2.0, 2.0, 2.0, 2.0)
+    assert 6 <= len(backs) <= 9
+    assert all(later - first >= 3600.0 for first, later in zip(backs, backs[3:], strict=False))
+    assert "within an hour" in often_taken_back(Record(round=90, taken_back_at=(0.0, 3.0, 9.0)), 60.0)
+    assert often_taken_back(Record(round=90, taken_back_at=(0.0, 3.0, 9.0)), 3601.0) == ""
+
+
+def gone_back(m: Play, *losses: float) -> GoBack:
+    back = m.losses(*losses)[-1]
+    assert isinstance(back, GoBack)
+    m(Aggregated(3, back.why))
+    return back
+
+
+def test_the_newest_state_with_a_better_loss_becomes_the_state_again() -> None:
+    """Losses grow fivefold in each round: none is ten times the one before."""
+    m = Play()
+    for loss in (2.0, 2.0, 10.0):
+        m.closed(*[loss] * 5)
+    back = gone_back(m, *[50.0] * 5)
+    assert (back.round, back.to) == (4, 1), "the losses of the states after rounds 0 and 1 were 2"
+    assert "after round 3 was taken back, to that after round 1" in back.why and "from 2 to 50" in back.why
+    assert [state.round for state in m.record.earlier] == [0]
+    assert (m.record.given_up_after, m.record.given_up) == (1, 3), "evaluations of these states do not count"
+
+
+def test_captured_rounds_that_report_good_losses_are_taken_back_step_by_step() -> None:
+    m = Play()
+    m.closed(2.0, 2.1, 2.2, 2.0, 2.3)
+    m.closed(1.0, 1.0, 1.0, 9e5, 9e5)  # of the poisoned state after round 1
+    m.closed(1.0, 1.0, 1.0, 9e5, 9e5)
+    targets = [gone_back(m, *[9e5] * 5).to for _ in range(3)]
+    assert targets == [2, 1, 0]
+    m.closed(2.0, 2.0, 2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize("most", [1, 3, 5])
+def test_so_many_states_are_kept_as_the_setting_says(most: int) -> None:
+    m = Play(rounds=99, keep_states=most)
+    for closed in range(1, 9):
+        m.closed(2.0, 2.0, 2.0, 2.0, 2.0)
+        assert [state.round for state in m.record.earlier] == list(range(max(0, closed - most), closed))
+    assert m.record.oldest_kept == 8 - most
+    assert Record(round=7).oldest_kept == 7
+
+
+def test_a_state_that_is_not_finite_leaves_the_earlier_ones() -> None:
+    m = Play()
+    m.closed(2.0, 2.1, 2.2, 2.0, 2.3)
+    m.losses(2.0, 2.1, 2.2, 2.0, 2.3)
+    m(Aggregated(2, "x would not be finite"))
+    assert [state.round for state in m.record.earlier] == [0]
+
+
+def test_the_record_of_an_earlier_version_goes_on() -> None:
+    old = msgspec.json.decode(b'{"round": 4, "loss": 2.0, "kept": true, "given_up": 3}', type=Record)
+    assert (old.earlier, old.given_up_after, old.oldest_kept) == ((), 2, 4)
 
 
 @pytest.mark.parametrize(("clients", "attackers", "opens"), [(3, 0.3, False), (7, 0.3, True), (0, 0.3, True), (3, 0.0, True)])

@@ -111,7 +111,7 @@ def test_the_first_cohort_and_one_without_a_median_have_a_bound_too(bench):
         tiny = bench()
         tiny.close(**{name: (value, 1) for name, value in sent.items()})
         assert np.abs(numbers(tiny)).max() <= 31
-        assert tiny.engine.go_back().slots
+        assert tiny.engine.go_back(tiny.closed - 1).slots
 
 
 def test_an_extreme_does_not_pass_where_nobody_else_changes_anything(bench):
@@ -244,7 +244,7 @@ def test_going_back_serves_what_was_served_before_the_last_round(bench, method, 
     assert tiny.digests(("a", "b")) != good
     if restart:
         tiny.restart()
-    assert tiny.engine.go_back().slots
+    assert tiny.engine.go_back(tiny.closed - 1).slots
     tiny.closed += 1
     tiny.commit()
     for _ in range(2):
@@ -259,6 +259,48 @@ def test_going_back_serves_what_was_served_before_the_last_round(bench, method, 
     assert kept <= set(tiny.blobs.names("state/"))
     tiny.restart()
     assert tiny.remade == []
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedtp", "fedmcsa"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_state_of_some_rounds_ago_is_served_again_in_every_bit(bench, method, restart):
+    tiny, served = bench(method, "vit"), []
+    served.append(tiny.digests())
+    for value in (0.5, 50.0, 60.0, 70.0):
+        tiny.close(keep=3, a=(value, 1), b=(value + 1, 1), **({} if value == 0.5 else {"c": (value, 1)}))
+        served.append(tiny.digests())
+    if restart:
+        tiny.restart()
+    assert "not known" in tiny.engine.go_back(0).refused
+    tiny.go_back(3)
+    assert tiny.digests() == served[3]
+    tiny.go_back(1)
+    if restart:
+        tiny.restart()
+    assert tiny.digests() == served[1]
+    tiny.go_back(4)
+    assert tiny.digests() == served[4], "what was taken back is an earlier state too"
+    for value in (0.7, 0.8, 0.9):
+        tiny.close(keep=1, a=(value, 1), b=(value, 1), c=(value, 1))
+    assert len(tiny.blobs.names("state/recipe")) == 1, "blobs of states that are no longer kept are removed"
+    assert len(tiny.blobs.names("state/")) <= 1 + 2 * len(tiny.slots)
+    tiny.restart()
+    assert tiny.remade == []
+
+
+def test_a_damaged_earlier_state_is_not_gone_back_to(bench):
+    tiny = bench()
+    for value in (0.1, 0.2, 0.3):
+        tiny.close(keep=3, a=(value, 1), b=(value, 1), c=(value, 1))
+    path = tiny.folder / "state" / "shared.value.1.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    tiny.restart()
+    before = tiny.digests()
+    outcome = tiny.engine.go_back(1)
+    assert "damaged" in outcome.refused and outcome.slots == []
+    tiny.closed += 1
+    tiny.commit()
+    assert tiny.digests() == before
 
 
 def test_a_bounded_file_reads_the_same_whole_in_spans_and_in_blocks(bench):

@@ -73,11 +73,14 @@ class FarLab:
         done = self._lab.aggregate(sent(entries, dict[str, AcceptedUpdate]), sent(founders, list[str]), spec)
         return sent(await done, RoundOutcome)
 
-    async def go_back(self) -> RoundOutcome:
-        return sent(await self._lab.go_back(), RoundOutcome)
+    async def go_back(self, to: int) -> RoundOutcome:
+        return sent(await self._lab.go_back(to), RoundOutcome)
 
     async def settle(self) -> None:
         await self._lab.settle()
+
+    async def forget(self, oldest: int) -> None:
+        await self._lab.forget(oldest)
 
 
 def upload(blobs: Blobs, inbox: Inbox, uploads: Uploads, order: OrderId, part: str, tensors: dict[str, torch.Tensor]) -> Blob:

@@ -85,6 +85,7 @@ def shown(accuracy: float, constant: float | None, no_better: list[str], clients
     }
     said |= {
         "setback": None,
+        "taken_back": [],
         "awaited": [],
         "adapting": [],
         "clients": list(clients),
