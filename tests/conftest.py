@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # Set before torch and numpy are imported. The tensors here are small: more threads cost processor time and save none.
@@ -13,3 +14,11 @@ settings.register_profile("attune", deadline=None)  # a slow example on a busy m
 settings.load_profile("attune")
 
 pytest_plugins = ["tests.processor_time"]
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Fork the process that forks servers and devices, before threads start. A process of pytest-xdist needs it soon."""
+    if hasattr(session.config, "workerinput"):
+        from tests.forked import fork_zygote
+
+        fork_zygote()

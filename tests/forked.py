@@ -13,13 +13,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import IO, Any
 
 import pytest
+
+from tests.zygote import live_forked, preload
 
 ROOT = Path(__file__).resolve().parents[1]
 ENTRIES = {"fedserver": "attune.fedserver.cli:main", "fedclient": "attune.fedclient.cli:main"}
@@ -32,18 +34,17 @@ KERNELS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
 
 
 class Zygote:
-    """Process that forks the others."""
+    """Process that forks the others.
 
-    def __init__(self, kernels: dict[str, str]) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = os.environ | THREADS | kernels | {"PYTHONPATH": f"{ROOT / '.package'}:{ROOT}"}
-        command = [sys.executable, "-m", "tests.zygote", str(theirs.fileno())]
-        self._lock = threading.Lock()
-        self._popen = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()], start_new_session=True
-        )
-        theirs.close()
+    Args:
+        pid: Its process id.
+        control: Our end of its socket.
+    """
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self._pid, self._control, self._lock = pid, control, threading.Lock()
         self._answer()
+        atexit.register(self.close)
 
     def fork(self, entry: str, words: Sequence[str], environment: Mapping[str, str], folder: Path, fds: Sequence[int]) -> int:
         """Fork a process, and return its id.
@@ -70,15 +71,41 @@ class Zygote:
     def close(self) -> None:
         """End it, and every process that it started."""
         self._control.close()
-        self._popen.wait(30)
+        os.waitpid(self._pid, 0)
 
 
-@cache
+_ZYGOTES: dict[tuple[tuple[str, str], ...], Zygote] = {}
+
+
 def zygote(kernels: tuple[tuple[str, str], ...]) -> Zygote:
     """Return this process's zygote for these settings of KERNELS; it ends with this process."""
-    made = Zygote(dict(kernels))
-    atexit.register(made.close)
-    return made
+    if kernels not in _ZYGOTES:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = os.environ | THREADS | dict(kernels) | {"PYTHONPATH": f"{ROOT / '.package'}:{ROOT}"}
+        command = [sys.executable, "-m", "tests.zygote", str(theirs.fileno())]
+        popen = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()], start_new_session=True
+        )
+        popen.returncode = 0  # it is waited for by its id
+        theirs.close()
+        _ZYGOTES[kernels] = Zygote(popen.pid, ours)
+    return _ZYGOTES[kernels]
+
+
+def fork_zygote() -> None:
+    """Fork the usual zygote from this process, which saves its imports. This process must have no threads that hold locks."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in THREADS.items():
+            patch.setenv(name, value)
+        preload()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # pytest-xdist has a thread that reads from a pipe
+        pid = os.fork()
+    if not pid:
+        live_forked(theirs)
+    theirs.close()
+    _ZYGOTES[()] = Zygote(pid, ours)
 
 
 class Forked:

@@ -1,13 +1,16 @@
 """A process that has imported everything once and forks servers and devices quickly; each child is a process of its own.
 
 It reads commands from a socket, answers with the child's process id, and writes a child's exit status to a pipe. At the end of
-the socket it kills all running children. It is run as a program; tests/forked.py talks to it.
+the socket it kills all running children. It is run as a program, or forked from a process of pytest-xdist, which needs these
+imports itself. tests/forked.py talks to it.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
+import logging
 import os
 import select
 import signal
@@ -107,10 +110,39 @@ def become(command: dict[str, Any], standard: list[int]) -> None:
     os._exit(code)  # to tear down all imported modules takes seconds on a busy machine
 
 
+def live(control: socket.socket) -> None:
+    """Serve until the socket ends, or become what was asked for."""
+    gc.freeze()  # children share the imported objects
+    control.send(b"ready")
+    if (asked := serve(control)) is not None:
+        become(*asked)
+
+
+def live_forked(control: socket.socket) -> None:
+    """Live as a fork of a process of pytest-xdist, without its files, handlers and replaced streams. It never returns."""
+    os.setsid()
+    faulthandler.disable()
+    logging.root.handlers.clear()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    kept = control.fileno()
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    try:
+        live(control)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stdout.flush()
+        os._exit(1)
+    os._exit(0)
+
+
 if __name__ == "__main__":
     channel = socket.socket(fileno=int(sys.argv[1]))
     preload()
-    gc.freeze()  # children share the imported objects
-    channel.send(b"ready")
-    if (asked := serve(channel)) is not None:
-        become(*asked)
+    live(channel)
