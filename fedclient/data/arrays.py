@@ -35,11 +35,9 @@ def plain_array(values: Any, where: str, classes: bool = False) -> Array:
     """
     if isinstance(values, list | tuple) and any(map(_is_tensor, values)):
         values = [plain_array(value, where, classes) for value in values]
-    if _is_tensor(values):
-        values = _of_tensor(values)
     try:
-        array = np.asarray(values)
-    except (ValueError, TypeError) as error:
+        array = np.asarray(_of_tensor(values) if _is_tensor(values) else values)
+    except (ValueError, TypeError, NotImplementedError) as error:
         raise ShardError(f"{where} cannot be made an array: {error}; give samples of one shape") from None
     if array.dtype.kind == "V" and array.dtype.names is None and array.dtype.name != f"void{8 * array.itemsize}":
         array = array.astype(np.float32)  # bfloat16 and smaller floats of other packages

@@ -5,6 +5,7 @@ N samples, F features.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -16,13 +17,48 @@ from attune.common.config import TrainSettings
 from attune.common.text import listed
 from attune.fedclient.data import labels
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.cells import is_missing, number_of
+from attune.fedclient.data.cells import EXACT, is_missing, number_of
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.table import DataTable
 
 BATCH = TrainSettings().batch_size
+# What people and spreadsheet programs write where they do not know. A class of such a name is said.
+_PERHAPS_MISSING = re.compile(
+    r"#[a-z0-9/]+[!?]|\W+|_+|\\n|\W*(missing|unknown|unbekannt|undef|undefined|nil|void|tbd|k\.? ?a\.?|n[./]?d\.?|na\.|null)\W*"
+)
+_NUMBERS_FOR_UNKNOWN = {-1, -9, -99, -999, -9999, 99, 999, 9999}
 FEWEST = 10  # rows. With fewer, whole numbers that all differ say nothing
 MANY_CLASSES = 20
+_NUMBER, _FRACTION = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?"), re.compile(r"[-+]?[0-9]+\.[0-9]*[1-9]")
+
+
+def of_names(table: DataTable) -> list[str]:
+    """Return a note if the names of columns seem to be values, as in a file without a line of names."""
+    fractions = [name for name in table.names if _FRACTION.fullmatch(name)]
+    if not fractions or not all(_NUMBER.fullmatch(name) for name in table.names):
+        return []
+    return [
+        f"the columns of {table.path} are called {listed(fractions)}, like numbers: if the first line holds values, write the "
+        "names of the columns above it"
+    ]
+
+
+def of_long_integers(x: Array) -> list[str]:
+    """Return a note if features, (N, F) integers, cannot be told apart as floats."""
+    if not len(x) or int(np.abs(x.astype(np.float64)).max()) < EXACT:
+        return []
+    lost = [str(at) for at in range(x.shape[1]) if len(np.unique(x[:, at].astype(np.float64))) < len(np.unique(x[:, at]))]
+    return [f"whole numbers of the columns {listed(lost)} have more digits than a float can hold"] if lost else []
+
+
+def of_long_cells(table: DataTable, x: npt.NDArray[np.float64], names: Sequence[str]) -> list[str]:
+    """Return a note if cells differ, and the features that were read from them, (N, F), do not."""
+    lost = [
+        name
+        for column, name in zip(x.T, names, strict=True)
+        if (np.abs(column) >= EXACT).any() and len(np.unique(column)) < len(set(map(str, table.cells[name])))
+    ]
+    return [f"numbers of {listed(lost)} have more digits than a float can hold: subtract what they share"] if lost else []
 
 
 def of_features(x: npt.NDArray[np.float64], names: Sequence[str]) -> list[str]:
@@ -73,6 +109,20 @@ def of_labels(table: DataTable, name: str) -> list[str]:
     return notes
 
 
+def of_marks(classes: Sequence[int | str]) -> list[str]:
+    """Return which classes may mean that the class is not known."""
+    marks = [str(label) for label in classes if isinstance(label, str) and _PERHAPS_MISSING.fullmatch(label.casefold())]
+    numbers = {int(label) for label in classes if INTEGER.fullmatch(str(label))}
+    others = sorted(numbers - _NUMBERS_FOR_UNKNOWN)
+    texts = len(numbers) < len(classes)
+    if (texts and not others) or (others and others[0] >= 0 and len(others) > 1):
+        largest = others[-1] if others else 0
+        marks += [str(number) for number in sorted(numbers & _NUMBERS_FOR_UNKNOWN) if number < 0 or number > 9 * largest + 9]
+    if not marks or len(marks) == len(classes):
+        return []
+    return [f"the classes {listed(marks)} may mean that the class is not known: if so, say --missing-words usual,{marks[0]}"]
+
+
 def of_look_alikes(classes: Sequence[int | str]) -> list[str]:
     """Return which classes look alike."""
     alike = [" and ".join(map(repr, group)) for group in look_alikes(classes)]
@@ -88,7 +138,8 @@ def of_parts(train_y: Array, test_y: Array, meta: Meta) -> tuple[str, ...]:
     if len(classes) == 1:
         notes.append(f"all training samples have one class, {classes[0]!r}: a model trained alone would always answer that")
     if classes and meta.classes is None:
-        notes += of_look_alikes(labels.distinct(train_y, test_y))
+        everything = labels.distinct(train_y, test_y)
+        notes += [*of_look_alikes(everything), *of_marks(everything)]
     if len(train_y) < BATCH:
         notes.append(f"{len(train_y)} training samples are fewer than a batch of {BATCH}: every epoch is a single step")
     if not len(test_y):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from datetime import datetime, time
 from decimal import Decimal
 from typing import Any
 
@@ -40,7 +41,7 @@ USUAL = "usual"  # in --missing-words: all of them
 REMEDY = "--missing-words says which words mean a missing value"
 _NUMBER = re.compile(r"[-+]?(?:([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
 _DECIMAL_COMMA = re.compile(r"[-+]?[0-9]{1,3}(\.?[0-9]{3})*,[0-9]+|[-+]?[0-9]+,[0-9]+")
-_EXACT = 1 << 53  # integers above it have lost digits when they became floats
+EXACT = 1 << 53  # integers above it have lost digits when they became floats
 
 Words = frozenset[str]
 
@@ -84,7 +85,7 @@ def label_of(cell: Any) -> int | str:
             cell = cell.decode("utf-8")
         except UnicodeDecodeError:
             raise ValueError("binary data that are no UTF-8 text") from None
-    if isinstance(cell, float) and abs(cell) >= _EXACT and math.isfinite(cell):
+    if isinstance(cell, float) and abs(cell) >= EXACT and math.isfinite(cell):
         raise ValueError(f"the float {cell!r}, of which the last digits are lost: save the column as whole numbers or text")
     if isinstance(cell, (list, dict, tuple, set, np.ndarray)):
         raise ValueError("several values in one cell")
@@ -145,8 +146,18 @@ def labels_of(cells: Sequence[Any]) -> npt.NDArray[Any]:
     return np.array([str(value) for value in values])
 
 
+def numbers_in(words: Iterable[str]) -> list[float]:
+    """Return the numbers among the words for missing values."""
+    return [float(word) for word in words if _NUMBER.fullmatch(word) and math.isfinite(float(word))]
+
+
 def unmasked(values: Any) -> Any:
-    """Return a masked array with NaN (or None, if it holds no floats) where it is masked; other values as they are."""
+    """Return a masked array with NaN (or None, if it holds no floats) where it is masked; other values as they are.
+
+    So it does with masked arrays in a list.
+    """
+    if isinstance(values, list | tuple) and any(isinstance(value, np.ma.MaskedArray) for value in values):
+        return [unmasked(value) for value in values]
     if not isinstance(values, np.ma.MaskedArray) or not np.ma.is_masked(values):
         return np.asarray(values) if isinstance(values, np.ma.MaskedArray) else values
     if values.dtype.kind in "f":
@@ -157,7 +168,9 @@ def unmasked(values: Any) -> Any:
 
 
 def _written(cell: Any) -> str:
+    if isinstance(cell, datetime) and cell.time() == time():
+        return cell.date().isoformat()  # as CSV files have days
     if isinstance(cell, (float, np.floating)):
         number = float(cell)
-        return str(int(number)) if number.is_integer() and abs(number) < _EXACT else repr(number)
+        return str(int(number)) if number.is_integer() and abs(number) < EXACT else repr(number)
     return format(cell, "f") if isinstance(cell, Decimal) else normal(str(cell))

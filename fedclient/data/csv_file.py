@@ -21,6 +21,7 @@ _SEP = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
 _LEADING = re.compile(r"\A(?:[ \t;,|]*\n)+")  # lines without a cell before the names
 _QUOTED = re.compile(r'"[^"]*"')
 _UNNAMED = re.compile(r"unnamed: 0(\.[0-9]+)?|__index_level_[0-9]+__|index", re.IGNORECASE)
+_FORMULA = re.compile(r'\s*="([^"]*)"\s*')  # how spreadsheet programs keep 0117 as text
 _BLANK = ' \t;,|"'
 _LETTER = re.compile(r"[^\W\d_]")
 _SHOWN = 8
@@ -77,6 +78,8 @@ def read_csv(path: Path) -> TableContent:
     index = _name_the_index(path, table)
     check_names(path, table.names)
     _check_widths(path, table)
+    if '="' in text:
+        table.rows = [[match[1] if (match := _FORMULA.fullmatch(cell)) else cell for cell in row] for row in table.rows]
     cells = {name: [row[place].strip() for row in table.rows] for place, name in enumerate(table.names)}
     index += tuple(name for name in table.names if name not in index and is_index(name, cells[name]))
     return TableContent(cells, index, tuple(table.notes))

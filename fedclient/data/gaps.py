@@ -41,6 +41,12 @@ def filled(x: Array, fill: npt.NDArray[np.float64]) -> Array:
     return np.where(np.isnan(x), fill, x).astype(x.dtype) if x.dtype.kind == "f" else x
 
 
+def with_nan(x: Array, numbers: Sequence[float]) -> Array:
+    """Return `x`, (N, ...), with NaN in place of the numbers that mean a missing value."""
+    missing = np.isin(x, numbers)
+    return np.where(missing, np.nan, x) if missing.any() else x
+
+
 def check_none(x: Array, columns: Sequence[str], where: str) -> None:
     """Check that no value is missing.
 

@@ -35,6 +35,8 @@ def infer(x: Array, where: str, tokens: bool = False) -> Kind:
         return "images"
     if type_.kind in "iu" and axes == 2:
         return "tokens" if tokens else "tabular"
+    if type_.kind == "b" and axes == 2:
+        return "tabular"
     if type_.kind == "f" and axes in (2, 3, 4):
         by_axes: tuple[Kind, ...] = ("tabular", "series", "images")
         return by_axes[axes - 2]

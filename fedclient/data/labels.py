@@ -17,7 +17,7 @@ from attune.common.plan import Label
 from attune.common.task import TASKS, TaskName
 from attune.common.text import listed
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.cells import REMEDY, WORDS, Words, is_missing, labels_of
+from attune.fedclient.data.cells import REMEDY, WORDS, Words, is_missing, labels_of, numbers_in
 
 NO_LABEL = -1
 
@@ -50,6 +50,8 @@ def plain_labels(
         raise ShardError(f"{where} has shape {y.shape}; one label a sample is needed, so shape ({samples},){or_positions}")
     if len(y) != samples:
         raise ShardError(f"{where} holds {len(y)} labels for {samples} samples; there must be one label a sample")
+    if y.dtype.kind in "iuf":
+        _check_numbers(y, numbers_in(words), where, known)
     if y.dtype.kind in "bi":
         return y.astype(np.int64)
     if y.dtype.kind == "u":
@@ -59,6 +61,20 @@ def plain_labels(
     if y.dtype.kind in "USTO":
         return _text(y, where, words, known)
     raise ShardError(f"{where} is of type {y.dtype}; labels are integers or text")
+
+
+def _check_numbers(y: Array, missing: Sequence[float], where: str, known: Sequence[Label] = ()) -> None:
+    """Check that no label is a number that means a missing value.
+
+    Raises:
+        ShardError: Some are, and are no declared classes.
+    """
+    wrong = np.isin(y, [number for number in missing if number not in known])
+    if wrong.any():
+        raise ShardError(
+            f"{where} holds {int(wrong.sum())} labels that mean a missing value, the first is {y[wrong][0]}; leave these "
+            f"samples out. {REMEDY}"
+        )
 
 
 def _text(y: Array, where: str, words: Words, known: Sequence[Label]) -> Array:
@@ -151,7 +167,7 @@ MAX_OUTPUTS = 1 << 12
 LARGEST = 1e100  # its square is finite
 
 
-def target_numbers(y: Array, samples: int, where: str, task: TaskName) -> Array:
+def target_numbers(y: Array, samples: int, where: str, task: TaskName, missing: Sequence[float] = ()) -> Array:
     """Return the numbers of a task without classes, (N, K) float64.
 
     Args:
@@ -159,6 +175,7 @@ def target_numbers(y: Array, samples: int, where: str, task: TaskName) -> Array:
         samples: N, the number of samples that need a row.
         where: Name of the array in messages.
         task: "regression" or "multilabel".
+        missing: Numbers that mean a missing value.
 
     Raises:
         ShardError: Shape, type or values do not fit the task.
@@ -168,6 +185,7 @@ def target_numbers(y: Array, samples: int, where: str, task: TaskName) -> Array:
         raise ShardError(f"{where} has shape {y.shape} and type {y.dtype}; the task {task} needs {TASKS[task].needs}")
     if len(y) != samples:
         raise ShardError(f"{where} holds {len(y)} rows for {samples} samples; there must be one for each")
+    _check_numbers(y, missing, where)
     numbers = y.reshape(len(y), -1).astype(np.float64) if y.ndim == 1 else y.astype(np.float64)
     if not 1 <= numbers.shape[1] <= MAX_OUTPUTS:
         raise ShardError(f"{where} has {numbers.shape[1]} columns; 1 to {MAX_OUTPUTS} {TASKS[task].outputs} are possible")

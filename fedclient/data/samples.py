@@ -74,7 +74,8 @@ def samples_of(table: DataTable, options: ReadOptions) -> TableSamples:
         with problems.collected():
             test = _testing(table, split)
     problems.check()
-    notes = [*table.notes, *_left_out(table, options, {*features, *apart}), *cautions.of_features(x, features)]
+    notes = [*table.notes, *_left_out(table, options, {*features, *apart}), *cautions.of_names(table)]
+    notes += [*cautions.of_features(x, features), *cautions.of_long_cells(table, x, features)]
     if options.task == "classes" and options.threshold is None:
         notes += cautions.of_labels(table, outputs[0])
     return TableSamples(x.astype(np.float32), y, test, features, tuple(notes))

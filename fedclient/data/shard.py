@@ -15,10 +15,10 @@ from attune.common.errors import SettingError, ShardError
 from attune.common.plan import Columns, Kind, Label, Profile
 from attune.common.seeds import derive
 from attune.common.task import TASKS, TaskName
-from attune.common.text import listed
+from attune.common.text import clean, listed
 from attune.fedclient.data import cautions, gaps, held_rows, holdout, kinds, labels
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.cells import WORDS, words_of
+from attune.fedclient.data.cells import WORDS, numbers_in, words_of
 from attune.fedclient.data.meta import Meta, Standardise
 from attune.fedclient.data.source import read_source
 from attune.fedclient.read_options import PLAIN, ReadOptions
@@ -124,7 +124,7 @@ class Shard:
         if self.task != "classes" or self.per_position:
             return what
         names, counts = np.unique(np.concatenate([self.train_y, self.test_y]), return_counts=True)
-        classes = [f"{name} ({count})" for name, count in zip(names.tolist(), counts.tolist(), strict=True)]
+        classes = [f"{clean(str(name))} ({count})" for name, count in zip(names.tolist(), counts.tolist(), strict=True)]
         return f"{what}; classes (how many): {listed(classes)}"
 
     @property
@@ -231,7 +231,7 @@ def make_shard(
     kind = meta.kind or kinds.infer(train_x, f"x of the training part of {path}", declared)
     notes = list(read_notes)
     if meta.kind is None and kind == "tabular" and train_x.dtype.kind in "iu":
-        notes.append(kinds.WHOLE_NUMBERS)
+        notes += [kinds.WHOLE_NUMBERS, *cautions.of_long_integers(train_x)]
     if meta.missing == "median" and kind != "tabular":
         raise SettingError(f"--missing median is for tables, and {path} holds {kind}: leave it out")
     gappy = kind == "tabular" and (keep_gaps or meta.missing == "median")
@@ -290,12 +290,14 @@ def _part(path: Path, part: str, x: Array, y: Array, kind: Kind, meta: Meta, gap
         raise ShardError(f"x of the {part} part of {path} is a single value; it needs a first axis of samples")
     where = f"x of the {part} part of {path}"
     x = kinds.canonical(x, kind, where)
+    if kind in ("tabular", "series") and meta.missing_words:
+        x = gaps.with_nan(x, numbers_in(words_of(meta.missing_words)))
     where_y = f"y of the {part} part of {path}"
     if meta.task == "classes":
         words = WORDS if meta.missing_words is None else words_of(meta.missing_words)
         y = labels.plain_labels(y, len(x), where_y, x.shape[1] if kind == "tokens" else 0, words, meta.classes or ())
     else:
-        y = labels.target_numbers(y, len(x), where_y, meta.task)
+        y = labels.target_numbers(y, len(x), where_y, meta.task, numbers_in(words_of(meta.missing_words or ())))
     kinds.check_finite(np.nan_to_num(x, nan=0.0, posinf=np.inf, neginf=-np.inf) if gappy else x, kind, where)
     return x, y
 

@@ -83,13 +83,15 @@ class DataTable:
         if given:
             self.require(given)
             return given
-        usual = next((name for name in self.names if name.lower() in USUAL_LABELS), "")
+        usual = [name for name in self.names if name.lower() in USUAL_LABELS]
+        if len(usual) > 1:
+            raise SettingError(f"say --label: the class of {self.path} can be in {' and '.join(map(repr, usual))}")
         if not usual:
             more = ", ..." if len(self.names) > _SHOWN else ""
             raise SettingError(
                 f"say --label: which column of {self.path} is the class ({', '.join(self.names[:_SHOWN])}{more})"
             )
-        return usual
+        return usual[0]
 
     def numbers(self, *names: str) -> npt.NDArray[np.float64]:
         """Return columns of numbers, (N, F); missing values are NaN.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
-from attune.common.classes import look_alikes, without_zeros
+from attune.common.classes import look_alikes, other_forms
 from attune.common.errors import SettingError
 from attune.common.plan import Label, Profile
 from attune.fedserver.core.schema import MAX_LABELS
@@ -19,7 +20,7 @@ def united_classes(profiles: Mapping[str, Profile], declared: Sequence[Label]) -
     If any device has text labels, every label is its written text, so 1 and "1" are one class.
 
     Raises:
-        SettingError: Classes that nobody declared look alike, or seem to be one class with and without zeros before it.
+        SettingError: Classes that nobody declared look alike, or seem to be one class that is written in two ways.
     """
     if declared:
         return sorted(set(declared), key=lambda label: (isinstance(label, str), label))
@@ -42,21 +43,17 @@ def _check_apart(profiles: Mapping[str, Profile]) -> None:
     groups = look_alikes(labels)
     if groups:
         raise SettingError(f"classes of the devices look alike: {_described(groups, profiles)}. {REMEDY}")
-    shortened = [
-        [code, short]
-        for code in sorted(labels)
-        if (short := without_zeros(code)) != code and short in labels and not _together(code, short, by_device)
-    ]
-    if shortened:
+    forms: dict[str, set[str]] = defaultdict(set)
+    for label in sorted(labels):
+        for form in other_forms(label):
+            forms[form].add(label)
+    several = [sorted(group) for group in forms.values() if len(group) > 1]
+    twice = [group for group in dict.fromkeys(map(tuple, several)) if not any(len(have & {*group}) > 1 for have in by_device)]
+    if twice:
         raise SettingError(
-            "classes differ by zeros that spreadsheet programs remove, and no device has both: "
-            f"{_described(shortened, profiles)}. {REMEDY}"
+            "classes differ only by zeros, signs, marks or accents that programs add and remove, and no device has both: "
+            f"{_described(twice, profiles)}. {REMEDY}"
         )
-
-
-def _together(one: str, other: str, by_device: Iterable[Collection[str]]) -> bool:
-    """Return whether some device has both classes, so that they are surely two."""
-    return any(one in labels and other in labels for labels in by_device)
 
 
 def _described(groups: Sequence[Sequence[str]], profiles: Mapping[str, Profile]) -> str:

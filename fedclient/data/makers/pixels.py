@@ -26,7 +26,7 @@ _SUFFIXES = "png apng jpg jpeg jpe jfif jif jp2 j2k jpx bmp dib gif webp avif ti
 SUFFIXES = frozenset(f".{name}" for name in _SUFFIXES.split())
 OPAQUE = 255
 DEEPEST = 65535  # largest value of an image of 16 bits
-DARK = 0.25  # deep images whose largest value is below this get a note
+DARK = 0.25  # images whose largest value is below this get a note
 _SHOWN = 8
 _ORIENTATION = 0x0112
 # Exceptions of Pillow for damaged files
@@ -44,6 +44,7 @@ _DAMAGED = (
 )
 _FACTS = {
     "deep": "{} have more than 8 bits: their values become 0 to 1 (65535 becomes 1)",
+    "colours": "{} have colours of more than 8 bits, of which the first 8 are taken",
     "turned": "{} were turned upright, as their EXIF orientation says",
     "transparent": "{} have transparent parts, which become white",
     "frames": "{} hold several pictures, of which only the first is taken",
@@ -132,12 +133,14 @@ def _notes(pictures: Sequence[_Picture], x: Sequence[Array]) -> tuple[str, ...]:
     for fact, text in _FACTS.items():
         if count := sum(fact in picture.facts for picture in pictures):
             notes.append(text.format(f"{count} of {len(pictures)} images"))
-    deep = [part for picture, part in zip(pictures, x, strict=True) if "deep" in picture.facts]
-    if deep and (largest := max(float(part.max()) for part in deep)) < DARK:
-        notes.append(
-            f"the largest value of images with more than 8 bits is {largest:.3g} of 1, so all of them are dark; "
-            "multiply their values by the same number at all sites"
-        )
+    for kind, chosen in (("images with more than 8 bits", True), ("images of 8 bits", False)):
+        parts = [part for picture, part in zip(pictures, x, strict=True) if ("deep" in picture.facts) == chosen]
+        largest = max((float(part.max()) / (OPAQUE if part.dtype == np.uint8 else 1) for part in parts), default=1)
+        if largest < DARK and (chosen or len(parts) > 1):
+            notes.append(
+                f"the largest value of {kind} is {largest:.3g} of 1, so all of them are dark; multiply their values by the "
+                "same number at all sites"
+            )
     return tuple(notes)
 
 
@@ -154,6 +157,7 @@ def _picture(file: Path | bytes, name: str, options: MakeOptions) -> _Picture:
         with Image.open(io.BytesIO(file if isinstance(file, bytes) else file.read_bytes())) as image:
             facts = ["frames"] if getattr(image, "n_frames", 1) > 1 else []
             image.seek(0)
+            facts += ["colours"] if _has_deep_colours(image) else []
             image.load()
             upright = _upright(image)
             facts += ["turned"] if upright is not image else []
@@ -174,6 +178,13 @@ def _picture(file: Path | bytes, name: str, options: MakeOptions) -> _Picture:
         raise ShardError(f"{name} is no image that can be read: {'the file is empty' if empty else why}") from None
     except MemoryError:
         raise ShardError(f"{name} does not fit into memory") from None
+
+
+def _has_deep_colours(image: Image) -> bool:
+    """Return whether an image in colours, which is not loaded yet, has more than 8 bits for each of them."""
+    forms = [tile.args for tile in getattr(image, "tile", ())]
+    deep = any(";16" in str(form) or (image.format == "PPM" and isinstance(form, tuple) and form[1] > OPAQUE) for form in forms)
+    return deep and len(image.getbands()) > 1
 
 
 def _upright(image: Image) -> Image:

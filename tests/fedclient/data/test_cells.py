@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,14 @@ def test_what_is_an_integer(text: str, label: int | str) -> None:
     ("cell", "label"),
     [
         *((True, "true"), (np.bool_(False), "false"), (b"ill", "ill"), (Decimal("1.00"), 1), (Decimal("1.50"), "1.50")),
-        *((1.0, 1), (1.5, "1.5"), (np.int64(3), 3), (date(2024, 5, 1), "2024-05-01"), (123456789012345678, 123456789012345678)),
+        *(
+            (1.0, 1),
+            (1.5, "1.5"),
+            (np.int64(3), 3),
+            (date(2024, 5, 1), "2024-05-01"),
+            (datetime(2024, 5, 1), "2024-05-01"),
+            (123456789012345678, 123456789012345678),
+        ),
     ],
 )
 def test_what_a_cell_of_parquet_is(cell: Any, label: int | str) -> None:
@@ -347,3 +354,91 @@ def test_a_title_above_the_names_is_called_a_title(tmp_path: Path, title: list[s
     lines = [line.replace(",", mark) for line in [*title, "age,weight,ill", *BODY]]
     with pytest.raises(ShardError, match=r"title.*'age', 'weight', 'ill'.*remove the lines? above"):
         load_shard(csv(tmp_path / "t.csv", *lines), options=ReadOptions.of("ill"))
+
+
+def test_formulas_that_keep_codes_as_text_are_their_text(tmp_path: Path) -> None:
+    assert codes(tmp_path / "t.csv", ['="0117"', '"=""0118"""', "0119"]).labels == ["0117", "0118", "0119"]
+
+
+@pytest.mark.parametrize("head", ["Y,y,v", "label,y,v", "Label,label,v"])
+def test_two_columns_with_the_usual_name_of_the_class_are_asked_about(tmp_path: Path, head: str) -> None:
+    first, second, _ = head.split(",")
+    with pytest.raises(SettingError, match=rf"say --label.*{first!r} and {second!r}"):
+        load_shard(csv(tmp_path / "t.csv", head, *(f"{n % 3},{n % 2},{n / 2}" for n in range(20))))
+
+
+@pytest.mark.parametrize(
+    "word", ["#DIV/0!", "#VALUE!", "#REF!", "--", "???", "*", "unknown", "k.A.", "Missing", "(null)", "-1", "999"]
+)
+def test_a_class_that_seems_to_mean_a_missing_value_is_said(tmp_path: Path, word: str) -> None:
+    shard = codes(tmp_path / "t.csv", ["ill", "well", "ill", "well", word])
+    assert any(word in note and "--missing-words" in note for note in shard.warnings), shard.warnings
+    assert not any("--missing-words" in note for note in codes(tmp_path / "t.csv", ["ill", "well", "A+", "3a"]).warnings)
+    assert not any("--missing-words" in note for note in codes(tmp_path / "t.csv", ["-1", "1"]).warnings)
+
+
+def test_a_number_for_unknown_among_numbers_is_said(tmp_path: Path) -> None:
+    assert any("-1" in note and "--missing-words" in note for note in codes(tmp_path / "t.csv", ["0", "1", "2", "-1"]).warnings)
+    assert any("99" in note and "--missing-words" in note for note in codes(tmp_path / "t.csv", ["0", "1", "2", "99"]).warnings)
+    assert not any("--missing-words" in note for note in codes(tmp_path / "t.csv", [str(n) for n in range(100)]).warnings)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "array"])
+def test_whole_numbers_that_a_float_cannot_tell_apart_are_said(tmp_path: Path, form: str) -> None:
+    numbers, y = [2**62 + n for n in range(40)], [n % 2 for n in range(40)]
+    if form == "csv":
+        shard = load_shard(csv(tmp_path / "t.csv", "v,w,y", *(f"{v},{v % 5},{c}" for v, c in zip(numbers, y, strict=True))))
+    elif form == "parquet":
+        columns = {"v": PYARROW.array(numbers, PYARROW.uint64()), "w": [v % 5 for v in numbers], "y": y}
+        shard = load_shard(parquet(tmp_path / "t.parquet", **columns))
+    else:
+        shard = shard_of("kiel", (np.array(numbers)[:, np.newaxis], y)).load()
+    assert any("digits" in note for note in shard.warnings), shard.warnings
+
+
+def test_a_first_line_of_values_is_said(tmp_path: Path) -> None:
+    shard = load_shard(
+        csv(tmp_path / "t.csv", "0.5,7,1", *(f"{n / 2},{n},{n % 2}" for n in range(20))), options=ReadOptions.of("1")
+    )
+    assert any("0.5" in note and "first line" in note for note in shard.warnings), shard.warnings
+    pixels = load_shard(
+        csv(tmp_path / "t.csv", "0,1,2", *(f"{n / 2},{n},{n % 2}" for n in range(20))), options=ReadOptions.of("2")
+    )
+    assert not any("first line" in note for note in pixels.warnings)
+
+
+def test_rows_of_masked_arrays_keep_their_mask() -> None:
+    rows = [np.ma.masked_array([n, 1.0], mask=[n == 3, False]) for n in range(40)]
+    with pytest.raises(NonFiniteFeatures, match="1 NaN"):
+        shard_of("kiel", (rows, np.arange(40) % 2))
+
+
+def test_booleans_are_features_and_meta_tensors_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    assert shard_of("kiel", (np.arange(80).reshape(40, 2) % 3 > 0, np.arange(40) % 2)).load().kind == "tabular"
+    with pytest.raises(ShardError, match="x of kiel cannot be made an array"):
+        shard_of("kiel", (torch.empty(40, 2, device="meta"), np.arange(40) % 2))
+
+
+def test_numbers_that_mean_missing_values_mean_so_in_arrays(tmp_path: Path) -> None:
+    x, y = np.arange(80.0).reshape(40, 2), np.arange(40) % 2
+    x[3, 1] = x[30, 0] = -999
+    given = ReadOptions.of(missing="median", missing_words="usual,-999")
+    np.savez(tmp_path / "t.npz", train_x=x.astype(int), train_y=y)
+    for shard in (shard_of("kiel", (x, y), given).load(), load_shard(tmp_path / "t.npz", options=given)):
+        assert min(shard.train_x.min(), shard.test_x.min()) >= 0
+    with pytest.raises(NonFiniteFeatures, match="2 NaN"):
+        shard_of("kiel", (x, y), ReadOptions.of(missing_words="usual,-999"))
+    for labels in (np.where(y == 1, -999, 0), np.where(y == 1, -999.0, 0.0)):
+        with pytest.raises(ShardError, match=r"20 labels that mean a missing value.*--missing-words"):
+            shard_of("kiel", (x, labels), given)
+    with pytest.raises(ShardError, match=r"20 .*missing value"):
+        shard_of(
+            "kiel",
+            (x, np.where(y == 1, -999.0, 0.5)),
+            ReadOptions.of(missing="median", missing_words="-999", task="regression"),
+        )
+
+
+def test_the_line_about_the_data_is_one_line(tmp_path: Path) -> None:
+    assert "\n" not in codes(tmp_path / "t.csv", ['"a\nb"', "c"]).read

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -302,3 +304,37 @@ def test_no_warning_of_a_library_reaches_the_user(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made(tmp_path / "in")
+
+
+def png_of_16_bits(path: Path, pixels: np.ndarray) -> None:
+    """Write a PNG of 16 bits for each of its channels, which Pillow cannot."""
+    height, width, channels = pixels.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[channels], 0, 0, 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+
+
+@pytest.mark.parametrize(("form", "channels"), [("png", 3), ("png", 4), ("ppm", 3)])
+def test_colours_of_16_bits_lose_bits_and_this_is_said(tmp_path: Path, form: str, channels: int) -> None:
+    rng = np.random.default_rng(0)
+    for at in range(8):
+        path, pixels = tmp_path / "p" / str(at % 2) / f"{at}.{form}", rng.integers(0, 4096, (6, 6, channels))
+        if form == "png":
+            png_of_16_bits(path, pixels)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"P6\n6 6\n65535\n" + pixels.astype(">u2").tobytes())
+    notes = " ".join(made(tmp_path / "p").warnings)
+    assert "8 of 8 images have colours of more than 8 bits" in notes
+    assert channels == 4 or "dark" in notes
+
+
+def test_dark_images_of_8_bits_are_said(tmp_path: Path) -> None:
+    for at in range(8):
+        photo(tmp_path / "p" / str(at % 2) / f"{at}.png", at)
+    assert any("the largest value" in note and "dark" in note for note in made(tmp_path / "p").warnings)
