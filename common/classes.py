@@ -48,7 +48,8 @@ def label_of_text(text: str) -> int | str:
 def look(label: int | str) -> str:
     """Return the same text for labels that look alike.
 
-    They differ by case, by letters or digits of other alphabets, by invisible characters, by space, or by the Unicode form. The digit 0 looks like the letter O. `true` stands for 1 and `false` for 0.
+    They differ by case, by letters or digits of other alphabets, by invisible characters, by space, or by the Unicode form. The
+    digit 0 looks like the letter O. `true` stands for 1 and `false` for 0.
     """
     shown = _visible(label).casefold()
     if shown in BOOLEANS:
