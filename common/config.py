@@ -16,6 +16,7 @@ NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 CountOrZero = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Probability = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Decay = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Encoding = Literal["", "bf16", "int8", "zstd"]  # attune.common.exchange.encodings says what each does
 
@@ -66,6 +67,31 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.lr_decay is msgspec.UNSET or number < 2:
             return self
         return msgspec.structs.replace(self, lr=self.lr * self.lr_decay ** (number - 1))
+
+
+class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Differential privacy of a run: docs/privacy.md. A device's owner sets limits of his own (`fedclient --max-epsilon`)."""
+
+    # Whom the guarantee protects: nobody (none), each sample of a device (example), or each group of a device's samples, such
+    # as the rows of one patient (group).
+    unit: Literal["none", "example", "group"] = "none"
+    # Budget of each device over the whole run. none: not limited, if `privacy.noise` is set.
+    epsilon: Positive | None = None
+    # Chance that the guarantee fails. Set it well below 1 / (samples of a device).
+    delta: Probability = 1e-5
+    # Largest L2 norm of the gradient of one sample, or of one group's samples together. `train.clip_norm` is not used.
+    clip: Positive = 1.0
+    # Noise multiplier: deviation of the noise in units of `privacy.clip`. none: the smallest that keeps to `privacy.epsilon`.
+    noise: NonNegative | None = None
+    # Most training orders that a device carries out. Its noise is set for so many. 0: as many as `round.rounds`.
+    orders: CountOrZero = 0
+    # Seed of the noise, for simulations alone: who knows it can take the noise off. none: a secret of each device.
+    insecure_seed: int | None = None
+
+    @property
+    def on_devices(self) -> bool:
+        """Whether devices train with noise."""
+        return self.unit in ("example", "group")
 
 
 Days = Annotated[float, msgspec.Meta(ge=0.0007)]  # a minute
@@ -176,6 +202,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     round: dict[str, Any] = {}
     # The section [server].
     server: dict[str, Any] = {}
+    # The section [privacy].
+    privacy: dict[str, Any] = {}
     # The sections [transforms.NAME]: transforms on updates, each with its settings.
     transforms: dict[str, dict[str, Any]] = {}
 

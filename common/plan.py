@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from attune.common.config import TrainSettings
+from attune.common.config import PrivacySettings, TrainSettings
 from attune.common.task import TaskName
 
 Kind = Literal["images", "tokens", "series", "tabular"]
@@ -109,3 +109,4 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     transforms: dict[str, dict[str, Any]] = {}  # name -> settings, of each transform on updates beyond the usual ones
     device_transforms: list[str] = []  # those of them that devices run
     returns: dict[str, Literal["values", "change"]] = {}  # what devices hand in of a part whose aggregator is a plug-in
+    privacy: PrivacySettings | None = None  # None: all settings of [privacy] have their defaults

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from attune.common.config import RoundSettings, ServerSettings, TrainSettings, convert, merge
+from attune.common.config import PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.exchange.registry import settings_of
 from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method, check_task
@@ -39,6 +39,7 @@ class ResolvedSettings:
     round: RoundSettings
     encodings: Encodings
     server: ServerSettings
+    privacy: PrivacySettings
     data: DataSettings
     seed: int
     transforms: dict[str, dict[str, Any]]  # name -> settings
@@ -67,6 +68,7 @@ class ResolvedSettings:
             "data": msgspec.structs.asdict(self.data),
             "train": {key: value for key, value in msgspec.structs.asdict(self.train).items() if value is not msgspec.UNSET},
             "round": {key: value for key, value in msgspec.structs.asdict(self.round).items() if key not in AFTER_THE_END},
+            "privacy": msgspec.structs.asdict(self.privacy),
         }
         sections |= {f"transforms.{name}": {"in force": True, **values} for name, values in self.transforms.items()}
         return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()} | {
@@ -103,6 +105,9 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
     encodings.check_here()
     encodings.check_combinations(configured.aggregators, server.max_update_norm)
+    privacy = convert(PrivacySettings, full.get("privacy", {}), "privacy.")
+    if privacy.unit != "none":
+        raise SettingError(f'privacy.unit = "{privacy.unit}": this version does not train with noise yet')
     return ResolvedSettings(
         configured=configured,
         method_options=options,
@@ -112,6 +117,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         round=rounds,
         encodings=encodings,
         server=server,
+        privacy=privacy,
         data=convert(DataSettings, full.get("data", {}), "data."),
         seed=int(full.get("seed", 0)),
         transforms=transforms,
@@ -183,6 +189,7 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
         run=run,
         transforms=settings.transforms,
         device_transforms=settings.encodings.on_devices,
+        privacy=settings.privacy if settings.privacy != PrivacySettings() else None,
     )
     packages = packages_on_devices(plan.method, plan.method_options, spec.name, settings.encodings.on_devices)
     plugins = {package.name: package.version for package in packages}

@@ -7,9 +7,9 @@ import re
 import msgspec
 import pytest
 
-from attune.common.config import load_settings
+from attune.common.config import PrivacySettings, load_settings
 from attune.common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels
-from attune.common.plan import Profile
+from attune.common.plan import Plan, Profile
 from attune.fedserver.core.planning import make_plan, reconcile, resolve, why_this_model
 from attune.fedserver.core.schema import agree, check_fits, check_possible
 
@@ -194,3 +194,20 @@ def test_only_tokens_have_labels_for_every_position() -> None:
     check_possible(TEXT, "a")
     with pytest.raises(SettingError, match="odd declares a label for every position of images"):
         check_possible(msgspec.structs.replace(IMAGES, per_position=True), "odd")
+
+
+def test_a_plan_without_privacy_keeps_its_bytes_and_the_section_is_checked() -> None:
+    plan = make_plan(resolve({"method": {"name": "fedavg"}, "privacy": {"unit": "none"}}), {"a": IMAGES}, "f")
+    assert b"privacy" not in msgspec.json.encode(plan)
+    private = msgspec.structs.replace(plan, privacy=PrivacySettings(unit="example", epsilon=4))
+    assert msgspec.json.decode(msgspec.json.encode(private))["privacy"] == {"unit": "example", "epsilon": 4}
+    assert msgspec.json.decode(msgspec.json.encode(private), type=Plan) == private
+    for wrong, answer in (
+        ({"privacy": {"epsilom": 4}}, "unknown setting privacy.epsilom.*did you mean 'epsilon'"),
+        ({"privacy": {"delta": 1}}, r"setting privacy\.delta: Expected `float` < 1"),
+        ({"privacy": {"unit": "sample"}}, r"setting privacy\.unit"),
+    ):
+        with pytest.raises(SettingError, match=answer):
+            resolve(wrong)
+    with pytest.raises(HomeMismatch, match=r"privacy\.delta is 1e-05 here, not 0\.001"):
+        reconcile({}, {"privacy": {"delta": 1e-3}})
