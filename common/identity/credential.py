@@ -210,6 +210,12 @@ def needs_renewal(pem: bytes, now: datetime) -> bool:
     return now >= certificate.not_valid_before_utc + life * 2 / 3
 
 
+def is_valid_at(pem: bytes, now: datetime) -> bool:
+    """Return whether the certificate's dates include `now`, which knows its time zone."""
+    certificate = load_certificate(pem)
+    return certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
+
+
 def check_dates(pem: bytes, now: datetime) -> None:
     """Check that the certificate is valid at `now`.
 

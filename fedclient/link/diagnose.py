@@ -17,13 +17,19 @@ from pathlib import Path
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, TokenRefused, Unreachable
-from attune.common.identity.credential import Credential, check_dates, load_key, server_name, short_form
+from attune.common.identity.credential import Credential, check_dates, load_key, not_after, server_name, short_form
 
 # OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
 _OUT_OF_DATE = (9, 10)
 # A server that is killed between two packets closes the connection as a refusal does, but not three times in a row.
 _TRIES = 3
 LETS_IN = "lets this device in"  # part of the message if the server accepts this device by now
+_NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME
+
+
+def now() -> datetime:
+    """Return this device's time."""
+    return datetime.now(timezone.utc)
 
 
 class _Closed(Exception):
@@ -37,25 +43,55 @@ def diagnose(
 
     Unreachable means that a later try can succeed; any other error stays until somebody acts. With `bootstrap`, the credential
     is a join token's, and a refusal is TokenRefused instead of CertificateRefused.
+
+    The dates of certificates are final only if both sides agree. Each side judges the other by its own clock, and a clock can
+    be set right. gRPC's server closes the connection without a reason if it finds a certificate out of date.
     """
     address = f"{host}:{port}"
     deadline = time.monotonic() + timeout_s
+    stale: CertificateRefused | None = None
     try:
-        check_dates(credential.certificate_pem, datetime.now(timezone.utc))
+        check_dates(credential.certificate_pem, now())
+    except CertificateRefused as error:
+        stale = error
+    try:
         # Mostly no server answers, and a fleet diagnoses once for each device: so what costs processor time comes after this.
         plain = _reach(host, port, deadline)
         context = _context(root_pem, credential)
+        if stale is not None:
+            context.verify_flags |= _NO_CHECK_TIME
         for left in reversed(range(_TRIES)):
             with plain:
                 try:
-                    return _probe(plain, address, context, root_pem, deadline, bootstrap)
+                    answer = _probe(plain, address, context, root_pem, deadline, bootstrap)
+                    return answer if stale is None else _judged_stale(answer, stale, address)
                 except _Closed:
                     if not left:
                         break
             plain = _reach(host, port, deadline)
-    except (CertificateRefused, Unreachable) as error:
-        return error
+    except Unreachable as error:
+        return error if stale is None else Unreachable(f"{error} And by this device's clock: {stale}")
+    if stale is not None:
+        return stale
+    if not bootstrap and credential.issued_by(root_pem):  # so the server can dislike nothing but the dates
+        return Unreachable(
+            f"The server at {address} closed the connection, although this device's certificate is of its federation and valid "
+            f"until {not_after(credential.certificate_pem):%Y-%m-%d %H:%M} UTC (it is {now():%Y-%m-%d %H:%M} here). "
+            "Is the server's clock wrong, or this device's?"
+        )
     return _refusal(address, "it closed the connection", bootstrap)
+
+
+def _judged_stale(answer: AttuneError, stale: CertificateRefused, address: str) -> AttuneError:
+    """Return the error for a certificate that is out of date by this device's clock, after the server gave this answer."""
+    if isinstance(answer, CertificateRefused):
+        return stale
+    if isinstance(answer, Unreachable) and LETS_IN in str(answer):
+        return Unreachable(
+            f"The server at {address} accepts this device's certificate, which is out of date by this device's clock (it is "
+            f"{now():%Y-%m-%d %H:%M} UTC here). Set this device's clock, or the server's."
+        )
+    return answer
 
 
 def _reach(host: str, port: int, deadline: float) -> socket.socket:
@@ -157,7 +193,7 @@ def _wrong_server(address: str, root_pem: bytes, error: ssl.SSLCertVerificationE
     if error.verify_code in _OUT_OF_DATE:
         return Unreachable(
             f"The certificate of the server at {address} is out of date ({error.verify_message}; it is "
-            f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC here). Check this device's clock, or have the server restarted."
+            f"{now():%Y-%m-%d %H:%M} UTC here). Check this device's clock and the server's, or have the server restarted."
         )
     return FingerprintMismatch(
         f"The server at {address} does not belong to the federation this device trusts ({error.verify_message}). Nothing was "

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import grpc
@@ -22,11 +22,11 @@ from attune.common.identity.client_tls import channel_credentials, channel_optio
 from attune.common.identity.credential import (
     Credential,
     check_common_name,
-    check_dates,
     csr_der,
+    is_valid_at,
+    load_certificate,
     load_or_new_key,
     neutral_name,
-    not_after,
 )
 from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
@@ -36,6 +36,7 @@ from attune.fedclient.link.diagnose import diagnose
 
 CALL_S = 30.0
 DIAGNOSIS_S = 5.0
+CLOCK_ALLOWANCE = timedelta(days=1)  # a new certificate that is not valid within it was issued by another clock
 HEALTH = "/grpc.health.v1.Health/Check"
 
 
@@ -74,28 +75,27 @@ async def stay_enrolled(
 ) -> Identity:
     """Return the identity. By the token, get a fresh certificate for its name and key where the present one does not count.
 
-    That is so if it has expired, or if the server does not know it: a power cut or an older backup may lose an enrolment.
+    That is so if it is out of date and the server does not accept it, or if the server does not know it: a power cut or an
+    older backup may lose an enrolment. Without a token the connection shows whether it counts.
 
     Raises:
-        CertificateRefused: It has expired, and there is no token.
         AttuneError: As in `enrol`.
     """
-    now = datetime.now(timezone.utc)
-    expired = now > not_after(identity.credential.certificate_pem)
     if token_text is None:
-        check_dates(identity.credential.certificate_pem, now)
         return identity
-    if not expired and not await _is_unknown(identity, address):
+    dated = is_valid_at(identity.credential.certificate_pem, datetime.now(timezone.utc))
+    knows = await _knows(identity, address)
+    if knows or (dated and knows is None):
         say(f"already enrolled as {identity.name}; the token is ignored")
         return identity
-    why = "has expired" if expired else "is unknown to the server, which has lost the enrolment"
+    why = "is out of date" if knows is None else "is unknown to the server, which has lost the enrolment"
     say(f"the certificate of {identity.name} {why}; enrolling again with the same key")
     record = home.record() or DeviceInfo(identity.name, str(address))
     return await _certify(home, record, identity.credential.key_pem, address, token_text, connect_timeout_s, say)
 
 
-async def _is_unknown(identity: Identity, address: ServerAddress) -> bool:
-    """Ask the server by a call that changes nothing; a server that cannot be reached says nothing about it."""
+async def _knows(identity: Identity, address: ServerAddress) -> bool | None:
+    """Return whether the server knows the certificate, by a call that changes nothing; None if it does not say."""
     anchor = identity.ca_pem
     async with grpc.aio.secure_channel(
         str(address), channel_credentials(anchor, identity.credential), channel_options(anchor)
@@ -104,8 +104,8 @@ async def _is_unknown(identity: Identity, address: ServerAddress) -> bool:
             ask: Any = channel.unary_unary(HEALTH)
             await ask(b"", timeout=DIAGNOSIS_S)
         except AioRpcError as error:
-            return isinstance(from_rpc(error), Forbidden)
-    return False
+            return False if isinstance(from_rpc(error), Forbidden) else None
+    return True
 
 
 async def _certify(
@@ -124,6 +124,7 @@ async def _certify(
     credential = Credential(key, answer.certificate_pem)
     token.check_authority(answer.ca_pem)
     check_issued(credential, answer.ca_pem, record.name)
+    check_usable(answer.certificate_pem, datetime.now(timezone.utc))
     identity = Identity(record.name, credential, answer.ca_pem)
     home.remember(DeviceInfo(identity.name, record.server, record.data))
     home.keep(identity)
@@ -159,6 +160,21 @@ async def _ask(
         if failures == 1:
             say(f"{reason} (trying again for {connect_timeout_s:g} s)")
         await asyncio.sleep(min(left_s, backoff_s(failures) * random.uniform(0.5, 1.0)))  # noqa: S311 (jitter)
+
+
+def check_usable(certificate_pem: bytes, now: datetime) -> None:
+    """Check that a new certificate is valid about now. A server whose clock is wrong issues others, which must not be kept.
+
+    Raises:
+        Unreachable: It is not; a later one will be.
+    """
+    certificate = load_certificate(certificate_pem)
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if first - CLOCK_ALLOWANCE > now or now > last:
+        raise Unreachable(
+            f"the server issued a certificate that is valid from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC, but it "
+            f"is {now:%Y-%m-%d %H:%M} here, so it was not kept. Set the server's clock, or this device's, and start again"
+        )
 
 
 def check_issued(credential: Credential, ca_pem: bytes, name: str) -> None:

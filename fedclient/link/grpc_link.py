@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any, NoReturn, TypeVar
@@ -27,16 +28,16 @@ from attune.common.exchange.messages import (
     Welcome,
 )
 from attune.common.exchange.protobuf import CONNECT, DOWNLOAD, RENEW, SUBMIT, TARGET, UPLOAD, UPLOAD_OFFSET, Call
-from attune.common.grpc_errors import from_rpc
+from attune.common.grpc_errors import from_rpc, time_of
 from attune.common.identity.client_tls import channel_credentials, channel_options
-from attune.common.identity.credential import Credential, csr_der, needs_renewal, new_key
+from attune.common.identity.credential import Credential, csr_der, is_valid_at, needs_renewal, new_key
 from attune.common.protocol import UPLOAD_KEY
 from attune.common.pulse import Pulse
 from attune.common.text import clean
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.home import Identity
 from attune.fedclient.link.diagnose import diagnose
-from attune.fedclient.link.enrol import DIAGNOSIS_S, check_issued
+from attune.fedclient.link.enrol import DIAGNOSIS_S, check_issued, check_usable
 from attune.fedclient.link.port import Broken, Handle
 from attune.fedclient.messages import StreamOpened
 from attune.fedclient.resource_limits import Allowance
@@ -45,10 +46,11 @@ C = TypeVar("C")
 
 
 class GrpcChannel:
-    """gRPC channel that can end all its calls with a reason."""
+    """gRPC channel that can end all its calls with a reason. `judged` turns a server's refusal into an error."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, judged: Callable[[AioRpcError], Exception | None]) -> None:
         self.channel = channel
+        self._judged = judged
         self._cut_by = ""
         self._calls: set[Any] = set()
 
@@ -91,7 +93,7 @@ class GrpcChannel:
 
     def _named(self, error: BaseException) -> Exception:
         if isinstance(error, AioRpcError):
-            named = from_rpc(error)
+            named = self._judged(error)
             if named is not None and not isinstance(named, Unreachable):
                 return named
             unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
@@ -112,6 +114,7 @@ class GrpcChannel:
 OUTBOX = 16  # messages that may wait for the stream; progress beyond that is dropped
 CONNECT_MS = 5000  # for a connection and its handshake
 FIRST_WORD_S = 30.0  # from opening the stream to the first message on it
+RENEWAL_REST_S = 900.0  # after a renewed certificate that could not be kept; the server counts what it issues
 LAST_WORD_S = 5.0  # for the server to read the last message
 
 
@@ -134,6 +137,7 @@ class GrpcLink:
         self._over = asyncio.Event()  # the present stream is gone
         self._pulse = Pulse()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._no_renewal_before = 0.0  # on the monotonic clock
         self._wire = self._new_wire()
 
     def __repr__(self) -> str:
@@ -149,7 +153,24 @@ class GrpcLink:
         connecting = ("grpc.min_reconnect_backoff_ms", CONNECT_MS)  # also limits one attempt to connect
         options = [*channel_options(self.identity.ca_pem), connecting]
         credentials = channel_credentials(self.identity.ca_pem, self.identity.credential)
-        return GrpcChannel(grpc.aio.secure_channel(str(self.address), credentials, options))
+        return GrpcChannel(grpc.aio.secure_channel(str(self.address), credentials, options), self.judged)
+
+    def judged(self, error: AioRpcError) -> Exception | None:
+        """Return the error that the server named; None if it named none.
+
+        A refusal of a certificate that is valid by this device's clock, and not by the server's, is Broken: clocks can be set.
+        """
+        named, said = from_rpc(error), time_of(error)
+        if not isinstance(named, CertificateRefused) or said is None:
+            return named
+        pem, here = self.identity.credential.certificate_pem, datetime.now(timezone.utc)
+        there = datetime.fromtimestamp(said, timezone.utc)
+        if is_valid_at(pem, there) or not is_valid_at(pem, here):
+            return named
+        return Broken(
+            f"the server says: {named}. Its clock shows {there:%Y-%m-%d %H:%M} UTC, and this device's {here:%Y-%m-%d %H:%M}, "
+            "at which the certificate is valid: set the clock that is wrong"
+        )
 
     async def _replace(self, reason: str) -> None:
         """Move to a new channel. Calls on the old one raise Broken and are repeated."""
@@ -161,7 +182,8 @@ class GrpcLink:
 
     async def renew(self) -> bool:
         """Get a certificate for a new key if two thirds of the present one's life are over. The next call uses it."""
-        if not needs_renewal(self.identity.credential.certificate_pem, datetime.now(timezone.utc)):
+        now = datetime.now(timezone.utc)
+        if not needs_renewal(self.identity.credential.certificate_pem, now) or time.monotonic() < self._no_renewal_before:
             return False
         key = new_key()
         renew = self._wire.unary(RENEW)
@@ -170,7 +192,9 @@ class GrpcLink:
         credential = Credential(key, answer.certificate_pem)
         try:
             check_issued(credential, self.identity.ca_pem, self.identity.name)
-        except (CertificateRefused, FingerprintMismatch) as error:
+            check_usable(credential.certificate_pem, now)
+        except (CertificateRefused, FingerprintMismatch, Unreachable) as error:
+            self._no_renewal_before = time.monotonic() + RENEWAL_REST_S
             raise Broken(str(error)) from None
         self.identity = Identity(self.identity.name, credential, self.identity.ca_pem)
         self._keep(self.identity)

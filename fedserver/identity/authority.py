@@ -16,6 +16,7 @@ from attune.common.errors import CertificateRefused, HomeMismatch
 from attune.common.identity.certificates import (
     AUTHORITY,
     CLIENT,
+    FIRST_DAY,
     SERVER,
     Lifetime,
     authority_certificate,
@@ -37,6 +38,7 @@ from attune.common.identity.names import check_name
 KEY_FILE = "ca-key.pem"
 CERTIFICATE_FILE = "ca.pem"
 MAX_REQUEST_BYTES = 4096
+SERVER_DAYS = 90.0  # for which a server's certificate is good
 # Devices' clocks are behind more often than ahead.
 _CLOCK_SKEW = timedelta(hours=1)
 
@@ -122,31 +124,27 @@ class Authority:
             RequestRefused: The request is none.
             SettingError: The name cannot be.
         """
-        return self._issue(request_key(csr_der), check_name(name), CLIENT, days, now)
+        start, life = now or datetime.now(timezone.utc), timedelta(days=days)
+        lifetime = Lifetime(start - min(_CLOCK_SKEW, life / 4), start + life)  # or a short one would be due at once
+        return self._signed(request_key(csr_der), check_name(name), CLIENT, lifetime)
 
     def issue_operator(self, days: float = 3650) -> Credential:
-        """Issue a client credential for admin calls. Its fingerprint alone says that it is an operator's."""
-        return self._issue_credential("operator", CLIENT, days)
+        """Issue a client credential for admin calls. Its fingerprint alone says that it is an operator's.
 
-    def issue_server(self, days: float = 90) -> Credential:
-        """Issue a credential for acting as the server only, under the federation's own name."""
-        return self._issue_credential(server_name(self.certificate_pem), SERVER, days)
+        Its dates begin with the authority's, so that it stays good if the clock was ahead while it was made.
+        """
+        return self._issue_credential("operator", CLIENT, days, None)
 
-    def _issue_credential(self, name: str, purpose: x509.ObjectIdentifier, days: float) -> Credential:
-        key = load_key(new_key())
-        return Credential(key_pem(key), self._issue(key.public_key(), name, purpose, days, None))
+    def issue_server(self, days: float = SERVER_DAYS, now: datetime | None = None) -> Credential:
+        """Issue a credential for acting as the server only, under the federation's own name; good from the first day on."""
+        return self._issue_credential(server_name(self.certificate_pem), SERVER, days, now)
 
-    def _issue(
-        self,
-        key: ec.EllipticCurvePublicKey,
-        name: str,
-        purpose: x509.ObjectIdentifier,
-        days: float,
-        now: datetime | None,
-    ) -> bytes:
-        start = now or datetime.now(timezone.utc)
-        life = timedelta(days=days)
-        lifetime = Lifetime(start - min(_CLOCK_SKEW, life / 4), start + life)  # or a short one would be due at once
+    def _issue_credential(self, name: str, purpose: x509.ObjectIdentifier, days: float, now: datetime | None) -> Credential:
+        key, ends = load_key(new_key()), (now or datetime.now(timezone.utc)) + timedelta(days=days)
+        lifetime = Lifetime(FIRST_DAY, max(ends, FIRST_DAY))
+        return Credential(key_pem(key), self._signed(key.public_key(), name, purpose, lifetime))
+
+    def _signed(self, key: ec.EllipticCurvePublicKey, name: str, purpose: x509.ObjectIdentifier, lifetime: Lifetime) -> bytes:
         host = name if purpose == SERVER else None
         certificate = leaf_certificate(key, subject(name), purpose, lifetime, issuer=AUTHORITY, signer=self._key, host=host)
         return certificate.public_bytes(Encoding.PEM)

@@ -6,17 +6,21 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 from attune.common.errors import CertificateRefused, Forbidden, NameTaken, TokenRefused, TooMany
 from attune.common.faults import SERVER, fail_at
-from attune.common.identity.credential import fingerprint_of, key_fingerprint_of, needs_renewal, not_after
+from attune.common.identity.credential import (
+    fingerprint_of,
+    key_fingerprint_of,
+    not_after,
+)
 from attune.common.identity.names import check_name
 from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.identity.admin import DAY_S, state_of
-from attune.fedserver.identity.authority import Authority
+from attune.fedserver.identity.authority import SERVER_DAYS, Authority
 from attune.fedserver.identity.server_tls import LiveServerCredentials
 from attune.fedserver.ports.ledger import Certificate, MemberLedger, Token
 
@@ -87,8 +91,12 @@ class Registrar:
         self.tls = LiveServerCredentials([authority.certificate_pem], self._server)  # until `refresh` lets tokens in
 
     async def refresh(self) -> None:
-        """Admit new tokens, drop old ones, and renew the server's certificate when two thirds of its life are gone."""
-        if needs_renewal(self._server.certificate_pem, datetime.now(timezone.utc)):
+        """Admit new tokens, drop old ones, and renew the server's certificate when a third of its days is left.
+
+        One with more days than a new one was made while this machine's clock was wrong.
+        """
+        left_days = (not_after(self._server.certificate_pem) - datetime.now(timezone.utc)) / timedelta(days=1)
+        if not SERVER_DAYS / 3 < left_days <= SERVER_DAYS:
             self._server = self.authority.issue_server()
         roots = await self._ledger.bootstrap_roots(time.time(), KEEP_SPENT_S)
         self.tls.update([self.authority.certificate_pem, *roots], self._server)
@@ -196,8 +204,8 @@ class Registrar:
             TooMany: It was.
         """
         span_s = min(ISSUED_WITHIN_S, self._days * DAY_S / 5)
-        since = time.time() - span_s
-        if sum(one.issued_at > since for one in await self._ledger.certificates(name)) >= ISSUED:
+        now = time.time()  # certificates of a later time were issued while this machine's clock was wrong
+        if sum(now - span_s < one.issued_at <= now for one in await self._ledger.certificates(name)) >= ISSUED:
             raise TooMany(f"{name} was issued {ISSUED} certificates within {span_s:.0f} s: go on with the newest, or wait")
 
     async def _token(self, bootstrap_fingerprint: str, name: str) -> Token:

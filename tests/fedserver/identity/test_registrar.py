@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
 from attune.common import aio
 from attune.common.errors import CertificateRefused, Forbidden, NameTaken, SettingError, TokenRefused
-from attune.common.identity.credential import Credential, csr_der, fingerprint_of, key_fingerprint_of, new_key
+from attune.common.identity.credential import Credential, csr_der, fingerprint_of, is_valid_at, key_fingerprint_of, new_key
 from attune.common.identity.token import JoinToken
 from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.authority import Authority
@@ -162,3 +164,29 @@ def test_of_two_devices_that_ask_for_the_last_use_of_a_token_one_is_enrolled(aut
     first, second = aio.run(both())
     assert isinstance(first, bytes)
     assert isinstance(second, TokenRefused)
+
+
+@pytest.mark.parametrize("days", [100, -200])
+def test_the_servers_certificate_of_a_wrong_clock_is_replaced_when_the_clock_is_right(authority, ledger, days):
+    registrar = Registrar(authority, ledger, 90.0)
+    now = datetime.now(timezone.utc)
+    registrar._server = authority.issue_server(now=now + timedelta(days=days))
+    aio.run(registrar.refresh())
+    assert is_valid_at(registrar._server.certificate_pem, now)
+
+
+def test_certificates_issued_while_the_clock_was_ahead_do_not_count_as_too_many(registrar, token, store, monkeypatch):
+    name, holder, later = "a", token(uses=1), time.time() + 100 * 86400
+    with monkeypatch.context() as ahead:
+        ahead.setattr("attune.fedserver.identity.registrar.time.time", lambda: later)
+        ahead.setattr("attune.fedserver.identity.registrar._check_live", lambda token: None)
+        enrol(registrar, holder, name)
+        for _ in range(7):
+            registrar.renew(name, csr_der(new_key(), name))
+    assert registrar.renew(name, csr_der(new_key(), name))
+
+
+def test_the_operators_certificate_is_good_whatever_the_clock_showed(authority):
+    pem = authority.issue_operator().certificate_pem
+    now = datetime.now(timezone.utc)
+    assert is_valid_at(pem, now - timedelta(days=1000)) and is_valid_at(pem, now + timedelta(days=3000))
