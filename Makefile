@@ -13,7 +13,7 @@ DEMO ?= demo-out
 # Container images often set it. Then every process compiles every module again, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install develop test walk docs site conformance attacks fuzz lowest same-bits homes chaos chaos-quick check measure demo proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
+.PHONY: install develop test walk docs site conformance attacks fuzz lowest same-bits homes chaos chaos-quick check measure demo images proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
 
 # The commands in .venv/bin for users, without the tools for tests.
 install: .venv/installed
@@ -134,6 +134,10 @@ flower: .venv-flower/installed
 	.venv-flower/bin/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
 	.venv-flower/bin/$(PIP_INSTALL) --editable '.[data,server]' flwr==1.41.0 pytest pytest-timeout pytest-xdist
 	touch $@
+
+# Builds both images by buildah and mmdebstrap (Debian's packages) and runs a federation in them, as root; deploy/README.md.
+images:
+	sh deploy/images.sh
 
 # The generator is the oldest one that fits the lowest grpcio and protobuf; its code runs on later versions too.
 proto: .venv-proto/installed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -182,6 +183,21 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Processor for the hypernetwork and for mixing: auto (a GPU, if there is one), cpu, cuda, cuda:N or mps. Another
     # processor rounds differently.
     device: str = "auto"
+    # HOST or HOST:PORT under which devices reach this server, for join lines; the dashboard answers to its host. Empty: the
+    # machine's name, which nobody knows if it is a container's.
+    advertise: str = ""
+    # File for the token that only reads /metrics, in a folder that is there and that the monitor can enter. Empty:
+    # metrics-token in the home, which no other user can read.
+    metrics_token_file: str = ""
+    # Permissions of this file: 0600, 0640, 0604 or 0644.
+    metrics_token_mode: str = "0640"  # noqa: S105 - no password
+
+    def __post_init__(self) -> None:
+        host_and_port(self.advertise or "localhost")
+        if not re.fullmatch("06[04][04]", self.metrics_token_mode):
+            raise SettingError(
+                f"setting server.metrics_token_mode takes 0600, 0640, 0604 or 0644, not {self.metrics_token_mode!r}"
+            )
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -206,6 +222,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     privacy: dict[str, Any] = {}
     # The sections [transforms.NAME]: transforms on updates, each with its settings.
     transforms: dict[str, dict[str, Any]] = {}
+
+
+def host_and_port(text: str) -> tuple[str, int | None]:
+    """Read `host`, `host:port`, `[::1]` or `[::1]:port`; the host keeps its brackets.
+
+    Raises:
+        SettingError: The text has another form.
+    """
+    parts = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?", text)
+    if parts is None or (parts[2] and not 0 < int(parts[2]) < 65536):
+        raise SettingError(
+            f"setting server.advertise takes HOST or HOST:PORT, such as fed.example.org or [2001:db8::1]:50051, not {text!r}"
+        )
+    return parts[1], int(parts[2]) if parts[2] else None
 
 
 def convert(kind: type[S], values: Mapping[str, Any], where: str) -> S:

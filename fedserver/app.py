@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -159,8 +158,9 @@ async def _serve(options: ServerOptions, opened: _Opened) -> None:
     logs.follow(lambda: coordinator.round.record.open_orders[1])
     async with grpc_server.open():  # while the lab takes up its state, the devices of a server that died shake hands again
         home.write_address(address)
-        admin = opened.admin("operator on the dashboard")
-        operator = Operator(coordinator, grpc_server.members, registrar, admin, f"{_join_host(address)}:{address.port}")
+        operator = Operator(
+            coordinator, grpc_server.members, registrar, opened.admin, address.joined(settings.server.advertise)
+        )
         with page(home, options.dashboard, (address.host, address.port), coordinator, operator) as url:
             _greet(options, address, authority.short_fingerprint, join, settings, url)
             await _until(ending, resumed, coordinator, registrar, options.exit_when_done)
@@ -192,10 +192,6 @@ def _listen(grpc_server: GrpcServer, options: ServerOptions, before: ServedAddre
     return ServedAddress(host, grpc_server.listen(host, port), os.getpid())
 
 
-def _join_host(address: ServedAddress) -> str:
-    return socket.gethostname() if address.host in (ANY_HOST, "[::]") else address.host
-
-
 def _greet(
     options: ServerOptions,
     address: ServedAddress,
@@ -204,7 +200,6 @@ def _greet(
     settings: ResolvedSettings,
     dashboard: str | None,
 ) -> None:
-    host = _join_host(address)
     options.say(f"fedserver listens on {address.host}:{address.port} (home {options.home})")
     options.say(f"certificate authority {fingerprint}")
     options.say(
@@ -216,7 +211,7 @@ def _greet(
         options.say(f"warning: {warning}")
     if dashboard is not None:
         options.say(f"dashboard {dashboard}")
-    options.say(f"on a device: fedclient join --server {host}:{address.port} --token {join}")
+    options.say(f"on a device: fedclient join --server {address.joined(settings.server.advertise)} --token {join}")
     admits = "one device" if options.join_uses == 1 else f"{options.join_uses} devices"
     options.say(f"this token admits {admits}, for a day; for more devices: fedserver token --uses N")
 

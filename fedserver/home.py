@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import filelock
 import msgspec
 
 from attune.common import aio
+from attune.common.config import host_and_port
 from attune.common.durable import sweep_files, write_file
 from attune.common.errors import HomeBusy, HomeMismatch
 from attune.common.outputs import check_folder
@@ -25,6 +27,7 @@ from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
 from attune.fedserver.ports.ledger import LedgerReader, Snapshot
 from attune.fedserver.stores.disk import DiskStorage
 
+EVERY_HOST = ("0.0.0.0", "::", "[::]")  # noqa: S104 - to listen on all addresses
 LEFT_ASIDE = ".backup-"  # the name of a folder in which a backup sets files aside begins with it
 
 
@@ -34,6 +37,14 @@ class ServedAddress(msgspec.Struct):
     host: str
     port: int
     pid: int
+
+    def joined(self, advertised: str) -> str:
+        """Return HOST:PORT for join lines: the setting `server.advertise`, or the name of this machine."""
+        if advertised:
+            host, port = host_and_port(advertised)
+            return f"{host}:{port or self.port}"
+        host = socket.gethostname() if self.host in EVERY_HOST else self.host
+        return f"[{host}]:{self.port}" if ":" in host and not host.startswith("[") else f"{host}:{self.port}"
 
 
 @dataclass(frozen=True)

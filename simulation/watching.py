@@ -9,6 +9,7 @@ import click
 
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.web import serving
+from attune.fedserver.web.page_tokens import Keyring, new_token
 from attune.fedserver.web.serving import PageAddress
 from attune.fedserver.web.sources import LedgerSource, RunningServer, listening
 from attune.simulation.simulation_state import SimulationState
@@ -38,9 +39,9 @@ def serve_page(address: PageAddress | None, coordinator: Coordinator, state: Sim
     if address is None:
         yield
         return
-    listener, token = serving.bind(address), serving.new_token()
+    listener, token = serving.bind(address), new_token()
     with listening() as feed:
         source = LedgerSource("simulation", state.storage, RunningServer(coordinator, HERE, feed))
-        with serving.serving(listener, address.host, token, source):
+        with serving.serving(listener, address.host, Keyring(token), source):
             click.echo(f"dashboard {serving.url_of(listener, token)}", err=True)
             yield

@@ -18,7 +18,7 @@ from attune.fedserver.cli.shared import HOME, SETTINGS
 
 PROJECT = Path(__file__).parents[1] / "starter" / "project"  # the files that `new` writes
 COMMANDS = (
-    tokens.token, tokens.revoke,
+    tokens.token, tokens.revoke, tokens.dashboard_token,
     running.pause, running.resume, running.status, running.dashboard, running.tls_name,
     upkeep.audit, upkeep.backup, upkeep.restore, upkeep.verify,
     results.export, results.plot,

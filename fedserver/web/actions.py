@@ -36,7 +36,7 @@ ARGUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "pause": NoArguments,
     "resume": NoArguments,
 }
-Action = Callable[[Any], Awaitable[dict[str, Any]]]
+Action = Callable[[Any, str], Awaitable[dict[str, Any]]]  # of the arguments, and of who acts in the audit log's words
 
 
 class Actions:
@@ -49,8 +49,13 @@ class Actions:
     def names(self) -> list[str]:
         return [name for name in ARGUMENTS if name in self._by_name]
 
-    async def do(self, name: str, body: bytes) -> dict[str, Any]:
+    async def do(self, name: str, body: bytes, by: str) -> dict[str, Any]:
         """Run an action with its arguments as JSON, and return its result.
+
+        Args:
+            name: The action.
+            body: The arguments.
+            by: Who acts, in the audit log's words.
 
         Raises:
             SettingError: There is no such action, or its arguments are wrong; the action may raise other errors.
@@ -63,7 +68,7 @@ class Actions:
             raise SettingError(f"{name}: {error}") from None
 
         async def work() -> dict[str, Any]:
-            return await self._by_name[name](arguments)
+            return await self._by_name[name](arguments, by)
 
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
 

@@ -20,7 +20,8 @@ from attune.fedserver.view.summary import NOT_ONE, read_rows
 from attune.fedserver.web import serving
 from attune.fedserver.web.condensed import CondensedReports
 from attune.fedserver.web.facts import AttentionMatrix, PageFacts, PageSource
-from attune.fedserver.web.live import remembered, token_of
+from attune.fedserver.web.live import remembered
+from attune.fedserver.web.page_tokens import Keyring, new_token, own_token
 from attune.fedserver.web.serving import PageAddress
 from attune.fedserver.web.sources import FaultFeed, LedgerSource, no_attention, read_attention
 
@@ -94,7 +95,13 @@ def running_page(home: ServerHome) -> str | None:
     place = remembered(home) if home.exists() and home.is_served() else None
     if place is None or not place.answers():
         return None
-    return place.url(token_of(home))
+    return page_url(home, own_token(home))
+
+
+def page_url(home: ServerHome, token: str) -> str | None:
+    """Return the address of a home's page, where it was served last, with a token; None if it never was."""
+    place = remembered(home)
+    return place.url(token, home.snapshot().settings.server.advertise) if place else None
 
 
 def source_of(folder: Path) -> PageSource:
@@ -120,8 +127,8 @@ def show(folder: Path, place: PageAddress, say: Callable[[str], None]) -> None:
         HomeMismatch: The home is damaged.
     """
     source = source_of(folder)
-    listener, token = serving.bind(place), serving.new_token()
-    with serving.serving(listener, place.host, token, source):
+    listener, token = serving.bind(place), new_token()
+    with serving.serving(listener, place.host, Keyring(token), source):
         say(f"dashboard {serving.url_of(listener, token)}")
         say("Ctrl-C ends it")
         try:

@@ -22,8 +22,10 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attune.fedserver.web.limits import ADMITTED, MOST_HEAD
+from attune.fedserver.web.page_tokens import Keyring, PageCaller
 
 OPEN = ("/healthz", "/readyz")
+METRICS = "/metrics"
 READING = ("GET", "HEAD")
 FILES = "/page/"
 POLICY = (
@@ -45,6 +47,10 @@ UNKNOWN = (
 )
 WRONG_HOST = "This server does not answer under that name. Use the address that `fedserver dashboard` prints.\n"
 TOO_LONG = "The headers of this request are too long.\n"
+NOT_ALLOWED = {
+    "viewer": "This token is a viewer's: it changes nothing.\n",
+    "metrics": "This token only reads /metrics.\n",
+}
 WRONG_ORIGIN = "Another site asked for this: refused.\n"
 
 
@@ -54,9 +60,9 @@ class Guard:
     `names`: host names under which the page is served. Numeric addresses are always allowed, since no DNS is involved.
     """
 
-    def __init__(self, app: ASGIApp, token: str, names: Collection[str], port: int) -> None:
-        self._app, self._token, self._names = app, token, {name.lower() for name in names}
-        self._cookie = f"attune-{port}", hmac.digest(token.encode(), b"files of the page", hashlib.sha256).hex()
+    def __init__(self, app: ASGIApp, keys: Keyring, names: Collection[str], port: int) -> None:
+        self._app, self._keys, self._names = app, keys, {name.lower() for name in names}
+        self._cookie = f"attune-{port}", hmac.digest(keys.files_key, b"files of the page", hashlib.sha256).hex()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,11 +80,14 @@ class Guard:
             return None
         if path == "/" and method in READING and (given := _asked(scope).get("token")):
             return self._enter(given[-1], scope)
-        if not self._is_token(_bearer(headers)):
+        caller = self._keys.caller_of(_bearer(headers))
+        if caller is None:
             if (path == "/" or path.startswith(FILES)) and method in READING and self._has_cookie(headers):
                 return None
             return PlainTextResponse(UNKNOWN, 401, {"www-authenticate": "Bearer"})
-        scope[ADMITTED] = True
+        if not _may(caller, method, path):
+            return PlainTextResponse(NOT_ALLOWED[caller.role], 403)
+        scope[ADMITTED] = caller
         return None if method in READING or _is_same_site(headers) else PlainTextResponse(WRONG_ORIGIN, 403)
 
     def _is_own(self, host: str) -> bool:
@@ -89,9 +98,6 @@ class Guard:
             return name.lower() in self._names
         return True
 
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token.encode())
-
     def _has_cookie(self, headers: Headers) -> bool:
         name, value = self._cookie
         pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
@@ -99,12 +105,20 @@ class Guard:
 
     def _enter(self, given: str, scope: Scope) -> Response:
         """Move the token into the fragment of the address, which no browser sends, and open the page's files by a cookie."""
-        if not self._is_token(given):
+        caller = self._keys.caller_of(given)
+        if caller is None or caller.role == "metrics":
             return PlainTextResponse(UNKNOWN, 401)
         rest = {name: values for name, values in _asked(scope).items() if name != "token"}
         answer = RedirectResponse(f"/?{urlencode(rest, doseq=True)}#token={given}" if rest else f"/#token={given}", 303)
         answer.set_cookie(*self._cookie, httponly=True, samesite="strict", path="/")
         return answer
+
+
+def _may(caller: PageCaller, method: str, path: str) -> bool:
+    """Return whether a caller's role admits to a request: only operators change anything."""
+    if caller.role == "operator":
+        return True
+    return method in READING and (caller.role == "viewer" or path == METRICS)
 
 
 def _is_same_site(headers: Headers) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
 
 from attune.common import aio
 from attune.common.errors import AttuneError
-from attune.fedserver.web.actions import Actions
 from attune.fedserver.web.facts import PageSource
 from attune.fedserver.web.parts import parts
 
@@ -24,8 +23,8 @@ WATCHERS = 50  # browsers at a time
 class Hub:
     """Parts of the page for all browsers that watch it."""
 
-    def __init__(self, source: PageSource, actions: Actions) -> None:
-        self._source, self._actions = source, actions
+    def __init__(self, source: PageSource) -> None:
+        self._source = source
         self._alone = asyncio.Lock()
         self._seen: dict[str, bytes] = {}
         self._seen_at = -EVERY_S
@@ -46,11 +45,16 @@ class Hub:
             return self._seen
 
     def _look(self) -> dict[str, bytes]:
-        values: dict[str, Any] = parts(self._source.look(), self._actions.names)
+        values: dict[str, Any] = parts(self._source.look())
         return {name: msgspec.json.encode(part) for name, part in values.items()}
 
-    async def watch(self) -> AsyncIterator[bytes]:
-        """Yield server-sent events: first every part, then each part that has changed."""
+    async def watch(self, caller: bytes, may_watch: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Yield server-sent events: first every part, then each part that has changed.
+
+        Args:
+            caller: The part `caller`, as JSON.
+            may_watch: Function that says whether this caller is still admitted.
+        """
         if self._watchers >= WATCHERS:
             yield b"event: busy\ndata: \n\n"
             return
@@ -58,8 +62,8 @@ class Hub:
         try:
             sent: dict[str, bytes] = {}
             sent_at = time.monotonic()
-            yield b"retry: 2000\nevent: clock\ndata: %d\n\n" % int(time.time() * 1000)
-            while not self._closing.is_set():
+            yield b"retry: 2000\nevent: clock\ndata: %d\n\nevent: caller\ndata: %s\n\n" % (int(time.time() * 1000), caller)
+            while not self._closing.is_set() and may_watch():
                 fresh = {name: part for name, part in (await self.parts()).items() if sent.get(name) != part}
                 sent |= fresh
                 if fresh or time.monotonic() - sent_at > QUIET_S:

@@ -16,7 +16,7 @@ from attune.fedserver.descriptors import limit, page_connections
 
 REQUEST_S = 10.0  # for a whole request, from the opening of its connection or the end of the answer before
 MOST_HEAD = 16_384  # bytes of a request's line and headers
-ADMITTED = "attune.admitted"  # key of a request's scope: the request has the token
+ADMITTED = "attune.admitted"  # key of a request's scope: the holder of its token
 
 
 class BoundedHttp(H11Protocol):

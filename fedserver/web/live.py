@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from attune.common.config import ServerSettings
 from attune.common.durable import write_file
 from attune.common.errors import CertificateRefused, HomeMismatch, PortInUse
 from attune.common.text import from_json
@@ -20,10 +22,11 @@ from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.web import serving
 from attune.fedserver.web.actions import Action, Actions, DeviceName, NewToken, NoArguments
+from attune.fedserver.web.page_tokens import METRICS_FILE, Keyring, metrics_token, own_token
 from attune.fedserver.web.serving import PageAddress
 from attune.fedserver.web.sources import LedgerSource, RunningServer, listening
 
-PLACE_FILE, TOKEN_FILE = "dashboard.json", "dashboard-token"
+PLACE_FILE = "dashboard.json"
 
 
 class Operator:
@@ -34,40 +37,40 @@ class Operator:
         coordinator: Coordinator,
         members: Members,
         registrar: Registrar,
-        admin: FederationAdmin,
+        admin_of: Callable[[str], FederationAdmin],
         join_address: str,
     ) -> None:
         self._coordinator, self._members, self._registrar = coordinator, members, registrar
-        self._admin, self._address = admin, join_address
+        self._admin_of, self._address = admin_of, join_address
 
     def actions(self) -> Actions:
         """Return the actions by name."""
         by_name: dict[str, Action] = {"token": self.token, "revoke": self.revoke, "pause": self.pause, "resume": self.resume}
         return Actions(by_name, asyncio.get_running_loop())
 
-    async def token(self, asked: NewToken) -> dict[str, Any]:
+    async def token(self, asked: NewToken, by: str) -> dict[str, Any]:
         """Make a join token, and return the command that a device runs with it."""
-        token = await self._admin.new_token(self._registrar.authority.public_key_compressed, asked.uses, asked.ttl_s)
+        token = await self._admin_of(by).new_token(self._registrar.authority.public_key_compressed, asked.uses, asked.ttl_s)
         await self._registrar.refresh()
         line = f"fedclient join --server {self._address} --token {token}"
         return {"line": line, "uses": asked.uses, "expires": time.time() + asked.ttl_s}
 
-    async def revoke(self, asked: DeviceName) -> dict[str, Any]:
+    async def revoke(self, asked: DeviceName, by: str) -> dict[str, Any]:
         """Revoke a device and end its stream."""
-        await self._admin.revoke(asked.name)
+        await self._admin_of(by).revoke(asked.name)
         await self._members.shut_out({asked.name: CertificateRefused(REVOKED.format(asked.name))})
         return {"said": f"{asked.name} is revoked"}
 
-    async def pause(self, asked: NoArguments) -> dict[str, Any]:
+    async def pause(self, asked: NoArguments, by: str) -> dict[str, Any]:
         """Open no further round."""
-        return await self._paused(True)
+        return await self._paused(True, by)
 
-    async def resume(self, asked: NoArguments) -> dict[str, Any]:
+    async def resume(self, asked: NoArguments, by: str) -> dict[str, Any]:
         """Let rounds open again."""
-        return await self._paused(False)
+        return await self._paused(False, by)
 
-    async def _paused(self, on: bool) -> dict[str, Any]:
-        await self._admin.note_pause(on)
+    async def _paused(self, on: bool, by: str) -> dict[str, Any]:
+        await self._admin_of(by).note_pause(on)
         await self._coordinator.pause(on)
         return {"said": "The open round goes on to its end. No further round opens until you resume." if on else ""}
 
@@ -95,12 +98,14 @@ def remembered(home: ServerHome) -> PageAddress | None:
     return PageAddress(address.host, address.port)
 
 
-def token_of(home: ServerHome) -> str:
-    """Return the token of this home's page; a new home gets a new one."""
-    path = home.path / TOKEN_FILE
-    if not path.exists():
-        write_file(path, serving.new_token().encode())
-    return path.read_text(encoding="ascii").strip()
+def keyring_of(home: ServerHome, server: ServerSettings) -> Keyring:
+    """Return the tokens of this home's page. Missing ones are made.
+
+    Raises:
+        SettingError: The token for /metrics cannot be kept where the settings want it.
+    """
+    place = Path(server.metrics_token_file).expanduser() if server.metrics_token_file else home.path / METRICS_FILE
+    return Keyring(own_token(home), metrics_token(place, server.metrics_token_mode), home)
 
 
 @contextlib.contextmanager
@@ -138,9 +143,10 @@ def page(
         listener = serving.bind(PageAddress(place.host))
     chosen = SavedAddress(place.host, listener.getsockname()[1])
     write_file(home.path / PLACE_FILE, msgspec.json.encode(chosen))
-    token = token_of(home)
+    server = coordinator.settings.server
+    keys = keyring_of(home, server)
     with listening() as feed:
         life = RunningServer(coordinator, f"{address[0]}:{address[1]}", feed)
         source = LedgerSource("server", home.open(), life)
-        with serving.serving(listener, place.host, token, source, operator.actions()):
-            yield serving.url_of(listener, token)
+        with serving.serving(listener, place.host, keys, source, operator.actions(), server.advertise):
+            yield serving.url_of(listener, own_token(home), server.advertise)

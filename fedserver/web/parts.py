@@ -24,17 +24,13 @@ SHOWN_SPANS = 60  # of each device
 AWAY, REVOKED = "disconnected", "revoked"
 
 
-def parts(facts: PageFacts, actions: Sequence[str]) -> dict[str, Any]:
-    """Return the parts `run`, `devices`, `timeline`, `rounds` and `faults`, as the page's scripts read them.
-
-    `actions`: names of the actions that this page offers.
-    """
+def parts(facts: PageFacts) -> dict[str, Any]:
+    """Return the parts `run`, `devices`, `timeline`, `rounds` and `faults`, as the page's scripts read them."""
     status = facts.status
     devices = [_device(client, facts) for client in status["clients"]]
     run = {name: status[name] for name in RUN} | {
         "kind": facts.kind,
         "metric_described": described(status["metric"]),
-        "actions": list(actions),
         "left_s": left_s(facts),
         "charts": [{"name": m.name, "title": m.title, "unit": m.unit, "chart": m.chart} for m in METRICS.values() if m.chart],
         **{name: sum(line.metrics[name] or 0 for line in facts.lines) for name, m in METRICS.items() if m.per == "round"},

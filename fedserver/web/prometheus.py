@@ -34,7 +34,7 @@ class FederationCollector:
 
     def __init__(self, facts: PageFacts) -> None:
         self._facts = facts
-        values = parts(facts, ())
+        values = parts(facts)
         self._run: Mapping[str, Any] = values["run"]
         self._devices: list[dict[str, Any]] = values["devices"]
 

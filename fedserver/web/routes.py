@@ -6,6 +6,7 @@ import asyncio
 import mimetypes
 from dataclasses import asdict
 from importlib.resources import files
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,6 +18,8 @@ from attune.common.errors import AttuneError
 from attune.fedserver.web.actions import Actions
 from attune.fedserver.web.facts import PageSource
 from attune.fedserver.web.hub import Hub
+from attune.fedserver.web.limits import ADMITTED
+from attune.fedserver.web.page_tokens import Keyring, PageCaller
 from attune.fedserver.web.prometheus import TYPE, exposition
 
 PAGE = "index.html"
@@ -37,8 +40,8 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 class Routes:
     """Handlers of all routes."""
 
-    def __init__(self, source: PageSource, hub: Hub, actions: Actions) -> None:
-        self._source, self._hub, self._actions = source, hub, actions
+    def __init__(self, source: PageSource, hub: Hub, actions: Actions, keys: Keyring) -> None:
+        self._source, self._hub, self._actions, self._keys = source, hub, actions, keys
         self._files = page_files()
 
     def app(self) -> Starlette:
@@ -71,10 +74,18 @@ class Routes:
     async def view(self, request: Request) -> Response:
         """Answer with all parts at once, for programs."""
         encoded = await self._hub.parts()
-        return _json({name: msgspec.Raw(part) for name, part in encoded.items()})
+        return _json({name: msgspec.Raw(part) for name, part in encoded.items()} | {"caller": self._described(request)})
 
     async def events(self, request: Request) -> Response:
-        return StreamingResponse(self._hub.watch(), media_type="text/event-stream")
+        caller = _caller(request)
+        described = msgspec.json.encode(self._described(request))
+        stream = self._hub.watch(described, lambda: self._keys.knows(caller))
+        return StreamingResponse(stream, media_type="text/event-stream")
+
+    def _described(self, request: Request) -> dict[str, Any]:
+        """Return the part `caller`: who looks, and which actions this page offers to it."""
+        caller = _caller(request)
+        return {"name": caller.name, "role": caller.role, "actions": self._actions.names if caller.role == "operator" else []}
 
     async def attention(self, request: Request) -> Response:
         try:
@@ -97,7 +108,7 @@ class Routes:
             if len(body) > LONGEST_BODY:
                 return PlainTextResponse("too long\n", 413)
         try:
-            return _json(await self._actions.do(request.path_params["name"], body))
+            return _json(await self._actions.do(request.path_params["name"], body, _caller(request).by))
         except AttuneError as error:
             return _json({"error": str(error)}, 400)
 
@@ -113,6 +124,11 @@ class Routes:
         except AttuneError as error:
             why = str(error)
         return PlainTextResponse(f"{why}\n" if why else "ok\n", 503 if why else 200)
+
+
+def _caller(request: Request) -> PageCaller:
+    caller: PageCaller = request.scope[ADMITTED]
+    return caller
 
 
 def _json(value: object, status: int = 200) -> Response:

@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import ipaddress
 import logging
-import secrets
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,11 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attune.common import aio
+from attune.common.config import host_and_port
 from attune.common.errors import PortInUse, SettingError
 from attune.fedserver.web.facts import PageSource
 
 if TYPE_CHECKING:
     from attune.fedserver.web.actions import Actions
+    from attune.fedserver.web.page_tokens import Keyring
 
 LOG = logging.getLogger("fedserver")
 LOCAL = "127.0.0.1"
@@ -55,10 +56,12 @@ class PageAddress:
         except ValueError:
             return self.host == "localhost"
 
-    def url(self, token: str) -> str:
-        """Return the URL of the page with its token."""
-        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/?token={token}"
+    def url(self, token: str, advertised: str = "") -> str:
+        """Return the URL of the page with its token; a page on all addresses has the host of `server.advertise`."""
+        host = self.host
+        if host in ANYWHERE:
+            host = host_and_port(advertised)[0] if advertised else socket.gethostname()
+        return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}/?token={token}"
 
     def answers(self) -> bool:
         """Return whether a process listens there."""
@@ -80,11 +83,6 @@ def check_installed() -> None:
         raise SettingError(f"a server needs {', '.join(missing)}, not installed here: pip install 'attune-fl[server]'")
 
 
-def new_token() -> str:
-    """Return a new random token for the page."""
-    return secrets.token_urlsafe(24)
-
-
 def bind(place: PageAddress) -> socket.socket:
     """Bind the page's port.
 
@@ -103,28 +101,43 @@ def bind(place: PageAddress) -> socket.socket:
         ) from None
 
 
-def url_of(listener: socket.socket, token: str) -> str:
+def url_of(listener: socket.socket, token: str, advertised: str = "") -> str:
     """Return the URL of the page that is served on `listener`, with its token."""
     host, port = listener.getsockname()[:2]
-    return PageAddress(host, port).url(token)
+    return PageAddress(host, port).url(token, advertised)
 
 
-def names_of(host: str) -> set[str]:
-    """Return the host names under which the page answers."""
+def names_of(host: str, advertised: str = "") -> set[str]:
+    """Return the host names under which the page answers. `advertised`: the setting `server.advertise`."""
     others = set() if PageAddress(host).local else {host, socket.gethostname(), socket.getfqdn()}
-    return {"localhost", *others}
+    return {"localhost", *others, *([host_and_port(advertised)[0]] if advertised else [])}
 
 
 @contextlib.contextmanager
 def serving(
-    listener: socket.socket, host: str, token: str, source: PageSource, actions: Actions | None = None
+    listener: socket.socket,
+    host: str,
+    keys: Keyring,
+    source: PageSource,
+    actions: Actions | None = None,
+    advertised: str = "",
 ) -> Iterator[None]:
-    """Serve the page on `listener` during the block; then close source and listener. Without `actions` it has no buttons."""
+    """Serve the page on `listener` during the block; then close source and listener.
+
+    Args:
+        listener: The bound port.
+        host: The address at which it listens.
+        keys: The tokens that admit to the page.
+        source: The facts.
+        actions: The buttons; None: there are none.
+        advertised: The setting `server.advertise`.
+    """
+    names = names_of(host, advertised)
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
 
     def body() -> None:
         with aio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(_serve(listener, host, token, source, actions, stop))
+            runner.run(_serve(listener, names, keys, source, actions, stop))
 
     thread = threading.Thread(target=body, name="dashboard", daemon=True)
     thread.start()
@@ -139,7 +152,7 @@ def serving(
 
 
 async def _serve(
-    listener: socket.socket, host: str, token: str, source: PageSource, actions: Actions | None, stop: asyncio.Event
+    listener: socket.socket, names: set[str], keys: Keyring, source: PageSource, actions: Actions | None, stop: asyncio.Event
 ) -> None:
     import uvicorn
 
@@ -156,8 +169,8 @@ async def _serve(
             yield
 
     can = actions or NO_ACTIONS
-    hub = Hub(source, can)
-    app: Any = Guard(Routes(source, hub, can).app(), token, names_of(host), listener.getsockname()[1])
+    hub = Hub(source)
+    app: Any = Guard(Routes(source, hub, can, keys).app(), keys, names, listener.getsockname()[1])
     config = uvicorn.Config(
         app, http=BoundedHttp, ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
         server_header=False, proxy_headers=False, timeout_graceful_shutdown=1, backlog=BACKLOG,

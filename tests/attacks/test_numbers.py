@@ -56,7 +56,7 @@ def test_all_views_of_a_home_with_such_numbers_can_be_read(tmp_path: Path, value
     export_home(home, tmp_path / "results")
     for source in (of_home(home), FolderSource(tmp_path / "results")):
         facts = source.look()
-        json.dumps(msgspec.to_builtins(parts(facts, ())), allow_nan=False)
+        json.dumps(msgspec.to_builtins(parts(facts)), allow_nan=False)
         reported = [line for line in exposition(facts).decode().splitlines() if line.startswith("attune_reported")]
         assert reported
         assert not any("Inf" in line or "NaN" in line for line in reported)

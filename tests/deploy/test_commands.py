@@ -25,6 +25,16 @@ def test_the_files_that_the_readme_installs_exist(deploy):
     assert all((deploy / name).is_file() for name in named)
 
 
+def test_the_install_takes_torch_for_processors_as_the_readme_of_the_project_does(deploy):
+    """PyPI's torch brings gigabytes of libraries for NVIDIA cards."""
+    lines = [line for line in (deploy / "README.md").read_text().splitlines() if "pip install" in line]
+    torch = next(at for at, line in enumerate(lines) if "torch" in line)
+    package = next(at for at, line in enumerate(lines) if "'.[server]'" in line)
+    assert torch < package, "the second finds torch installed"
+    assert "https://download.pytorch.org/whl/cpu" in lines[torch]
+    assert "https://download.pytorch.org/whl/cpu" in (deploy.parent / "README.md").read_text()
+
+
 @pytest.mark.parametrize("command", ["fedserver", "fedclient"])
 def test_the_commands_start(command, commands):
     done = subprocess.run([commands[command], "--help"], capture_output=True, text=True, timeout=30)

@@ -1,16 +1,18 @@
-"""The Dockerfiles and the compose file, compared with the code. No image is built here."""
+"""The Dockerfiles and the compose file, compared with the code. No image is built here: `make images` does."""
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
+from attune.common.config import ServerSettings, convert
+from attune.fedserver.web.serving import PageAddress
 from tests.packaging.checkout import ROOT, pyproject, shipped
 
 IMAGES = {"Dockerfile.server": "fedserver", "Dockerfile.client": "fedclient"}
@@ -22,20 +24,21 @@ KNOWN = {
 @pytest.mark.parametrize("name", IMAGES)
 def test_every_instruction_is_one(name, instructions):
     found = instructions(name)
-    assert found[0][0] == "FROM"
+    assert [word for word, _ in found[:2]] == ["ARG", "FROM"]
     assert {word for word, _ in found} <= KNOWN
 
 
 def test_every_stage_of_every_image_begins_with_the_same_pinned_base(instructions):
     """Require the digest: a tag may name other bytes tomorrow."""
-    bases = [rest.partition(" AS ")[0] for name in IMAGES for word, rest in instructions(name) if word == "FROM"]
-    assert len(bases) == 4
-    assert len(set(bases)) == 1
-    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", bases[0])
+    stages = [rest.partition(" AS ")[0] for name in IMAGES for word, rest in instructions(name) if word == "FROM"]
+    assert stages == ["${BASE}"] * 4
+    bases = {instructions(name)[0] for name in IMAGES}
+    assert len(bases) == 1
+    assert re.fullmatch(r"BASE=python:3\.\d+\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", bases.pop()[1])
 
 
 def test_the_python_of_the_images_is_one_that_is_supported(instructions):
-    found = re.match(r"python:(3\.\d+)\.", dict(instructions("Dockerfile.server"))["FROM"])
+    found = re.match(r"BASE=python:(3\.\d+)\.", instructions("Dockerfile.server")[0][1])
     assert f"Programming Language :: Python :: {found[1]}" in pyproject()["project"]["classifiers"]
 
 
@@ -49,7 +52,7 @@ def test_what_is_copied_exists_and_is_not_ignored(name, deploy, instructions):
     for source in sources:
         assert (deploy.parent / source).exists()
         assert ignored[0] == "*"
-        assert any(fnmatch.fnmatch(f"!{source}", line) for line in ignored)
+        assert f"!{source}" in ignored, "the folder would not reach the build"
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -92,7 +95,8 @@ def test_the_entry_point_is_a_command_of_the_package(name, command, instructions
     assert json.loads(found["ENTRYPOINT"]) == [command]
     assert commands[command].is_file()
     if command == "fedserver":
-        assert parse([command, *json.loads(found["CMD"])]).params["port"] == int(found["EXPOSE"])
+        ports = [int(port) for port in found["EXPOSE"].split()]
+        assert parse([command, *json.loads(found["CMD"])]).params["port"] == ports[0]
 
 
 def test_the_compose_file_starts_commands_that_the_images_know(deploy, parse):
@@ -109,6 +113,39 @@ def test_the_compose_file_starts_commands_that_the_images_know(deploy, parse):
         assert words[words.index("--data") + 1] in targets
         names.add(said["name"])
     assert len(names) == 2
+
+
+def test_dashboard_and_metrics_in_compose_are_reached_from_this_machine_alone(deploy, instructions, parse):
+    compose = yaml.safe_load((deploy / "compose.yaml").read_text())
+    server = compose["services"]["server"]
+    said = parse(["fedserver", *server["command"]]).params
+    page = PageAddress.parse(said["dashboard"])
+    assert not page.local, "a published port leads to no loopback address of a container"
+    assert f"127.0.0.1:{page.port}:{page.port}" in server["ports"]
+    assert str(page.port) in dict(instructions("Dockerfile.server"))["EXPOSE"].split()
+    settings = dict(assignment.split("=", 1) for assignment in said["assignments"])
+    assert settings["server.advertise"] == "${ATTUNE_ADVERTISE:-localhost:50051}", "a container's own name is known to nobody"
+    folder = Path(settings["server.metrics_token_file"]).parent
+    assert f"metrics-token:{folder}" in server["volumes"]
+    assert f"install -d -o attune -g attune {folder}" in dict(instructions("Dockerfile.server"))["RUN"]
+    convert(
+        ServerSettings, {name.removeprefix("server."): value for name, value in settings.items() if "$" not in value}, "server."
+    )
+
+
+def test_containers_start_again_with_the_machine_unless_stopped(deploy):
+    compose = yaml.safe_load((deploy / "compose.yaml").read_text())
+    assert {service["restart"] for service in compose["services"].values()} == {"unless-stopped"}
+
+
+def test_make_images_builds_these_files_and_is_no_part_of_ci(deploy):
+    script = (deploy / "images.sh").read_text()
+    assert subprocess.run(["sh", "-n", deploy / "images.sh"], capture_output=True).stderr == b""
+    assert "deploy/Dockerfile.$kind" in script
+    assert "for kind in server client" in script
+    assert "\tsh deploy/images.sh\n" in (ROOT / "Makefile").read_text()
+    assert "images" not in (ROOT / ".ci" / "run").read_text()
+    assert "make images" in (deploy / "README.md").read_text()
 
 
 def test_every_service_is_confined_and_its_volumes_are_declared(deploy):

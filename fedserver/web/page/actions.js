@@ -6,9 +6,9 @@ import { date } from "./format.js";
 
 const BUTTONS = { token: ["New device …", askToken, "main"], pause: ["Pause", () => ask("Pause", "No round is opened until you resume. What devices do now goes on.", "pause", {}), ""], resume: ["Resume", () => act("resume", {}).then(tell), "main"] };
 
-export function controls(run) {
+export function controls(run, actions) {
   const paused = run.paused;
-  const wanted = run.actions.filter((name) => BUTTONS[name] && !(name === "pause" && paused) && !(name === "resume" && !paused));
+  const wanted = actions.filter((name) => BUTTONS[name] && !(name === "pause" && paused) && !(name === "resume" && !paused));
   show($("controls"), wanted, (names) => names.map((name) => h("button", { type: "button", class: BUTTONS[name][2] || null, onclick: BUTTONS[name][1] }, BUTTONS[name][0])));
 }
 

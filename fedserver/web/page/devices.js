@@ -17,7 +17,7 @@ const ORDERS = {
   expires: (a, b) => (a.expires ?? Infinity) - (b.expires ?? Infinity) || natural(a.name, b.name),
 };
 
-export function devices(listed, run) {
+export function devices(listed, run, actions) {
   key(run, listed.some((device) => device.interval));
   const body = $("devices").tBodies[0];
   const order = [...listed].sort(ORDERS[$("sort").value]);
@@ -26,7 +26,7 @@ export function devices(listed, run) {
     if (!rows.has(device.name)) rows.set(device.name, row(device.name));
     const item = rows.get(device.name);
     if (body.children[index] !== item) body.insertBefore(item, body.children[index] ?? null);
-    fill(item, device, run);
+    fill(item, device, actions);
   });
 }
 
@@ -52,7 +52,7 @@ function row(name) {
   return item;
 }
 
-function fill(item, device, run) {
+function fill(item, device, actions) {
   const [, state, plot, verdict, samples, sent, work, certificate, action] = item.children;
   show(state, [device.stage, device.why, device.note], ([stage, why, note]) => [h("span", { class: `stage ${stage}` }, stage), (why || note) && h("div", { class: "why" }, why || note)]);
   show(plot, [device.accuracy, device.interval, device.accuracy_common, device.accuracy_local, device.accuracy_constant], () => dots(device));
@@ -61,7 +61,7 @@ function fill(item, device, run) {
   show(sent, [device.totals.bytes_up ?? 0, device.totals.bytes_down ?? 0], ([up, down]) => [bytes(up), h("div", { class: "why" }, `${bytes(down)} fetched`)]);
   show(work, device.totals.seconds ?? 0, (seconds) => span(seconds));
   show(certificate, device.expires, (until) => expiry(until));
-  show(action, [run.actions.includes("revoke"), device.revoked], ([can, gone]) => (can && !gone ? h("button", { class: "small danger", type: "button", "aria-label": `Revoke ${device.name}`, onclick: () => askRevoke(device.name) }, "Revoke") : ""));
+  show(action, [actions.includes("revoke"), device.revoked], ([can, gone]) => (can && !gone ? h("button", { class: "small danger", type: "button", "aria-label": `Revoke ${device.name}`, onclick: () => askRevoke(device.name) }, "Revoke") : ""));
 }
 
 function expiry(until) {

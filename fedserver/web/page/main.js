@@ -17,10 +17,11 @@ let waiting = false;
 function render() {
   waiting = false;
   if (!parts.run || !parts.devices) return;
-  controls(parts.run);
+  const actions = parts.caller?.actions ?? [];
+  controls(parts.run, actions);
   summary(parts.run, parts.devices);
   timeline(parts.timeline ?? {}, parts.devices);
-  devices(parts.devices, parts.run);
+  devices(parts.devices, parts.run, actions);
   rounds(parts.rounds ?? [], parts.devices, parts.run);
   faults(parts.faults ?? []);
   if (attendedAfter !== parts.run.round) {
@@ -58,7 +59,7 @@ function busy() {
   return false;
 }
 
-const SHOWN = Object.fromEntries(["run", "devices", "timeline", "rounds", "faults"].map((name) => [name, take(name)]));
+const SHOWN = Object.fromEntries(["caller", "run", "devices", "timeline", "rounds", "faults"].map((name) => [name, take(name)]));
 const events = { ...SHOWN, busy, clock: (data) => setClock(Number(data)), lost: (data) => lost(JSON.parse(data)), open: () => lost(""), error: ended };
 
 legend();

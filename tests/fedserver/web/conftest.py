@@ -11,6 +11,7 @@ import pytest
 from attune.fedserver.web import serving
 from attune.fedserver.web.actions import Actions
 from attune.fedserver.web.facts import AttentionMatrix, PageFacts
+from attune.fedserver.web.page_tokens import Keyring
 from attune.fedserver.web.serving import PageAddress
 
 TOKEN = "a-token-of-tests"
@@ -71,9 +72,9 @@ def served():
 
     with contextlib.ExitStack() as stack:
 
-        def serve(source, actions: Actions | None = None):
+        def serve(source, actions: Actions | None = None, keys: Keyring | None = None):
             listener = serving.bind(PageAddress())
-            stack.enter_context(serving.serving(listener, "127.0.0.1", TOKEN, source, actions))
+            stack.enter_context(serving.serving(listener, "127.0.0.1", keys or Keyring(TOKEN), source, actions))
             return Page(listener.getsockname()[1])
 
         yield serve

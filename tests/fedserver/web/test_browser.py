@@ -175,12 +175,13 @@ def test_what_devices_say_is_text(served, open_page):
 def test_a_page_that_lost_its_server_says_so(served, open_page):
     """Check that the page also keeps its last facts."""
     from attune.fedserver.web import serving
+    from attune.fedserver.web.page_tokens import Keyring
     from attune.fedserver.web.serving import PageAddress
     from tests.fedserver.web.conftest import TOKEN, Source
     from tests.fedserver.web.test_guard import EMPTY
 
     listener = serving.bind(PageAddress())
-    with serving.serving(listener, "127.0.0.1", TOKEN, Source(EMPTY)):
+    with serving.serving(listener, "127.0.0.1", Keyring(TOKEN), Source(EMPTY)):
         page, _ = open_page(f"http://127.0.0.1:{listener.getsockname()[1]}/?token={TOKEN}")
         page.get_by_text("no server runs").first.wait_for()
     page.get_by_text("The server does not answer").wait_for()
@@ -189,7 +190,7 @@ def test_a_page_that_lost_its_server_says_so(served, open_page):
 def test_the_view_for_programs_is_what_the_page_shows(federation):
     port, token = federation.address.removeprefix("http://127.0.0.1:").split("/?token=")
     shown = json.loads(Page(int(port)).ask("/api/view", token=token).text)
-    assert shown["run"]["actions"] == ["token", "revoke", "pause", "resume"]
+    assert shown["caller"]["actions"] == ["token", "revoke", "pause", "resume"]
     status = status_of(federation)
     assert [device["name"] for device in shown["devices"]] == [client["name"] for client in status["clients"]]
     assert until(lambda: Page(int(port)).ask("/readyz").status == 200, "it is ready")

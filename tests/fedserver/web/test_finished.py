@@ -32,7 +32,7 @@ def run(tmp_path_factory):
 def test_the_home_and_the_saved_folder_show_the_same(run):
     home, saved = run
     shown = [
-        json.loads(msgspec.json.encode(parts(source.look(), ()))) for source in (of_home(ServerHome(home)), FolderSource(saved))
+        json.loads(msgspec.json.encode(parts(source.look()))) for source in (of_home(ServerHome(home)), FolderSource(saved))
     ]
     kinds = [part["run"].pop("kind") for part in shown]
     assert kinds == ["home", "folder"]
@@ -70,7 +70,7 @@ def test_the_command_serves_a_folder_with_a_token(run):
     answer = Page(int(port)).ask("/api/view", token=token)
     shown = json.loads(answer.text)
     assert shown["run"]["state"] == "done"
-    assert shown["run"]["actions"] == []
+    assert shown["caller"]["actions"] == []
     assert shown["lost"] == ""
 
 

@@ -15,6 +15,7 @@ from attune.fedserver.view.status import status
 from attune.fedserver.web.actions import Actions
 from attune.fedserver.web.facts import PageFacts
 from attune.fedserver.web.guard import Guard
+from attune.fedserver.web.page_tokens import Keyring
 from attune.fedserver.web.serving import PageAddress, names_of
 from tests.fedserver.web.conftest import TOKEN, Source
 
@@ -98,7 +99,7 @@ def acting(served):
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
-    async def revoke(asked):
+    async def revoke(asked, by):
         done.append(asked.name)
         return {"said": f"{asked.name} is revoked"}
 
@@ -155,5 +156,5 @@ def test_health_and_readiness_say_why_not(served):
 def test_a_socket_that_speaks_no_http_is_left_alone():
     """Send a lifespan or web socket, as Starlette calls them, which must end at the guard."""
     called = []
-    aio.run(Guard(called.append, TOKEN, (), 1)({"type": "websocket"}, None, None))
+    aio.run(Guard(called.append, Keyring(TOKEN), (), 1)({"type": "websocket"}, None, None))
     assert called == []

@@ -92,7 +92,7 @@ def test_prometheus_sees_the_mean_over_devices(facts):
 
 
 def test_the_dashboard_has_it_by_device_and_draws_it_by_round(facts):
-    page = parts(facts, ())
+    page = parts(facts)
     assert {"name": "warmth", "title": "warmth of the device", "unit": "K", "chart": "Warmth"} in page["run"]["charts"]
     assert [line["warmth"] for line in page["rounds"]] == [310.0, 310.0]
     assert [device["warmth"] for device in page["devices"]] == [310.0, 320.0]
