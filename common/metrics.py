@@ -97,6 +97,16 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error_local: Finite | None = None
     p_local: Share | None = None
     accuracy_kept: Accuracy | None = None
+    kept_better_than_common: Count | None = None
+    kept_worse_than_common: Count | None = None
+    kept_better_than_local: Count | None = None
+    kept_worse_than_local: Count | None = None
+    kept_gain_common: Finite | None = None
+    kept_error_common: Finite | None = None
+    kept_p_common: Share | None = None
+    kept_gain_local: Finite | None = None
+    kept_error_local: Finite | None = None
+    kept_p_local: Share | None = None
     kept: Choice | None = None
     likelihood_personalized: Finite | None = None
     likelihood_common: Finite | None = None
@@ -138,6 +148,40 @@ _DESCRIPTORS = (
     _D("error_local", "standard error of that gain", "Standard error of `gain_local`"),
     _D("p_local", "p-value of that gain", "Uncorrected p-value of the paired test of `gain_local`"),
     _D("accuracy_kept", "accuracy of the kept model", "Accuracy of what the device predicts with", better=HIGHER),
+    _D(
+        "kept_better_than_common",
+        "kept model's wins over common",
+        "Test samples on which the kept model beats it",
+        "samples",
+        HIGHER,
+    ),
+    _D(
+        "kept_worse_than_common",
+        "kept model's losses to common",
+        "Test samples on which it beats the kept model",
+        "samples",
+        LOWER,
+    ),
+    _D(
+        "kept_better_than_local",
+        "kept model's wins over local",
+        "Test samples on which the kept model beats it",
+        "samples",
+        HIGHER,
+    ),
+    _D(
+        "kept_worse_than_local",
+        "kept model's losses to local",
+        "Test samples on which it beats the kept model",
+        "samples",
+        LOWER,
+    ),
+    _D("kept_gain_common", "kept model's gain over common", "Mean score gain; only where scores are not 0 or 1", better=HIGHER),
+    _D("kept_error_common", "standard error of that gain", "Standard error of `kept_gain_common`"),
+    _D("kept_p_common", "p-value of that gain", "Uncorrected p-value of the paired test of `kept_gain_common`"),
+    _D("kept_gain_local", "kept model's gain over local", "Mean score gain; only where scores are not 0 or 1", better=HIGHER),
+    _D("kept_error_local", "standard error of that gain", "Standard error of `kept_gain_local`"),
+    _D("kept_p_local", "p-value of that gain", "Uncorrected p-value of the paired test of `kept_gain_local`"),
     _D("kept", "kept model", "Model that the device predicts with, or that weighs most in its blend"),
     _D("likelihood_personalized", "likelihood, own model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
     _D("likelihood_common", "likelihood, common model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
@@ -170,7 +214,7 @@ M = TypeVar("M", bound=Metrics)
 
 @dataclass(frozen=True)
 class RivalMetrics:
-    """Names of the metrics that compare a device's own model with one rival."""
+    """Names of the metrics that compare a model of a device with one rival."""
 
     accuracy: str
     better: str
@@ -180,12 +224,15 @@ class RivalMetrics:
     p: str
 
 
-RIVALS: Mapping[Rival, RivalMetrics] = {
-    "common": RivalMetrics(
-        "accuracy_common", "better_than_common", "worse_than_common", "gain_common", "error_common", "p_common"
-    ),
-    "local": RivalMetrics("accuracy_local", "better_than_local", "worse_than_local", "gain_local", "error_local", "p_local"),
-}
+def _rivals(prefix: str) -> Mapping[Rival, RivalMetrics]:
+    names = ("better_than", "worse_than", "gain", "error", "p")
+    return {
+        rival: RivalMetrics(f"accuracy_{rival}", *(f"{prefix}{name}_{rival}" for name in names)) for rival in get_args(Rival)
+    }
+
+
+RIVALS = _rivals("")  # of the device's own model
+KEPT_RIVALS = _rivals("kept_")  # of what the device keeps, to predict with
 
 
 def reported_by(source: Metrics) -> dict[str, Any]:

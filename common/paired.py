@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attune.common.metrics import RIVALS, Choice
+from attune.common.metrics import RIVALS, Choice, Rival, RivalMetrics
 from attune.common.statistics import LEVEL, Finding, difference, finding, holm, mcnemar, overall, student
 
 
@@ -33,6 +33,11 @@ class Pair:
         return (self.better - self.worse) / max(1, self.samples) if self.gain is None else self.gain
 
     @property
+    def independent(self) -> int:
+        """Number of independent pieces of evidence: the groups of test samples, or the samples."""
+        return self.samples if self.groups is None else self.groups
+
+    @property
     def p(self) -> float:
         """Uncorrected p-value of this comparison."""
         return mcnemar(self.better, self.worse) if self.tested is None else self.tested
@@ -41,10 +46,9 @@ class Pair:
         """Return the interval of the difference at LEVEL, widened to 0 if the test cannot exclude 0."""
         if self.gain is None:
             return difference(self.better, self.worse, self.samples)
-        independent = self.samples if self.groups is None else self.groups
-        if independent < 2:
+        if self.independent < 2:
             return -1.0, 1.0  # the mean of one group says nothing about others
-        half = student(independent - 1) * (self.error or 0.0)
+        half = student(self.independent - 1) * (self.error or 0.0)
         low, high = self.gain - half, self.gain + half
         return (min(low, 0.0), max(high, 0.0)) if self.p > 1 - LEVEL else (low, high)
 
@@ -53,10 +57,15 @@ class Pair:
         return finding(self.difference, 0.0, p)
 
 
-def pairs_of(reported: Mapping[str, Any]) -> list[Pair]:
-    """Return the comparisons in metrics by name; a rival with which nothing was compared is left out."""
+def pairs_of(reported: Mapping[str, Any], rivals: Mapping[Rival, RivalMetrics] = RIVALS) -> list[Pair]:
+    """Return the comparisons in metrics by name; a rival with which nothing was compared is left out.
+
+    Args:
+        reported: Metrics by name.
+        rivals: The names that say which model is compared: RIVALS for the own model, KEPT_RIVALS for the kept one.
+    """
     pairs, samples = [], reported.get("test_samples") or 0
-    for rival, names in RIVALS.items():
+    for rival, names in rivals.items():
         better, worse = reported.get(names.better), reported.get(names.worse)
         if better is not None and worse is not None:
             gain, error, p = (reported.get(name) for name in (names.gain, names.error, names.p))

@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from attune.common.metrics import Rival
+from attune.common.metrics import KEPT_RIVALS, Rival
 from attune.common.paired import findings_of, pairs_of
 from attune.common.task import TASKS
 from attune.common.text import aligned
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.work.comparison import Places, compared
+from attune.fedserver.core.evidence import Call
+from attune.fedserver.core.fleet_verdict import FleetVerdict, call_of, fleet_verdicts
 from attune.simulation.compared_methods import ComparedMethod
 from attune.simulation.result import DeviceRow, SimulationResult, score_text
 
-RIVALS: Mapping[str, Rival] = {"local": "local", "fedavg": "common"}  # methods -> what they are rivals as
-HEADS = ("device", "samples", "method", "kept", "own", "served", "verdict", "harmed", "keeps")
+RIVAL_METHODS: Mapping[str, Rival] = {"local": "local", "fedavg": "common"}  # methods -> what they are rivals as
+HEADS = ("device", "samples", "method", "kept", "own", "served", "verdict", "harmed", "probably", "keeps")
 LEFT = [HEADS.index(head) for head in ("device", "method", "keeps")]  # columns of words
 
 Right = Mapping[str, Tensor]  # for each device, the scores of its model on its test samples, (N,) or (N, T)
@@ -36,16 +38,22 @@ def comparison(
         members: The shard of each device.
     """
     right = {name: _right(result, members) for name, result in results.items()}
-    harm = {name: _harm(name, right, members) for name in results}
+    numbers = {name: _compared(name, right, members) for name in results}
+    harm = {name: {device: _harmed(of.get(device)) for device in members} for name, of in numbers.items()}
+    verdicts = {name: fleet_verdicts(of or results[name].reports) for name, of in numbers.items()}
     rows = {name: {row.device: row for row in result.table()} for name, result in results.items()}
     lines: list[Sequence[str]] = [HEADS]
     for device in sorted(members):
-        lines += [_cells(name, of[device], harm[name][device]) for name, of in rows.items() if device in of]
-    lines += [_means(name, result, harm[name]) for name, result in results.items()]
+        lines += [
+            _cells(name, of[device], harm[name][device], call_of(verdicts[name], device))
+            for name, of in rows.items()
+            if device in of
+        ]
+    lines += [_means(name, result, harm[name], verdicts[name]) for name, result in results.items()]
     shown = [at for at, head in enumerate(HEADS) if head != "method" or len(results) > 1]
     left = [place for place, at in enumerate(shown) if at in LEFT]
     table = aligned([[line[at] for at in shown] for line in lines], left)
-    return [*_head(methods, results), *table, *_notes(results, harm)]
+    return [*_head(methods, results), *table, *_notes(results, harm, verdicts)]
 
 
 def harmed(mine: Tensor, rivals: Mapping[Rival, Tensor], groups: Places | None = None) -> bool | None:
@@ -58,10 +66,20 @@ def harmed(mine: Tensor, rivals: Mapping[Rival, Tensor], groups: Places | None =
         rivals: The same for each rival.
         groups: Number of each test sample's group, (N,). A group counts once.
     """
+    return _harmed(_numbers(mine, rivals, groups)) if rivals else None
+
+
+def _numbers(mine: Tensor, rivals: Mapping[Rival, Tensor], groups: Places | None) -> dict[str, float]:
+    """Return the comparisons with all rivals, as a device reports those of what it keeps."""
     numbers: dict[str, float] = {"test_samples": len(mine)}
     for name, theirs in rivals.items():
-        numbers |= compared(mine, theirs, name, groups)
-    return "worse" in findings_of(pairs_of(numbers)).values() if rivals else None
+        numbers |= compared(mine, theirs, KEPT_RIVALS[name], groups)
+    return numbers
+
+
+def _harmed(numbers: Mapping[str, float] | None) -> bool | None:
+    """Return whether any rival is better by the strict test; None without a comparison."""
+    return None if numbers is None else "worse" in findings_of(pairs_of(numbers, KEPT_RIVALS)).values()
 
 
 def _right(result: SimulationResult, members: Mapping[str, LazyShard]) -> Right:
@@ -73,16 +91,14 @@ def _right(result: SimulationResult, members: Mapping[str, LazyShard]) -> Right:
     }
 
 
-def _harm(method: str, right: Mapping[str, Right], members: Mapping[str, LazyShard]) -> dict[str, bool | None]:
-    rivals = {rival: right[name] for name, rival in RIVALS.items() if name in right and name != method}
-    harm: dict[str, bool | None] = {}
-    for device, member in members.items():
-        if device not in right[method] or not rivals:
-            harm[device] = None
-            continue
-        others = {rival: of[device] for rival, of in rivals.items() if device in of}
-        harm[device] = harmed(right[method][device], others, member.load().test_places)
-    return harm
+def _compared(method: str, right: Mapping[str, Right], members: Mapping[str, LazyShard]) -> dict[str, dict[str, float]]:
+    """Return each device's comparisons with its rivals among the methods. Devices without any are absent."""
+    rivals = {rival: right[name] for name, rival in RIVAL_METHODS.items() if name in right and name != method}
+    numbers: dict[str, dict[str, float]] = {}
+    for device, mine in right[method].items():
+        if others := {rival: of[device] for rival, of in rivals.items() if device in of}:
+            numbers[device] = _numbers(mine, others, members[device].load().test_places)
+    return numbers
 
 
 def _head(methods: Sequence[ComparedMethod], results: Mapping[str, SimulationResult]) -> list[str]:
@@ -97,21 +113,33 @@ def _head(methods: Sequence[ComparedMethod], results: Mapping[str, SimulationRes
     return [f"model: {words}", *(method.why for method in methods if method.why)]
 
 
-def _cells(method: str, row: DeviceRow, harm: bool | None) -> tuple[str, ...]:
+def _cells(method: str, row: DeviceRow, harm: bool | None, probably: Call | None) -> tuple[str, ...]:
     scores = (score_text(row.kept), score_text(row.accuracy), score_text(row.served))
-    return row.device, str(row.samples), method, *scores, row.verdict or "-", _yes_or_no(harm), row.keeps
+    return row.device, str(row.samples), method, *scores, row.verdict or "-", _yes_or_no(harm), probably or "-", row.keeps
 
 
-def _means(method: str, result: SimulationResult, harm: Mapping[str, bool | None]) -> tuple[str, ...]:
+def _means(
+    method: str, result: SimulationResult, harm: Mapping[str, bool | None], fleet: Sequence[FleetVerdict]
+) -> tuple[str, ...]:
     table = result.table()
     verdicts = Counter(row.verdict for row in table if row.verdict)
     counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in ("better", "worse", "unclear") if verdicts[verdict])
     known = [value for value in harm.values() if value is not None]
     scores = (score_text(table.mean("kept")), score_text(table.mean("accuracy")), score_text(table.mean("served")))
-    return "mean", "", method, *scores, counts or "-", f"{sum(known)} of {len(known)}" if known else "-", ""
+    return "mean", "", method, *scores, counts or "-", f"{sum(known)} of {len(known)}" if known else "-", _called(fleet), ""
 
 
-def _notes(results: Mapping[str, SimulationResult], harm: Mapping[str, Mapping[str, bool | None]]) -> list[str]:
+def _called(verdicts: Sequence[FleetVerdict]) -> str:
+    """Return how many devices are probably helped and harmed."""
+    calls = Counter(call_of(verdicts, device) for device in {device for verdict in verdicts for device in verdict.calls})
+    return f"{calls['helped']} helped, {calls['harmed']} harmed" if verdicts else "-"
+
+
+def _notes(
+    results: Mapping[str, SimulationResult],
+    harm: Mapping[str, Mapping[str, bool | None]],
+    verdicts: Mapping[str, Sequence[FleetVerdict]],
+) -> list[str]:
     tables = {name: result.table() for name, result in results.items()}
     first = next(iter(tables.values()))
     constant = first.mean("constant")
@@ -120,6 +148,8 @@ def _notes(results: Mapping[str, SimulationResult], harm: Mapping[str, Mapping[s
         beaten = [name for name, table in tables.items() if (kept := table.mean("kept")) is not None and kept <= constant]
         lines.append(f"a constant answer has {constant:.3f} on average")
         lines += [f"no better than a constant answer: {', '.join(beaten)}"] if beaten else []
+    for name, listed in verdicts.items():
+        lines += [f"{name}: what devices keep {verdict.words()}" for verdict in listed]
     metric = TASKS[next(iter(results.values())).task].metric
     lines += [
         f"kept: {metric} of what the device predicts with in the end, which the last column describes",
@@ -128,12 +158,14 @@ def _notes(results: Mapping[str, SimulationResult], harm: Mapping[str, Mapping[s
         "verdict: the own model against the common one, and against one that was trained alone (--baseline local)",
     ]
     if any(value is not None for of in harm.values() for value in of.values()):
-        rivals = " or ".join(name for name in RIVALS if name in results)
+        rivals = " or ".join(name for name in RIVAL_METHODS if name in results)
         lines.append(f"harmed: what is kept is worse than what {rivals} leaves this device, by more than chance")
     elif any(row.accuracy is not None for row in first):
         lines.append("harmed: it is not known who is harmed; add local and fedavg to --method")
     else:
         lines.append("harmed: it is not known who is harmed, because no device has a test part")
+    if any(verdicts.values()):
+        lines.append("probably: helped or harmed by what is kept, with a probability of 95 % from the evidence of all devices")
     return lines
 
 

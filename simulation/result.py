@@ -13,6 +13,7 @@ import msgspec
 
 from attune.common.errors import SettingError, nearest
 from attune.common.methods.registry import configured_in
+from attune.common.metrics import reported_by
 from attune.common.outputs import check_folder
 from attune.common.plan import Plan
 from attune.common.statistics import Finding, interval_of
@@ -24,6 +25,8 @@ from attune.fedclient.work.comparison import comparisons_of, finding_of
 from attune.fedclient.work.executor import SEQUENTIAL, Executor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
+from attune.fedserver.core.evidence import Call
+from attune.fedserver.core.fleet_verdict import FleetVerdict, call_of, fleet_verdicts
 from attune.fedserver.view.status import status
 from attune.simulation.federation import FederationOutcome
 from attune.simulation.simulation_state import SimulationState
@@ -75,10 +78,21 @@ class SimulationResult:
 
         return dict(msgspec.to_builtins(summarised(self._outcome.snapshot, self._plan)))
 
+    @property
+    def reports(self) -> dict[str, dict[str, Any]]:
+        """The metrics of each device's last order, by name."""
+        return {name: reported_by(result) for name, result in self._outcome.results.items()}
+
+    @property
+    def verdicts(self) -> list[FleetVerdict]:
+        """Verdict on what devices keep against each rival with which they compared it: training alone, the common model."""
+        return fleet_verdicts(self.reports)
+
     def table(self) -> DeviceTable:
         """Return a row for each device: its accuracies, and whether its own model is better than the others."""
-        served = self._served()
-        return DeviceTable([_row_of(name, result, served[name]) for name, result in sorted(self._outcome.results.items())])
+        served, verdicts = self._served(), self.verdicts
+        rows = sorted(self._outcome.results.items())
+        return DeviceTable([_row_of(name, result, served[name], call_of(verdicts, name)) for name, result in rows])
 
     @property
     def devices(self) -> list[str]:
@@ -207,6 +221,7 @@ class DeviceRow:
         constant: Accuracy of the constant answer that is best for the training part.
         interval: 95 % interval of `accuracy`; None for R2.
         verdict: Whether the method's model is better than the others.
+        probably: Whether what the device keeps probably helps or harms it, from the evidence of all devices.
         keeps: What the device predicts with, in the words of `fedclient`: one model, or a blend with its weights.
     """
 
@@ -221,6 +236,7 @@ class DeviceRow:
     constant: float | None
     interval: tuple[float, float] | None
     verdict: Finding | None
+    probably: Call | None
     keeps: str
 
 
@@ -258,7 +274,7 @@ class DeviceTable(Sequence[DeviceRow]):
         return pandas.DataFrame(rows).drop(columns="interval").set_index("device")
 
 
-def _row_of(name: str, result: OrderResult, served: float | None) -> DeviceRow:
+def _row_of(name: str, result: OrderResult, served: float | None, probably: Call | None) -> DeviceRow:
     """Return a device's row, from the result of its last order."""
     accuracies, samples = result.accuracies, result.test_samples or 0
     accuracy = accuracies[result.own_choice]
@@ -275,6 +291,7 @@ def _row_of(name: str, result: OrderResult, served: float | None) -> DeviceRow:
         constant=result.accuracy_constant,
         interval=None if accuracy is None or not samples else interval_of(accuracy, samples, result.task),
         verdict=finding_of(comparisons) if comparisons else None,
+        probably=probably,
         keeps=kept_words(result),
     )
 
@@ -282,7 +299,15 @@ def _row_of(name: str, result: OrderResult, served: float | None) -> DeviceRow:
 def _cells(row: DeviceRow) -> list[str]:
     interval = "-" if row.interval is None else f"{row.interval[0]:.3f} to {row.interval[1]:.3f}"
     scores = (row.local, row.common, row.personalized, row.accuracy, row.kept, row.served, row.constant)
-    return [row.device, str(row.samples), *map(score_text, scores), interval, row.verdict or "-", row.keeps]
+    return [
+        row.device,
+        str(row.samples),
+        *map(score_text, scores),
+        interval,
+        row.verdict or "-",
+        row.probably or "-",
+        row.keeps,
+    ]
 
 
 def score_text(value: float | None) -> str:

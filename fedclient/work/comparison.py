@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attune.common.metrics import RIVALS, Rival
+from attune.common.metrics import RivalMetrics
 from attune.common.paired import Pair, findings_of, pairs_of
 from attune.common.statistics import Finding, overall
 from attune.fedclient.messages import OrderResult
@@ -32,21 +32,22 @@ def finding_of(comparisons: list[Pair]) -> Finding:
     return overall(findings_of(comparisons).values())
 
 
-def compared(own_right: torch.Tensor, rival_right: torch.Tensor, name: Rival, groups: Places | None = None) -> dict[str, float]:
-    """Return what is reported of the own model against the rival `name`: numbers of Metrics, as common.paired reads them.
+def compared(
+    right: torch.Tensor, rival_right: torch.Tensor, names: RivalMetrics, groups: Places | None = None
+) -> dict[str, float]:
+    """Return what is reported of a model against a rival: numbers of Metrics, as common.paired reads them.
 
     Positions of a sequence are not independent, so a sequence counts once. A group of samples counts once for the same reason.
 
     Args:
-        own_right: Which labels the own model predicts, (N,) or (N, T) bool, or scores (N,).
+        right: Which labels the model predicts, (N,) or (N, T) bool, or scores (N,).
         rival_right: The same for the rival.
-        name: The rival's name.
+        names: The names of the reported numbers: of RIVALS or KEPT_RIVALS.
         groups: The group of each sample as a number from 0 on, (N,).
     """
-    gain_N = (own_right.double() - rival_right.double()).reshape(len(own_right), -1).mean(dim=1).numpy()
-    names = RIVALS[name]
+    gain_N = (right.double() - rival_right.double()).reshape(len(right), -1).mean(dim=1).numpy()
     counts: dict[str, float] = {names.better: int((gain_N > 0).sum()), names.worse: int((gain_N < 0).sum())}
-    if own_right.dtype == torch.bool and own_right.ndim == 1 and groups is None:
+    if right.dtype == torch.bool and right.ndim == 1 and groups is None:
         return counts
     gain = float(gain_N.mean())
     by_group = gain_N if groups is None else np.bincount(groups, gain_N).astype(float)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from attune.common.metrics import LIKELIHOODS, RIVALS, Choice
+from attune.common.metrics import KEPT_RIVALS, LIKELIHOODS, RIVALS, Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import Hooks
@@ -88,7 +88,6 @@ class Evaluation:
         right = yield from baselines.right_on_test(candidates, data)
         accuracies = {name: mean_score(scores) for name, scores in right.items()}
         others = [name for name in RIVALS if name in right and name != self._own]
-        rivals = [comparison.compared(right[self._own], right[name], name, data.test_groups) for name in others]
         weighed = (
             (yield from baselines.weighed(candidates, self._own, data, prior)) if self._blends else baselines.Weighed({}, {})
         )
@@ -96,6 +95,10 @@ class Evaluation:
         # The dial was set by these samples, so they say too much for its model: their likelihood is not reported.
         said = weighed.likelihood if mixed is None else {}
         blended = (yield from self._blended(list(members.values()))) if members and right else None
+        against = [comparison.compared(right[self._own], right[name], RIVALS[name], data.test_groups) for name in others]
+        if right:
+            kept = right[self._own] if blended is None else blended
+            against += [comparison.compared(kept, right[name], KEPT_RIVALS[name], data.test_groups) for name in others]
         result = msgspec.structs.replace(
             result,
             accuracy_before=accuracies.get(self._own),
@@ -107,7 +110,7 @@ class Evaluation:
             sharpness={name: member.sharpness for name, member in members.items()},
             validation_samples=len(data.validation_x) if weighed.likelihood else 0,
             **{LIKELIHOODS[name]: value for name, value in said.items()},
-            **{name: value for rival in rivals for name, value in rival.items()},
+            **{name: value for numbers in against for name, value in numbers.items()},
         )
         beside = {name for name in members if name != self._own} | ({self._own} if mixed is not None else set())
         return result, {name: candidates[name][1] for name in candidates if name in beside}

@@ -45,6 +45,7 @@ def helped(summary: Summary) -> Section:
         "(or, if it has trained none, than the common model), on the same test samples. A verdict is certain if a paired test "
         "says so at 95 %."
     )
+    caption += "".join(f" What devices keep {verdict['words']}." for verdict in summary.fleet)
     return Section(
         "Who is helped?", caption, None, PageTable(("verdict", "devices", "what federation gives, mean"), _counted(summary))
     )
@@ -134,12 +135,25 @@ def _gains(axes: Any, listed: Sequence[ClientSummary]) -> None:
 
 
 def _table(listed: Sequence[ClientSummary], task: TaskName) -> PageTable:
-    heads = ("device", "test samples", "gives", "95 %", "verdict", "own", "95 %", "common", "local", "constant", "keeps")
+    heads = (
+        "device",
+        "test samples",
+        "gives",
+        "95 %",
+        "verdict",
+        "probably",
+        "own",
+        "95 %",
+        "common",
+        "local",
+        "constant",
+        "keeps",
+    )
 
     def row(c: ClientSummary) -> list[Cell]:
         between = "" if c.gain_interval is None else "{:+.3f} to {:+.3f}".format(*c.gain_interval)
         interval = figures.interval_text(c.own_accuracy, c.test_samples, task)
-        mine: list[Cell] = [c.name, c.test_samples, c.gain, between, c.verdict, c.own_accuracy, interval]
+        mine: list[Cell] = [c.name, c.test_samples, c.gain, between, c.verdict, c.probably, c.own_accuracy, interval]
         return [*mine, c.common, c.local, c.constant, c.kept]
 
     return PageTable(heads, [row(client) for client in listed])

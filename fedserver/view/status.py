@@ -13,6 +13,7 @@ from attune.common.statistics import interval_of
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, no_better_than, over_all
 from attune.fedserver.core.advice import advice
+from attune.fedserver.core.fleet_verdict import call_of, fleet_verdicts
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
 from attune.fedserver.core.records import DeviceRecord
@@ -53,6 +54,7 @@ def status(
     final = ended if record.phase is Phase.DONE else rows
     latest, reports = accuracies(final, settings.method.evaluate), latest_metrics(rows)
     constant, task = constants(rows), snapshot.plan.task if snapshot.plan else "classes"
+    verdicts = fleet_verdicts(reports)
     ends = {entry.name: entry for entry in sorted(snapshot.certificates, key=lambda entry: entry.not_after)}
     asking = record.phase in (Phase.TRAINING, Phase.EVALUATING)
     awaited = set(record.devices) - reported - set(record.excused) if asking else set()
@@ -72,6 +74,7 @@ def status(
             _client(device, device.name in connected, awaited, reported)
             | {"certificate_ends": ends[device.name].not_after if device.name in ends else None}
             | _accuracy(latest.get(device.name), task)
+            | {"probably": call_of(verdicts, device.name)}
             | _reported(reports.get(device.name, {}))
             for device in devices
         ],
@@ -80,6 +83,7 @@ def status(
         "accuracy": over_all(latest),
         "constant": over_all({name: constant[name] for name in constant.keys() & latest.keys()}),
         "no_better_than_constant": no_better_than(constant, latest),
+        "fleet": [verdict.report() for verdict in verdicts],
         "paused": record.paused,
         "reason": record.reason or None,
         "setback": record.setback or None,

@@ -80,6 +80,8 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
     yield _table(status["clients"], status["metric"])
     if status["accuracy"]:
         yield f"{described(status['metric'])}: {_averages(status['accuracy'])}"
+    for verdict in status["fleet"]:
+        yield f"what devices keep {verdict['words']}"
     if status["accuracy"] and status["constant"]:
         yield f"a constant answer: {_averages(status['constant'])}"
         yield from _no_better(status)
@@ -100,7 +102,20 @@ def _no_better(status: dict[str, Any]) -> Iterator[str]:
 
 
 def _table(clients: list[dict[str, Any]], metric: str) -> Table:
-    heads = ("device", "state", "samples", metric, "95 %", "common", "local", "constant", "verdict", "keeps", "note")
+    heads = (
+        "device",
+        "state",
+        "samples",
+        metric,
+        "95 %",
+        "common",
+        "local",
+        "constant",
+        "verdict",
+        "probably",
+        "keeps",
+        "note",
+    )
     return text_table(heads, map(_cells, clients), "note")
 
 
@@ -109,7 +124,7 @@ def _cells(client: dict[str, Any]) -> tuple[str, ...]:
     accuracy, *others = (share(client[key]) for key in ("accuracy", *COMPARED))
     interval = "-" if client["interval"] is None else "{:.3f}-{:.3f}".format(*client["interval"])
     numbers = (client["name"], client["state"] + progress, str(client["samples"] or "-"), accuracy, interval, *others)
-    return (*numbers, client["verdict"] or "-", client["kept"] or "-", client["note"] or "")
+    return (*numbers, client["verdict"] or "-", client["probably"] or "-", client["kept"] or "-", client["note"] or "")
 
 
 def render_tokens(tokens: Iterable[TokenView]) -> str:

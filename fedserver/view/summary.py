@@ -26,6 +26,8 @@ from attune.common.statistics import Finding
 from attune.common.task import TASKS, TaskName
 from attune.common.text import from_json
 from attune.fedserver.core import accuracy as of_rows
+from attune.fedserver.core.evidence import Call
+from attune.fedserver.core.fleet_verdict import call_of, fleet_verdicts
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.records import Report
 
@@ -103,6 +105,7 @@ class ClientSummary(msgspec.Struct, frozen=True):
     gain: float | None = None  # gain by federation
     gain_interval: tuple[float, float] | None = None
     verdict: Finding | None = None
+    probably: Call | None = None  # of what it keeps, from the evidence of the whole fleet
 
     @property
     def figures(self) -> dict[Figure, float | None]:
@@ -128,6 +131,7 @@ class Summary(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
     no_better_than_constant: list[str] = []  # clients whose model is no better than a constant answer
     task: TaskName = "classes"
+    fleet: list[dict[str, Any]] = []  # what devices keep against each rival, as in status
 
     @property
     def metric(self) -> str:
@@ -142,7 +146,8 @@ def summarise(
     evaluate, policy = settings.method.evaluate, settings.round
     by_name = curves(rows, evaluate, policy)
     judged = judged_by(evaluate)
-    listed = clients(rows, evaluate)
+    verdicts = fleet_verdicts(of_rows.latest_metrics(rows))
+    listed = [msgspec.structs.replace(client, probably=call_of(verdicts, client.name)) for client in clients(rows, evaluate)]
     return Summary(
         method=settings.method.name,
         model=model,
@@ -159,6 +164,7 @@ def summarise(
         settings=settings.fixed(),
         no_better_than_constant=of_rows.no_better_than(of_rows.constants(rows), of_rows.accuracies(rows, evaluate)),
         task=task,
+        fleet=[verdict.report() for verdict in verdicts],
     )
 
 

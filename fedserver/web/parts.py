@@ -14,10 +14,10 @@ from attune.fedserver.web.facts import PageFacts
 
 RUN = (
     "state", "phase", "running", "address", "method", "model", "round", "rounds", "adapting", "min_clients", "accuracy",
-    "metric", "constant", "no_better_than_constant", "paused", "reason", "troubles",
+    "metric", "constant", "no_better_than_constant", "paused", "reason", "troubles", "fleet",
 )  # fmt: skip
 DEVICE = (
-    "name", "since", "progress", "samples", "note", "accuracy", "interval", "verdict",
+    "name", "since", "progress", "samples", "note", "accuracy", "interval", "verdict", "probably",
 )  # fmt: skip
 LISTED_ROUNDS = 60  # last rounds for which the page shows which devices took part
 SHOWN_SPANS = 60  # of each device

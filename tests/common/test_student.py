@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from attune.common.metrics import RIVALS
 from attune.common.paired import pairs_of
 from attune.common.statistics import Z, student
 from attune.fedclient.work.comparison import compared
@@ -38,7 +39,7 @@ def test_the_interval_of_few_groups_covers_the_truth_as_often_as_it_says(groups:
     rng, missed = np.random.default_rng(3), 0
     for _ in range(3000):
         gain, places = gains(rng, groups, samples)
-        numbers = compared(gain, torch.zeros_like(gain), "local", places if samples > 1 else None)
+        numbers = compared(gain, torch.zeros_like(gain), RIVALS["local"], places if samples > 1 else None)
         [pair] = pairs_of(numbers | {"test_samples": len(gain)})
         low, high = pair.interval()
         missed += not low <= TRUTH <= high
@@ -47,7 +48,7 @@ def test_the_interval_of_few_groups_covers_the_truth_as_often_as_it_says(groups:
 
 def test_one_group_says_nothing() -> None:
     gain = torch.full((8,), 0.25, dtype=torch.float64)
-    numbers = compared(gain, torch.zeros_like(gain), "local", np.zeros(8, dtype=np.intp))
+    numbers = compared(gain, torch.zeros_like(gain), RIVALS["local"], np.zeros(8, dtype=np.intp))
     [pair] = pairs_of(numbers | {"test_samples": 8})
     assert pair.interval() == (-1.0, 1.0)
 

@@ -171,7 +171,7 @@ def test_the_table_says_what_is_kept_what_is_served_and_who_is_harmed(data: str)
     methods = ("local", "fedavg", "fedper")
     printed = lines(data, "--method", ",".join(methods))
     head = re.split(r"  +", printed[1].strip())
-    assert head == ["device", "samples", "method", "kept", "own", "served", "verdict", "harmed", "keeps"]
+    assert head == ["device", "samples", "method", "kept", "own", "served", "verdict", "harmed", "probably", "keeps"]
     results = {m: attune.simulate(data, m, rounds=2, seed=3, settings=SETTINGS, progress=False) for m in methods}
     body = [re.split(r"  +", line.strip()) for line in printed[2:]]
     for site in range(3):
@@ -184,12 +184,15 @@ def test_the_table_says_what_is_kept_what_is_served_and_who_is_harmed(data: str)
                 "-" if method == "local" else f"{results[method].status['clients'][site]['accuracy_before']:.3f}"
             )
             assert cells[6] == (row.verdict or "-") and cells[7] in ("yes", "no")
-            assert cells[8] == row.keeps
+            assert cells[8] in ("-", "helped", "harmed") and cells[9] == row.keeps
     means = body[9:12]
     assert [cells[0] for cells in means] == ["mean"] * 3
     for method, cells in zip(methods, means, strict=True):
         assert cells[2] == f"{results[method].table().mean('kept'):.3f}", cells
-        assert re.fullmatch(r"\d of 3", cells[-1])
+        assert re.fullmatch(r"\d of 3", cells[-2]) and re.fullmatch(r"\d helped, \d harmed", cells[-1])
+    against = [line for line in printed if line.startswith("fedper: what devices keep against training alone: ")]
+    gain = results["fedper"].table().mean("kept") - results["local"].table().mean("kept")
+    assert len(against) == 1 and float(against[0].split()[7]) == pytest.approx(gain, abs=6e-4)
 
 
 def test_keeps_has_the_words_of_the_device(data: str) -> None:

@@ -35,6 +35,7 @@ function tiles(run, devices, state) {
     { name: "Devices here", value: `${here} of ${devices.length}`, note: `${devices.filter((d) => d.revoked).length || "none"} revoked` },
     { name: title(run.metric), value: run.accuracy ? share(run.accuracy.mean_over_clients) : "–", note: constant },
     { name: "Helped", value: compared ? `${verdicts.better} of ${compared}` : "–", note: compared ? `${verdicts.unclear} unclear, ${verdicts.worse} not helped` : "devices compare when they evaluate" },
+    ...run.fleet.slice(0, 1).map((fleet) => ({ name: "Probably helped", value: `${fleet.helped} of ${fleet.devices}`, note: `${fleet.harmed} harmed; what they keep gives ${fleet.gain >= 0 ? "+" : "−"}${Math.abs(fleet.gain).toFixed(3)} on average` })),
     { name: "Moved", value: bytes(run.bytes_up + run.bytes_down), note: `${bytes(run.bytes_up)} up, ${bytes(run.bytes_down)} down` },
     { name: "Work", value: span(run.seconds), note: "of the slowest device of each round" },
   ];

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from attune.common.metrics import RIVALS
 from attune.common.statistics import wilson
 from attune.fedclient.console import comparison_of
 from attune.fedclient.messages import OrderResult
@@ -89,7 +90,7 @@ def test_the_positions_of_one_sequence_are_no_evidence_of_their_own():
     assert long == pytest.approx(short)
     right = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
     other = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [0, 0, 0, 1]], dtype=torch.bool)
-    found = compared(right, other, "local")
+    found = compared(right, other, RIVALS["local"])
     assert (found["better_than_local"], found["worse_than_local"]) == (1, 1), "as good, better, worse"
     assert found["gain_local"] == 0 and found["error_local"] == pytest.approx(0.25 / 3**0.5) and found["p_local"] == 1
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from attune.common.metrics import RIVALS
 from attune.common.paired import findings_of, pairs_of
 from attune.common.statistics import Z, difference, holm, mcnemar
 from attune.fedclient.messages import OrderResult
@@ -99,7 +100,7 @@ def test_equal_models_are_not_told_apart_by_the_sizes_of_groups_of_samples(group
     for _ in range(2000):
         own, rival = in_groups(rng, groups, 11, 0.3), in_groups(rng, groups, 11, 0.3)
         for known in (places, None):
-            [pair] = pairs_of(compared(own, rival, "common", known) | {"test_samples": len(own)})
+            [pair] = pairs_of(compared(own, rival, RIVALS["common"], known) | {"test_samples": len(own)})
             wrong = findings_of([pair])["common"] != "unclear"
             by_groups, by_samples = by_groups + (known is not None and wrong), by_samples + (known is None and wrong)
     assert by_groups / 2000 <= 0.05 + 0.01
@@ -113,10 +114,10 @@ def test_what_is_said_of_groups_by_hand():
     """
     own = torch.tensor([1, 1, 1, 0, 0, 0], dtype=torch.bool)
     rival = torch.tensor([0, 0, 0, 0, 0, 1], dtype=torch.bool)
-    found = compared(own, rival, "local", np.array([0, 0, 1, 1, 2, 2]))
+    found = compared(own, rival, RIVALS["local"], np.array([0, 0, 1, 1, 2, 2]))
     assert (found["better_than_local"], found["worse_than_local"]) == (3, 1)
     assert found["gain_local"] == pytest.approx(1 / 3) and found["p_local"] == 6 / 8
     assert found["error_local"] == pytest.approx(math.sqrt(14 / 3 * 3 / 2) / 6)
-    alone = compared(own, rival, "local", np.arange(6))
-    [exact] = pairs_of(compared(own, rival, "local") | {"test_samples": 6})
+    alone = compared(own, rival, RIVALS["local"], np.arange(6))
+    [exact] = pairs_of(compared(own, rival, RIVALS["local"]) | {"test_samples": 6})
     assert alone["p_local"] == pytest.approx(exact.p), "groups of one sample are samples"

@@ -88,6 +88,7 @@ def shown(accuracy: float, constant: float | None, no_better: list[str], clients
         "taken_back": [],
         "awaited": [],
         "adapting": [],
+        "fleet": [],
         "clients": list(clients),
         "accuracy": both,
         "constant": of_constant,
@@ -107,9 +108,9 @@ def test_status_says_where_models_are_no_better_than_a_constant_answer():
 
 def test_status_says_of_each_device_whether_its_model_is_better():
     client = dict.fromkeys(("progress", "interval", "accuracy_common", "accuracy_local", "accuracy_constant", "note", "kept"))
-    client |= {"name": "kiel", "state": "done", "samples": 9, "accuracy": 0.5, "verdict": "worse"}
+    client |= {"name": "kiel", "state": "done", "samples": 9, "accuracy": 0.5, "verdict": "worse", "probably": "harmed"}
     [row] = [line for line in shown(0.5, None, [], [client]) if line.startswith("kiel")]
-    assert row.split()[-2:] == ["worse", "-"], "and nothing is kept yet"
+    assert row.split()[-3:] == ["worse", "harmed", "-"], "and nothing is kept yet"
 
 
 def test_one_line_about_a_round():

@@ -1,0 +1,116 @@
+"""Verdict on a federation for its fleet and for each device: what devices keep, against training alone and the common model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import fmean, stdev
+from typing import Any
+
+from attune.common.metrics import KEPT_RIVALS, Rival
+from attune.common.paired import Pair, pairs_of
+from attune.common.statistics import mcnemar, student
+from attune.fedserver.core.evidence import LEAST_DIFFERENCE, LEAST_GROUPS, Call, beliefs_of_counts, beliefs_of_gains
+
+RIVAL_WORDS: Mapping[Rival, str] = {"local": "training alone", "common": "the common model"}
+
+
+@dataclass(frozen=True)
+class FleetVerdict:
+    """Comparison of what all devices keep with one rival.
+
+    Attributes:
+        rival: The rival.
+        gain: Mean over devices of the gain in the score. It estimates what another device like these would gain.
+        interval: Its 95 % interval by Student's t over devices; None with one device.
+        better: Number of devices whose gain is positive.
+        worse: Number of devices whose gain is negative.
+        p: The p-value of the exact sign test over devices.
+        calls: For each device, "helped" or "harmed" if it probably is, else None (fedserver.core.evidence).
+    """
+
+    rival: Rival
+    gain: float
+    interval: tuple[float, float] | None
+    better: int
+    worse: int
+    p: float
+    calls: Mapping[str, Call | None]
+
+    @property
+    def helped(self) -> int:
+        """Number of devices that are probably helped."""
+        return Counter(self.calls.values())["helped"]
+
+    @property
+    def harmed(self) -> int:
+        """Number of devices that are probably harmed."""
+        return Counter(self.calls.values())["harmed"]
+
+    def report(self) -> dict[str, Any]:
+        """Return the figures and the words, for JSON."""
+        figures = {
+            name: getattr(self, name) for name in ("rival", "gain", "interval", "better", "worse", "p", "helped", "harmed")
+        }
+        return {"devices": len(self.calls)} | figures | {"words": self.words()}
+
+    def words(self) -> str:
+        """Return the verdict as a line of text, the same words in every view."""
+        between = "" if self.interval is None else ", 95 % for devices like these {:+.3f} to {:+.3f}".format(*self.interval)
+        return (
+            f"against {RIVAL_WORDS[self.rival]}: {self.gain:+.3f} on average{between}; better on {self.better} and worse on "
+            f"{self.worse} of {len(self.calls)} devices (sign test p = {self.p:.2g}); {self.helped} probably helped, "
+            f"{self.harmed} probably harmed"
+        )
+
+
+def fleet_verdicts(reports: Mapping[str, Mapping[str, Any]]) -> list[FleetVerdict]:
+    """Return a verdict for each rival with which devices compared what they keep, training alone first.
+
+    Args:
+        reports: For each device, the metrics of its last evaluation by name.
+    """
+    by_rival: dict[Rival, dict[str, Pair]] = {}
+    for device in sorted(reports):
+        for pair in pairs_of(reports[device], KEPT_RIVALS):
+            if pair.samples:
+                by_rival.setdefault(pair.rival, {})[device] = pair
+    return [_verdict(tuple(by_rival[rival].items())) for rival in RIVAL_WORDS if rival in by_rival]
+
+
+def call_of(verdicts: Sequence[FleetVerdict], device: str) -> Call | None:
+    """Return the call about one device: harmed if any rival is probably better, helped if it probably beats each of them."""
+    calls = [verdict.calls[device] for verdict in verdicts if device in verdict.calls]
+    if "harmed" in calls:
+        return "harmed"
+    return "helped" if calls and set(calls) == {"helped"} else None
+
+
+@lru_cache(maxsize=32)  # views ask for the same fleet again and again
+def _verdict(listed: tuple[tuple[str, Pair], ...]) -> FleetVerdict:
+    pairs = [pair for _, pair in listed]
+    gains = [pair.difference for pair in pairs]
+    mean, interval = fmean(gains), None
+    if len(gains) > 1:
+        half = student(len(gains) - 1) * stdev(gains) / len(gains) ** 0.5
+        interval = (mean - half, mean + half)
+    better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+    calls = dict(zip((device for device, _ in listed), _calls(pairs), strict=True))
+    return FleetVerdict(pairs[0].rival, mean, interval, better, worse, mcnemar(better, worse), calls)
+
+
+def _calls(pairs: Sequence[Pair]) -> list[Call | None]:
+    """Return the call about each device: from counts where a score is right or wrong, else from gains and their errors."""
+    calls: list[Call | None] = [None] * len(pairs)
+    counted = [i for i, pair in enumerate(pairs) if pair.gain is None]
+    beliefs = beliefs_of_counts([(pairs[i].better, pairs[i].worse) for i in counted])
+    for i, belief in zip(counted, beliefs, strict=True):
+        calls[i] = belief.call(abs(pairs[i].better - pairs[i].worse) >= LEAST_DIFFERENCE)
+    measured = [i for i, pair in enumerate(pairs) if pair.gain is not None and pair.independent >= LEAST_GROUPS]
+    if measured:
+        beliefs = beliefs_of_gains([(pairs[i].gain or 0.0, pairs[i].error or 0.0, pairs[i].independent) for i in measured])
+        for i, belief in zip(measured, beliefs, strict=True):
+            calls[i] = belief.call()
+    return calls
