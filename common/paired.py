@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attune.common.metrics import RIVALS, Choice, Rival, RivalMetrics
+from attune.common.metrics import RIVALS, Rival, RivalMetrics
 from attune.common.statistics import LEVEL, Finding, difference, finding, holm, mcnemar, overall, student
 
 
@@ -18,7 +18,7 @@ class Pair:
     the permutation test (`tested`).
     """
 
-    rival: Choice
+    rival: Rival
     better: int
     worse: int
     samples: int
@@ -73,7 +73,7 @@ def pairs_of(reported: Mapping[str, Any], rivals: Mapping[Rival, RivalMetrics] =
     return pairs
 
 
-def findings_of(pairs: list[Pair]) -> dict[Choice, Finding]:
+def findings_of(pairs: list[Pair]) -> dict[Rival, Finding]:
     """Return the finding about each rival, corrected by Holm for all of them.
 
     If all models are equally good, some finding is wrong with a probability of at most 1 - LEVEL.

@@ -59,7 +59,7 @@ def beliefs_of_counts(counts: Sequence[tuple[int, int]]) -> list[Belief]:
     a, b = mean * strength, (1 - mean) * strength
     slab = _log_beta(won + a, lost + b) - _log_beta(a, b)  # binomial coefficients cancel
     above = 1 - _below_half(won + a, lost + b)
-    return _beliefs(-(won + lost) * math.log(2), slab, above, 1 - above, places.reshape(-1), many)
+    return _beliefs(-(won + lost) * math.log(2), slab, above, 1 - above, places.reshape(-1), many.astype(float))
 
 
 def beliefs_of_gains(gains: Sequence[tuple[float, float, int]]) -> list[Belief]:
@@ -134,10 +134,10 @@ def _below_half(a: Floats, b: Floats) -> Floats:
         term = term * (high + low + k) / (high + 1 + k) / 2
         total += term
         k += 1
-    return np.where(a >= b, total, 1 - total)
+    return np.asarray(np.where(a >= b, total, 1 - total), np.float64)
 
 
 def _log_student(t: Floats, freedom: Floats) -> Floats:
     """Return the log-density of Student's t."""
     constant = _log_gamma((freedom + 1) / 2) - _log_gamma(freedom / 2) - 0.5 * np.log(freedom * math.pi)
-    return constant - (freedom + 1) / 2 * np.log1p(t * t / freedom)
+    return np.asarray(constant - (freedom + 1) / 2 * np.log1p(t * t / freedom), np.float64)
