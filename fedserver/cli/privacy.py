@@ -1,0 +1,87 @@
+"""`fedserver privacy plan`: what a guarantee costs before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import click
+
+
+@click.group()
+def privacy() -> None:
+    """Plan a guarantee of differential privacy."""
+
+
+@privacy.command()
+@click.option("--unit", type=click.Choice(["client", "example", "group"]), required=True, help="Whom the guarantee protects.")
+@click.option("--devices", type=click.IntRange(1), help="client: devices of the federation.")
+@click.option("--per-round", type=click.IntRange(1), help="client: devices that a round draws, on average.")
+@click.option("--rounds", type=click.IntRange(1), help="client: rounds.")
+@click.option("--samples", type=click.IntRange(1), help="example: training samples of the device. group: its groups.")
+@click.option("--batch", type=click.IntRange(1), help="example: samples of a step, on average. group: groups of a step.")
+@click.option("--epochs", type=click.IntRange(1), help="example, group: passes over the samples in all orders together.")
+@click.option("--noise", type=click.FloatRange(0), help="Noise multiplier; prints epsilon.")
+@click.option("--epsilon", type=click.FloatRange(0, min_open=True), help="Prints the noise multiplier that it needs.")
+@click.option(
+    "--delta",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="Chance that the guarantee fails (default: half of one divided by the devices or samples).",
+)
+@click.option(
+    "--adjacency",
+    type=click.Choice(["zero-out", "replace-one"]),
+    default="zero-out",
+    show_default=True,
+    help="Which data sets the guarantee compares.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(
+    unit: str,
+    devices: int | None,
+    per_round: int | None,
+    rounds: int | None,
+    samples: int | None,
+    batch: int | None,
+    epochs: int | None,
+    noise: float | None,
+    epsilon: float | None,
+    delta: float | None,
+    adjacency: str,
+    as_json: bool,
+) -> None:
+    """Compute epsilon from the noise, or the noise from epsilon."""
+    from attune.common.privacy.accountant import MEANING, Adjacency, NoisySteps, epsilon_of, noise_for
+
+    if (noise is None) == (epsilon is None):
+        raise click.UsageError("say --noise or --epsilon, and the other one is computed")
+    if unit == "client":
+        count, drawn, repeats = _all_of({"--devices": devices, "--per-round": per_round, "--rounds": rounds}, unit)
+        steps = repeats
+    else:
+        count, drawn, repeats = _all_of({"--samples": samples, "--batch": batch, "--epochs": epochs}, unit)
+        steps = repeats * math.ceil(count / drawn)
+    rate, delta = min(1.0, drawn / count), delta or 1 / (2 * count)
+    chosen: Adjacency = "replace-one" if adjacency == "replace-one" else "zero-out"
+    if epsilon is None and noise is not None:
+        answer = {"epsilon": epsilon_of([NoisySteps(rate, noise, steps)], delta, chosen), "noise": noise}
+    else:
+        answer = {"noise": noise_for(epsilon or 0.0, delta, rate, steps, adjacency=chosen), "epsilon": epsilon or 0.0}
+    meaning = MEANING[chosen].format(unit={"client": "device", "example": "sample"}.get(unit, unit))
+    sampling = (
+        f"each is drawn independently with probability {rate:.3g}" if rate < 1 else "all are in each step: no amplification"
+    )
+    if as_json:
+        finite = {key: value if math.isfinite(value) else None for key, value in answer.items()}
+        words = {"adjacency": adjacency, "meaning": meaning, "sampling": sampling}
+        click.echo(json.dumps({**finite, "delta": delta, "rate": rate, "steps": steps, **words}))
+        return
+    click.echo(", ".join(f"{key} = {value:.4g}" for key, value in answer.items()) + f" at delta = {delta:.3g}")
+    click.echo(f"{adjacency}: {meaning}; {steps:,} steps, {sampling}")
+
+
+def _all_of(values: dict[str, int | None], unit: str) -> list[int]:
+    missing = [name for name, value in values.items() if value is None]
+    if missing:
+        raise click.UsageError(f"--unit {unit} needs {', '.join(missing)}")
+    return [value for value in values.values() if value is not None]
