@@ -46,11 +46,11 @@ def devices_home() -> Path:
     return root() / "devices"
 
 
-def shard_folder(shard: Path) -> str:
-    """Return a readable folder name for a shard, different for every absolute path."""
+def shard_folder(shard: Path, foreign: str = r"[^\w.-]") -> str:
+    """Return a readable folder name for a shard, different for every absolute path, without the characters of a pattern."""
     absolute = shard.expanduser().resolve()
     digest = hashlib.sha256(str(absolute).encode()).hexdigest()[:8]
-    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', absolute.stem) or 'shard'}-{digest}"
+    return f"{re.sub(foreign, '_', absolute.stem) or 'shard'}-{digest}"
 
 
 def address_folder(host: str, port: int) -> str:
@@ -60,7 +60,9 @@ def address_folder(host: str, port: int) -> str:
 
 def device_home(host: str, port: int, shard: Path) -> Path:
     """Return the default home of the device that trains on `shard` for the server at host:port."""
-    return devices_home() / address_folder(host, port) / shard_folder(shard)
+    place = devices_home() / address_folder(host, port)
+    before = place / shard_folder(shard, "[^A-Za-z0-9._-]")  # as releases up to 0.2 called it
+    return before if before.exists() else place / shard_folder(shard)
 
 
 def joined_home(host: str, port: int) -> Path:

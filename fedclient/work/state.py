@@ -8,7 +8,6 @@ which are checked when they are loaded.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from attune.common.durable import PUBLIC, committed_folder, discard_folder, sweep, write_file
 from attune.common.errors import HomeMismatch, WireError
 from attune.common.faults import fail_at
+from attune.common.identity.names import has_letters_of_names
 from attune.common.text import from_json
 from attune.common.wire.blobs import LocalFile, digest_in
 from attune.common.wire.digest import digest_of
@@ -25,7 +25,7 @@ from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.messages import OrderResult, Part
 
 Tensors = dict[str, Tensor]
-_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_LONGEST_ID = 128  # characters
 _STATE = "state"
 UPDATE = "update.json"
 
@@ -36,7 +36,7 @@ def check_order_id(order_id: str) -> str:
     Raises:
         WireError: The id has characters that a folder's name cannot have.
     """
-    if not _ID.fullmatch(order_id):
+    if not 1 <= len(order_id) <= _LONGEST_ID or order_id[0] in ".-" or not has_letters_of_names(order_id):
         raise WireError(f"the server sent an order with the impossible id {order_id[:80]!r}")
     return order_id
 

@@ -152,6 +152,15 @@ def test_the_default_home_is_one_per_server_and_shard(tmp_path):
     assert homes.device_home("h/../x", 1, tmp_path / "..").is_relative_to(tmp_path / "attune" / "devices")
 
 
+def test_the_default_home_keeps_the_letters_of_a_shard_and_is_the_one_that_was_there(tmp_path):
+    shard = tmp_path / "München Süd.csv"
+    home = homes.device_home("host", 1, shard)
+    assert home.name.startswith("München_Süd-")
+    older = home.with_name(f"M_nchen_S_d-{home.name.rpartition('-')[2]}")
+    older.mkdir(parents=True)
+    assert homes.device_home("host", 1, shard) == older
+
+
 def test_what_join_left_is_adopted_by_the_first_shard(quick):
     from click.testing import CliRunner
 

@@ -40,3 +40,9 @@ def test_a_whole_run_ends_with_a_model_that_works_offline(bench, tmp_path):
     result = CliRunner().invoke(main, ["evaluate", "--data", str(bench.shard), "--home", str(tmp_path / "home"), "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)["accuracy"] == last_metrics.accuracy_before
+
+
+def test_a_name_keeps_its_letters(bench):
+    bench.run(name="München")
+    assert bench.server.seen.enrolled == ["München"]
+    assert bench.server.seen.submits[0].order_id == "train-1-München"
