@@ -31,6 +31,7 @@ Accuracy = Annotated[float, msgspec.Meta(ge=-1, le=1)]  # below 0 in regression 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=LARGEST_KEPT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+Yes = Annotated[int, msgspec.Meta(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     accuracy_common: Accuracy | None = None
     accuracy_local: Accuracy | None = None
     accuracy_constant: Accuracy | None = None
+    above_constant: Yes | None = None
     better_than_common: Count | None = None
     worse_than_common: Count | None = None
     better_than_local: Count | None = None
@@ -137,6 +139,7 @@ _DESCRIPTORS = (
     _D("accuracy_common", "accuracy of the common model", "Accuracy of the model served on a cold start", better=HIGHER),
     _D("accuracy_local", "accuracy of the local model", "Accuracy of a model trained on this device alone", better=HIGHER),
     _D("accuracy_constant", "accuracy of a constant answer", "Accuracy of the most frequent training label", better=HIGHER),
+    _D("above_constant", "above a constant answer", "1 if the kept model scores more than a constant answer", better=HIGHER),
     _D("better_than_common", "wins over the common model", "Test samples on which the own model beats it", "samples", HIGHER),
     _D("worse_than_common", "losses to the common model", "Test samples on which it beats the own model", "samples", LOWER),
     _D("better_than_local", "wins over the local model", "Test samples on which the own model beats it", "samples", HIGHER),

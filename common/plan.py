@@ -11,6 +11,7 @@ from attune.common.task import TaskName
 
 Kind = Literal["images", "tokens", "series", "tabular"]
 Label = int | str
+FEWEST = 5  # devices whose statistics are combined for others; with fewer, each of them must have agreed
 FIRST_RUN = "first"  # the name of a federation's first run for people; in the plan and the ledger it is empty
 
 
@@ -31,14 +32,17 @@ class Columns(msgspec.Struct, frozen=True):
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """Federation-wide mean and standard deviation, for devices that opted in, over the devices present at round 1."""
+    """Mean and standard deviation of columns, over the devices that disclosed their sums before round 1, or over one device."""
 
     mean: list[float]  # (F,), (C,) or (K,)
     std: list[float]  # 1 for a column that never changes
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """Description of a shard. Before training, nothing else about the data leaves the device."""
+    """Description of a shard. Before training, nothing else about the data leaves the device.
+
+    `columns` and `targets` leave it only with `fedclient --disclose statistics`.
+    """
 
     kind: Kind
     shape: tuple[int, ...]  # of one sample: (H, W, C), (T,), (T, C) or (F,)
@@ -50,7 +54,7 @@ class Profile(msgspec.Struct, frozen=True):
     columns: Columns | None = None  # only if meta.json asks to standardise over the federation
     column_names: list[str] = []  # of features (tabular) or channels (series), in order; empty: not known
     task: TaskName = "classes"
-    targets: Columns | None = None  # regression only: sums of the targets, which are always standardised
+    targets: Columns | None = None  # regression only: sums of the targets
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,13 +104,29 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     method: str
     method_options: dict[str, Any]  # checked by common.methods
     train: TrainSettings
-    scale: Scale | None = None  # None: no device of round 1 opted in
+    scale: Scale | None = None  # None: each device standardises by its own statistics
     column_names: list[str] = []  # in the order in which every device must have them; empty: not known
     task: TaskName = "classes"
-    targets: Scale | None = None  # regression only
+    targets: Scale | None = None  # regression only; None: each device by its own
     run: str = ""  # which of several runs over one enrolled fleet; empty: the first
     plugins: dict[str, str] = {}  # distribution -> version of each package whose code devices run
     transforms: dict[str, dict[str, Any]] = {}  # name -> settings, of each transform on updates beyond the usual ones
     device_transforms: list[str] = []  # those of them that devices run
     returns: dict[str, Literal["values", "change"]] = {}  # what devices hand in of a part whose aggregator is a plug-in
     privacy: PrivacySettings | None = None  # None: all settings of [privacy] have their defaults
+
+
+def standardisation(plan: Plan) -> str:
+    """Return in one line by whose statistics features and targets are standardised, and why; empty for other data."""
+    scales: dict[str, Scale | None] = {"features": plan.scale} if plan.model.kind in ("series", "tabular") else {}
+    if plan.task == "regression":
+        scales["targets"] = plan.targets
+    together = " and ".join(name for name, scale in scales.items() if scale is not None)
+    alone = " and ".join(name for name, scale in scales.items() if scale is None)
+    lines = [f"{together} are standardised over the federation, by what devices disclosed before round 1"] if together else []
+    if alone:
+        lines.append(
+            f"{alone} are standardised by each device's own statistics: neither {FEWEST} devices nor all of them disclosed "
+            f"those of their {alone} before round 1 (fedclient --disclose statistics)"
+        )
+    return "; ".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from attune.common import homes
 from attune.common.errors import SettingError
@@ -15,7 +15,7 @@ from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
-from attune.fedclient.options import DeviceOptions
+from attune.fedclient.options import DeviceOptions, Disclosed
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
 
@@ -43,6 +43,7 @@ class Client:
         resources: Parts of the machine that it may use, and when. Priority and memory apply to the process:
             `resources.apply()`.
         plugins: Names of installed packages whose code the federation may run here.
+        disclose: "statistics" lets the server know sums of columns and targets, and the score of a constant answer.
         kind: "tokens" if arrays of whole numbers (N, T) are tokens; otherwise they are features.
 
     Raises:
@@ -73,7 +74,10 @@ class Client:
         resources: ResourceLimits = NO_BOUNDS,
         plugins: Sequence[str] = (),
         kind: Literal["tokens"] | None = None,
+        disclose: Sequence[str] = (),
     ) -> None:
+        if unknown := [word for word in disclose if word not in get_args(Disclosed)]:
+            raise SettingError(f"disclose={unknown[0]!r} is not known; known: {', '.join(get_args(Disclosed))}")
         address, reading = ServerAddress.parse(server), ReadOptions.of(label, **{"task": task, **table})
         self._shard: LazyShard | None
         place = Path(home).expanduser() if home is not None else None
@@ -97,6 +101,7 @@ class Client:
             baseline=baseline,
             limits=limits,
             stay=stay,
+            disclose=cast(tuple[Disclosed, ...], tuple(disclose)),
             resources=resources,
             hooks=Hooks(train, evaluate),
             table=reading,

@@ -26,7 +26,7 @@ from attune.common.exchange.messages import Hello, Order
 from attune.common.exchange.registry import SPOKEN_AS, TRANSFORMS
 from attune.common.faults import fail_at
 from attune.common.models.options import cautions
-from attune.common.plan import Plan, Profile, run_name
+from attune.common.plan import Plan, Profile, run_name, standardisation
 from attune.common.protocol import SPOKEN
 from attune.common.text import from_json
 from attune.fedclient import messages, session
@@ -146,6 +146,12 @@ class Device:
         except Exception as error:
             await self.events.put(error)
 
+    def _told(self) -> Profile:
+        """Return what the server is told of the shard: sums of its values only if the device discloses statistics."""
+        if "statistics" in self.options.disclose:
+            return self.shard.profile
+        return msgspec.structs.replace(self.shard.profile, columns=None, targets=None)
+
     # --- the control stream --------------------------------------------------------------------------------------------
 
     async def _stream(self, after_s: float) -> None:
@@ -161,7 +167,7 @@ class Device:
 
         try:
             await self._renew()
-            await self.link.control(_hello(self.shard.profile), handle)
+            await self.link.control(_hello(self._told()), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))
@@ -217,6 +223,8 @@ class Device:
         self.store.keep_plan(plan_json)
         fail_at(slot.orders.who, 0, "plan-kept")
         if self.slot is None:
+            if (profile := self.shard.profile).columns is not None or profile.targets is not None:
+                self.console.say(standardisation(plan))
             for warning in cautions(plan.model.name, plan.model.options):
                 self.console.say(f"warning: {warning}")
             for line in slot.orders.damage:
@@ -337,6 +345,8 @@ class Device:
         result = slot.newest
         if result is None or result.order_id != order_id:
             return
+        if "statistics" not in self.options.disclose:
+            result = result.without_class_shares
         sent = await send(self.link, slot.orders, result, resume, self.console.say)
         fail_at(slot.orders.who, result.round, "submitted")
         await self.events.put(sent)

@@ -70,6 +70,16 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
             return False
         return self.accuracy <= self.accuracy_constant < 1
 
+    @property
+    def without_class_shares(self) -> OrderResult:
+        """The result as a server may see it that is not told how frequent the classes are.
+
+        An evaluation says only whether the device's model is better than a constant answer.
+        """
+        known = self.accuracy_constant is not None and not self.trained
+        above = int(not self.no_better_than_constant) if known else None
+        return msgspec.structs.replace(self, accuracy_constant=None, above_constant=above)
+
 
 # --- events: what happened -------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
 
+Disclosed = Literal["statistics"]
+
 
 @dataclass(frozen=True)
 class DeviceOptions:
@@ -30,6 +32,7 @@ class DeviceOptions:
     baseline: Literal["local"] | None = None  # what else to train, to compare with
     allow_models: tuple[str, ...] = ()
     allow_plugins: tuple[str, ...] = ()  # distributions whose code the federation may run here
+    disclose: tuple[Disclosed, ...] = ()  # what else the server may know
     stay: bool = False  # after the last round, for the federation's next run
     limits: OrderLimits = DEFAULT_LIMITS
     resources: ResourceLimits = NO_BOUNDS  # what of the machine it may use, and when

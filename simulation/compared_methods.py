@@ -151,7 +151,7 @@ class Comparison:
             SettingError: The settings do not fit the data, or the model does not fit the method.
         """
         resolved = planning.resolve(self._overrides(name, settings))
-        plan = planning.make_plan(resolved, self.profiles, FEDERATION)
+        plan = planning.make_plan(resolved, self.profiles, FEDERATION, fewest=1)
         check_model(plan.model, resolved.configured, resolved.seed)
 
 

@@ -158,7 +158,7 @@ class Federation:
         """Make the coordinator. Its clock stands still, so that no device is late and no order expires."""
         ledger, blobs, executors = self._state.storage.ledger, self._state.storage.blobs, InlineExecutors()
         lab = ThreadLab(blobs, executors, settings.server.threads or self._common.threads)
-        return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, Clock(lambda: 0.0, stands=True))
+        return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, Clock(lambda: 0.0, stands=True), one_owner=True)
 
     def _worker(self, coordinator: Coordinator) -> Worker:
         if self._executor is None:

@@ -126,6 +126,7 @@ def simulate(
         baseline=baseline,
         allow_models=tuple(filter(None, [overrides.get("model", {}).get("name")])),  # the caller of this function chose it
         allow_plugins=installed(),
+        disclose=("statistics",),  # all devices are the caller's own
         hooks=Hooks(train, evaluate),
     )
     page = page_address(dashboard)

@@ -111,6 +111,10 @@ class DeviceCommands(ExtensibleGroup):
     "--only-when", multiple=True, type=click.Choice(["idle", "charging"]),
     help="Train only while the device is idle or charging (may be given twice).",
 )  # fmt: skip
+@click.option(
+    "--disclose", multiple=True, type=click.Choice(["statistics"]),
+    help="statistics: sums of targets, and of columns that meta.json wants scaled over the federation, and class shares.",
+)  # fmt: skip
 @click.option("--stay", is_flag=True, help="After the last round, wait for the federation's next run.")
 @click.option(
     "--hooks", metavar="MODULE", help="Module with this device's own train(model, data, context), evaluate(model, data)."
@@ -145,6 +149,7 @@ def _train(given: dict[str, Any]) -> None:
         data=Path(given["data"][0]),
         model=given["allow_models"],
         plugins=given["allow_plugin"],
+        disclose=given["disclose"],
         token=token_in(given["token"], given["token_file"]),
         connect_timeout_s=given["connect_timeout"],
         limits=OrderLimits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),

@@ -111,6 +111,7 @@ class Prepared:
         validation_y: As `train_y`.
         standardiser: Scaling of the features, or None if they stay as they are.
         test_groups: Group of each test sample, (N,). Samples of one group are not independent.
+        targets: Scale of the numbers to predict; None in other tasks.
         validation_weight: Weight of each validation sample, (V,) float64, such that a group counts as one sample. None if
             every sample counts as one.
     """
@@ -124,6 +125,7 @@ class Prepared:
     standardiser: Standardiser | None
     test_groups: npt.NDArray[np.intp] | None = None
     validation_weight: Tensor | None = None
+    targets: Scale | None = None
 
 
 def prepare(shard: Shard, plan: Plan) -> Prepared:
@@ -144,14 +146,15 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     check_labelled_alike(shard, spec, plan.task, plan.classes)
     check_columns(shard, plan.column_names)
     seed = derive(plan.seed, "validation")
-    y_train, y_test = y_of(shard, plan.task, plan.classes, plan.targets)
+    targets = (plan.targets or _own_scale(shard)) if plan.task == "regression" else None
+    y_train, y_test = y_of(shard, plan.task, plan.classes, targets)
     fitted, held = hold_out(strata(y_train, plan.task), plan.train.validation, seed, shard.kind, shard.groups)
     standardiser = _standardiser(shard, plan, fitted)
     x = [prepare_features(part, spec, standardiser, f"shard {shard.name}") for part in (shard.train_x, shard.test_x)]
     y = [torch.from_numpy(part) for part in (y_train, y_test)]
     groups = None if shard.test_groups is None else np.unique(shard.test_groups, return_inverse=True)[1]
     weight = None if shard.groups is None else torch.from_numpy(_group_weights(shard.groups[held]))
-    return Prepared(x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups, weight)
+    return Prepared(x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups, weight, targets)
 
 
 def _group_weights(groups: Array) -> npt.NDArray[np.float64]:
@@ -161,25 +164,21 @@ def _group_weights(groups: Array) -> npt.NDArray[np.float64]:
 
 
 def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | None:
-    """Return the scaling by the samples that are trained on, or by those of all devices if the shard asks for that.
-
-    Raises:
-        ShapeMismatch: The shard asks for the statistics of all devices, but the plan has none.
-    """
+    """Return the scaling by the samples that are trained on, or by the plan's scale if the shard asks for that."""
     if not shard.standardise or shard.kind not in ("series", "tabular"):
         if shard.fill is None and not shard.missing_words:
             return None
         zeros = np.zeros(shard.train_x.shape[-1])
         return Standardiser(zeros, zeros + 1, shard.fill, shard.missing_words)
-    if not shard.over_the_federation:
+    if not shard.over_the_federation or plan.scale is None:
         scaling = Standardiser.fit(_numbers(shard.train_x[fitted]))
         return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
-    if plan.scale is None:
-        raise ShapeMismatch(
-            f'shard {shard.name} is to be standardised over the federation (meta.json: "standardise": "federation"), but no '
-            "device declared its columns before round 1; leave that key out, or start a federation in which all declare it"
-        )
     return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std), shard.fill, shard.missing_words)
+
+
+def _own_scale(shard: Shard) -> Scale:
+    own = Standardiser.fit(shard.train_y)
+    return Scale(own.mean.tolist(), own.std.tolist())
 
 
 def check_columns(shard: Shard, expected: Sequence[str]) -> None:
@@ -196,7 +195,7 @@ def y_of(shard: Shard, task: TaskName, classes: Sequence[Label], scale: Scale | 
     """Return y of the training part and of the test part as models take it.
 
     With classes these are int64 indices in `classes`; in other tasks float32, (N, K). Numbers to predict are standardised by
-    `scale`, the federation's mean and standard deviation.
+    `scale`, a mean and standard deviation.
 
     Raises:
         UndeclaredLabels: A label is not in `classes`.

@@ -173,7 +173,7 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors
         test_samples=result.test_samples or 0,
         round=result.round,
         task=plan.task,
-        targets=plan.targets,
+        targets=learner.targets,
         seed=plan.seed,
         plugins=plan.plugins or msgspec.UNSET,
     )

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from attune.common.plan import Plan
+from attune.common.plan import Plan, Scale
 
 if TYPE_CHECKING:
     from attune.common.exchange.messages import BlobRef, Order
@@ -48,6 +48,9 @@ class AnyLearner(Protocol):
 
     @property
     def standardiser(self) -> Standardiser | None: ...
+
+    @property
+    def targets(self) -> Scale | None: ...
 
     @property
     def size_bytes(self) -> int: ...

@@ -94,7 +94,8 @@ class Learner:
         self.keeps_trained = bool(self.dial) and method.evaluate == "served"  # otherwise they are those of theta
         self.keeps_received = objective.keeps_received
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
-        self.data, self.standardiser = _on_device(prepared, device), prepared.standardiser
+        self.data = _on_device(prepared, device)
+        self.standardiser, self.targets = prepared.standardiser, prepared.targets
         self.holdings = Holdings(_manifests(self.part_of, self.theta), has_rival, {})
         measure, family = MEASURES[plan.task], (family_of(plan), "method")
         self.trainer = Trainer(

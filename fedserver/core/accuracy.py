@@ -89,6 +89,13 @@ def no_better_than(constant: Mapping[str, tuple[float, int]], latest: Mapping[st
     return [name for name in both if latest[name][0] <= constant[name][0] < 1]
 
 
+def without_use(rows: Iterable[Report], latest: Mapping[str, tuple[float, int]]) -> list[str]:
+    """Return the clients whose model is no better than a constant answer, by their numbers or as they say themselves."""
+    listed = list(rows)
+    said = {client for client, row in comparisons(listed).items() if row.above_constant == 0}
+    return sorted({*said, *no_better_than(constants(listed), latest)})
+
+
 def summary(rows: Iterable[Report], evaluate: Evaluate, metric: str = "accuracy") -> str:
     """Return one line about a round, for the log."""
     listed = list(rows)

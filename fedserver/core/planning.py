@@ -14,7 +14,7 @@ from attune.common.exchange.registry import settings_of
 from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method, check_task
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
 from attune.common.models import registry as models
-from attune.common.plan import DataSettings, Plan, Profile
+from attune.common.plan import FEWEST, DataSettings, Plan, Profile
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
 from attune.fedserver.core.encodings import Encodings, encodings_of
 from attune.fedserver.core.phases import Rules
@@ -147,10 +147,13 @@ def reconcile(recorded: Mapping[str, Any] | None, overrides: Mapping[str, Any]) 
     return merged
 
 
-def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], federation: str, run: str = "") -> Plan:
+def make_plan(
+    settings: ResolvedSettings, profiles: Mapping[str, Profile], federation: str, run: str = "", fewest: int = FEWEST
+) -> Plan:
     """Make the plan for the devices present at round 1, whose data have one form.
 
-    The classes are those that the operator declares, else the sorted union of the devices' labels.
+    The classes are those that the operator declares, else the sorted union of the devices' labels. Statistics become common
+    scales only where `fewest` devices disclose them, or all.
 
     Raises:
         SettingError: The settings do not fit the devices' data, classes look alike, or the plan is too long.
@@ -182,10 +185,10 @@ def make_plan(settings: ResolvedSettings, profiles: Mapping[str, Profile], feder
         method=settings.method.name,
         method_options=settings.method_options,
         train=settings.train,
-        scale=scale_of(profiles),
+        scale=scale_of(profiles, fewest),
         column_names=declared.columns or columns_of(profiles),
         task=first.task,
-        targets=scale_of_targets(profiles),
+        targets=scale_of_targets(profiles, fewest),
         run=run,
         transforms=settings.transforms,
         device_transforms=settings.encodings.on_devices,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 from attune.common.errors import SettingError
@@ -12,23 +12,25 @@ from attune.common.plan import Columns, Profile, Scale
 LARGEST = 1e100  # largest mean; its square is still finite
 
 
-def scale_of(profiles: Mapping[str, Profile]) -> Scale | None:
-    """Return mean and deviation of the feature columns over the devices that declare sums; None if no device does.
+def scale_of(profiles: Mapping[str, Profile], fewest: int = 1) -> Scale | None:
+    """Return mean and deviation of the feature columns over the devices that disclose sums; None for local scales.
+
+    All devices must disclose them, or `fewest`: from the scale of two devices, each of the two can compute the other's sums.
 
     Uses the pairwise update of Chan, Golub and LeVeque (The American Statistician 1983), which subtracts no large squares.
     Devices are folded in the order of their names.
     """
-    return _scale([profiles[name].columns for name in sorted(profiles)])
+    return _scale([profiles[name].columns for name in sorted(profiles)], fewest)
 
 
-def scale_of_targets(profiles: Mapping[str, Profile]) -> Scale | None:
-    """Return mean and deviation of the regression targets, so that all models use one unit; None in other tasks."""
-    return _scale([profiles[name].targets for name in sorted(profiles)])
+def scale_of_targets(profiles: Mapping[str, Profile], fewest: int = 1) -> Scale | None:
+    """Return mean and deviation of the regression targets, so that all models use one unit; None as in `scale_of`."""
+    return _scale([profiles[name].targets for name in sorted(profiles)], fewest)
 
 
-def _scale(declared: Iterable[Columns | None]) -> Scale | None:
+def _scale(declared: Sequence[Columns | None], fewest: int) -> Scale | None:
     present = [columns for columns in declared if columns is not None]
-    if not present:
+    if len(present) < max(1, min(fewest, len(declared))):
         return None
     folded = reduce(_both, present)
     std = [math.sqrt(square / folded.rows) for square in folded.squares]
@@ -70,17 +72,36 @@ def check_targets(profile: Profile, name: str) -> None:
     """Check the sums of targets that a device declares.
 
     Raises:
-        SettingError: No shard of this profile can have them, or they are missing.
+        SettingError: No shard of this profile can have them.
     """
     targets = profile.targets
-    if (targets is not None) != (profile.task == "regression"):
-        raise SettingError(f"{name} declares the task {profile.task} {'with' if targets else 'without'} sums of its targets")
     if targets is None:
         return
+    if profile.task != "regression":
+        raise SettingError(f"{name} declares the task {profile.task} with sums of its targets")
     sizes = {len(targets.mean), len(targets.squares)}
     if sizes != {len(profile.labels)} or targets.rows != profile.samples or not _within(targets):
         raise SettingError(
             f"{name} declares sums of targets that its shard cannot have: {targets.rows} rows of {sorted(sizes)} targets"
+        )
+
+
+def check_ability(profile: Profile, name: str, able: bool, scale: Scale | None, targets: Scale | None) -> None:
+    """Check that a device can standardise as the plan says.
+
+    Args:
+        profile: What the device declares.
+        name: The device.
+        able: Whether it can standardise by its own statistics (common.protocol.LOCAL_SCALE).
+        scale: The plan's scale of features.
+        targets: The plan's scale of targets.
+
+    Raises:
+        SettingError: The device relies on a common scale, and there is none.
+    """
+    if not able and ((profile.columns and scale is None) or (profile.targets and targets is None)):
+        raise SettingError(
+            f"{name} cannot standardise by its own statistics, and this federation has no common ones: update fedclient"
         )
 
 

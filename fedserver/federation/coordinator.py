@@ -17,7 +17,7 @@ import msgspec
 from attune.common.errors import AttuneError, CertificateRefused, FederationFailed
 from attune.common.exchange.messages import Farewell, Notice, Welcome, WorkName
 from attune.common.faults import SERVER, fail_at
-from attune.common.plan import Plan, Profile
+from attune.common.plan import FEWEST, Plan, Profile, standardisation
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
@@ -55,7 +55,9 @@ class Coordinator:
         federation: str,
         executors: Executors,
         clock: Clock = Clock(),  # noqa: B008 - it is immutable
+        one_owner: bool = False,
     ) -> None:
+        """Take over the parts of a federation. `one_owner`: all devices are of one person, as in a simulation."""
         self.settings = settings
         self.ready = asyncio.Event()  # orders are out: what answers them can be taken in
         self.finished = asyncio.Event()  # done, or failed
@@ -68,10 +70,11 @@ class Coordinator:
         self.plan: Plan | None = None
         self._run = ""  # the name of the run; empty: the first
         self.max_bytes: Mapping[str, int] = {}  # part that devices hand in -> the largest blob that can be an answer
+        self.fewest = 1 if one_owner else FEWEST  # devices whose statistics are combined for others
         self._rules, self.clock, self._federation = settings.rules, clock, federation
         self._ledger, self._blobs, self._executors = ledger, blobs, executors
         self._passed_over = PassedOver(ledger, self.troubles)
-        self._orders = OrderSender(settings, ledger, self.streams, lab, blobs, executors, self.activity)
+        self._orders = OrderSender(settings, ledger, self.streams, lab, blobs, executors, self.activity, self.fewest)
         self.book = self._orders.book
         self._closer = RoundCloser(settings.adaptation, self.inbox, lab, self._orders, executors)
         self._closing_since: float | None = None  # monotonic; while updates are aggregated
@@ -188,7 +191,7 @@ class Coordinator:
 
     async def _make_plan(self, profiles: Mapping[str, Profile]) -> None:
         """Fix the plan, make the state before round 1 durable, and tell all waiting devices."""
-        plan = planning.make_plan(self.settings, profiles, self._federation, self._run)
+        plan = planning.make_plan(self.settings, profiles, self._federation, self._run, self.fewest)
         started = await self.troubles.overcome("making the first state", lambda: self.lab.start(plan, [], 0))
         plan, record = planning.pinned(plan, started.body_digest), self.round.record
         await self.troubles.overcome("writing the plan", lambda: self._ledger.commit_round(record, started.slots, [], {}, plan))
@@ -196,6 +199,8 @@ class Coordinator:
         await self.lab.settle()
         self.plan, self.max_bytes = plan, started.max_bytes
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
+        if how := standardisation(plan):
+            LOG.info("%s", how)
         if why := planning.why_this_model(self.settings, plan):
             LOG.info("a %s, because %s", plan.model.name, why)
         if (why := outvoted(self.settings.round, len(profiles), SUSPECTED)) and self.settings.round.clients:

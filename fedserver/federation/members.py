@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attune.common.errors import AttuneError, OrderClosed, ShapeMismatch, UpdateRefused
+from attune.common.errors import AttuneError, OrderClosed, SettingError, ShapeMismatch, UpdateRefused
 from attune.common.exchange.messages import Hello, Notice, read_profile
-from attune.common.protocol import CHANGE
+from attune.common.plan import Profile
+from attune.common.protocol import LOCAL_SCALE
 from attune.fedserver.core import messages as events
+from attune.fedserver.core import scale as scales
 from attune.fedserver.core import schema
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.device_activity import WORK, DeviceStage
@@ -55,10 +57,12 @@ class Members:
         self._coordinator.revoked.check(name)
         schema.check_possible(profile, name)
         if self._coordinator.plan is not None:
-            schema.check_fits(profile, self._coordinator.plan, name)
+            plan = self._coordinator.plan
+            schema.check_fits(profile, plan, name)
+            scales.check_ability(profile, name, LOCAL_SCALE in hello.encodings, plan.scale, plan.targets)
         else:
             schema.check_declared(profile, self._settings.data, name)
-        stream = Stream(name, profile, hello.software, hello.inline_bytes, CHANGE in hello.encodings)
+        stream = Stream(name, profile, hello.software, hello.inline_bytes, hello.encodings)
         note = SECOND_STREAM if self._streams.enter(stream) else ""
         self._arrived.append((stream, note))
         if len(self._arrived) == 1:
@@ -116,10 +120,24 @@ class Members:
             self._coordinator.cannot_begin(ShapeMismatch(agreement.tie))
             return False
         greedy = {} if self._settings.data.classes else schema.too_many_classes(agreement.agreed, tokens)
-        for name, error in {**agreement.odd, **greedy}.items():
+        unable = self._unable(agreement.agreed)
+        for name, error in {**agreement.odd, **greedy, **unable}.items():
             await self._refuse(name, error)
-        agreed = {name: profile for name, profile in agreement.agreed.items() if name not in greedy}
+        agreed = {name: profile for name, profile in agreement.agreed.items() if name not in {*greedy, *unable}}
         return len(agreed) >= self._settings.round.min_clients and await self._coordinator.try_plan(agreed)
+
+    def _unable(self, profiles: Mapping[str, Profile]) -> dict[str, AttuneError]:
+        """Return an error for each device that relies on common statistics, if these devices disclose too few."""
+        fewest = self._coordinator.fewest
+        scale, targets = scales.scale_of(profiles, fewest), scales.scale_of_targets(profiles, fewest)
+        errors: dict[str, AttuneError] = {}
+        for name, profile in profiles.items():
+            stream = self._streams.get(name)
+            try:
+                scales.check_ability(profile, name, stream is not None and stream.scales, scale, targets)
+            except SettingError as error:
+                errors[name] = error
+        return errors
 
     async def _refuse(self, name: str, error: AttuneError) -> None:
         if self._is_written(name, str(error)):

@@ -47,10 +47,12 @@ class OrderSender:
         blobs: Blobs,
         executors: Executors,
         activity: DeviceActivity,
+        fewest: int,
     ) -> None:
         self.book, self._activity = OrderBook(), activity
         self._settings, self._ledger, self._streams, self._lab = settings, ledger, streams, lab
         self._blobs, self._executors = blobs, executors
+        self._fewest = fewest  # votes of which a prior is made
         self._priors: dict[int, Prior] = {}  # of the evaluation after this round, once it was asked for
 
     async def open(
@@ -108,13 +110,15 @@ class OrderSender:
             self._streams.send(name, order.carrying({digest: data[digest] for digest in inline}))
 
     async def _prior(self, record: Record, number: int) -> Prior:
-        """Return what devices found before this evaluation. It is read once.
+        """Return what devices found before this evaluation; nothing from fewer than `fewest` devices. It is read once.
 
         Its rows change only when a device is revoked, so the prior is the same after a restart.
         """
         if number not in self._priors:
             rows = await self._ledger.last_evaluations(number, range(record.given_up_after + 1, record.given_up + 1))
-            self._priors = {number: await self._executors.disk(lambda: prior_of(votes_of(rows)))}
+            votes = votes_of(rows)
+            prior = await self._executors.disk(lambda: prior_of(votes)) if len(votes) >= self._fewest else NO_PRIOR
+            self._priors = {number: prior}
         return self._priors[number]
 
     def count_votes_anew(self) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 from attune.common.errors import AttuneError, Replaced, Unreachable
 from attune.common.exchange.messages import ToDevice
 from attune.common.plan import Profile
+from attune.common.protocol import CHANGE, LOCAL_SCALE
 
 
 class RevokedDevices:
@@ -39,12 +41,15 @@ MOST_MOVES = 16  # a device of this version moves four times an order
 class Stream:
     """Server's end of a control stream. The newest stream of a device owns its orders; an older one is closed."""
 
-    def __init__(self, name: str, profile: Profile, software: str = "", inline_bytes: int = 0, changes: bool = False) -> None:
+    def __init__(
+        self, name: str, profile: Profile, software: str = "", inline_bytes: int = 0, known: Collection[str] = ()
+    ) -> None:
         self.name = name
         self.profile = profile
         self.software = software
         self.inline_bytes = inline_bytes  # of blobs that the device takes within an order
-        self.changes = changes  # whether the device accepts a delta from the value that it holds
+        self.changes = CHANGE in known  # whether the device accepts a delta from the value that it holds
+        self.scales = LOCAL_SCALE in known  # whether it can standardise by its own statistics
         self._progress, self._moves = ("", 0.0), 0  # the order and the share of it that is done; how often that has changed
         self._unsent: asyncio.Queue[ToDevice | None] = asyncio.Queue(MAX_UNSENT)
         self._error: AttuneError | None = None

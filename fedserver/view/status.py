@@ -9,9 +9,10 @@ from typing import Any
 from attune.common.config import RoundSettings
 from attune.common.metrics import METRICS
 from attune.common.paired import verdict_of
+from attune.common.plan import standardisation
 from attune.common.statistics import interval_of
 from attune.common.task import TASKS, TaskName
-from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, no_better_than, over_all
+from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, over_all, without_use
 from attune.fedserver.core.advice import advice
 from attune.fedserver.core.fleet_verdict import call_of, fleet_verdicts
 from attune.fedserver.core.messages import Phase, Record
@@ -79,10 +80,11 @@ def status(
             for device in devices
         ],
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
+        "standardisation": (standardisation(snapshot.plan) or None) if snapshot.plan else None,
         "metric": TASKS[task].metric,
         "accuracy": over_all(latest),
         "constant": over_all({name: constant[name] for name in constant.keys() & latest.keys()}),
-        "no_better_than_constant": no_better_than(constant, latest),
+        "no_better_than_constant": without_use(rows, latest),
         "fleet": [verdict.report() for verdict in verdicts],
         "paused": record.paused,
         "reason": record.reason or None,

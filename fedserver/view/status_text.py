@@ -84,7 +84,9 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
         yield f"what devices keep {verdict['words']}"
     if status["accuracy"] and status["constant"]:
         yield f"a constant answer: {_averages(status['constant'])}"
-        yield from _no_better(status)
+    yield from _no_better(status)
+    if status["standardisation"]:
+        yield status["standardisation"]
 
 
 def _averages(averages: dict[str, float]) -> str:
@@ -94,7 +96,8 @@ def _averages(averages: dict[str, float]) -> str:
 def _no_better(status: dict[str, Any]) -> Iterator[str]:
     """Yield warnings that the models are no better than a constant answer, on average or on some devices."""
     names = {"mean_over_clients": "over clients", "over_samples": "over samples"}
-    beaten = [name for key, name in names.items() if status["accuracy"][key] <= status["constant"][key]]
+    known = status["accuracy"] and status["constant"]
+    beaten = [name for key, name in names.items() if known and status["accuracy"][key] <= status["constant"][key]]
     if beaten:
         yield f"no better than a constant answer {' and '.join(beaten)}: these models have learned nothing useful"
     if count := len(status["no_better_than_constant"]):

@@ -162,7 +162,7 @@ def summarise(
         kept=dict(sorted(Counter(client.kept for client in listed if client.kept).items())),
         clients=listed,
         settings=settings.fixed(),
-        no_better_than_constant=of_rows.no_better_than(of_rows.constants(rows), of_rows.accuracies(rows, evaluate)),
+        no_better_than_constant=of_rows.without_use(rows, of_rows.accuracies(rows, evaluate)),
         task=task,
         fleet=[verdict.report() for verdict in verdicts],
     )

@@ -37,7 +37,9 @@ def test_symptoms_are_told_from_a_table_to_pictures(federation_at: Callable[[str
     odd = federation.device(tabular_shard(tmp_path / "odd", 1, features=3))
     assert odd.code() != 0
     assert "the shard of odd is for classes; this federation is for multilabel" in odd.text
-    devices = [federation.device(*what, "--baseline", "local") for what in ((shard,), (tables[1], *labels))]
+    devices = [
+        federation.device(*what, "--baseline", "local", "--disclose", "statistics") for what in ((shard,), (tables[1], *labels))
+    ]
     assert [process.code() for process in (*devices, server)] == [0, 0, 0], server.text
     assert "label accuracy 0." in server.text
 

@@ -107,7 +107,9 @@ class HostedLearners:
 
     def _state(self, name: str) -> requests.LearnerState:
         learner = self._learner(name)
-        return requests.LearnerState(learner.holdings, learner.standardiser, learner.size_bytes, learner.newest, learner.orders)
+        return requests.LearnerState(
+            learner.holdings, learner.standardiser, learner.targets, learner.size_bytes, learner.newest, learner.orders
+        )
 
 
 def _portable(error: Exception) -> Exception:

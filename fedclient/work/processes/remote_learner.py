@@ -63,7 +63,7 @@ class RemoteLearner:
 
     def _update(self, state: requests.LearnerState) -> None:
         self._holdings, self.newest = state.holdings, state.newest
-        self.standardiser, self.size_bytes = state.standardiser, state.size_bytes
+        self.standardiser, self.targets, self.size_bytes = state.standardiser, state.targets, state.size_bytes
         self.orders.adopt(state.orders)
 
     def _ask_until_answered(self, request: requests.HostRequest) -> object:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attune.common.exchange.messages import Order
 from attune.common.metrics import Choice
-from attune.common.plan import Plan
+from attune.common.plan import Plan, Scale
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
@@ -76,6 +76,7 @@ class LearnerState:
 
     holdings: Holdings
     standardiser: Standardiser | None
+    targets: Scale | None
     size_bytes: int
     newest: OrderResult | None
     orders: OrderStore

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attune
-from attune.common.errors import SettingError, ShapeMismatch
-from attune.common.plan import Columns, Profile, Scale
+from attune.common.config import TrainSettings
+from attune.common.errors import SettingError
+from attune.common.plan import Columns, Profile, Scale, standardisation
 from attune.fedclient.data.prepare import Standardiser, prepare
 from attune.fedclient.data.shard import column_sums, load_shard
+from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.core.scale import check_columns, scale_of
 from attune.fedserver.core.schema import check_possible
 
@@ -94,7 +96,7 @@ def test_a_plan_without_a_scale_has_the_bytes_that_it_had_before_there_were_scal
     assert b"scale" in msgspec.json.encode(msgspec.structs.replace(plan, scale=Scale([0.0], [1.0])))
 
 
-def test_the_plans_scale_is_applied_and_one_without_it_is_refused(write, samples, plan_for) -> None:
+def test_the_plans_scale_is_applied_and_without_one_the_devices_own(write, samples, plan_for) -> None:
     x, y = samples("tabular")
     shard = load_shard(write(x, y, test=(x, y), meta=SHARED))
     plan = plan_for("tabular", (5,), [0, 1])
@@ -102,8 +104,20 @@ def test_the_plans_scale_is_applied_and_one_without_it_is_refused(write, samples
     ready = prepare(shard, msgspec.structs.replace(plan, scale=scale))
     assert np.array_equal(ready.test_x, ((x - scale.mean) / scale.std).astype("f4"))
     assert ready.standardiser is not None and ready.standardiser.to_dict() == {"mean": scale.mean, "std": scale.std}
-    with pytest.raises(ShapeMismatch, match="no device declared its columns before round 1"):
-        prepare(shard, plan)
+    alone = prepare(shard, msgspec.structs.replace(plan, train=TrainSettings(validation=0)))
+    assert alone.standardiser is not None and alone.standardiser.to_dict() == Standardiser.fit(x).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("disclosing", "silent", "common"), [(1, 0, True), (2, 1, False), (4, 1, False), (4, 0, True), (5, 3, True)]
+)
+def test_a_common_scale_needs_five_devices_or_all(disclosing: int, silent: int, common: bool) -> None:
+    sums = Columns(2, [2.0, 4.0], [2.0, 0.0])
+    profiles = {f"a{i}": profile(sums) for i in range(disclosing)} | {f"z{i}": profile(None) for i in range(silent)}
+    plan = make_plan(resolve({"method": {"name": "fedavg"}}), profiles, "f")
+    assert (plan.scale is not None) is common
+    words = "standardised over the federation" if common else "neither 5 devices nor all of them disclosed"
+    assert words in standardisation(plan)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,6 @@ def test_a_plan_of_classes_says_nothing_of_tasks() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"targets": None}, "declares the task regression without sums"),
         ({"task": "classes"}, "declares the task classes with sums"),
         ({"targets": Columns(9, [5.0], [40.0])}, "sums of targets that its shard cannot have"),
         ({"targets": Columns(10, [5.0, 1.0], [40.0, 1.0])}, "cannot have"),

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from attune.common import aio
-from attune.common.errors import DiskFull, HomeMismatch, LedgerBusy
+from attune.common.errors import DiskFull, HomeMismatch, LedgerBusy, SettingError
 from attune.common.exchange.messages import Hello, Order
-from attune.common.plan import Profile
+from attune.common.plan import Columns, Profile
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.fedserver.core.messages import OrderId, Phase
 from attune.fedserver.core.planning import resolve
@@ -73,14 +73,21 @@ class Server:
                 await asyncio.sleep(0.01)
 
 
-def process(world: World, scenario: Callable[[Server], Awaitable[None]], settings: Mapping[str, Any] = SETTINGS) -> None:
+def process(
+    world: World,
+    scenario: Callable[[Server], Awaitable[None]],
+    settings: Mapping[str, Any] = SETTINGS,
+    devices: str = "ab",
+    *,
+    one_owner: bool = False,
+) -> None:
     """Run `scenario` against a coordinator over the present state, as one process would."""
 
     async def run() -> None:
         ledger, executors = world.ledger(), Executors()
         lab = ThreadLab(world.blobs, executors)
-        coordinator = Coordinator(ledger, world.blobs, lab, resolve(settings), "federation", executors)
-        for name in ("a", "b"):
+        coordinator = Coordinator(ledger, world.blobs, lab, resolve(settings), "federation", executors, one_owner=one_owner)
+        for name in devices:
             if await ledger.device(name) is None:
                 await ledger.enrol(name, name, Certificate(name, name, "device", 1e12), 0.0)
         try:
@@ -139,8 +146,8 @@ def test_an_evaluation_begins_with_the_results_of_the_last_also_after_a_restart(
         order = await next_order(stream)
         assert (order.id, order.prior) == ("evaluate-2-b", pytest.approx({"common": 1 / 3, "local": 2 / 3}))
 
-    process(world, first, settings)
-    process(world, second, settings)
+    process(world, first, settings, one_owner=True)
+    process(world, second, settings, one_owner=True)
 
 
 def held_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
@@ -665,5 +672,30 @@ def test_who_is_revoked_has_no_say_any_more_in_this_process_as_in_the_next(world
     async def restarted(server: Server) -> None:
         assert (await next_order(*server.connect("b"))).prior == EQUAL
 
-    process(world, revoked, WEIGHS)
-    process(world, restarted, WEIGHS)
+    process(world, revoked, WEIGHS, one_owner=True)
+    process(world, restarted, WEIGHS, one_owner=True)
+
+
+@pytest.mark.parametrize(("devices", "told"), [("ab", False), ("abcd", False), ("abcde", True)])
+def test_what_fewer_than_five_devices_found_is_told_to_none_of_them(world: World, devices: str, told: bool) -> None:
+    async def scenario(server: Server) -> None:
+        orders = await until(server, server.connect(*devices), "evaluate", 3, {})
+        assert [bool(order.prior) for order in orders] == [told] * len(devices)
+
+    process(world, scenario, WEIGHS | {"round": WEIGHS["round"] | {"min_clients": len(devices)}}, devices)
+
+
+def test_a_device_that_relies_on_common_statistics_is_refused_before_round_1_where_there_are_none(world: World) -> None:
+    """An older device sends its sums, and has no scale of its own; two of the three devices disclose nothing."""
+    older = msgspec.structs.replace(PROFILE, columns=Columns(10, [0.0] * 3, [1.0] * 3))
+
+    async def scenario(server: Server) -> None:
+        stream = server.members.connect("a", Hello("old", msgspec.json.encode(older), ()))
+        assert [(await next_order(stream)).work for stream in server.connect("b", "c")] == ["train", "train"]
+        with pytest.raises(SettingError, match=r"a cannot standardise by its own statistics.*update fedclient"):
+            await stream.next()
+        with pytest.raises(SettingError, match="a cannot standardise by its own statistics"):
+            server.members.connect("a", Hello("old", msgspec.json.encode(older), ()))
+        assert server.coordinator.plan is not None and server.coordinator.plan.scale is None
+
+    process(world, scenario, devices="abc")

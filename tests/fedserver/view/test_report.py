@@ -86,6 +86,7 @@ def shown(accuracy: float, constant: float | None, no_better: list[str], clients
     said |= {
         "setback": None,
         "taken_back": [],
+        "standardisation": None,
         "awaited": [],
         "adapting": [],
         "fleet": [],
