@@ -28,6 +28,9 @@ def home(request: pytest.FixtureRequest, federation_at: Callable[[str], Federati
     return federation
 
 
+AS_BEFORE = ("--threads", "1", "--disclose", "statistics")  # earlier versions disclosed them unasked
+
+
 def go_on(federation: Federation, kind: str) -> dict[str, Any]:
     """Start the server and the devices that come back, and return the content of the home when all is done."""
     folder = federation.home.parent
@@ -35,7 +38,7 @@ def go_on(federation: Federation, kind: str) -> dict[str, Any]:
     server = federation.server()
     more = [word for shard in others for word in ("--data", str(shard))]
     name, place = (HOST, folder / "devices") if others else (f"{HOST}-{first.stem}", folder / "devices" / first.stem)
-    devices = federation.device(first, *more, "--home", str(place), "--threads", "1", name=name)
+    devices = federation.device(first, *more, *AS_BEFORE, "--home", str(place), name=name)
     assert devices.code() == 0, devices.text
     federation.await_status(lambda status: status["state"] == "done")
     assert server.stop() == 0
