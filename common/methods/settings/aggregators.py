@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from attune.common.config import Count, NonNegative, Positive, Share
+from attune.common.errors import SettingError
 from attune.common.plugins import PluginRegistry
 
 Sigma = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # finite, so that sigma * cosine is
@@ -15,6 +16,7 @@ Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Cap = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Minority = Annotated[float, msgspec.Meta(ge=0, lt=0.5)]
 Robust = Literal["none", "clip", "median", "trimmed-mean", "multi-krum"]
+SharedOptimiser = Literal["none", "momentum", "adam", "yogi", "adagrad"]
 VOTES = ("median", "trimmed-mean", "multi-krum")  # in which devices outvote one another
 
 
@@ -99,6 +101,37 @@ class MeanSettings(ClippedSettings, frozen=True, forbid_unknown_fields=True):
     uniform: bool = False
     # Step of the server's value towards the cohort's mean (pFedMe's beta). 1: to the mean.
     server_mix: Positive = 1.0
+    # Optimiser of the server for shared parts: each round is one step along the cohort's mean change. none: to the mean.
+    shared_optimiser: SharedOptimiser = "none"
+    # Learning rate of that step. none: 1 for momentum, 0.03 for the others.
+    shared_lr: Positive | None = None
+    # Share of the former steps that is kept (the paper's beta1). none: 0.9, and 0 for adagrad.
+    shared_momentum: Share | None = None
+    # Share of the former squares that is kept (the paper's beta2), for adam and yogi.
+    shared_beta2: Share = 0.99
+    # Smallest size of a step's denominator (the paper's tau), for adam, yogi and adagrad.
+    shared_adaptivity: Positive = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.shared_optimiser != "none" and self.server_mix != 1:
+            raise SettingError(
+                f"method.server_mix = {self.server_mix} and method.shared_optimiser = {self.shared_optimiser!r} both set the "
+                "server's step: leave one of them out (method.shared_lr scales the step of an optimiser)"
+            )
+
+    @property
+    def step(self) -> float:
+        """The learning rate in force of the server's optimiser."""
+        if self.shared_lr is not None:
+            return self.shared_lr
+        return 1.0 if self.shared_optimiser == "momentum" else 0.03
+
+    @property
+    def momentum(self) -> float:
+        """The momentum in force of the server's optimiser."""
+        if self.shared_momentum is not None:
+            return self.shared_momentum
+        return 0.0 if self.shared_optimiser == "adagrad" else 0.9
 
 
 class AttentionSettings(MixedSettings, frozen=True, forbid_unknown_fields=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import ClassVar
 
 import torch
 
@@ -12,7 +11,7 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AggregatorSettings, MeanSettings
 from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import DTYPES, manifest_of
-from attune.fedserver.lab.aggregators import votes
+from attune.fedserver.lab.aggregators import adaptive, votes
 from attune.fedserver.lab.aggregators.base import IN_TURN, Block, Carrier, Put, Tensors, Unit, Vault, cohort, manifest_in, write
 from attune.fedserver.lab.aggregators.votes import gram, stack
 
@@ -28,7 +27,7 @@ class SharedValue:
     `apply`, and list in `keys` the vault keys that they write. Memory: one tensor of one update and its running sum.
     """
 
-    keys: ClassVar[tuple[str, ...]] = (VALUE,)  # each has the tensors of the part; devices are served VALUE
+    keys: tuple[str, ...] = (VALUE,)  # each has the tensors of the part; devices are served VALUE
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class SharedValue:
         if not counted:
             return {}
         with ExitStack() as opened:
-            writers = {key: opened.enter_context(self._vault.writer(key, self._known())) for key in self.keys}
+            writers = {key: opened.enter_context(self._vault.writer(key, self._kept(key))) for key in self.keys}
             for _, _, puts in self._carrier.carry(self, counted):
                 for key, name, value in puts:
                     writers[key].put(name, value)
@@ -95,6 +94,10 @@ class SharedValue:
     def _shares(self, updates: Sequence[PartUpdate]) -> list[float]:
         return shares_of(updates, uniform=False)
 
+    def _kept(self, key: str) -> Manifest:
+        """Return dtype and shape of the tensors under a key: here those of the part."""
+        return self._known()
+
     def _known(self) -> Manifest:
         if self._manifest is None:
             self._manifest = manifest_of(self._vault.read(VALUE))
@@ -104,7 +107,8 @@ class SharedValue:
 class Mean(SharedValue):
     """The weighted mean (FedAvg; the shared rest of every other method), or a robust rule in its place.
 
-    With `server_mix` beta, xi <- (1 - beta) xi + beta * the mean (pFedMe, Algorithm 1).
+    With `server_mix` beta, xi <- (1 - beta) xi + beta * the mean (pFedMe, Algorithm 1). With `shared_optimiser` xi takes a step
+    of an optimiser along the mean change instead (`adaptive`).
 
     With `robust`, a median or a trimmed mean of every number takes the place of the sum (memory: one tensor of all updates), or
     the mean of the updates that Multi-Krum chooses by the distances of whole updates; for it all blocks are one unit. "clip"
@@ -112,6 +116,17 @@ class Mean(SharedValue):
     """
 
     _settings: MeanSettings
+
+    def __init__(
+        self, settings: MeanSettings, vault: Vault, seed: int, components: Mapping[str, list[str]], carrier: Carrier = IN_TURN
+    ) -> None:
+        super().__init__(settings, vault, seed, components, carrier)
+        self.keys = (VALUE, *adaptive.moments(settings.shared_optimiser))
+
+    def start(self, initial: Mapping[str, torch.Tensor]) -> None:
+        super().start(initial)
+        for key, tensors in adaptive.at_start(self._settings, initial).items():
+            write(self._vault, key, tensors)
 
     def units(self) -> list[Unit]:
         """Return a unit for each tensor; with Multi-Krum one unit, because its choice needs the sums of all blocks."""
@@ -149,11 +164,22 @@ class Mean(SharedValue):
             chosen = [(update, share) for update, share in zip(updates, shares, strict=True) if share]
             mean = {name: weighted_mean(name, *zip(*chosen, strict=True)) for name in block.names}
             combined = combined | mean
+        if self._settings.shared_optimiser != "none":
+            states = {key: self._vault.read(key) for key in self.keys}
+            for name in block.names:
+                state = {key: tensors[name] for key, tensors in states.items() if name in tensors}
+                yield from (
+                    (key, name, value) for key, value in adaptive.stepped(self._settings, state, combined[name]).items()
+                )
+            return
         for name in block.names:
             yield VALUE, name, combined[name] if mix == 1 else mixed(before[name], combined[name], mix)
 
     def _shares(self, updates: Sequence[PartUpdate]) -> list[float]:
         return shares_of(updates, self._settings.uniform)
+
+    def _kept(self, key: str) -> Manifest:
+        return self._known() if key == VALUE else adaptive.manifest_of_moments(self._known())
 
     def _voted(self, name: str, updates: Sequence[PartUpdate]) -> torch.Tensor:
         """Return the robust rule over all updates' numbers of a tensor; integers take the mean of the middle, rounded."""

@@ -41,6 +41,8 @@ SMALL = {"embedding_dim": 5, "hidden": 7}
 KINDS: dict[str, Callable[[Vault], Aggregator]] = {
     "mean": lambda vault: Mean(MeanSettings(), vault, 3, COMPONENTS),
     "mean-uniform": lambda vault: Mean(MeanSettings(uniform=True), vault, 3, COMPONENTS),
+    "mean-momentum": lambda vault: Mean(MeanSettings(shared_optimiser="momentum"), vault, 3, COMPONENTS),
+    "mean-yogi": lambda vault: Mean(MeanSettings(shared_optimiser="yogi"), vault, 3, COMPONENTS),
     "median": lambda vault: Mean(MeanSettings(robust="median"), vault, 3, COMPONENTS),
     "trimmed-mean": lambda vault: Mean(MeanSettings(robust="trimmed-mean"), vault, 3, COMPONENTS),
     "multi-krum": lambda vault: Mean(MeanSettings(robust="multi-krum"), vault, 3, COMPONENTS),
