@@ -60,8 +60,15 @@ def measure(recipe: Recipe, point: RecipePoint, data: str, results: Results) -> 
 
 
 def add(
-    results: Results, recipe: Recipe, shards: Sequence[Path], optimiser: str, lr: float, server: float | None, seed: int, part: str
-) -> None:  # fmt: skip
+    results: Results,
+    recipe: Recipe,
+    shards: Sequence[Path],
+    optimiser: str,
+    lr: float,
+    server: float | None,
+    seed: int,
+    part: str,
+) -> None:
     """Run and write one row, if it is missing."""
     values = (recipe.name, optimiser, lr, "" if server is None else server, seed, part)
     key = dict(zip(KEY, map(str, values), strict=True))
