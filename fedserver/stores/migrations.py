@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 from attune.common.errors import HomeMismatch
+from attune.common.text import clean
 from attune.fedserver.stores import row_digests
 
 VERSION = 3  # of the schema; since 3 each row has a digest (fedserver.stores.row_digests)
@@ -54,12 +57,45 @@ def damage(path: Path, what: str) -> HomeMismatch:
     return HomeMismatch(f"{path} is damaged ({' '.join(what.split())}): restore it from a backup, or use a new --home")
 
 
+@cache
+def _expected() -> dict[str, dict[str, str]]:
+    """Return the type of each column that this version may have, by the table."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(SCHEMA)
+        row_digests.add(db)
+        tables = [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {table: {row[1]: row[2] for row in db.execute(f"PRAGMA table_info({table})")} for table in tables}
+
+
+def check_schema(db: sqlite3.Connection, path: Path) -> None:
+    """Check that a file has no triggers, views and indexes, and no tables and columns that no version has.
+
+    Such a thing is not made by fedserver. A trigger, a constraint or a computed column would act at each change.
+
+    Raises:
+        HomeMismatch: It has one; the error names it. Or a newer version of fedserver wrote it.
+    """
+    complete = version_of(db, path) == VERSION
+    rows = db.execute("SELECT type, name, sql, rootpage FROM main.sqlite_master").fetchall()
+    for kind, name, sql, page in rows:
+        if kind == "index" and sql is None:
+            continue  # SQLite's own, of a primary key
+        known = _expected().get(name, {}) if kind == "table" and page else {}
+        # A computed column is hidden; constraints beside keys are in no version
+        columns = {row[1]: row[2] for row in db.execute(f"PRAGMA main.table_xinfo({name})") if not row[6]} if known else {}
+        computed = any(word in str(sql).upper() for word in ("CHECK", "GENERATED", " AS "))
+        fits = columns == known if complete else columns.items() <= known.items()
+        if not known or computed or not fits:
+            raise damage(path, f"{clean(str(kind))} {clean(str(name))} is none of fedserver's")
+
+
 def migrate(db: sqlite3.Connection, path: Path) -> None:
     """Bring the database to this version of the schema, and let the connection keep the digests of its rows.
 
     Raises:
-        HomeMismatch: A newer version of fedserver wrote it.
+        HomeMismatch: A newer version of fedserver wrote it, or it has what no version has.
     """
+    check_schema(db, path)
     if version_of(db, path) < VERSION:
         db.execute("BEGIN IMMEDIATE")
         try:

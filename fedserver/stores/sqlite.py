@@ -23,7 +23,7 @@ from attune.common.errors import LedgerBusy
 from attune.fedserver.ports.ledger import AuditEntry, Certificate, Snapshot
 from attune.fedserver.stores import row_digests
 from attune.fedserver.stores.audit import Audit, entries
-from attune.fedserver.stores.migrations import VERSION, damage, version_of
+from attune.fedserver.stores.migrations import VERSION, check_schema, damage, version_of
 from attune.fedserver.stores.tables import BUSY_S, Tables, certificate_in, snapshot_in
 
 T = TypeVar("T")
@@ -49,6 +49,7 @@ class SqliteReader:
     @cached_property
     def _db(self) -> sqlite3.Connection:
         db = _connected(self._path, "rw", BUSY_S)
+        check_schema(db, self._path)
         if version_of(db, self._path) != VERSION:
             Tables(self._path).close()
         db.execute("PRAGMA query_only = 1")

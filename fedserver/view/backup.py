@@ -12,11 +12,12 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Collection, Iterator
 from datetime import datetime, timezone
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import msgspec
@@ -25,7 +26,7 @@ from attune.common import aio
 from attune.common.durable import PRIVATE, disk_errors, sync, write_file
 from attune.common.errors import AttuneError, HomeMismatch, LedgerBusy
 from attune.common.estimate import with_estimate
-from attune.common.text import from_json
+from attune.common.text import clean, from_json
 from attune.fedserver.home import LEFT_ASIDE, ServerHome
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE, Authority
 from attune.fedserver.identity.trust import differences_in, settle
@@ -216,6 +217,7 @@ def _verified(source: Path) -> Manifest:
     Raises:
         HomeMismatch: A file is damaged, missing, or not of this backup; the error names it.
     """
+    there = _files_below(source)
     try:
         with (source / MANIFEST).open("rb") as file:
             manifest = from_json(file.read(LONGEST_MANIFEST), Manifest)
@@ -225,7 +227,9 @@ def _verified(source: Path) -> Manifest:
         raise HomeMismatch(f"{source / MANIFEST} is damaged ({error}): use another backup") from None
     if manifest.version != VERSION:
         raise HomeMismatch(f"{source} was written by another version of fedserver: restore it with that one")
-    there = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()} - {MANIFEST}
+    for name in manifest.files:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise HomeMismatch(f"{source / MANIFEST} names {clean(name)}, which lies outside of the backup: use another one")
     if odd := sorted(there ^ manifest.files.keys()):
         raise HomeMismatch(f"{source / odd[0]} is missing, or is not of this backup: use another one")
     for name, wanted in with_estimate(list(manifest.files.items()), "files verified"):
@@ -236,6 +240,30 @@ def _verified(source: Path) -> Manifest:
         if CopiedFile((source / name).stat().st_size, digest.hexdigest()) != wanted:
             raise HomeMismatch(f"{source / name} is damaged: use another backup")
     return manifest
+
+
+def _files_below(source: Path) -> set[str]:
+    """Return the paths of all files of a backup but its manifest.
+
+    Raises:
+        HomeMismatch: There is something else than a regular file: a link leads to a file that is not the backup's, and a pipe
+            has no end.
+    """
+    files = set[str]()
+    for folder, folders, names in os.walk(source):
+        for path in (Path(folder, name) for name in (*folders, *names)):
+            facts = path.lstat()
+            if stat.S_ISDIR(facts.st_mode):
+                continue
+            if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
+                what = (
+                    "a symbolic link" if stat.S_ISLNK(facts.st_mode)
+                    else "not a regular file" if not stat.S_ISREG(facts.st_mode)
+                    else "a file with another name elsewhere (a hard link)"
+                )  # fmt: skip
+                raise HomeMismatch(f"{path} is {what}: a backup has plain files of its own. Use another one, or a copy of it")
+            files.add(path.relative_to(source).as_posix())
+    return files - {MANIFEST}
 
 
 def damages(home: ServerHome) -> Iterator[str]:
