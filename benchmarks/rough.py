@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ class Proxy:
     Args:
         to: Port of the server.
         cuts: Cuts for the first connections that carry as many bytes, one for each; later connections stay.
-        rate_bytes: Bytes per second and direction; 0 for no limit.
+        rate_bytes: Bytes per second and direction; 0 for no limit. Then the buffers of this machine are small, so that they hide no
+            link.
     """
 
     def __init__(self, to: int, cuts: list[Cut] | None = None, rate_bytes: float = 0.0) -> None:
@@ -34,6 +36,7 @@ class Proxy:
         self.cuts = list(cuts or [])
         self.silent_until = 0.0
         self.passed = {UP: 0, DOWN: 0}
+        self._connected: set[asyncio.StreamWriter] = set()
         self.connections = 0
         self.port = 0
         self._loop = asyncio.new_event_loop()
@@ -46,13 +49,20 @@ class Proxy:
         """Stop all traffic for some seconds. Connections stay open, and new ones are accepted."""
         self.silent_until = time.monotonic() + seconds
 
+    def cut_all(self) -> None:
+        """Reset all connections."""
+        self._loop.call_soon_threadsafe(lambda: [writer.transport.abort() for writer in list(self._connected)])
+
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def _run(self, ready: threading.Event) -> None:
         async def start() -> None:
-            server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+            listener = socket.create_server(("127.0.0.1", 0))
+            if self.rate_bytes:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_BYTES)
+            server = await asyncio.start_server(self._accept, sock=listener, limit=READ_BYTES)
             self.port = server.sockets[0].getsockname()[1]
             ready.set()
 
@@ -72,8 +82,10 @@ class Proxy:
             writer.transport.abort()
             return
         writers = (writer, there_writer)
+        self._connected.update(writers)
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await asyncio.gather(self._pipe(UP, reader, there_writer, writers), self._pipe(DOWN, there_reader, writer, writers))
+        self._connected.difference_update(writers)
         for each in writers:
             each.close()
 

@@ -296,11 +296,14 @@ def _frames(source: Readable, offset: int, frame_bytes: Callable[[], int]) -> It
 class Pace:
     """Frame length of one transfer, chosen by its speed so far. A frame is about a quarter of a second of the link.
 
+    A frame is at most twice as long as the one before: buffers of this machine take the first ones at once, whatever the link,
+    and a frame that is cut off is sent again.
+
     `clock` returns seconds and never goes back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._began_s, self._sent_bytes = clock, clock(), 0
+        self._clock, self._began_s, self._sent_bytes, self._last_bytes = clock, clock(), 0, 0
 
     def __repr__(self) -> str:
         return f"<Pace, frames of {self.frame_bytes()} bytes>"
@@ -308,13 +311,14 @@ class Pace:
     def sent(self, size: int) -> None:
         """Note that the transport has taken a frame of `size` bytes."""
         self._sent_bytes += size
+        self._last_bytes = max(size, LEAST_BYTES)
 
     def frame_bytes(self) -> int:
         """Return the length of the next frame."""
         if not self._sent_bytes:
             return FIRST_BYTES
         rate = self._sent_bytes / max(self._clock() - self._began_s, 1e-6)
-        return int(min(max(rate * FRAME_S, LEAST_BYTES), FRAME_BYTES))
+        return int(min(max(rate * FRAME_S, LEAST_BYTES), 2 * self._last_bytes, FRAME_BYTES))
 
 
 def paced_frames(source: Path | Readable, offset: int) -> Iterator[bytes]:

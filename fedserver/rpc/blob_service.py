@@ -26,7 +26,7 @@ from attune.fedserver.rpc.auth import caller
 from attune.fedserver.rpc.service import DevicePulses
 
 STALL_TIMEOUT_S = 60.0  # without a frame; progress counts, not the total time
-BATCH_FRAMES = 2  # frames handed to a disk thread at a time, while as many more are on their way
+BATCH_FRAMES = 2  # full frames handed to a disk thread at a time, while as many more are on their way
 
 
 class BlobService:
@@ -112,7 +112,7 @@ def _take(frames: Iterator[bytes]) -> list[bytes]:
 
 
 async def _batch(context: grpc.aio.ServicerContext, name: str, pulse: Pulse) -> list[bytes]:
-    """Return the next frames, up to BATCH_FRAMES; an empty list at the end.
+    """Return the next frames; an empty list at the end. A frame of less than FRAME_BYTES, of a slow link, is written at once.
 
     Raises:
         LimitExceeded: A frame is too long.
@@ -131,6 +131,8 @@ async def _batch(context: grpc.aio.ServicerContext, name: str, pulse: Pulse) -> 
         if len(frame) > FRAME_BYTES:
             raise LimitExceeded(f"{name} sent a frame of {len(frame)} bytes; at most {FRAME_BYTES} are allowed")
         batch.append(frame)
+        if len(frame) < FRAME_BYTES:
+            break
     return batch
 
 

@@ -45,6 +45,11 @@ WIDE_BYTES = 4 * (6 * 1500 + 1500 + 1500 * 100 + 100 + 100 * 3 + 3)
 WIDE = Shape(
     "wide", 2, ("method.name=fedavg", "model.name=dnn", "model.hidden=[1500, 100]", "round.rounds=2", "train.local_epochs=1")
 )
+HEAVY_BYTES = 4 * (6 * 1500 + 1500 + 1500 * 180 + 180 + 180 * 3 + 3)  # 1.1 MB
+HEAVY = Shape(
+    "heavy", 2, ("method.name=fedavg", "model.name=dnn", "model.hidden=[1500, 180]", "round.rounds=1", "train.local_epochs=1")
+)
+THIN_BYTES_PER_S, CUT_EVERY_S, MOST_SENT = 125e3, 8.0, 1.5
 CHURN = Shape(
     "churn",
     20,
@@ -142,6 +147,30 @@ class Throttled(Trial):
 
     def listening(self, site: Site) -> None:
         site.proxy = Proxy(site.port, rate_bytes=self._rate_bytes)
+
+
+class OftenCut(Trial):
+    """A thin link that is cut every eight seconds, while an update needs nine: what has arrived is not sent again."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def listening(self, site: Site) -> None:
+        site.proxy = Proxy(site.port, rate_bytes=THIN_BYTES_PER_S)
+
+    def tick(self, site: Site, elapsed_s: float) -> None:
+        if site.proxy is not None and elapsed_s > (self._next_s or CUT_EVERY_S):
+            self._next_s = elapsed_s + CUT_EVERY_S
+            site.proxy.cut_all()
+
+    def ended(self, site: Site) -> None:
+        assert site.proxy is not None
+        if not self._next_s:
+            raise Red("no connection was cut: this run has shown nothing")
+        share = site.proxy.passed[UP] / (HEAVY.devices * HEAVY_BYTES)
+        self.story = f"sent {share:.2f} times the bytes of the updates"
+        if share > MOST_SENT:
+            raise Red(self.story)
 
 
 class Silent(Trial):
@@ -410,4 +439,5 @@ def kinds(longest_s: float, mounts: bool) -> list[tuple[str, Make]]:
         ("clock jumps", small(lambda rng, shape, rounds: Jumping())),
         damaged,
         ("churn", lambda rng: (CHURN, Churn(rng))),
+        ("cut every 8 s", lambda rng: (HEAVY, OftenCut())),
     ]

@@ -123,3 +123,13 @@ def test_a_server_that_sets_no_pace_is_not_watched(tmp_path):
         await server.stop()
 
     aio.run(scenario())
+
+
+def test_a_frame_is_at_most_twice_the_one_before_however_fast_the_first_ones_went():
+    """Buffers of this machine take the first frames at once, whatever the link behind them."""
+    pace = Pace(lambda: 0.0)
+    lengths = []
+    for _ in range(8):
+        lengths.append(pace.frame_bytes())
+        pace.sent(lengths[-1])
+    assert lengths == [min(FIRST_BYTES << n, FRAME_BYTES) for n in range(8)]

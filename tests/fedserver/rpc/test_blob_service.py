@@ -39,10 +39,11 @@ def batches(frames, ends=True):
 
 
 def test_frames_come_in_batches_and_none_is_lost():
-    frames = [bytes([n]) for n in range(2 * blob_service.BATCH_FRAMES + 1)]
+    frames = [bytes([n]) * FRAME_BYTES for n in range(2 * blob_service.BATCH_FRAMES + 1)]
     found = batches(frames)
     assert [len(batch) for batch in found] == [blob_service.BATCH_FRAMES, blob_service.BATCH_FRAMES, 1]
     assert [frame for batch in found for frame in batch] == frames
+    assert batches([b"a", b"b"]) == [[b"a"], [b"b"]], "a frame of a slow link waits for no other, for the link may be cut"
 
 
 def test_an_upload_on_which_nothing_comes_is_stalled_and_its_order_is_not_closed(monkeypatch):
