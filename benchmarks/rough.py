@@ -27,8 +27,7 @@ class Proxy:
     Args:
         to: Port of the server.
         cuts: Cuts for the first connections that carry as many bytes, one for each; later connections stay.
-        rate_bytes: Bytes per second and direction; 0 for no limit. Then the buffers of this machine are small, so that they hide no
-            link.
+        rate_bytes: Bytes per second and direction; 0 for no limit. With a limit, this machine's buffers are small.
     """
 
     def __init__(self, to: int, cuts: list[Cut] | None = None, rate_bytes: float = 0.0) -> None:
@@ -51,7 +50,8 @@ class Proxy:
 
     def cut_all(self) -> None:
         """Reset all connections."""
-        self._loop.call_soon_threadsafe(lambda: [writer.transport.abort() for writer in list(self._connected)])
+        for writer in list(self._connected):
+            self._loop.call_soon_threadsafe(writer.transport.abort)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

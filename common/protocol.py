@@ -17,3 +17,4 @@ CHANGE = "change"  # a device that lists this accepts a served value as a change
 LOCAL_SCALE = "local-scale"  # a device that lists this standardises by its own statistics where the plan has no scale
 SPOKEN = (*ENCODINGS, PER_PART, LOCAL_SCALE, *([CHANGE] if PACKED in ENCODINGS else []))  # what Hello.encodings lists
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)
+PROCESS_KEY = "attune-process"  # the metadata key of Connect: a random word of the process, to tell two with one identity apart

@@ -27,6 +27,7 @@ class Pulse:
     def __init__(self) -> None:
         self._tick_s = 0.0
         self._silent = self._ticks = self._underway = 0
+        self.signs = 0  # of life so far
 
     def __repr__(self) -> str:
         return f"<Pulse, silent for {self._silent} ticks of {self._tick_s:g} s, {self._underway} transfers>"
@@ -41,6 +42,7 @@ class Pulse:
 
     def heard(self) -> None:
         self._silent = 0
+        self.signs += 1
 
     @contextlib.contextmanager
     def transfer(self) -> Iterator[None]:

@@ -127,8 +127,8 @@ class Device:
                 raise Unreachable(f"{reason} (gave up {self.options.connect_timeout_s:g} s after the last contact)")
             case messages.Yield(reason):
                 raise Replaced(
-                    f"another process has taken over ({reason}), so this one ends. If that was not you, {self.store.where} "
-                    "was copied: have this device revoked on the server, and enrol every device by itself"
+                    f"another process uses the identity of this device ({reason}), so this one ends. If that was not you, "
+                    f"{self.store.where} was copied: have this device revoked on the server, and enrol every device by itself"
                 )
             case messages.Refuse(reason):
                 raise HomeMismatch(reason)

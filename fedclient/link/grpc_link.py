@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -31,7 +32,7 @@ from attune.common.exchange.protobuf import CONNECT, DOWNLOAD, RENEW, SUBMIT, TA
 from attune.common.grpc_errors import from_rpc, time_of
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential, csr_der, is_valid_at, needs_renewal, new_key
-from attune.common.protocol import UPLOAD_KEY
+from attune.common.protocol import PROCESS_KEY, UPLOAD_KEY
 from attune.common.pulse import Pulse
 from attune.common.text import clean
 from attune.fedclient.address import ServerAddress
@@ -137,6 +138,7 @@ class GrpcLink:
         self._over = asyncio.Event()  # the present stream is gone
         self._pulse = Pulse()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._process = secrets.token_hex(8)
         self._no_renewal_before = 0.0  # on the monotonic clock
         self._wire = self._new_wire()
 
@@ -219,7 +221,7 @@ class GrpcLink:
         waiting = asyncio.get_running_loop().call_later(FIRST_WORD_S, self._gone)
         tasks: list[asyncio.Task[None]] = []
         try:
-            with self._wire.call(self._wire.streams(CONNECT)()) as call:
+            with self._wire.call(self._wire.streams(CONNECT)(metadata=((PROCESS_KEY, self._process),))) as call:
                 await call.write(hello)
                 self.open.set()
                 tasks.append(asyncio.create_task(_speak(call, self._outbox)))

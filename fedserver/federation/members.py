@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attune.common.errors import AttuneError, OrderClosed, SettingError, ShapeMismatch, UpdateRefused
+from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, ShapeMismatch, UpdateRefused
 from attune.common.exchange.messages import Hello, Notice, read_profile
 from attune.common.plan import Profile
 from attune.common.protocol import LOCAL_SCALE
@@ -27,6 +27,7 @@ NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the
 GOODBYE_S, GOODBYE_STEPS = 10.0, 100
 MAX_LABELS = 500  # characters of a device's classes that are kept for pictures
 MAX_NOTE = 500
+TWO_PROCESSES = "two processes use the identity of {}"
 SECOND_STREAM = "connected while its older stream was open: it came back after a break, or two processes use its identity"
 
 
@@ -46,7 +47,22 @@ class Members:
         self._arrived: list[tuple[Stream, str]] = []  # not yet welcomed, each with a note for the operator
         self._early: list[Stream] = []  # of devices that came before there was a plan
 
-    def connect(self, name: str, hello: Hello) -> Stream:
+    def rival(self, name: str, process: str) -> Stream | None:
+        """Return the open stream of another process with this identity, or None."""
+        stream = self._streams.get(name)
+        return stream if stream is not None and process and stream.process not in ("", process) else None
+
+    def turned_away(self, name: str, address: str) -> Replaced:
+        """Show the operator that two processes use one identity, and return the error for the later one."""
+        self._coordinator.troubles.set(
+            TWO_PROCESSES.format(name),
+            f"a later one, at {address}, was turned away. Stop the one that is not meant to run; if its home was copied by a "
+            f"stranger, revoke {name}",
+            tries=False,
+        )
+        return Replaced(f"another process with the identity of {name} is connected, and this one came later")
+
+    def connect(self, name: str, hello: Hello, process: str = "") -> Stream:
         """Open a device's new stream, which owns the device's orders from now on.
 
         Raises:
@@ -62,8 +78,10 @@ class Members:
             scales.check_ability(profile, name, LOCAL_SCALE in hello.encodings, plan.scale, plan.targets)
         else:
             schema.check_declared(profile, self._settings.data, name)
-        stream = Stream(name, profile, hello.software, hello.inline_bytes, hello.encodings)
-        note = SECOND_STREAM if self._streams.enter(stream) else ""
+        stream = Stream(name, profile, hello.software, hello.inline_bytes, hello.encodings, process)
+        before = self._streams.get(name)
+        broke = before is not None and before.process == process != ""
+        note = SECOND_STREAM if self._streams.enter(stream) and not broke else ""
         self._arrived.append((stream, note))
         if len(self._arrived) == 1:
             self._turns.start(self._coordinator.turn(self._welcome))
@@ -159,9 +177,13 @@ class Members:
         elif record.phase is events.Phase.TRAINING and stream.name not in record.devices:
             stream.send(Notice(f"round {record.round + 1} is under way; waiting for the next"))
 
+    def is_current(self, stream: Stream) -> bool:
+        return self._streams.is_current(stream)
+
     def disconnect(self, stream: Stream) -> None:
         """Handle the end of a stream. The end of an older stream of a device that has reconnected changes nothing."""
         if self._streams.leave(stream):
+            self._coordinator.troubles.clear(TWO_PROCESSES.format(stream.name))
             self._turns.start(self._coordinator.turn(self._left, stream))
 
     async def _left(self, stream: Stream) -> None:

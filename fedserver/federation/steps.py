@@ -113,10 +113,10 @@ class Troubles:
         """One line per obstacle, for people."""
         return [f"{step}: {text}" for step, text in sorted(self._present.items())]
 
-    def set(self, step: str, text: str) -> None:
-        """Note an obstacle. The log gets it once, however often it is set."""
+    def set(self, step: str, text: str, *, tries: bool = True) -> None:
+        """Note an obstacle, and whether the step is tried again. The log gets it once, however often it is set."""
         if self._present.get(step) != text:
-            LOG.warning("%s: %s (trying again)", step, text)
+            LOG.warning("%s: %s%s", step, text, " (trying again)" if tries else "")
         self._present[step] = text
 
     def clear(self, step: str) -> None:

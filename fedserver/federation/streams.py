@@ -42,9 +42,16 @@ class Stream:
     """Server's end of a control stream. The newest stream of a device owns its orders; an older one is closed."""
 
     def __init__(
-        self, name: str, profile: Profile, software: str = "", inline_bytes: int = 0, known: Collection[str] = ()
+        self,
+        name: str,
+        profile: Profile,
+        software: str = "",
+        inline_bytes: int = 0,
+        known: Collection[str] = (),
+        process: str = "",
     ) -> None:
         self.name = name
+        self.process = process  # a word that tells the device's processes apart; empty for older devices
         self.profile = profile
         self.software = software
         self.inline_bytes = inline_bytes  # of blobs that the device takes within an order

@@ -19,13 +19,14 @@ from attune.common.exchange.messages import (
     Update,
 )
 from attune.common.exchange.protobuf import CONNECT, ENROL, FEDERATION, RENEW, SUBMIT
-from attune.common.protocol import PROTOCOL
+from attune.common.protocol import PROCESS_KEY, PROTOCOL
 from attune.common.pulse import Pulse
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.rpc.auth import caller
+from attune.fedserver.rpc.connection_limiter import address_of
 
 
 class DevicePulses:
@@ -52,6 +53,8 @@ class DevicePulses:
 
 
 HELLO_TIMEOUT_S = 30.0
+LONGEST_PROCESS = 64  # characters
+SILENT_PACES = 3  # after so long a silence, a stream is over that is not watched
 
 
 class FederationService:
@@ -85,7 +88,10 @@ class FederationService:
         hello = await self._hello(name, context)
         beat = Beat(self._pulses.every_s)
         await context.write(beat)
-        stream = self._members.connect(name, hello)
+        process = dict(context.invocation_metadata() or ()).get(PROCESS_KEY, "")[:LONGEST_PROCESS]
+        if (rival := self._members.rival(name, process)) is not None:
+            await self._outlive(rival, context)
+        stream = self._members.connect(name, hello, process)
         pulse = self._pulses.open(name)
         listening = asyncio.create_task(self._listen(stream, pulse, context))
         try:
@@ -104,6 +110,21 @@ class FederationService:
             listening.cancel()
             self._pulses.close(name, pulse)
             self._members.disconnect(stream)
+
+    async def _outlive(self, rival: Stream, context: grpc.aio.ServicerContext) -> None:
+        """Wait until the stream of another process with this identity ends: it may be what a crashed machine has left open.
+
+        Raises:
+            Replaced: The other process has shown life meanwhile, so this one, which came later, must end.
+        """
+        pulse = self._pulses.of(rival.name)
+        signs, waited_s, step_s = pulse.signs, 0.0, self._pulses.every_s / 8
+        while self._members.is_current(rival) and waited_s < SILENT_PACES * self._pulses.every_s:
+            await asyncio.sleep(step_s)
+            waited_s += step_s
+            if pulse.signs > signs:
+                raise self._members.turned_away(rival.name, address_of(context.peer())[0])
+            await context.write(Beat(self._pulses.every_s))
 
     async def _hello(self, name: str, context: grpc.aio.ServicerContext) -> Hello:
         try:

@@ -223,5 +223,5 @@ def test_a_device_that_was_replaced_says_so_and_ends(bench):
     error = _raised(bench)
     assert isinstance(error, Replaced)
     assert error.exit_code == 24
-    assert "another process has taken over (kiel opened a newer stream)" in str(error)
+    assert "another process uses the identity of this device (kiel opened a newer stream)" in str(error)
     assert len(bench.server.seen.hellos) == 1

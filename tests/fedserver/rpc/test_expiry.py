@@ -28,6 +28,9 @@ class Context:
         self.stream = Stream("ada", Profile(kind="tabular", shape=(3,), labels=[0, 1], samples=20, test_samples=5))
         self.busy, self.written, self._hello = busy, 0, True
 
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
     async def read(self) -> Any:
         if self._hello:
             self._hello = False
@@ -45,7 +48,9 @@ class Context:
 @pytest.mark.parametrize("retired", [False, True])
 def test_a_stream_ends_with_its_certificate(busy: bool, retired: bool) -> None:
     context, ends = Context(busy), time.time() + LEFT_S
-    members: Any = SimpleNamespace(connect=lambda name, hello: context.stream, disconnect=lambda stream: None)
+    members: Any = SimpleNamespace(
+        connect=lambda name, hello, process: context.stream, disconnect=lambda stream: None, rival=lambda *_: None
+    )
     service = FederationService(members, *[SimpleNamespace()] * 2, DevicePulses(20.0))  # type: ignore[arg-type]
     known = Caller("device", "ada", "f", float("inf"), {"f": ends}) if retired else Caller("device", "ada", "f", ends)
 
