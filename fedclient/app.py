@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from attune.common import homes
 from attune.common.aio import run_blocking
 from attune.common.errors import NotEnrolled
+from attune.common.supervisor import supervised
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
@@ -35,7 +37,12 @@ def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None
     home = DeviceHome(options.home or homes.device_home(options.server.host, options.server.port, options.data))
     shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table, held=home.held_rows()))
     with home.locked(), Worker() as worker:
-        return run_blocking(live(options, shard, home, console, worker))
+        return run_blocking(_supervised(live(options, shard, home, console, worker), console))
+
+
+async def _supervised(life: Coroutine[Any, Any, Path], console: Console) -> Path:
+    async with supervised(lambda: console.last_line):
+        return await life
 
 
 async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, console: Console, worker: Worker) -> Path:

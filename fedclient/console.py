@@ -27,10 +27,13 @@ WORDS: dict[Finding, str] = {
 
 
 class Console:
-    """Output as plain lines, never wrapped, for logs, pipes and tests."""
+    """Output as plain lines, never wrapped, for logs, pipes and tests. `last_line` is what was said last."""
+
+    last_line = ""
 
     def say(self, text: str) -> None:
         """Write a line."""
+        self.last_line = text
         click.echo(text)
 
     @cached_property

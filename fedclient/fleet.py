@@ -20,6 +20,7 @@ from typing import Literal, cast, get_args
 from attune.common import aio
 from attune.common.errors import AttuneError, DiskFull, SettingError
 from attune.common.statistics import Finding
+from attune.common.supervisor import supervised
 from attune.common.task import TASKS
 from attune.fedclient import app
 from attune.fedclient.address import backoff_s
@@ -93,7 +94,8 @@ async def _host(members: Sequence[DeviceOptions], screen: Console, executor: Exe
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="waiting"))
     console = FleetConsole(screen, [str(options.label) for options in members])
     with _worker(executor, screen) as worker:
-        outcomes = await asyncio.gather(*(_life(options, console, worker) for options in members))
+        async with supervised(lambda: screen.last_line):
+            outcomes = await asyncio.gather(*(_life(options, console, worker) for options in members))
     console.flush()
     return outcomes
 

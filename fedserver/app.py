@@ -17,6 +17,7 @@ from attune.common.config import ServerSettings
 from attune.common.durable import write_file
 from attune.common.faults import SERVER, fail_at
 from attune.common.models.options import cautions
+from attune.common.supervisor import supervised
 from attune.fedserver import logs, process, runs
 from attune.fedserver.core import planning
 from attune.fedserver.core.planning import ResolvedSettings
@@ -163,7 +164,8 @@ async def _serve(options: ServerOptions, opened: _Opened) -> None:
         )
         with page(home, options.dashboard, (address.host, address.port), coordinator, operator) as url:
             _greet(options, address, authority.short_fingerprint, join, settings, url)
-            await _until(ending, resumed, coordinator, registrar, options.exit_when_done)
+            async with supervised(lambda: _state_of(coordinator)):
+                await _until(ending, resumed, coordinator, registrar, options.exit_when_done)
     await coordinator.stop()
     if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
         raise coordinator.error
@@ -179,6 +181,11 @@ async def _begun(options: ServerOptions, opened: _Opened) -> str:
     local = await starting.new_token(key, LOCAL_USES, LOCAL_TTL_S, origin=FOR_LOCAL, keep=1)
     write_file(opened.home.local_token, local.encode())
     return await starting.new_token(key, options.join_uses, JOIN_TTL_S, origin=AT_START, keep=KEPT_JOIN_TOKENS)
+
+
+def _state_of(coordinator: Coordinator) -> str:
+    record = coordinator.round.record
+    return f"{record.phase}, {record.round} of {coordinator.settings.round.rounds} rounds, {len(coordinator.streams)} devices"
 
 
 def _listen(grpc_server: GrpcServer, options: ServerOptions, before: ServedAddress | None) -> ServedAddress:

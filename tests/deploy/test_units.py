@@ -15,6 +15,9 @@ PROMISED = {
     "PrivateTmp": "yes",
     "CapabilityBoundingSet": "",
     "Restart": "on-failure",
+    "SuccessExitStatus": "143",
+    "Type": "notify",
+    "NotifyAccess": "main",
     "User": "attune",
     "StateDirectoryMode": "0700",
 }
@@ -35,6 +38,7 @@ def test_the_unit_is_hardened(name, unit):
     service = unit(name)["Service"]
     assert {key: service[key] for key in PROMISED} == PROMISED
     assert int(service["RestartSec"]) > 0
+    assert service["WatchdogSec"] == "3min"
     assert int(service["LimitNOFILE"]) >= 4096
 
 
@@ -70,12 +74,12 @@ def test_statuses_that_are_not_tried_again_are_those_that_a_person_must_mend(uni
     from attune.common import errors
 
     final = {
-        "fedserver.service": (errors.SettingError, errors.HomeMismatch),
-        "fedserver@.service": (errors.SettingError, errors.HomeMismatch),
+        "fedserver.service": (errors.SettingError, errors.HomeMismatch, errors.Replaced),
+        "fedserver@.service": (errors.SettingError, errors.HomeMismatch, errors.Replaced),
         "fedclient@.service": (
             errors.SettingError, errors.HomeMismatch, errors.ShardError, errors.NonFiniteFeatures, errors.UndeclaredLabels,
             errors.ShapeMismatch, errors.NameTaken, errors.TokenRefused, errors.FingerprintMismatch, errors.CertificateRefused,
-            errors.NotEnrolled, errors.Forbidden,
+            errors.NotEnrolled, errors.Forbidden, errors.Replaced,
         ),
     }  # fmt: skip
     for name, kinds in final.items():
