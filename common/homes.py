@@ -18,6 +18,9 @@ HOMELESS = (
 )
 
 
+JOINED = "joined"
+
+
 def is_homeless(error: RuntimeError) -> bool:
     """Return whether the error is that of a path with ~ for a user without a home folder."""
     return "home directory" in str(error)
@@ -67,7 +70,7 @@ def device_home(host: str, port: int, shard: Path) -> Path:
 
 def joined_home(host: str, port: int) -> Path:
     """Return the folder in which `fedclient join` leaves an identity until a device with a shard takes it."""
-    return devices_home() / address_folder(host, port) / "joined"
+    return devices_home() / address_folder(host, port) / JOINED
 
 
 def place_of(where: str) -> Path:

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from attune import DISTRIBUTION
-from attune.common import homes
+from attune.common import aio, homes
 from attune.common.columns import difference
-from attune.common.errors import AttuneError, NoModel, ShardError, Unreachable
+from attune.common.errors import AttuneError, NoModel, SettingError, ShardError, Unreachable
 from attune.common.identity.credential import not_after
 from attune.common.plan import Plan, Profile
 from attune.common.text import from_json
 from attune.fedclient import shards
 from attune.fedclient.address import ServerAddress
-from attune.fedclient.home import DeviceHome, device_folders
+from attune.fedclient.home import DeviceHome, Identity, device_folders
 from attune.fedclient.read_options import ReadOptions
 
 if TYPE_CHECKING:
@@ -54,11 +54,12 @@ def examine(given: Sequence[str], server: str | None, home: Path | None, table: 
         server: The server's address.
         home: The device's home.
         table: The task, and how tables are read.
-
-    Raises:
-        SettingError: The address is wrong.
     """
-    address = ServerAddress.parse(server) if server else None
+    address, wrong = None, ""
+    try:
+        address = ServerAddress.parse(server) if server else None
+    except SettingError as error:
+        wrong = str(error)
     yield from machine()
     if shards.is_fleet(given):
         try:
@@ -68,14 +69,26 @@ def examine(given: Sequence[str], server: str | None, home: Path | None, table: 
     data = Path(given[0]) if given and not shards.is_fleet(given) else None
     if data is not None:
         yield shard(data, table)[0]
-    place = home
-    if place is None and address is not None and data is not None:
-        place = homes.device_home(address.host, address.port, data)
+    place = home or default_place(address, data)
     yield disk(place or homes.devices_home())
     if place is not None:
         yield from membership(DeviceHome(place), address)
     elif address is not None:
         yield reachable(address)
+    if wrong:
+        yield CheckResult("FAIL", "server", wrong)
+
+
+def default_place(address: ServerAddress | None, data: Path | None) -> Path | None:
+    """Return the home that a device would use, or in which `join` left its identity; None if that is not known."""
+    candidates = device_folders(address)
+    if data is not None:
+        candidates = [path for path in candidates if path.name in (homes.shard_folder(data), homes.JOINED)]
+        candidates.sort(key=lambda path: path.name == homes.JOINED)  # the shard's own home comes first
+    enrolled = [path for path in candidates if (path / "identity" / "device.pem").exists()]
+    if enrolled and (data is not None or len(enrolled) == 1):
+        return enrolled[0]
+    return homes.device_home(address.host, address.port, data) if address is not None and data is not None else None
 
 
 def machine() -> Iterator[CheckResult]:
@@ -164,8 +177,10 @@ def membership(home: DeviceHome, address: ServerAddress | None) -> Iterator[Chec
     """Check the home's identity, and whether the server accepts it."""
     try:
         identity = home.identity()
-    except AttuneError as error:
+    except (AttuneError, OSError) as error:
         yield CheckResult("FAIL", "identity", str(error))
+        if address is not None:
+            yield reachable(address)
         return
     if identity is None:
         yield CheckResult(
@@ -182,16 +197,24 @@ def membership(home: DeviceHome, address: ServerAddress | None) -> Iterator[Chec
         )
     else:
         yield CheckResult("warn" if ends - now < SOON else "ok", "identity", words)
+    record = home.record()
+    if address is None and record is not None and record.server:
+        address = ServerAddress.parse(record.server)
     if address is not None:
-        from attune.fedclient.link.diagnose import LETS_IN, diagnose
+        yield _judged(address, identity)
 
-        answer = diagnose(address.host, address.port, identity.ca_pem, identity.credential, PROBE_S)
-        lets_in = isinstance(answer, Unreachable) and LETS_IN in str(answer)
-        yield (
-            CheckResult("ok", "server", f"{address} lets {identity.name} in")
-            if lets_in
-            else CheckResult("FAIL", "server", str(answer))
-        )
+
+def _judged(address: ServerAddress, identity: Identity) -> CheckResult:
+    """Check whether the server accepts the identity, by a call: a handshake without a call looks to it like a stranger's."""
+    from attune.fedclient.link.diagnose import diagnose
+    from attune.fedclient.link.enrol import refusal_of
+
+    refusal = aio.run(refusal_of(identity, address))
+    if refusal is None:
+        return CheckResult("ok", "server", f"{address} lets {identity.name} in")
+    if isinstance(refusal, Unreachable):
+        refusal = diagnose(address.host, address.port, identity.ca_pem, identity.credential, PROBE_S)
+    return CheckResult("FAIL", "server", str(refusal))
 
 
 def reachable(address: ServerAddress) -> CheckResult:

@@ -88,8 +88,12 @@ async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
     if not home.exists():
         # A first start that cannot work leaves no home behind.
         await asyncio.to_thread(check_declared, planning.resolve(overrides))
-    async with _opened(options, home, overrides) as opened:
-        await _serve(options, opened)
+    try:
+        async with _opened(options, home, overrides) as opened:
+            await _serve(options, opened)
+    except Exception as error:
+        LOG.error("stopping: %s", error)
+        raise
 
 
 @asynccontextmanager
@@ -154,7 +158,7 @@ async def _serve(options: ServerOptions, opened: _Opened) -> None:
     join = await _begun(options, opened)
     await registrar.refresh()
     snapshot = await coordinator.restore()
-    ending = _signals()
+    signalled = _signals()
     resumed = coordinator.resume(snapshot)
     logs.follow(lambda: coordinator.round.record.open_orders[1])
     async with grpc_server.open():  # while the lab takes up its state, the devices of a server that died shake hands again
@@ -165,10 +169,14 @@ async def _serve(options: ServerOptions, opened: _Opened) -> None:
         with page(home, options.dashboard, (address.host, address.port), coordinator, operator) as url:
             _greet(options, address, authority.short_fingerprint, join, settings, url)
             async with supervised(lambda: _state_of(coordinator)):
-                await _until(ending, resumed, coordinator, registrar, options.exit_when_done)
+                await _until(signalled, resumed, coordinator, registrar, options.exit_when_done)
     await coordinator.stop()
     if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
         raise coordinator.error
+    if signalled.done():
+        LOG.info("stopping: %s; what is accepted is kept, and the next start goes on", signalled.result())
+    else:
+        LOG.info("stopping: all rounds are closed, and the devices have left (--exit-when-done)")
 
 
 async def _begun(options: ServerOptions, opened: _Opened) -> str:
@@ -223,24 +231,34 @@ def _greet(
     options.say(f"this token admits {admits}, for a day; for more devices: fedserver token --uses N")
 
 
-def _signals() -> asyncio.Event:
-    """Return an event that is set at SIGINT or SIGTERM."""
-    ending = asyncio.Event()
+def _signals() -> asyncio.Future[str]:
+    """Return a future that gets the name of the first SIGINT or SIGTERM."""
+    loop = asyncio.get_running_loop()
+    signalled: asyncio.Future[str] = loop.create_future()
+
+    def note(number: signal.Signals) -> None:
+        if not signalled.done():
+            signalled.set_result(number.name)
+
     if threading.current_thread() is threading.main_thread():  # others cannot hear signals
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, ending.set)
-    return ending
+            loop.add_signal_handler(number, note, number)
+    return signalled
 
 
 async def _until(
-    ending: asyncio.Event, resumed: asyncio.Future[None], coordinator: Coordinator, registrar: Registrar, exit_when_done: bool
+    signalled: asyncio.Future[str],
+    resumed: asyncio.Future[None],
+    coordinator: Coordinator,
+    registrar: Registrar,
+    exit_when_done: bool,
 ) -> None:
     """Wait for a signal, for damage, or for the end of the rounds if that is wanted.
 
     Raises:
         AttuneError: As for `resumed`.
     """
-    ends: set[asyncio.Future[Any]] = {asyncio.create_task(ending.wait()), asyncio.create_task(coordinator.unusable.wait())}
+    ends: set[asyncio.Future[Any]] = {signalled, asyncio.create_task(coordinator.unusable.wait())}
     if exit_when_done:
         ends.add(asyncio.create_task(goodbye(coordinator)))
     begun, done = {resumed}, set[asyncio.Future[Any]]()
@@ -251,5 +269,5 @@ async def _until(
         begun -= done
         if not done:
             await registrar.refresh()
-    for task in ends:
+    for task in ends - {signalled}:
         task.cancel()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Literal
+from typing import Literal, TextIO
 
 import msgspec
 
 Form = Literal["text", "json"]
 LOGGER = "fedserver"
+CLOSED = "fedserver: nobody reads this output any more; the server goes on without its log"
 
 
 class LogContext(logging.Filter):
@@ -57,6 +59,30 @@ def _time(record: logging.LogRecord, timespec: str) -> str:
     return datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec=timespec)
 
 
+class OutputHandler(logging.StreamHandler[TextIO]):
+    """Handler that writes lines to stdout. A closed pipe, as after `fedserver | head`, is named once and ends nothing."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        if isinstance(sys.exc_info()[1], BrokenPipeError):
+            forget_output()
+        else:
+            super().handleError(record)
+
+
+def forget_output() -> None:
+    """Say on stderr that nobody reads stdout, and write to it no more: each further line would fail again."""
+    dead = [sys.stdout]
+    try:
+        sys.stderr.write(f"{CLOSED}\n")
+        sys.stderr.flush()
+    except OSError:
+        dead.append(sys.stderr)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in dead:
+        os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
 def begin(form: Form, verbosity: int) -> None:
     """Log to stdout from now on.
 
@@ -64,7 +90,7 @@ def begin(form: Form, verbosity: int) -> None:
         form: text or json.
         verbosity: Below 0: warnings and errors; 0: information too; above 0: also what helps to find faults.
     """
-    handler = logging.StreamHandler(sys.stdout)
+    handler = OutputHandler(sys.stdout)
     handler.setFormatter(Json() if form == "json" else Text())
     handler.addFilter(LogContext())
     logging.basicConfig(level=logging.WARNING if verbosity < 0 else logging.INFO, handlers=[handler], force=True)
@@ -83,4 +109,11 @@ def speaker(form: Form, verbosity: int, say: Callable[[str], None]) -> Callable[
     """Return the function that says a start's lines: plainly, through the log where that is for machines, or not at all."""
     if verbosity < 0:
         return lambda text: None
-    return logging.getLogger(LOGGER).info if form == "json" else say
+
+    def safely(text: str) -> None:
+        try:
+            say(text)
+        except BrokenPipeError:
+            forget_output()
+
+    return logging.getLogger(LOGGER).info if form == "json" else safely

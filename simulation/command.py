@@ -149,7 +149,7 @@ def run_recipe(name: str, data: tuple[str, ...], out: Path, seed: int | None) ->
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for machines.")
 def compare(home: Path | None, runs: tuple[str, ...], out: Path | None, as_json: bool) -> None:
-    """Compare finished runs: homes, exported or saved results, and runs of this home by their names."""
+    """Compare finished runs: runs of this home by their names, or else folders: homes, exported or saved results."""
     import msgspec
 
     from attune.fedserver.home import ServerHome

@@ -10,6 +10,7 @@ from statistics import fmean
 import msgspec
 
 from attune.common.errors import NoModel, SettingError
+from attune.common.plan import run_name
 from attune.common.statistics import finding, mcnemar
 from attune.fedserver.core.accuracy import latest_metrics, mean_metrics
 from attune.fedserver.core.records import Report
@@ -76,7 +77,9 @@ class RunData(msgspec.Struct, frozen=True):
 
 
 def read(given: Sequence[str], place: ServerHome) -> list[RunData]:
-    """Read runs, each given as `[NAME=]WHERE`: a folder, or the name of a run of the home `place`.
+    """Read runs, each given as `[NAME=]WHERE`: the name of a run of the home `place`, or else a folder.
+
+    Write `./first` for a folder that has the name of a run.
 
     Raises:
         SettingError: It is something else, or two runs have one name.
@@ -95,9 +98,11 @@ def read(given: Sequence[str], place: ServerHome) -> list[RunData]:
 
 
 def _read(name: str, where: str, place: ServerHome) -> RunData:
-    path = Path(where).expanduser()
-    if not path.exists() and ServerHome(place.runs / where).exists():
-        path, name = place.runs / where, name or where
+    path = _run_of(place, where)
+    if path is None:
+        path = Path(where).expanduser()
+    else:
+        name = name or where
     if not path.is_dir():
         raise SettingError(f"{where} is neither a folder nor a run of {place.path} (`fedserver run list` names them)")
     home = ServerHome(path)
@@ -109,6 +114,15 @@ def _read(name: str, where: str, place: ServerHome) -> RunData:
     settings, closed = snapshot.settings, snapshot.record.round
     summary = summarise(snapshot.rows, settings, snapshot.plan.model.name, closed, snapshot.plan.task)
     return RunData(name or _called(path), str(path), summary, list(snapshot.rows))
+
+
+def _run_of(place: ServerHome, name: str) -> Path | None:
+    """Return the folder of a run of the home by its name; None if the home has none of this name."""
+    if Path(name).name != name:
+        return None
+    if ServerHome(place.runs / name).exists():
+        return place.runs / name
+    return place.path if place.exists() and run_name(place.snapshot().run) == name else None
 
 
 def _called(path: Path) -> str:

@@ -13,7 +13,7 @@ import grpc
 import msgspec
 from grpc.aio import AioRpcError
 
-from attune.common.errors import CertificateRefused, FingerprintMismatch, Forbidden, Unreachable
+from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, Forbidden, Unreachable
 from attune.common.exchange.messages import EnrolRequest, IssuedCertificate
 from attune.common.exchange.protobuf import ENROL
 from attune.common.faults import fail_at
@@ -84,18 +84,22 @@ async def stay_enrolled(
     if token_text is None:
         return identity
     dated = is_valid_at(identity.credential.certificate_pem, datetime.now(timezone.utc))
-    knows = await _knows(identity, address)
-    if knows or (dated and knows is None):
+    refusal = await refusal_of(identity, address)
+    unknown = isinstance(refusal, Forbidden)
+    if refusal is None or (dated and not unknown):
         say(f"already enrolled as {identity.name}; the token is ignored")
         return identity
-    why = "is out of date" if knows is None else "is unknown to the server, which has lost the enrolment"
+    why = "is unknown to the server, which has lost the enrolment" if unknown else "is out of date"
     say(f"the certificate of {identity.name} {why}; enrolling again with the same key")
     record = home.record() or DeviceInfo(identity.name, str(address))
     return await _certify(home, record, identity.credential.key_pem, address, token_text, connect_timeout_s, say)
 
 
-async def _knows(identity: Identity, address: ServerAddress) -> bool | None:
-    """Return whether the server knows the certificate, by a call that changes nothing; None if it does not say."""
+async def refusal_of(identity: Identity, address: ServerAddress) -> AttuneError | None:
+    """Return why the server refuses the certificate, by a call that changes nothing; None if it accepts the certificate.
+
+    Unreachable: it does not say.
+    """
     anchor = identity.ca_pem
     async with grpc.aio.secure_channel(
         str(address), channel_credentials(anchor, identity.credential), channel_options(anchor)
@@ -104,8 +108,8 @@ async def _knows(identity: Identity, address: ServerAddress) -> bool | None:
             ask: Any = channel.unary_unary(HEALTH)
             await ask(b"", timeout=DIAGNOSIS_S)
         except AioRpcError as error:
-            return False if isinstance(from_rpc(error), Forbidden) else None
-    return True
+            return from_rpc(error) or Unreachable(f"{address} does not answer ({error.code().name.lower()})")
+    return None
 
 
 async def _certify(

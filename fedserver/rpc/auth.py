@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import inspect
 import logging
@@ -34,6 +35,7 @@ from attune.fedserver.rpc.unread_bytes import Peer
 LOG = logging.getLogger("fedserver")
 _FEDERATION = "/attune.v1.Federation/"
 _BLOBS = "/attune.v1.Blobs/"
+UNWRITABLE = (errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)  # the operator must act, and the device can wait
 _HEALTH = "/grpc.health.v1.Health/"
 ALLOWED = {
     "bootstrap": (_FEDERATION + "Enrol",),
@@ -174,6 +176,12 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._refusals.note(error, *answering.who())
             await abort(context, for_devices(error))
         except OSError as error:
+            if error.errno in UNWRITABLE:
+                why = f"the server cannot write ({error.strerror}): its operator is told; this device tries again"
+                self._refusals.tell(LedgerBusy.kind, why, *answering.who())
+                LOG.error("%s: %s", step, error)
+                self._troubles.set(step, f"nothing can be written ({error})")
+                await abort(context, LedgerBusy(why))
             if not can_pass(error):
                 await self._failed(step, error, answering, context)
             self._troubles.set(step, str(error.strerror))

@@ -19,6 +19,15 @@ def test_every_command_line_in_the_readme_is_one(attune_lines, parse):
     }  # fmt: skip
 
 
+def test_rotation_needs_no_signal_and_leaves_the_audit_log(deploy):
+    """Attune reopens no file, so a renamed log would go on growing."""
+    words = [line.strip() for line in (deploy / "logrotate").read_text().splitlines() if not line.startswith("#")]
+    assert "copytruncate" in words
+    assert not any(word.startswith(("create", "postrotate")) for word in words)
+    assert words[0] == "/var/log/attune/*.log {", "no file of a home"
+    assert "logrotate" in (deploy.parent / "docs" / "operations" / "monitoring.md").read_text()
+
+
 def test_the_files_that_the_readme_installs_exist(deploy):
     named = set(re.findall(r"deploy/([\w@.]+\.(?:service|toml|yaml)|Dockerfile\.\w+)", (deploy / "README.md").read_text()))
     assert named >= {"fedserver.service", "fedclient@.service", "federation.toml", "compose.yaml"}

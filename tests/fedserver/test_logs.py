@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +81,21 @@ def test_what_a_start_says_is_plain_in_the_log_or_not_said(capsys: pytest.Captur
     logs.speaker("json", 0, plain.append)("the token")
     assert plain == ["the address"]
     assert [json.loads(line)["message"] for line in lines(capsys)] == ["the token"]
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_closed_output_is_named_once_and_ends_nothing(tmp_path: Path, both: bool) -> None:
+    """Start a process as in `fedserver | head -1`. Each line of the log printed a traceback."""
+    code = (
+        "import logging, sys, time; from attune.fedserver import logs; import click; logs.begin('text', 0)\n"
+        "say = logs.speaker('text', 0, click.echo)\n"
+        "time.sleep(0.5)\n"
+        "for n in range(5): logging.getLogger('fedserver').warning('line %d', n); say('said')\n"
+        "open(sys.argv[1], 'w').write('to the end')\n"
+    )
+    end = tmp_path / "end"
+    tail = "2>&1 | true" if both else "| true"
+    command = f"'{sys.executable}' -c \"$CODE\" '{end}' {tail}"
+    done = subprocess.run(["sh", "-c", command], env=os.environ | {"CODE": code}, capture_output=True, text=True, timeout=60)
+    assert end.read_text() == "to the end"
+    assert done.stderr == ("" if both else logs.CLOSED + "\n")

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+import attune
 from attune.common import aio
 from attune.common.errors import NoModel, SettingError
 from attune.common.metrics import METRICS
@@ -18,6 +19,7 @@ from attune.fedserver.home import ServerHome
 from attune.fedserver.stores.sqlite import SqliteLedger
 from attune.fedserver.view.summary import summarise
 from attune.simulation import compare, compare_views
+from tests.e2e.harness import tabular_shard
 from tests.pictures import check_pictures
 
 COLUMNS = ("round", "work", "client", "samples", *METRICS)
@@ -114,3 +116,31 @@ def test_the_command_prints_json_and_draws(tmp_path):
     page = check_pictures(tmp_path / "out", {"compare"})
     assert page.row("x") == ["x", "0.5000", "0.7500"]
     assert page.heads == ["Which run is better?", "Runs side by side", "Every device", "Reports of the devices"]
+
+
+async def renamed(home, name):
+    async with home.open() as storage:
+        before = await storage.ledger.snapshot()
+        await storage.ledger.begin_run(name, before.overrides)
+        await storage.ledger.commit_round(before.record, before.slots, before.rows, {}, before.plan)
+
+
+def test_a_name_means_a_run_of_the_home_before_a_folder_here(tmp_path, monkeypatch):
+    """A folder `first` of something else in the present directory hid the run `first`; `second` is the present run here."""
+    server = ServerHome(tmp_path / "server")
+    for name in ("first", "second"):
+        attune.simulate([tabular_shard(tmp_path / f"shard-{name}", seed=1, samples=30)] * 1, "fedavg", rounds=1, progress=False,
+                        home=tmp_path / name)  # fmt: skip
+    server.runs.mkdir(parents=True)
+    (tmp_path / "first" / "server").rename(server.runs / "first")
+    for path in (tmp_path / "second" / "server").iterdir():
+        path.rename(server.path / path.name)
+    aio.run(renamed(server, "second"))
+    here = tmp_path / "here"
+    (here / "first").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    runs = compare.read(["first", "second"], server)
+    assert [run.path for run in runs] == [str(server.runs / "first"), str(server.path)]
+    assert [run.name for run in runs] == ["first", "second"]
+    with pytest.raises(SettingError, match="is not a folder that `fedserver export`"):
+        compare.read(["./first"], server)

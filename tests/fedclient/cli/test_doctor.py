@@ -57,3 +57,23 @@ def test_little_memory_and_disk_are_said(tmp_path, monkeypatch, free, verdict):
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: doctor.shutil._ntuple_diskusage(free, 0, free))
     assert by_name(doctor.machine())["memory"].verdict == verdict
     assert doctor.disk(tmp_path / "not" / "yet").verdict == verdict
+
+
+def test_all_problems_are_named_at_once(tmp_path):
+    """A wrong address ended the command before it looked at anything else."""
+    (tmp_path / "file").touch()
+    words = ["doctor", "--data", str(tmp_path / "none"), "--server", "nowhere", "--home", str(tmp_path / "file" / "home")]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1
+    failed = {line.split()[1].rstrip(":") for line in done.output.splitlines() if line.startswith("FAIL")}
+    assert failed == {"data", "disk", "identity", "server"}
+
+
+def test_a_damaged_identity_does_not_hide_the_server(tmp_path):
+    home = tmp_path / "home"
+    (home / "identity").mkdir(parents=True)
+    (home / "device.json").write_text("{")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    found = by_name(doctor.examine([], f"127.0.0.1:{port}", home, PLAIN))
+    assert (found["identity"].verdict, found["server"].verdict) == ("FAIL", "FAIL")

@@ -1,0 +1,57 @@
+"""A device between `join` and its first start, and the lines with which a server ends: what an operator reads about them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from attune.fedserver.rpc.server import LOOK_S
+from tests.e2e.hand import Hand, refusal
+from tests.e2e.harness import Federation, tabular_shard, until
+
+FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "1", "--rounds", "1")
+
+
+def test_doctor_after_join_knows_the_device_and_leaves_no_refusal(federation_at: Callable[[str], Federation]) -> None:
+    federation = federation_at("joined")
+    server = federation.server(*FLAGS)
+    address = f"localhost:{server.port}"
+    shard = str(tabular_shard(federation.folder / "ada", seed=1))
+    federation.command("fedclient", "join", "--server", address, "--token", server.join_token, "--name", "ada")
+    for words in (("--server", address), ("--server", address, "--data", shard), ("--data", shard), ()):
+        said = federation.command("fedclient", "doctor", *words).stdout
+        assert "ok    identity: ada, certificate until" in said, words
+        assert f"ok    server: {address} lets ada in" in said, words
+    time.sleep(2 * LOOK_S + 1)
+    assert "refused" not in server.text
+    federation.command("fedserver", "revoke", "ada")
+    said = federation.command("fedclient", "doctor", "--server", address, code=1).stdout
+    assert "FAIL  server:" in said, "a handshake alone lets a revoked device in"
+    assert "revoked" in said
+    assert server.stop() == 0
+    assert server.text.rstrip().endswith("stopping: SIGTERM; what is accepted is kept, and the next start goes on"), server.text
+
+
+def test_a_server_says_that_it_ends_because_all_is_done(federation_at: Callable[[str], Federation]) -> None:
+    federation = federation_at("done")
+    server = federation.server(*FLAGS, "--exit-when-done")
+    device = federation.device(tabular_shard(federation.folder / "ada", seed=1))
+    assert (server.code(), device.code()) == (0, 0)
+    assert server.text.rstrip().endswith("stopping: all rounds are closed, and the devices have left (--exit-when-done)")
+
+
+def test_a_server_that_cannot_write_says_why_to_the_device(federation_at: Callable[[str], Federation]) -> None:
+    """Before, the device read only that the log of the server says why."""
+    federation = federation_at("readonly")
+    server = federation.server(*FLAGS, "--set", "server.inline_bytes=0", fault="server:1:inbox-renamed=raise-EROFS")
+    hand = Hand(server.port, server.join_token, "ada")
+    order = hand.connect().next("order")
+    why = "the server cannot write (Read-only file system)"
+    kind, said = refusal(lambda: hand.answer(order))
+    assert kind == "ledger-busy", "the device sends again"
+    assert why in said
+    assert str(federation.home) not in said
+    until(lambda: why in (federation.client("ada").get("note") or ""), "the note says why")
+    assert federation.command("fedserver", "status").stdout.count(why) >= 1
+    assert hand.answer(order)
+    assert "Traceback" not in server.text
