@@ -226,6 +226,23 @@ def _only(row: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
     return {name: row[name] for name in columns}
 
 
+def check_known(table: Table, columns: Iterable[str], rows: Iterable[str], seeds: Iterable[int]) -> None:
+    """Check that the table has the columns, rows and seeds that were asked for.
+
+    Raises:
+        click.UsageError: It has not. The message lists those that it has.
+    """
+    has: dict[str, list[Any]] = {
+        "--column": [column.name for column in table.column],
+        "--row": [row.name for row in table.row],
+        "--seed": sorted({seed for column in table.column for seed in column.seeds}),
+    }
+    for (option, known_ones), asked in zip(has.items(), (columns, rows, seeds), strict=True):
+        if strange := [one for one in asked if one not in known_ones]:
+            listed = ", ".join(map(str, known_ones))
+            raise click.UsageError(f"{option} {', '.join(map(str, strange))}: the table has {listed}")
+
+
 @click.command()
 @click.argument("name", metavar="TABLE", type=click.Choice(names()))
 @click.option("--data", multiple=True, metavar="NAME=PATH", help="A data set that the table names.")
@@ -248,6 +265,7 @@ def main(
 ) -> None:  # fmt: skip
     """Run TABLE, or what is left of it."""
     table = load(name)
+    check_known(table, columns, rows, seeds)
     device = device or table.device
     try:
         choose(device)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+MEASUREMENTS = 3  # growths of the share before the first line. The first ones hold the loading of libraries
 FIRST_S = 5.0  # work that takes less gets no line
 LONGEST_S = 300.0  # longest pause between two lines; the pause doubles from FIRST_S on
 
@@ -17,8 +18,10 @@ class Estimate:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._what, self._share = clock, "", 1.0
-        self._began_s = self._due_s = clock()
+        self._due_s = clock()
         self._pause_s = FIRST_S
+        self._grown = 0
+        self._first = (0.0, 0.0)  # when the share had grown first, and to what
 
     def __repr__(self) -> str:
         return f"Estimate({self._what!r}, {self._share:.0%})"
@@ -26,18 +29,24 @@ class Estimate:
     def at(self, what: str, share: float) -> str | None:
         """Return a line if one is due. `share`: how much of `what` is done, 0 to 1.
 
-        Another `what`, or a smaller share, starts a new estimate.
+        Another `what`, or a smaller share, starts a new estimate. The time left follows from the pace after the first growth of
+        the share.
         """
         now = self._clock()
         if what != self._what or share < self._share:
-            self._began_s, self._pause_s = now, FIRST_S
-            self._due_s = now + FIRST_S
+            self._pause_s, self._due_s, self._grown = FIRST_S, now + FIRST_S, 0
+            self._share = 0.0
+        if share > self._share:
+            self._grown += 1
+            if self._grown == 1:
+                self._first = (now, share)
         self._what, self._share = what, share
-        if now < self._due_s or not 0 < share < 1:
+        if now < self._due_s or share >= 1 or self._grown < MEASUREMENTS:
             return None
         self._pause_s = min(LONGEST_S, 2 * self._pause_s)
         self._due_s = now + self._pause_s
-        return f"{what}: {share:.0%}, about {span((now - self._began_s) * (1 - share) / share)} left"
+        began, at_first = self._first
+        return f"{what}: {share:.0%}, about {span((now - began) * (1 - share) / (share - at_first))} left"
 
 
 def span(seconds: float) -> str:

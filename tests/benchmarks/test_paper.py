@@ -122,6 +122,15 @@ def test_a_table_is_run_part_by_part_and_nothing_twice(small, tmp_path):
     assert f"| Ours |  | {sum(ours) / 2:.1f} ({min(ours):.1f} to {max(ours):.1f}, 2 seeds) |" in said.replace("*", "")
 
 
+@pytest.mark.parametrize("option", ["--column", "--row", "--seed"])
+def test_an_unknown_part_of_a_table_is_an_error_with_the_known_ones(small, tmp_path, option):
+    words = ("fedmcsa-1", "--scratch", str(tmp_path / "scratch"), "--out", str(tmp_path / "out"), option, "17")
+    ended = CliRunner().invoke(paper.main, words)
+    assert ended.exit_code == 2 and "17" in ended.output and option in ended.output
+    assert {"--column": "digits/mlr", "--row": "Alone, Mine", "--seed": "0, 1"}[option] in ended.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_column_may_draw_so_many_samples_of_its_file(tmp_path):
     parts = {"train": 40, "test": 20}
     arrays = {f"{part}_x": np.random.default_rng(0).random((size, 6, 6), np.float32) for part, size in parts.items()}

@@ -15,17 +15,35 @@ class Clock:
 
 
 def test_what_is_left_follows_from_what_was_done():
-    """Expect 18 s for three quarters after a quarter in 6 s, and 40 s after a half in 40 s."""
     clock = Clock()
     estimate = Estimate(clock)
-    assert estimate.at("round 3", 0.0) is None
-    clock.now = 6.0
-    assert estimate.at("round 3", 0.25) == "round 3: 25%, about 18 s left"
-    clock.now = 8.0
-    assert estimate.at("round 3", 0.3) is None, "the next line comes 10 s after the first"
-    clock.now = 40.0
-    assert estimate.at("round 3", 0.5) == "round 3: 50%, about 40 s left"
-    assert estimate.at("round 3", 1.0) is None
+    lines = {}
+    for now, share in ((0, 0.0), (6, 0.1), (8, 0.15), (10, 0.2), (12, 0.25), (14, 0.3), (46, 0.6), (60, 1.0)):
+        clock.now = float(now)
+        lines[now] = estimate.at("round 3", share)
+    assert {now for now, line in lines.items() if line} == {10, 46}, "after three measurements, and 10 s after the first line"
+    assert lines[10] == "round 3: 20%, about 32 s left", "0.1 in the 4 s from the first measurement on"
+    assert lines[46] == "round 3: 60%, about 32 s left"
+
+
+def test_a_slow_beginning_does_not_count():
+    """A first order of 4 s, because torch is loaded, and 600 orders of 0.1 s: never more than about a minute."""
+    clock = Clock()
+    estimate = Estimate(clock)
+    lines = []
+    for order in range(1, 601):
+        clock.now = 4 + 0.1 * order
+        if line := estimate.at("orders", order / 600):
+            lines.append(line)
+    assert lines[0] == "orders: 8%, about 55 s left", lines
+
+
+def test_the_same_share_again_is_no_measurement():
+    clock = Clock()
+    estimate = Estimate(clock)
+    for second in range(60):
+        clock.now = float(second)
+        assert estimate.at("copy", 0.01 if second else 0.0) is None
 
 
 def test_what_is_quick_says_nothing_and_another_thing_begins_anew():

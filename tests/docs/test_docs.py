@@ -80,6 +80,12 @@ def test_flags_named_in_prose_exist(path: str, page: Any) -> None:
     assert set(FLAG.findall(page(path).prose)) <= known
 
 
+@pytest.mark.parametrize("path", PAGES)
+def test_commands_that_name_a_module_of_the_examples_say_how_it_is_found(path: str, page: Any) -> None:
+    blocks = [block for block in page(path).blocks("") if "--model examples." in block]
+    assert all("export PYTHONPATH=" in block for block in blocks)
+
+
 def every_command() -> Iterator[tuple[str, click.Command]]:
     for name, group in COMMANDS.items():
         yield from with_commands(name, group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -211,3 +212,13 @@ def test_choosing_a_model_does_not_import_torch():
         "registry.default_spec('images', (8, 8, 1), 2, 0, None, {}); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_module_in_this_folder_that_cannot_be_imported_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in_this_folder.py").write_text("def make(spec): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    with pytest.raises(SettingError, match=r"'in_this_folder:make' cannot be imported: .*PYTHONPATH=\."):
+        registry.load("in_this_folder:make")
