@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -17,13 +18,31 @@ from attune.common.errors import AttuneError, SettingError
 from attune.common.outputs import check_file, check_folder
 from attune.fedclient.cli import main
 from attune.fedclient.link.diagnose import _no_proxy
+from tests import forked
 
 TABLE = "v,w,ill\n" + "".join(f"{n % 7},{n * 0.5},{n % 2}\n" for n in range(60))
 BIN = Path(sys.executable).parent
 
+# Runs commands in one interpreter, and prints the exit status of each after its output.
+ONE_BY_ONE = """
+import json, sys
+from attune import fedclient, fedserver
+import attune.fedclient.cli, attune.fedserver.cli
+sys.stderr = sys.stdout
+for sys.argv in json.loads(sys.argv[1]):
+    try:
+        {"fedclient": fedclient, "fedserver": fedserver}[sys.argv[0]].cli.main()
+    except SystemExit as end:
+        print(f"\\nexit status {end.code} ended")
+"""
 
-def run(*words: str | Path, limit: int | None = None, clean: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run a command, with a limit on the size of files, or as a user without a name and a home."""
+
+def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return forked.run(list(map(str, words)), os.environ | forked.THREADS, 100.0)
+
+
+def run_fresh(*words: str | Path, limit: int | None = None, clean: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a command in a new interpreter, with a limit on the size of files, or as a user without a name and a home."""
 
     def bounded() -> None:
         if limit is not None:
@@ -123,7 +142,7 @@ def test_shard_and_partition_say_it_before_they_read(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_no_half_shard(tmp_path: Path) -> None:
     rows = "".join(f"{n},{n * 0.37},{n % 2}\n" for n in range(20000))
     (tmp_path / "a.csv").write_text("v,w,ill\n" + rows)
-    done = run(BIN / "fedclient", "shard", tmp_path / "a.csv", "--label", "ill", "--out", tmp_path / "out", limit=20000)
+    done = run_fresh(BIN / "fedclient", "shard", tmp_path / "a.csv", "--label", "ill", "--out", tmp_path / "out", limit=20000)
     assert done.returncode == 6 and "cannot write the shard" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
@@ -131,7 +150,7 @@ def test_a_full_disk_leaves_no_half_shard(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_no_half_part_of_a_partition(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "all.npz", x=rng.random((4000, 8)), y=np.arange(4000) % 4)
-    done = run(
+    done = run_fresh(
         BIN / "fedclient", "partition", "--dataset", tmp_path / "all.npz", "--scheme", "iid", "--clients", "2",
         "--out", tmp_path / "out", limit=30000,
     )  # fmt: skip
@@ -141,17 +160,15 @@ def test_a_full_disk_leaves_no_half_part_of_a_partition(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/usr/bin/unshare").exists(), reason="needs unshare of util-linux")
 def test_a_user_without_a_name_and_a_home(tmp_path: Path) -> None:
-    if run("unshare", "-U", "--map-user=12345", "true").returncode:
+    if run_fresh("unshare", "-U", "--map-user=12345", "true").returncode:
         pytest.skip("user namespaces are not allowed here")
     (tmp_path / "a.csv").write_text(TABLE)
-    for words in (
-        ("fedserver", "status"),
-        ("fedclient", "doctor", "--data", tmp_path / "a.csv", "--label", "ill"),
-        ("fedclient", "doctor", "--data", "~/a.csv", "--label", "ill"),
-    ):
-        done = run(BIN / words[0], *words[1:], clean=True)
-        said = done.stdout + done.stderr
-        assert done.returncode == 2 and "Traceback" not in said and "Set ATTUNE_HOME" in said
+    doctor = ["fedclient", "doctor", "--label", "ill", "--data"]
+    commands = [["fedserver", "status"], [*doctor, str(tmp_path / "a.csv")], [*doctor, "~/a.csv"]]
+    done = run_fresh(sys.executable, "-c", ONE_BY_ONE, json.dumps(commands), clean=True)
+    *answers, rest = done.stdout.split(" ended\n")
+    assert (rest, done.returncode) == ("", 0)
+    assert [said.endswith("exit status 2") and "Set ATTUNE_HOME" in said and "Traceback" not in said for said in answers] == [True] * 3, answers
 
 
 @pytest.mark.parametrize(
