@@ -1,20 +1,40 @@
-"""The installed wheel beside foreign packages that are called common, fedserver and fedclient."""
+"""The wheel: it has everything that runs and no other files, and runs beside foreign packages.
+
+They are called common, fedserver and fedclient. The wheel is built from a copy, because building writes into its folder.
+"""
 
 from __future__ import annotations
 
+import configparser
+import json
+import os
+import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from zipfile import ZipFile
 
 import pytest
 
 from tests.e2e.harness import Process, Server, tabular_shard
+from tests.packaging.checkout import ROOT, files, pyproject, shipped
 
 FOREIGN = "raise ImportError(f'Attune imported a stranger: {__file__}')\n"
+
+# Runs installed commands one after the other in one interpreter, which imports torch once.
+ONE_BY_ONE = """
+import json, runpy, sys
+for sys.argv in json.loads(sys.argv[1]):
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
 FEDERATION = ("--method", "fedavg", "--rounds", "1", "--min-clients", "2", "--set", "train.local_epochs=1")
 
 
@@ -34,6 +54,26 @@ class Installation:
 
 
 @pytest.fixture(scope="module")
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without a PYTHONPATH, which would put the checkout before the installed package."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory, clean_environment: dict[str, str]) -> Path:
+    """Build the wheel offline with the setuptools of this environment."""
+    copy, out = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("wheel")
+    for path in files():
+        (copy / path.parent).mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / path, copy / path)
+    build = [sys.executable, "-c", f"from setuptools import build_meta; build_meta.build_wheel({str(out)!r})"]  # as pip does
+    done = subprocess.run(build, env=clean_environment, cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [built] = out.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
 def installed(
     wheel: Path, clean_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
@@ -48,7 +88,7 @@ def installed(
     _foreign_package(site_packages / "common")
     before = {path.name for path in site_packages.iterdir()}
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
-    install = [*pip, "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
+    install = [*pip, "install", "--quiet", "--no-compile", "--no-index", "--no-deps", str(wheel)]
     done = subprocess.run(install, env=clean_environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     new = frozenset(path.name for path in site_packages.iterdir()) - before
@@ -74,6 +114,38 @@ def processes() -> Iterator[list[Process]]:
 def _foreign_package(folder: Path) -> None:
     folder.mkdir()
     (folder / "__init__.py").write_text(FOREIGN)
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[PurePosixPath]:
+    with ZipFile(wheel) as archive:
+        return {PurePosixPath(name) for name in archive.namelist()}
+
+
+def test_only_attune_is_at_the_top(names: set[PurePosixPath]) -> None:
+    tops = {name.parts[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"attune"}
+    assert len(tops) == 2
+
+
+def test_every_file_of_the_packages_is_there_and_no_other(names: set[PurePosixPath]) -> None:
+    inside = {name for name in names if name.parts[0] == "attune"}
+    assert inside == {PurePosixPath("attune", path.as_posix()) for path in shipped()}
+
+
+def test_the_typing_mark_the_protos_and_the_generated_code_are_shipped(names: set[PurePosixPath]) -> None:
+    """Name them here, apart from the rule that the test above computes."""
+    wanted = ("py.typed", "proto/attune/v1/federation.proto", "proto/attune/v1/admin.proto", "common/pb/federation_pb2.pyi")
+    assert names >= {PurePosixPath("attune", name) for name in wanted}
+
+
+def test_the_commands_and_the_licence_are_declared(wheel: Path, names: set[PurePosixPath]) -> None:
+    [points] = [name for name in names if name.name == "entry_points.txt"]
+    parser = configparser.ConfigParser()
+    with ZipFile(wheel) as archive:
+        parser.read_string(archive.read(str(points)).decode())
+    assert dict(parser["console_scripts"]) == pyproject()["project"]["scripts"]
+    assert [name for name in names if name.name == "LICENSE"]
 
 
 def test_the_wheel_adds_attune_alone(installed: Installation) -> None:
@@ -106,15 +178,15 @@ def test_a_federation_runs_from_a_folder_with_packages_of_those_names(
     home = installed.work / "home" / "server"
     server = Server(serve, installed.work / "server.log", installed.environment, home, fresh=True)
     processes.append(server)
-    train = [str(installed.bin / "fedclient"), "--data", "shards/*", "--server", f"localhost:{server.port}", "--device", "cpu"]
-    fleet = Process(train, installed.work / "fleet.log", installed.environment, fresh=True)
+    train = ["fedclient", "--data", "shards/*", "--server", f"localhost:{server.port}", "--device", "cpu"]
+    simulate = ["fedserver", "simulate", "--data", "shards/*", "--method", "fedavg", "--rounds", "1"]
+    words = [[str(installed.bin / name), *more] for name, *more in (train, simulate)]
+    one_by_one = [str(installed.bin / "python"), "-c", ONE_BY_ONE, json.dumps(words)]
+    fleet = Process(one_by_one, installed.work / "fleet.log", installed.environment, fresh=True)
     processes.append(fleet)
     assert fleet.code() == 0, fleet.text
     assert server.code() == 0, server.text
     models = sorted(installed.work.glob("home/devices/*/*/model/model.safetensors"))
     assert [path.parents[1].name.partition("-")[0] for path in models] == ["shard1", "shard2"]
-    simulate = [str(installed.bin / "fedserver"), "simulate", "--data", "shards/*", "--method", "fedavg", "--rounds", "1"]
-    done = subprocess.run(simulate, env=installed.environment, cwd=installed.work, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith("model: ") and [line.split()[0] for line in lines[1:5]] == ["device", "shard1", "shard2", "mean"]
+    lines = fleet.text[fleet.text.index("\nmodel: ") + 1 :].splitlines()
+    assert [line.split()[0] for line in lines[1:5]] == ["device", "shard1", "shard2", "mean"]

@@ -48,13 +48,19 @@ def test_the_extra_is_what_a_server_looks_for() -> None:
     assert {name.replace("grpc_health_checking", "grpc_health") for name in names} == set(SERVER_EXTRA)
 
 
-def test_devices_need_nothing_of_the_extra_and_a_simulation_for_its_dashboard_only(run) -> None:
+def test_a_simulation_imports_no_network_and_devices_need_nothing_of_the_extra(run) -> None:
+    """Simulate first, because devices import the network. In one interpreter, because each imports torch anew."""
     modules = ("client", "fleet", "app", "cli", "doctor", "link.grpc_link", "link.enrol")
-    program = "".join(f"import attune.fedclient.{name}\n" for name in modules)
+    program = "assert 'torch' not in sys.modules\n"
     program += "print(attune.simulate(shards, rounds=1, method='fedavg', progress=False).table())\n"
+    program += "assert 'torch' in sys.modules and 'grpc' not in sys.modules\n"
+    program += "print(*(name for name, module in sys.modules.items() if name[:6] == 'attune' and hasattr(module, 'sqlite3')))\n"
+    program += "".join(f"import attune.fedclient.{name}\n" for name in modules)
     program += "attune.simulate(shards, rounds=1, method='fedavg', progress=False, dashboard=True)\n"
     done = run(SIMULATION + program)
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["device", "kiel", "lund", "mean"]
+    *table, databases = done.stdout.splitlines()
+    assert [line.split()[0] for line in table] == ["device", "kiel", "lund", "mean"]
+    assert databases == ""
     assert done.stderr.splitlines()[-1].startswith("attune.common.errors.SettingError: ")
     assert "pip install 'attune-fl[server]'" in done.stderr.splitlines()[-1]
 
