@@ -30,6 +30,9 @@ def preload() -> None:
     import torch
 
     with suppress(ImportError):
+        import matplotlib.backends.backend_agg
+        import matplotlib.figure  # noqa: F401
+    with suppress(ImportError):
         import sklearn.datasets  # noqa: F401  # whoever cuts the digits needs it
 
     from attune.common.methods.registry import get

@@ -21,7 +21,7 @@ from tests.e2e.hosted import host
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {path.name: path for path in digit_shards(tmp_path_factory.mktemp("shards"), 3, 60, 20)}
+    return {path.name: path for path in digit_shards(tmp_path_factory.mktemp("shards"), 3, 30, 20)}
 
 
 @pytest.mark.parametrize("method", names())
@@ -33,7 +33,7 @@ def test_a_method_runs_to_the_end_and_every_device_can_use_its_model(
         "method": {"name": method},
         "round": {"rounds": 2},
         "train": {"local_epochs": 1},
-        "model": {"width": 16, "depth": 2, "heads": 2},
+        "model": {"width": 8, "depth": 1, "heads": 2},
     }
     network = host(tmp_path, shards, settings, keep="personalized")
     status = status_of(network.home)

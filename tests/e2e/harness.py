@@ -30,10 +30,11 @@ PATIENCE_S = 120.0  # longest time for any event; a quiet machine needs a few se
 
 def until(happened: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
     """Call `happened` again and again, and return its first true value."""
-    deadline = time.monotonic() + patience_s
+    deadline, pause_s = time.monotonic() + patience_s, 0.02
     while not (value := happened()):
         assert time.monotonic() < deadline, f"in vain for {patience_s:.0f} s: {what}"
-        time.sleep(0.05)
+        time.sleep(pause_s)
+        pause_s = min(1.1 * pause_s, 0.25)
     return value
 
 

@@ -55,14 +55,20 @@ def test_backups_beside_rounds_are_whole_and_one_goes_on_to_the_same_end(
     assert left == []
 
 
-@pytest.fixture
-def backed_up(federation_at: Callable[[str], Federation], tmp_path: Path) -> tuple[Federation, Path]:
+@pytest.fixture(scope="module")
+def before_round_1(federation_at: Callable[[str], Federation]) -> Federation:
     """Back up a federation before its first round, which has all kinds of files except state."""
     federation = federation_at("small")
     server = federation.server("--method", "fedavg", "--min-clients", "9")
-    federation.command("fedserver", "backup", "--out", str(tmp_path / "made"))
+    federation.command("fedserver", "backup", "--out", str(federation.folder / "made"))
     server.stop()
-    return federation, tmp_path / "made"
+    return federation
+
+
+@pytest.fixture
+def backed_up(before_round_1: Federation, tmp_path: Path) -> tuple[Federation, Path]:
+    """Return the federation, and a copy of its backup that a test may damage."""
+    return before_round_1, Path(shutil.copytree(before_round_1.folder / "made", tmp_path / "made"))
 
 
 def test_answers_to_later_rounds_than_the_database_counts_stay_out(backed_up: tuple[Federation, Path], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_devices_renew_beside_their_work_and_no_round_is_without_one(
     federation = federation_at("short")
     shards = [tabular_shard(tmp_path / f"s{number}", number) for number in range(DEVICES)]
     federation.server(*FLAGS, *SHORT)
-    devices = [federation.device(shard, fault="*:*:training=sleep:0.3") for shard in shards]
+    devices = [federation.device(shard, fault="*:*:training=sleep:0.8") for shard in shards]
 
     for device in devices:
         device.wait_for("renewed this device's certificate")

@@ -16,7 +16,7 @@ from typing import Any
 from attune.common.identity.credential import server_name
 from attune.fedserver.identity.authority import Authority
 
-HANDSHAKES, THREADS = 1500, 8
+HANDSHAKES, THREADS = 600, 8
 SERVER = """
 import asyncio, sys
 from pathlib import Path
@@ -34,7 +34,7 @@ async def main():
     async def change():
         more = [other.certificate_pem]
         while True:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.2)
             live.update([authority.certificate_pem, *more], shown)
             more = [] if more else [other.certificate_pem]
     changing = asyncio.ensure_future(change())
