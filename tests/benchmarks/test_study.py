@@ -18,7 +18,7 @@ from benchmarks.grid import EVERY_METHOD, SHARED, alternatives
 SMALL = """
 methods = ["fedavg"]
 rounds = 1
-set = ["train.local_steps=1", "train.validation=0"]
+set = ["train.local_steps=1", "train.validation=0", "model.name=mlr"]
 
 [[task]]
 name = "iid"
@@ -118,6 +118,8 @@ def test_a_study_runs_once_and_goes_on_where_it_was(tmp_path, how):
     assert all(0 <= float(row[key]) <= 1 for key in pooled) and row["bmta_over_samples_round"] in ("0", "1")
     assert 0 <= float(trial["constant_over_samples"]) <= 1 and set(row) == set(rows.COLUMNS)
     assert len((tmp_path / "small_clients.csv").read_text().splitlines()) == 3
+    if not how:
+        return  # what is left to do does not depend on it
     (tmp_path / "small.csv").unlink()
     again = CliRunner().invoke(study.main, command, catch_exceptions=False).output
     assert again.count("done") == 1 and "'seed': 0" in again

@@ -29,7 +29,7 @@ def test_first_simulation(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_own_model(capsys: pytest.CaptureFixture[str]) -> None:
-    importlib.import_module("examples.own_model").main(rounds=12)
+    importlib.import_module("examples.own_model").main(rounds=6)
     lines = capsys.readouterr().out.splitlines()
     accuracies = [float(line.split()[4]) for line in lines[1:5]]
     assert sum(accuracies) / 4 > 0.9, "chance is a half"
@@ -47,7 +47,7 @@ def test_over_the_network(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 
 def test_regression(capsys: pytest.CaptureFixture[str]) -> None:
-    result = importlib.import_module("examples.regression").main(rounds=3)
+    result = importlib.import_module("examples.regression").main(rounds=2)
     assert result.table().mean("personalized") > result.table().mean("common")
     last = capsys.readouterr().out.splitlines()[-1].replace(",", "").split()
     assert last[0] == "predicted" and abs(float(last[1]) - float(last[4])) < 30

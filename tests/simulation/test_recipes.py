@@ -149,8 +149,8 @@ def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: p
 
     tiny = Recipe(
         "digits", "Digits", "samples", tuple(RecipePoint(n, partial(cut, samples=n)) for n in (8, 16)),
-        (*BASELINES, RecipeMethod("mine", "fedper"), RecipeMethod("MCSA", "fedmcsa", {"train.lr": 0.1})), 2,
-        {"train.local_epochs": 1, "model.name": "dnn"}, (0, 1),
+        (*BASELINES, RecipeMethod("mine", "fedper"), RecipeMethod("MCSA", "fedmcsa", {"train.lr": 0.1})), 1,
+        {"train.local_epochs": 1, "model.name": "mlr"}, (0, 1),
     )  # fmt: skip
     monkeypatch.setitem(catalogue.RECIPES, "digits", replace(tiny, points=tiny.points[:1]))
 

@@ -46,8 +46,11 @@ def by_the_method(model: Any, data: Any, context: Any) -> float:
 @pytest.mark.parametrize("method", sorted(set(names()) - FOREIGN))
 def test_the_built_in_loop_written_by_hand_has_the_same_bits(method: str) -> None:
     given = PLAIN | {"train.batch_size": 8, "train.local_steps": 0, "train.weight_decay": 0.0}
-    model = "transformer" if "tp" in method or method == "vanilla-personalized" else "dnn"
-    model = "transformer" if method == "fedbn" else model
+    model = "transformer" if "tp" in method or method in ("vanilla-personalized", "fedbn") else "dnn"
+    if model == "transformer":
+        given |= {"model.width": 8, "model.heads": 2, "model.depth": 1}
+    if "tp" in method:
+        given |= {"method.hidden": 16}
     own = attune.simulate(shards(), method, model, rounds=2, settings=given, train=by_the_method)
     built_in = attune.simulate(shards(), method, model, rounds=2, settings=given)
     assert own.digests == built_in.digests

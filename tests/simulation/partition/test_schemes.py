@@ -140,20 +140,20 @@ def test_synthetic_labels_by_a_loop():
 # --- coarse classes ---
 
 
-def test_coarse5_on_the_shape_of_cifar100(dataset_of):
+def test_coarse5_on_a_tenth_of_the_shape_of_cifar100(dataset_of):
     coarse = (np.arange(100) * 7) % 20  # five fine classes to each of twenty, not side by side
-    data = with_coarse(dataset_of, [(500, 100)] * 100, coarse)
+    data = with_coarse(dataset_of, [(50, 10)] * 100, coarse)
     parts = partition(data, "coarse5")
     train_NC, test_NC = parts.counts("train"), parts.counts("test")
     for client in range(100):
         mine = np.flatnonzero(coarse == client // 5)
-        assert (train_NC[client, mine] == 100).all() and (test_NC[client, mine] == 20).all()
-        assert train_NC[client].sum() == 500 and test_NC[client].sum() == 100
+        assert (train_NC[client, mine] == 10).all() and (test_NC[client, mine] == 2).all()
+        assert train_NC[client].sum() == 50 and test_NC[client].sum() == 10
     harder = partition(data, "coarse5", 100, each="one-class")
     for client in range(100):
         owned = np.flatnonzero(harder.counts()[client])
         assert owned.tolist() == [np.flatnonzero(coarse == client // 5)[client % 5]]
-        assert harder.counts("train")[client].sum() == 500 and harder.counts("test")[client].sum() == 100
+        assert harder.counts("train")[client].sum() == 50 and harder.counts("test")[client].sum() == 10
 
 
 def test_coarse_refusals(dataset_of):
