@@ -177,8 +177,8 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
 
 
 def _own_scale(shard: Shard) -> Scale:
-    own = Standardiser.fit(shard.train_y)
-    return Scale(own.mean.tolist(), own.std.tolist())
+    fitted = Standardiser.fit(shard.train_y)
+    return Scale(fitted.mean.tolist(), fitted.std.tolist())
 
 
 def check_columns(shard: Shard, expected: Sequence[str]) -> None:
