@@ -22,7 +22,7 @@ from attune.fedserver.cli.shared import HOME, admin_of, place_of, wake
     "only_for",
     metavar="NAME",
     default="",
-    help="For this device alone, whose certificate has expired or whose enrolment was lost.",
+    help="For this device alone: its certificate has expired, its enrolment was lost, or the name was revoked.",
 )
 @click.pass_context
 def token(context: click.Context, home: Path | None, uses: int, ttl: str, only_for: str) -> None:

@@ -248,6 +248,10 @@ class Members:
         await self._update(name, note=reason[:MAX_NOTE])
         self._activity.enter(name, DeviceStage.ABSENT, reason)
 
+    def readmit(self, name: str) -> None:
+        """Let a device in under the name of a revoked one, as the operator has decided."""
+        self._coordinator.revoked.readmit(name)
+
     async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
         """End the streams of these devices, each with its error, and return how many devices stay connected."""
         for name, error in error_for.items():

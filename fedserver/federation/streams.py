@@ -24,6 +24,10 @@ class RevokedDevices:
         """Add a device, and return whether it is new."""
         return self._errors.setdefault(name, error) is error
 
+    def readmit(self, name: str) -> None:
+        """Forget a name that another device has now. The revoked one is refused by its certificates."""
+        self._errors.pop(name, None)
+
     def check(self, name: str) -> None:
         """Check that the device is not revoked.
 

@@ -143,7 +143,7 @@ class FederationAdmin:
         return names
 
     async def revoke(self, name: str) -> None:
-        """Refuse a device and its certificates from now on.
+        """Refuse a device and its certificates from now on. Tokens for its name end: a thief may have one.
 
         Raises:
             SettingError: There is no such device.
@@ -151,6 +151,10 @@ class FederationAdmin:
         await self._known(name)
         await self._note("device revoked", name=name)
         await self._ledger.update_device(name, revoked=True)
+        for token in await self._ledger.tokens():
+            if token.only_for == name and token.withdrawn_at is None:
+                await self._note("token withdrawn", id=token.id)
+                await self._ledger.withdraw(token.id, time.time())
 
     async def set_settings(self, overrides: Mapping[str, Any]) -> None:
         """Bind the federation to these settings, and note those that have changed, by their dotted names."""

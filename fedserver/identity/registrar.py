@@ -36,6 +36,8 @@ UNKNOWN = (
     "this certificate was not issued to a device of this federation, or the server has lost the enrolment: keep the home, ask "
     "the server's operator for a token for this device (`fedserver token --for NAME`) and start it with --token-file"
 )
+NAME_KEPT = 43  # characters of a name of 64 that are left beside `.revoked-` and twelve digits
+RELEASED = "name of a revoked device given to another"
 RETRY_S = 3600.0  # for this time a device that has not heard the answer may ask for its first certificate again
 
 
@@ -140,7 +142,7 @@ class Registrar:
         Raises:
             TokenRefused: The token is unknown, over, or for another device.
             NameTaken: Another device has the name.
-            CertificateRefused: The operator has revoked the device.
+            CertificateRefused: The operator has revoked the device, and the token is not for its name; or it was this key.
             SettingError: The name cannot be.
             RequestRefused: The request is none.
             TooMany: The device was issued too many certificates.
@@ -152,15 +154,22 @@ class Registrar:
         key = key_fingerprint_of(pem)
         async with self._turn:  # of two devices that ask for one name at once, or for a token's last use, one is first
             known = await self._ledger.device(name)
-            if known is not None and known.revoked:
-                raise CertificateRefused(f"the operator has revoked {name}: enrol under another --name")
-            if known is not None and known.public_key != key:
+            if known is not None and known.revoked and (await self._token(bootstrap_fingerprint, name)).only_for != name:
+                raise CertificateRefused(
+                    f"the operator has revoked {name}: enrol under another --name, or with a token for this one "
+                    f"(`fedserver token --for {name}`)"
+                )
+            if known is not None and not known.revoked and known.public_key != key:
                 raise NameTaken(f"another device already holds the name {name}: choose one with --name")
             if any(device.revoked and device.public_key == key for device in await self._ledger.devices()):
                 raise CertificateRefused(
                     "the operator has revoked the device with this key: it cannot enrol under another name"
                 )
             token = await self._token(bootstrap_fingerprint, name)
+            if known is not None and known.revoked:
+                _check_live(token)
+                await self._release(known)
+                known = None
             again = known is not None and await self._unanswered(known, token)
             if not again:
                 _check_live(token)
@@ -185,6 +194,12 @@ class Registrar:
             await self._ledger.note("renewed", "device", name=name, **_facts(certificate))
             await self._ledger.renew(certificate, time.time(), UNUSED, FORGET_S)
         return pem
+
+    async def _release(self, revoked: DeviceRecord) -> None:
+        """Free the name of a revoked device for another one. The revoked device keeps its key and is refused as before."""
+        other = f"{revoked.name[:NAME_KEPT]}.revoked-{revoked.public_key[:12]}"
+        await self._ledger.note(RELEASED, "device", name=revoked.name, revoked_as=other, key=revoked.public_key)
+        await self._ledger.release(revoked.name, other)
 
     async def _unanswered(self, known: DeviceRecord, token: Token) -> bool:
         """Return whether this device was enrolled with this token a moment ago, and has shown no certificate since."""

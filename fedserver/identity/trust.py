@@ -17,7 +17,7 @@ import msgspec
 
 from attune.common.errors import SettingError
 from attune.fedserver.identity.admin import BY_OPERATOR, user
-from attune.fedserver.identity.registrar import FORGET_S, UNUSED
+from attune.fedserver.identity.registrar import FORGET_S, RELEASED, UNUSED
 from attune.fedserver.ports.ledger import AuditEntry, AuditHead, Certificate, Ledger, LedgerReader, Snapshot
 from attune.fedserver.ports.storage import Storage
 
@@ -36,6 +36,7 @@ class Differences:
     Attributes:
         head: The last entry of the log; None if the log is empty.
         revoked: Names of devices to revoke.
+        released: The name that each revoked device has now, by the name that it had.
         enrolled: The certificate of each device that the ledger does not know, by the device's name.
         renewed: Certificates of known devices.
         tokens: Id of the token with which each device enrolled, by the device's name.
@@ -47,6 +48,7 @@ class Differences:
 
     head: AuditHead | None = None
     revoked: list[str] = field(default_factory=list)
+    released: dict[str, str] = field(default_factory=dict)
     enrolled: dict[str, Certificate] = field(default_factory=dict)
     renewed: list[Certificate] = field(default_factory=list)
     tokens: dict[str, str] = field(default_factory=dict)
@@ -80,7 +82,7 @@ def revoked_in(log: Log) -> list[str]:
     for entry, _ in log:
         if entry.event == "device revoked":
             revoked.add(str(entry.facts.get("name", "")))
-        elif entry.event == READMITTED:
+        elif entry.event in (READMITTED, RELEASED):
             revoked.discard(str(entry.facts.get("name", "")))
     return sorted(revoked)
 
@@ -107,13 +109,18 @@ def _take(entry: AuditEntry, paused: bool, known: Collection[str], issued: Colle
             if certificate is None:
                 if name not in known:
                     differences.lines.append(LOST_ENROLMENT.format(name))
-            elif name in known or name in differences.enrolled:
+            elif (name in known and name not in differences.released) or name in differences.enrolled:
                 differences.renewed.append(certificate)
                 differences.lines.append(f"{name} has a newer certificate, and the database does not know it")
             else:
                 differences.enrolled[name] = certificate
                 differences.tokens[name] = str(facts.get("token", ""))
                 differences.lines.append(f"{name} was enrolled, and the database does not know it")
+        case event if event == RELEASED:
+            differences.released[name] = str(facts.get("revoked_as", ""))
+            differences.enrolled.pop(name, None)
+            differences.renewed = [certificate for certificate in differences.renewed if certificate.name != name]
+            differences.lines.append(f"the name {name} was given to another device, and the database does not know it")
         case "paused" | "resumed":
             on = entry.event == "paused"
             differences.paused = None if on is paused else on
@@ -181,6 +188,11 @@ async def settle(storage: Storage, readmitted: Collection[str] = ()) -> list[str
 async def repair(ledger: Ledger, differences: Differences) -> None:
     """Apply what the ledger lacks, and note it: then the end of the log is the head that the ledger knows."""
     by_id = {token.id: token for token in await ledger.tokens()}
+    known = {device.name for device in await ledger.devices()}
+    for name, other in differences.released.items():
+        if name in known:
+            await ledger.update_device(name, revoked=True)
+            await ledger.release(name, other)
     for name, certificate in differences.enrolled.items():
         token = by_id.get(differences.tokens[name])
         used = token.fingerprint if token is not None and token.uses_left > 0 else None

@@ -244,6 +244,12 @@ class MemberLedger(Protocol):
             token: Fingerprint of the token, of which this takes one use in the same step.
         """
 
+    async def release(self, name: str, other: str) -> None:
+        """Move a revoked device with its certificates and reports to another name, under which it stays revoked.
+
+        What the server holds for the name (its value of each part) stays with the name.
+        """
+
     async def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
         """Add one more certificate of a device.
 

@@ -74,6 +74,7 @@ class FederationService:
 
     async def enrol(self, request: EnrolRequest, context: grpc.aio.ServicerContext) -> IssuedCertificate:
         pem = await self._registrar.enrol(caller().fingerprint, request.name, request.csr_der)
+        self._members.readmit(request.name)
         return self._certificate(pem, request.name)
 
     async def renew(self, csr_der: bytes, context: grpc.aio.ServicerContext) -> IssuedCertificate:

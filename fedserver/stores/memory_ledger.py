@@ -153,6 +153,13 @@ class MemoryLedger:
         self._devices[name] = msgspec.structs.replace(known, public_key=public_key)
         self._certificates[certificate.fingerprint] = certificate
 
+    async def release(self, name: str, other: str) -> None:
+        self._devices[other] = msgspec.structs.replace(self._devices.pop(name), name=other, connected=False)
+        for certificate in await self.certificates(name):
+            self._certificates[certificate.fingerprint] = replace(certificate, name=other)
+        for key in [key for key in self._rows if key[2] == name]:
+            self._rows[(*key[:2], other)] = msgspec.structs.replace(self._rows.pop(key), client=other)
+
     async def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
         name, forget = certificate.name, now - forget_s
         self._certificates[certificate.fingerprint] = certificate

@@ -173,6 +173,7 @@ class SqliteLedger:
     refuse = _awaited(Tables.refuse)
     disconnect_all = _awaited(Tables.disconnect_all)
     enrol = _awaited(Tables.enrol)
+    release = _awaited(Tables.release)
     renew = _awaited(Tables.renew)
     first_use = _awaited(Tables.first_use)
     certificates = _awaited(Tables.certificates)

@@ -219,6 +219,17 @@ class Tables:
         columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
         self._db.execute(f"INSERT OR REPLACE INTO certificates ({columns}) VALUES ({marks})", values)  # noqa: S608
 
+    def release(self, name: str, other: str) -> None:
+        with self._synced(), self._transaction():
+            self._db.execute("UPDATE devices SET name = ?, connected = 0 WHERE name = ?", (other, name))
+            self._db.execute("UPDATE certificates SET name = ? WHERE name = ? AND role = 'device'", (other, name))
+            rows = self._db.execute("SELECT row FROM metrics WHERE client = ?", (name,)).fetchall()
+            for row in (msgspec.structs.replace(from_json(row[0], Report), client=other) for row in rows):
+                self._db.execute(
+                    "UPDATE metrics SET client = ?, row = ? WHERE round = ? AND work = ? AND client = ?",
+                    (other, msgspec.json.encode(row), row.round, row.work, name),
+                )
+
     def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
         name = certificate.name
         of_device = "role = 'device' AND name = ?"

@@ -87,3 +87,19 @@ def test_a_revoked_key_does_not_come_back_under_another_name(scene: Scene) -> No
     token = scene.server.join_token
     assert kind_of(lambda: Hand(scene.server.port, token, "innocent", key=mallory.key)) == "certificate-refused"
     assert scene.device("carl").name == "carl"
+
+
+def test_a_name_that_a_thief_had_is_used_again_and_the_thief_is_refused(scene: Scene) -> None:
+    thief, bob = scene.device("ada"), scene.device("bob")
+    for stream in [device.connect() for device in (thief, bob)]:
+        stream.next("order")
+    scene.revoke("ada")
+    made = scene.federation.command("fedserver", "token", "--for", "ada", "--home", str(scene.federation.home))
+    owner = Hand(scene.server.port, made.stdout.strip(), "ada")
+    owner.connect().next("welcome")
+    assert kind_of(thief.connect().end) == "certificate-refused"
+    states = {client["name"]: client["state"] for client in scene.federation.status()["clients"]}
+    [former] = [name for name in states if name.startswith("ada.revoked-")]
+    assert states[former] == "revoked" and states["ada"] != "revoked"
+    events = scene.federation.command("fedserver", "audit", "--home", str(scene.federation.home)).stdout
+    assert "name of a revoked device given to another" in events

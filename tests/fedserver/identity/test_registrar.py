@@ -190,3 +190,29 @@ def test_the_operators_certificate_is_good_whatever_the_clock_showed(authority):
     pem = authority.issue_operator().certificate_pem
     now = datetime.now(timezone.utc)
     assert is_valid_at(pem, now - timedelta(days=1000)) and is_valid_at(pem, now + timedelta(days=3000))
+
+
+def test_a_revoked_name_is_given_to_another_key_by_a_token_for_it_alone(registrar, admin, token, store):
+    """A thief enrolled as `ada` with a stolen token, and has a token for the name that was made before the revocation."""
+    thief, owner = new_key(), new_key()
+    stolen = registrar.enrol(token(), "ada", csr_der(thief, "ada"))
+    early = token(only_for="ada")
+    admin.revoke("ada")
+    several = token(uses=9)
+    for used, key in ((several, owner), (several, thief)):
+        with pytest.raises(CertificateRefused, match="token --for ada"):
+            registrar.enrol(used, "ada", csr_der(key, "ada"))
+    with pytest.raises(TokenRefused, match="withdrawn"):
+        registrar.enrol(early, "ada", csr_der(owner, "ada"))
+    fresh = token(only_for="ada", uses=2)
+    with pytest.raises(CertificateRefused, match="the device with this key"):
+        registrar.enrol(fresh, "ada", csr_der(thief, "ada"))
+    pem = registrar.enrol(fresh, "ada", csr_der(owner, "ada"))
+    assert registrar.caller(fingerprint_of(pem)).name == "ada"
+    with pytest.raises(CertificateRefused, match="was revoked by the operator"):
+        registrar.caller(fingerprint_of(stolen))
+    with pytest.raises(CertificateRefused, match="the device with this key"):
+        registrar.enrol(several, "bob", csr_der(thief, "bob"))
+    with pytest.raises(NameTaken):  # the name has an owner again
+        registrar.enrol(fresh, "ada", csr_der(new_key(), "ada"))
+    assert [(device.name[:12], device.revoked) for device in store.devices()] == [("ada", False), ("ada.revoked-", True)]

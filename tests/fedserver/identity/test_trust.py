@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attune.common import aio
-from attune.common.errors import HomeMismatch
+from attune.common.errors import CertificateRefused, HomeMismatch
 from attune.common.identity.credential import csr_der, fingerprint_of, new_key
 from attune.common.identity.token import JoinToken
 from attune.fedserver.core.records import DeviceRecord
@@ -162,3 +162,20 @@ def test_the_head_never_goes_back_to_an_older_entry(place: Place) -> None:
     assert head is not None
     place.storage.ledger._tables.follow_audit(AuditHead(head.number - 1, "older"))
     assert aio.run(place.storage.ledger.snapshot()).audit_head == head
+
+
+def test_a_name_that_was_given_to_another_device_does_not_go_back_to_the_revoked_one(place: Place) -> None:
+    """The database forgets the revocation, the release of the name and the new enrolment."""
+    [stolen] = place.certificates()
+    aio.run(place.admin.revoke("kiel"))
+    token = JoinToken.parse(aio.run(place.admin.new_token(place.authority.public_key_compressed, only_for="kiel")))
+    place.holder = fingerprint_of(token.bootstrap().certificate_pem)
+    fresh = place.enrol("kiel")
+    expected = {name: (device.revoked, device.public_key) for name, device in place.devices().items()}
+    assert place.lines() == [] and len(expected) == 2
+    place.lose_power()
+    assert "the name kiel was given to another device, and the database does not know it" in place.settle()
+    assert {name: (device.revoked, device.public_key) for name, device in place.devices().items()} == expected
+    assert aio.run(place.registrar.caller(fresh)).name == "kiel"
+    with pytest.raises(CertificateRefused, match="was revoked"):
+        aio.run(place.registrar.caller(stolen.fingerprint))
