@@ -1,1 +1,1 @@
-"""Differential privacy: what a guarantee costs, noise from secrets, and what can be private at all."""
+"""Differential privacy: what a guarantee costs, and what can be private at all."""

@@ -23,6 +23,7 @@ from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.own_loop import Data, scored, with_loop
 from attune.fedclient.work.predictors.base import Predictor
+from attune.fedclient.work.private.order_noise import OrderNoise
 
 __all__ = ["Cancelled", "Progress", "Scores", "Seeds", "Tensors", "Trained", "Trainer", "TrainingDiverged", "batches"]
 
@@ -94,6 +95,7 @@ class Trainer:
         cancelled: Callable[[], bool] = lambda: False,
         trains: Collection[str] = (),
         round_: int = 0,
+        noise: OrderNoise | None = None,
     ) -> Jobs[Trained]:
         """Train from `start` on x (N, ...), y (N,) or (N, T), and return the tensors on the CPU.
 
@@ -107,12 +109,13 @@ class Trainer:
             cancelled: Returns whether the work was replaced.
             trains: The kinds of tensors that may move; the others return bit for bit. Empty: all.
             round_: The federation's round.
+            noise: The noise of this order; None: training is not private.
 
         Raises:
             TrainingDiverged: The loss or a tensor is not finite.
             Cancelled: The work was replaced.
         """
-        task = self._task(start, received, x, y, seeds, progress, cancelled, trains, round_)
+        task = self._task(start, received, x, y, seeds, progress, cancelled, trains, round_, noise)
         trained = yield from self._looped(self.objective.work(task))
         return Trained({name: trained.tensors[name].cpu() if task.takes(name) else start[name] for name in start}, trained.loss)
 
@@ -198,6 +201,7 @@ class Trainer:
         cancelled: Callable[[], bool],
         trains: Collection[str] = (),
         round_: int = 0,
+        noise: OrderNoise | None = None,
     ) -> LocalTask:
         return LocalTask(
             network=self.network,
@@ -215,6 +219,7 @@ class Trainer:
             round=round_,
             measure=self.measure,
             family=self.family,
+            noise=noise,
         )
 
     def _on_device(self, tensors: Mapping[str, Tensor]) -> Tensors:

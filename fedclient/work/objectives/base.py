@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
 import torch
 from typing_extensions import TypeVar
@@ -19,6 +19,9 @@ from attune.common.methods.settings.objectives import ObjectiveSettings
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure
 from attune.fedclient.work.objectives.network import Network
+
+if TYPE_CHECKING:
+    from attune.fedclient.work.private.order_noise import OrderNoise
 
 Tensors = dict[str, torch.Tensor]
 Forward = Callable[[Mapping[str, torch.Tensor], torch.Tensor], torch.Tensor]  # (tensors, x) -> logits (N, ..., C)
@@ -69,6 +72,7 @@ class LocalTask:
     round: int = 0  # of the federation, that this work is for
     measure: Measure = MEASURES["classes"]  # of the task
     family: Hashable = None  # equal for devices that differ only in tensors, samples and seeds; None: not stacked
+    noise: OrderNoise | None = None  # None: training is not private
 
     def takes(self, name: str, is_own: bool = False) -> bool:
         """Return whether this tensor may move.

@@ -21,6 +21,8 @@ from attune.common.wire.checks import is_finite
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Tensors, Trained
 from attune.fedclient.work.objectives.batches import batch_of, batch_sizes, batches
 from attune.fedclient.work.objectives.optimisers import optimiser_for, schedule_for
+from attune.fedclient.work.private.noisy_steps import NoisyGradients
+from attune.fedclient.work.private.order_noise import OrderNoise
 
 # (tensors, beside) -> scalar
 Penalty = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
@@ -75,6 +77,7 @@ class Descent:
     follow: Follow | None = None  # after each batch
     penalty: Penalty | None = None  # the method's term, for a loss of the user's own
     by_itself: str = ""  # why it cannot be computed together with those of other devices; empty: it can
+    stays: bool = False  # the result stays on the device, and influences nothing that leaves it: it needs no noise
 
     def __repr__(self) -> str:
         return f"<Descent {self.purpose or 'of'} {len(self.moving)} tensors on {len(self.task.x)} samples>"
@@ -99,8 +102,15 @@ class Descent:
         """The first step whose loss is reported: of the last epoch, or of all steps."""
         return 0 if self.settings.local_steps else self.steps - self.per_epoch
 
+    @property
+    def noise(self) -> OrderNoise | None:
+        """The noise of the steps, if they need one."""
+        return None if self.stays else self.task.noise
+
     def batches(self, purpose: str) -> Iterator[Tensor]:
-        """Yield the indices (B,) of each step. `purpose` names a separate draw."""
+        """Yield the indices (B,) of each step; B may be 0 with noise. `purpose` names a separate draw."""
+        if self.noise is not None:
+            return self.noise.batches(len(self.task.x), self.settings.batch_size, self.steps, purpose)
         normalises = self.task.network.normalises_batches
         return batches(len(self.task.x), self.settings, self.batch_seed(purpose), normalises)
 
@@ -135,6 +145,8 @@ def descend(job: Descent) -> Trained:
     schedule = schedule_for(optimiser, settings, job.steps)
     others = job.batches(job.ahead.purpose) if job.ahead else None
 
+    noisy = NoisyGradients(job) if job.noise is not None else None
+
     def value(batch: Batch) -> Tensor:
         if job.ahead is None or others is None:
             return job.loss(work, beside, batch)
@@ -143,9 +155,13 @@ def descend(job: Descent) -> Trained:
         ahead = {name: tensor - job.ahead.rate * gradients[name] for name, tensor in trained.items()}
         return job.loss({**work, **ahead}, beside, batch)
 
-    def step(batch: Batch) -> Tensor:
+    def step(batch: Batch, index_B: Tensor) -> Tensor:
         for _ in range(job.repeat):
-            loss = _take_step(task, optimiser, lambda: value(batch), settings)
+            if noisy is not None:
+                loss = noisy.set_on(work, beside, batch, index_B)
+                optimiser.step()
+            else:
+                loss = _take_step(task, optimiser, lambda: value(batch), settings)
         if schedule is not None:
             schedule.step()
         if job.follow is not None:
@@ -164,8 +180,8 @@ def last_loss(*stages: Trained) -> float:
     return next((stage.loss for stage in reversed(stages) if not math.isnan(stage.loss)), math.nan)
 
 
-def _sweep(job: Descent, step: Callable[[Batch], Tensor]) -> float:
-    """Call `step` with each mini-batch, and return the sample-weighted mean of its losses over the reported steps.
+def _sweep(job: Descent, step: Callable[[Batch, Tensor], Tensor]) -> float:
+    """Call `step` with each mini-batch and its indices; return the sample-weighted mean of its losses over the reported steps.
 
     Raises:
         TrainingDiverged: The loss is not finite.
@@ -181,12 +197,12 @@ def _sweep(job: Descent, step: Callable[[Batch], Tensor]) -> float:
                 total, seen = torch.zeros_like(total), 0
             if task.cancelled():
                 raise Cancelled("this work was replaced")
-            total += step(batch_of(task, index_B)) * len(index_B)
+            total += step(batch_of(task, index_B), index_B) * len(index_B)
             seen += len(index_B)
             if (number + 1) % job.per_epoch == 0 or number + 1 == job.steps:
                 _check(total, settings)
             job.progress((number + 1) / job.steps)
-    return float(total) / seen
+    return float(total) / max(1, seen)
 
 
 def _leaves(job: Descent) -> Tensors:

@@ -36,6 +36,15 @@ class OwnModel(Objective[OwnModelSettings]):
         shared: Trained = yield Descent(task, task.settings, model, task.plain, share=(0.0, 0.5))
         loss, penalty = pulled_loss(task, self._settings.mu), pull(self._settings.mu)
         kept: Trained = yield Descent(
-            task, task.settings, own_tensors, loss, centre, purpose="own", share=(0.5, 1.0), is_own=True, penalty=penalty
+            task,
+            task.settings,
+            own_tensors,
+            loss,
+            centre,
+            purpose="own",
+            share=(0.5, 1.0),
+            is_own=True,
+            penalty=penalty,
+            stays=True,
         )
         return Trained(shared.tensors | personal(kept.tensors), last_loss(shared, kept))

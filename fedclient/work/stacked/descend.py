@@ -23,6 +23,7 @@ from attune.common.config import TrainSettings
 from attune.common.models.body import training_mode
 from attune.fedclient.work.objectives.base import Batch, Tensors, Trained
 from attune.fedclient.work.objectives.descent import Cancelled, Descent, diverged
+from attune.fedclient.work.stacked.noisy_stack import NoisyStack
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -63,6 +64,7 @@ class Stack:
         self._tensors = stacked([job.tensors for job in jobs])
         self._beside = stacked([job.beside for job in jobs])
         self._momentum: Tensors = {}
+        self._noisy = NoisyStack(jobs) if self._job.noise is not None else None
         self._reported_at = -math.inf
 
     def __repr__(self) -> str:
@@ -85,7 +87,7 @@ class Stack:
             loss_D = self._step(k, batch, next(others) if others else None)
             total_D[:k] += loss_D * counted[number, :k]
             self._tell(number + 1)
-        return self._ended(total_D / counted.sum(dim=0))
+        return self._ended(total_D / counted.sum(dim=0).clamp_min(1))
 
     def _step(self, k: int, batch: Batch, other: Batch | None) -> Tensor:
         """Take one step of the first k devices, and return their losses (k,)."""
@@ -116,6 +118,8 @@ class Stack:
     def _gradients(self, tensors: Tensors, beside: Tensors, batch: Batch) -> tuple[Tensors, Tensor]:
         """Return the gradients of the tensors on which the loss depends, clipped for each device, and the losses (k,)."""
         job, clip = self._job, self._job.settings.clip_norm
+        if self._noisy is not None:
+            return self._noisy.gradients(tensors, beside, batch)
         gradients, loss_D = gradients_of(job, tensors, beside, batch)
         if clip:
             square_D = torch.stack([gradient.flatten(1).square().sum(dim=1) for gradient in gradients.values()]).sum(dim=0)
@@ -195,8 +199,20 @@ class BatchPlan:
     """All batches of one device's descent."""
 
     index: Tensor  # (S, B) int64, into the device's samples
-    weight: Tensor  # (S, B) float64: 1 / (samples of the batch), and 0 for padding
+    weight: Tensor  # (S, B) float64: 1 / (samples of the batch), with noise 1; and 0 for padding
     size: Tensor  # (S,) float64: samples of each batch
+
+
+def _plan_of(job: Descent, purpose: str) -> BatchPlan:
+    if job.noise is None:
+        return batch_plan(len(job.task.x), job.settings, job.batch_seed(purpose))
+    drawn = list(job.batches(purpose))
+    size_S = torch.tensor([len(index_B) for index_B in drawn], dtype=torch.float64)
+    index_SB = torch.zeros(len(drawn), max(1, int(size_S.max())), dtype=torch.int64)
+    for row_B, index_B in zip(index_SB, drawn, strict=True):
+        row_B[: len(index_B)] = index_B
+    real_SB = torch.arange(index_SB.shape[1]) < size_S[:, None]
+    return BatchPlan(index_SB, real_SB.double(), size_S)
 
 
 def batch_plan(samples: int, settings: TrainSettings, seed: int) -> BatchPlan:
@@ -227,7 +243,7 @@ class Batches:
 
     def __init__(self, jobs: Sequence[Descent], purpose: str) -> None:
         self._jobs, self._precision = jobs, jobs[0].tensors[jobs[0].moving[0]].dtype
-        self.plans = [batch_plan(len(job.task.x), job.settings, job.batch_seed(purpose)) for job in jobs]
+        self.plans = [_plan_of(job, purpose) for job in jobs]
         self._width = max(plan.index.shape[1] for plan in self.plans)
 
     def __repr__(self) -> str:

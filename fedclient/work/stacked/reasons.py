@@ -17,6 +17,7 @@ from attune.fedclient.work.objectives.base import Batch, Tensors
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.stacked.descend import gradients_of, stacked, used_gradients
+from attune.fedclient.work.stacked.noisy_stack import against_noise
 from attune.fedclient.work.trainer import Scores
 
 
@@ -28,6 +29,7 @@ def against_training(jobs: Sequence[Descent]) -> str:
         or _of_settings(job.settings)
         or _of_precision(job.settings.mixed_precision)
         or _of_layers(job.task.network)
+        or against_noise(job)
         or _trained(jobs)
     )
 

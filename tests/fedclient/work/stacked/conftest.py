@@ -17,6 +17,7 @@ from attune.common.seeds import derive
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import Objective, Tensors, Trained
 from attune.fedclient.work.predictors.base import PlainPredictor, Predictor
+from attune.fedclient.work.private.order_noise import OrderNoise
 from attune.fedclient.work.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -45,13 +46,21 @@ class Device:
     x: Tensor
     y: Tensor
     cancelled: Callable[[], bool] = lambda: False
+    noise: Callable[[int], OrderNoise | None] = lambda number: None
 
     def seeds(self, purpose: str) -> int:
         return derive(self.number, purpose)
 
     def training(self, trains: tuple[str, ...] = ()) -> Jobs[Trained]:
         return self.trainer.training(
-            self.start, self.received, self.x, self.y, self.seeds, cancelled=lambda: self.cancelled(), trains=trains
+            self.start,
+            self.received,
+            self.x,
+            self.y,
+            self.seeds,
+            cancelled=lambda: self.cancelled(),
+            trains=trains,
+            noise=self.noise(self.number),
         )
 
 

@@ -1,0 +1,58 @@
+"""Random numbers from a secret: nobody who lacks it can compute them, and the same secret and context give the same numbers.
+
+Normals are safe against attacks by the gaps between floating-point numbers as Holohan, Braghin, 'Secure Random Sampling in
+Differential Privacy', ESORICS 2021, propose: the sum of four independent ones, divided by two.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+SECRET_BYTES = 32
+DRAWS = 4  # normals that are added for each one that is returned
+BLOCK = 1 << 14  # normals that are made at a time
+_MANTISSA = (1 << 53) - 1
+
+
+def key_of(secret: bytes, *context: str | int) -> bytes:
+    """Return the key for one purpose; another secret or context gives a key that has nothing to do with it."""
+    info = b"".join(len(text := str(part).encode()).to_bytes(4, "big") + text for part in context)
+    return HKDF(hashes.SHA256(), SECRET_BYTES, salt=None, info=b"attune noise" + info).derive(secret)
+
+
+class NoiseStream:
+    """Independent random numbers, one after the other, from a key that is used for this stream alone."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        self._normals, self._used = torch.empty(0, dtype=torch.float64), 0
+
+    def __repr__(self) -> str:
+        return "NoiseStream(...)"
+
+    def uniform(self, count: int) -> torch.Tensor:
+        """Return numbers above 0 and at most 1, (count,) float64, each a multiple of 2^-53."""
+        bits = torch.from_numpy(np.frombuffer(self._cipher.update(bytes(8 * count)), dtype="<i8").copy())
+        return bits.bitwise_and_(_MANTISSA).double().add_(1).mul_(2.0**-53)
+
+    def normal(self, count: int) -> torch.Tensor:
+        """Return standard normal numbers, (count,) float64."""
+        if self._used + count > len(self._normals):
+            left = self._normals[self._used :]
+            blocks = -(-(count - len(left)) // BLOCK)
+            self._normals, self._used = torch.cat([left, *(self._block() for _ in range(blocks))]), 0
+        self._used += count
+        return self._normals[self._used - count : self._used]
+
+    def _block(self) -> torch.Tensor:
+        """Return BLOCK normals by the method of Box and Muller; each pair of uniforms gives two."""
+        radius, angle = self.uniform(DRAWS * BLOCK).view(2, DRAWS, BLOCK // 2)
+        radius = radius.log_().mul_(-2 / DRAWS).sqrt_()
+        angle = angle.mul_(2 * math.pi)
+        return torch.cat([angle.cos().mul_(radius).sum(dim=0), angle.sin_().mul_(radius).sum(dim=0)])

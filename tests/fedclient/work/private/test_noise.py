@@ -1,0 +1,47 @@
+"""Random numbers from a secret: their distribution, and that only the same context repeats them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attune.fedclient.work.private.noise import BLOCK, NoiseStream, key_of
+
+SECRET = b"s" * 32
+
+
+def normals(*context: str | int, count: int = 400_000) -> torch.Tensor:
+    return NoiseStream(key_of(SECRET, *context)).normal(count)
+
+
+def test_normals_have_the_moments_and_tails_of_normals() -> None:
+    drawn = normals("run", 1)
+    assert drawn.dtype == torch.float64
+    for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3), (6, 15)):
+        assert drawn.pow(power).mean().item() == pytest.approx(moment, abs=0.02 * 4 ** (power / 2))
+    for bound, share in ((1, 0.3173), (2, 0.0455), (3, 0.0027)):
+        assert (drawn.abs() > bound).double().mean().item() == pytest.approx(share, rel=0.1)
+    assert torch.corrcoef(torch.stack([drawn[:-1], drawn[1:]]))[0, 1].abs() < 0.01
+    half = BLOCK // 2  # the two normals of a pair
+    assert torch.corrcoef(torch.stack([drawn[:half], drawn[half : 2 * half]]))[0, 1].abs() < 0.04
+
+
+def test_uniforms_are_never_zero_and_fill_the_unit_interval() -> None:
+    drawn = NoiseStream(key_of(SECRET, "u")).uniform(200_000)
+    assert drawn.min() > 0 and drawn.max() <= 1
+    counts = torch.histc(drawn, 20, 0, 1)
+    assert ((counts - 10_000).abs() < 500).all()
+
+
+def test_a_stream_does_not_depend_on_the_sizes_of_its_requests() -> None:
+    whole, pieces = NoiseStream(key_of(SECRET, 3)), NoiseStream(key_of(SECRET, 3))
+    wanted = whole.normal(2 * BLOCK)
+    assert torch.cat([pieces.normal(size) for size in (1, 7, BLOCK - 8, BLOCK)]).equal(wanted)
+
+
+@pytest.mark.parametrize("other", [("run", 2), ("run", "1", ""), ("run1",), ("ru", "n1")])
+def test_another_context_or_secret_gives_independent_numbers(other: tuple[str | int, ...]) -> None:
+    one = normals("run", 1, count=50_000)
+    assert one.equal(normals("run", 1, count=50_000))
+    for second in (normals(*other, count=50_000), NoiseStream(key_of(b"t" * 32, "run", 1)).normal(50_000)):
+        assert torch.corrcoef(torch.stack([one, second]))[0, 1].abs() < 0.02
