@@ -45,7 +45,7 @@ class Split:
 
 
 @dataclass
-class Recording:
+class Passed:
     """Inputs and outputs of linear layers in one forward pass."""
 
     inputs: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -177,11 +177,9 @@ def by_unit(values: Tensor, group_B: Tensor | None) -> Tensor:
 
 
 @contextmanager
-def recording(
-    network: Network, paths: Sequence[str], taps: Mapping[str, Sequence[Tensor]] | None = None
-) -> Iterator[Recording]:
-    """Recording what enters these layers, and let their outputs be changed by taps: those given, or new ones of zeros."""
-    record, handles = Recording(), []
+def recording(network: Network, paths: Sequence[str], taps: Mapping[str, Sequence[Tensor]] | None = None) -> Iterator[Passed]:
+    """Record what enters these layers, and let their outputs be changed by taps: those given, or new ones of zeros."""
+    record, handles = Passed(), []
 
     def hook(path: str) -> Any:
         def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
