@@ -157,8 +157,9 @@ class MemoryLedger:
         self._devices[other] = msgspec.structs.replace(self._devices.pop(name), name=other, connected=False)
         for certificate in await self.certificates(name):
             self._certificates[certificate.fingerprint] = replace(certificate, name=other)
-        for key in [key for key in self._rows if key[2] == name]:
-            self._rows[(*key[:2], other)] = msgspec.structs.replace(self._rows.pop(key), client=other)
+        for number, work, client in list(self._rows):
+            if client == name:
+                self._rows[number, work, other] = msgspec.structs.replace(self._rows.pop((number, work, name)), client=other)
 
     async def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
         name, forget = certificate.name, now - forget_s
