@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import attune
+from attune.common.config import load_settings
 from attune.common.protocol import ENCODINGS
 from tests.e2e.harness import Federation, run_to_the_end, tabular_shard
 
@@ -32,6 +35,15 @@ def ended(federation_at: Callable[[str], Federation], tmp_path_factory: pytest.T
 @pytest.fixture(scope="module")
 def usual(ended: Callable[..., Ended]) -> Ended:
     return ended()
+
+
+def simulated(folder: Path, shards: list[Path], *settings: str) -> Ended:
+    """Simulate the federation without faults. Return the files of its export, and the rows of its metrics."""
+    result = attune.simulate({shard.name: shard for shard in shards}, settings=load_settings(None, settings, {}))
+    saved = result.save(folder)
+    files = {str(path.relative_to(saved)): path.read_bytes() for path in saved.rglob("*") if path.is_file()}
+    rows = list(csv.DictReader(files["metrics.csv"].decode().splitlines()))
+    return {name: data for name, data in files.items() if not name.startswith("models/")}, rows
 
 
 def test_what_travels_within_messages_gives_the_same_bits(ended: Callable[..., Ended], usual: Ended) -> None:
@@ -60,9 +72,9 @@ def test_what_rounding_lost_is_made_up_for_once_whoever_is_killed(
 ) -> None:
     """Kill a device between commit and upload of its update, and the server between its commit and the receipt."""
     shards = [tabular_shard(tmp_path / name, seed) for seed, name in enumerate(("ada", "bob"))]
-    flags = (*FLAGS, "--rounds", "3", "--set", "round.encoding=int8", "--set", "server.threads=1")
-    calm = federation_at("calm")
-    run_to_the_end(calm, shards, *flags)
+    settings = ("method.name=fedavg", "model.name=dnn", "round.rounds=3", "seed=3", "round.encoding=int8")
+    calm, _ = simulated(tmp_path / "calm", shards, *settings)
+    flags = [word for setting in (*settings, "server.threads=1") for word in ("--set", setting)]
     killed = federation_at("killed")
     server = killed.server("--exit-when-done", "--min-clients", "2", *flags, fault="server:2:update-accepted=kill")
     ada = killed.device(shards[0], fault="ada:1:order-committed=kill")
@@ -72,7 +84,7 @@ def test_what_rounding_lost_is_made_up_for_once_whoever_is_killed(
     assert server.code() == -signal.SIGKILL
     server = killed.server("--exit-when-done")
     assert [process.code() for process in (ada, bob, server)] == [0, 0, 0], server.text
-    ends = [{name: data for name, data in each.export().items() if name.endswith(".safetensors")} for each in (calm, killed)]
+    ends = [{name: data for name, data in files.items() if name.endswith(".safetensors")} for files in (calm, killed.export())]
     assert ends[0] and ends[0] == ends[1]
 
 
@@ -89,10 +101,9 @@ def test_a_change_leads_to_the_same_bits_whoever_is_killed(
     One method has a common value; another one generates a value for each device, of which a restarted server has no older one.
     """
     shards = [tabular_shard(tmp_path / name, seed) for seed, name in enumerate(("ada", "bob"))]
-    flags = ("--method", method, "--model", "dnn", "--rounds", "4", "--seed", "3", "--set", "server.threads=1")
-    flags = (*flags, "--set", "model.hidden=[100]", "--set", "train.lr=0.003")
-    calm = federation_at("calm")
-    run_to_the_end(calm, shards, *flags)
+    settings = (f"method.name={method}", "model.name=dnn", "round.rounds=4", "seed=3", "model.hidden=[100]", "train.lr=0.003")
+    calm, rows = simulated(tmp_path / "calm", shards, *settings)
+    flags = [word for setting in (*settings, "server.threads=1") for word in ("--set", setting)]
     killed = federation_at("killed")
     changes = ("--set", "round.served=zstd", "--set", "server.inline_bytes=0")
     server = killed.server("--exit-when-done", "--min-clients", "2", *flags, *changes, fault="server:2:settled=kill")
@@ -103,11 +114,11 @@ def test_a_change_leads_to_the_same_bits_whoever_is_killed(
     assert ada.code() == -signal.SIGKILL
     ada = killed.device(shards[0])
     assert [process.code() for process in (ada, bob, server)] == [0, 0, 0], server.text
-    ends = [{name: data for name, data in each.export().items() if name.endswith(".safetensors")} for each in (calm, killed)]
+    ends = [{name: data for name, data in files.items() if name.endswith(".safetensors")} for files in (calm, killed.export())]
     assert ends[0] and ends[0] == ends[1]
     whole, fewer = (
-        {row["round"]: int(row["bytes_down"]) for row in each.metrics() if (row["client"], row["work"]) == ("bob", "train")}
-        for each in (calm, killed)
+        {row["round"]: int(row["bytes_down"]) for row in each if (row["client"], row["work"]) == ("bob", "train")}
+        for each in (rows, killed.metrics())
     )
     assert fewer["2"] < 0.95 * fewer["1"] < fewer["1"] < whole["1"] == whole["2"], "a change, and all of it in fewer bytes"
 
