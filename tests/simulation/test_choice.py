@@ -33,12 +33,15 @@ def test_devices_learn_from_each_other_which_model_is_of_no_use(tmp_path: Path) 
     """Use twelve devices that label in six ways, so that the common model is of no use to any of them.
 
     Six samples held out are too few for one device to see that: by its own samples each gave it a part of the weight, which
-    cost 5.3 points in the mean after the recipe's 30 rounds, and costs 1.1 after the ten rounds here.
+    cost 5.3 points in the mean after the recipe's 30 rounds, and costs 3.4 after the six rounds of a small model here. With
+    what the others have learned it is 0.7.
     """
     recipe = get("relatedness")
     point = next(point for point in recipe.points if point.x == 2)
-    kept, best = means(point.cut(load_source(DIGITS), 0), tmp_path, 10, dict(recipe.settings))
-    assert kept > best - 0.005
+    kept, best = means(
+        point.cut(load_source(DIGITS), 0), tmp_path, 6, {**recipe.settings, "model.name": "dnn", "model.hidden": [50]}
+    )
+    assert kept > best - 0.015
 
 
 def means(cut: Partition, folder: Path, rounds: int, settings: Mapping[str, Any]) -> tuple[float, float]:
