@@ -62,6 +62,14 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Score the test part before and after local training. false: only in evaluations of all devices, which saves two passes
     # over the test part in each order. none: true.
     evaluate: bool | msgspec.UnsetType = msgspec.UNSET
+    # auto: before its last evaluation a device fine-tunes its own model and the common one for 20 epochs, for itself alone, and
+    # blends them with the others (docs/does-it-help.md#finishing). none: off.
+    finish: Literal["auto", "off"] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def finishes(self) -> bool:
+        """Whether devices fine-tune their models before the last evaluation. Without held-out samples they could not choose."""
+        return self.finish == "auto" and self.validation > 0
 
     def in_round(self, number: int) -> TrainSettings:
         """Return the settings with the learning rate of this round; the first round is 1."""

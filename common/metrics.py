@@ -23,8 +23,8 @@ MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQ
 LARGEST = 1e100  # magnitude of a reported number; its square is finite, and so is the sum of any number of devices
 LARGEST_KEPT = 1.7e308  # magnitude in homes of before LARGEST; `within_bounds` cuts it where such a row is read
 
-Choice = Literal["personalized", "common", "local"]
-CHOICES: tuple[Choice, ...] = get_args(Choice)
+Choice = Literal["personalized", "common", "local", "finished-personalized", "finished-common"]
+CHOICES: tuple[Choice, ...] = ("personalized", "common", "local")  # models whose likelihoods devices report, for the prior
 Rival = Literal["common", "local"]
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST_KEPT, le=LARGEST_KEPT)]
 Accuracy = Annotated[float, msgspec.Meta(ge=-1, le=1)]  # below 0 in regression alone: common.task

@@ -61,7 +61,7 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
     @property
     def accuracy(self) -> float | None:
         """Accuracy of the model with which the device predicts."""
-        return self.accuracies[self.choice] if self.accuracy_kept is None else self.accuracy_kept
+        return self.accuracies.get(self.choice) if self.accuracy_kept is None else self.accuracy_kept
 
     @property
     def no_better_than_constant(self) -> bool:

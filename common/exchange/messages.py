@@ -69,6 +69,7 @@ class Order:
         default_factory=dict
     )  # part -> encoding of what is handed in; a part without one is plain
     prior: Mapping[Choice, float] = field(default_factory=dict)  # shares of models, as other devices found them
+    finish_epochs: int = 0  # epochs of fine-tuning before the models are weighed, in the last evaluation
 
     @property
     def whole(self) -> Order:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!attune/common/pb/federation.proto\x12\tattune.v1\"-\n\x0c\x45nrolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63sr_der\x18\x02 \x01(\x0c\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07\x63sr_der\x18\x01 \x01(\x0c\"D\n\x0b\x43\x65rtificate\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63\x61_pem\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xae\x01\n\rDeviceMessage\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.attune.v1.HelloH\x00\x12\'\n\x08progress\x18\x02 \x01(\x0b\x32\x13.attune.v1.ProgressH\x00\x12%\n\x07trouble\x18\x03 \x01(\x0b\x32\x12.attune.v1.TroubleH\x00\x12\x1f\n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x0f.attune.v1.BeatH\x00\x42\t\n\x07message\"\x17\n\x04\x42\x65\x61t\x12\x0f\n\x07\x65very_s\x18\x01 \x01(\x01\"j\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x10\n\x08software\x18\x02 \x01(\t\x12\x14\n\x0cprofile_json\x18\x03 \x01(\x0c\x12\x11\n\tencodings\x18\x04 \x03(\t\x12\x14\n\x0cinline_bytes\x18\x05 \x01(\x04\"*\n\x08Progress\x12\x10\n\x08order_id\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x01\"+\n\x07Trouble\x12\x10\n\x08order_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xcf\x01\n\rServerMessage\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.attune.v1.WelcomeH\x00\x12#\n\x06notice\x18\x02 \x01(\x0b\x32\x11.attune.v1.NoticeH\x00\x12!\n\x05order\x18\x03 \x01(\x0b\x32\x10.attune.v1.OrderH\x00\x12#\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x11.attune.v1.FinishH\x00\x12\x1f\n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x0f.attune.v1.BeatH\x00\x42\t\n\x07message\"A\n\x07Welcome\x12\x11\n\tplan_json\x18\x01 \x01(\x0c\x12\x14\n\x0cinline_bytes\x18\x02 \x01(\x04\x12\r\n\x05waits\x18\x03 \x01(\x08\"\x16\n\x06Notice\x12\x0c\n\x04text\x18\x01 \x01(\t\"\xb2\x02\n\x05Order\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x1d\n\x04work\x18\x03 \x01(\x0e\x32\x0f.attune.v1.Work\x12%\n\tdownloads\x18\x04 \x03(\x0b\x32\x12.attune.v1.BlobRef\x12\"\n\x07returns\x18\x05 \x03(\x0b\x32\x11.attune.v1.Return\x12\x12\n\ndeadline_s\x18\x06 \x01(\x01\x12\x0e\n\x06trains\x18\x07 \x03(\t\x12&\n\ncold_start\x18\x08 \x03(\x0b\x32\x12.attune.v1.BlobRef\x12*\n\x05prior\x18\t \x03(\x0b\x32\x1b.attune.v1.Order.PriorEntry\x1a,\n\nPriorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x99\x01\n\x07\x42lobRef\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x10\n\x08\x65ncoding\x18\x05 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12#\n\x07smaller\x18\x07 \x01(\x0b\x32\x12.attune.v1.BlobRef\x12\x0c\n\x04\x62\x61se\x18\x08 \x01(\t\"(\n\x06Return\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x10\n\x08\x65ncoding\x18\x02 \x01(\t\"d\n\x06Update\x12\x10\n\x08order_id\x18\x01 \x01(\t\x12!\n\x05parts\x18\x02 \x03(\x0b\x32\x12.attune.v1.BlobRef\x12\x0f\n\x07samples\x18\x03 \x01(\x04\x12\x14\n\x0cmetrics_json\x18\x04 \x01(\x0c\"\x8d\x01\n\x07Receipt\x12)\n\x06status\x18\x01 \x01(\x0e\x32\x19.attune.v1.Receipt.Status\x12\x0f\n\x07message\x18\x02 \x01(\t\"F\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTATUS_ACCEPTED\x10\x01\x12\x0f\n\x0bSTATUS_LATE\x10\x02\"\x19\n\x06\x46inish\x12\x0f\n\x07message\x18\x01 \x01(\t\"1\n\x0f\x44ownloadRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\\\n\x0cUploadTarget\x12\x10\n\x08order_id\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x04\"\x1f\n\x0bUploadReply\x12\x10\n\x08received\x18\x01 \x01(\x04\"#\n\x11UploadOffsetReply\x12\x0e\n\x06offset\x18\x01 \x01(\x04\"\x07\n\x05\x46rame*?\n\x04Work\x12\x14\n\x10WORK_UNSPECIFIED\x10\x00\x12\x0e\n\nWORK_TRAIN\x10\x01\x12\x11\n\rWORK_EVALUATE\x10\x02\x32\xf4\x01\n\nFederation\x12\x38\n\x05\x45nrol\x12\x17.attune.v1.EnrolRequest\x1a\x16.attune.v1.Certificate\x12\x38\n\x05Renew\x12\x17.attune.v1.RenewRequest\x1a\x16.attune.v1.Certificate\x12\x41\n\x07\x43onnect\x12\x18.attune.v1.DeviceMessage\x1a\x18.attune.v1.ServerMessage(\x01\x30\x01\x12/\n\x06Submit\x12\x11.attune.v1.Update\x1a\x12.attune.v1.Receipt2\xc0\x01\n\x05\x42lobs\x12:\n\x08\x44ownload\x12\x1a.attune.v1.DownloadRequest\x1a\x10.attune.v1.Frame0\x01\x12\x34\n\x06Upload\x12\x10.attune.v1.Frame\x1a\x16.attune.v1.UploadReply(\x01\x12\x45\n\x0cUploadOffset\x12\x17.attune.v1.UploadTarget\x1a\x1c.attune.v1.UploadOffsetReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!attune/common/pb/federation.proto\x12\tattune.v1\"-\n\x0c\x45nrolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63sr_der\x18\x02 \x01(\x0c\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07\x63sr_der\x18\x01 \x01(\x0c\"D\n\x0b\x43\x65rtificate\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63\x61_pem\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xae\x01\n\rDeviceMessage\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.attune.v1.HelloH\x00\x12\'\n\x08progress\x18\x02 \x01(\x0b\x32\x13.attune.v1.ProgressH\x00\x12%\n\x07trouble\x18\x03 \x01(\x0b\x32\x12.attune.v1.TroubleH\x00\x12\x1f\n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x0f.attune.v1.BeatH\x00\x42\t\n\x07message\"\x17\n\x04\x42\x65\x61t\x12\x0f\n\x07\x65very_s\x18\x01 \x01(\x01\"j\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x10\n\x08software\x18\x02 \x01(\t\x12\x14\n\x0cprofile_json\x18\x03 \x01(\x0c\x12\x11\n\tencodings\x18\x04 \x03(\t\x12\x14\n\x0cinline_bytes\x18\x05 \x01(\x04\"*\n\x08Progress\x12\x10\n\x08order_id\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x01\"+\n\x07Trouble\x12\x10\n\x08order_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xcf\x01\n\rServerMessage\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.attune.v1.WelcomeH\x00\x12#\n\x06notice\x18\x02 \x01(\x0b\x32\x11.attune.v1.NoticeH\x00\x12!\n\x05order\x18\x03 \x01(\x0b\x32\x10.attune.v1.OrderH\x00\x12#\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x11.attune.v1.FinishH\x00\x12\x1f\n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x0f.attune.v1.BeatH\x00\x42\t\n\x07message\"A\n\x07Welcome\x12\x11\n\tplan_json\x18\x01 \x01(\x0c\x12\x14\n\x0cinline_bytes\x18\x02 \x01(\x04\x12\r\n\x05waits\x18\x03 \x01(\x08\"\x16\n\x06Notice\x12\x0c\n\x04text\x18\x01 \x01(\t\"\xc9\x02\n\x05Order\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x1d\n\x04work\x18\x03 \x01(\x0e\x32\x0f.attune.v1.Work\x12%\n\tdownloads\x18\x04 \x03(\x0b\x32\x12.attune.v1.BlobRef\x12\"\n\x07returns\x18\x05 \x03(\x0b\x32\x11.attune.v1.Return\x12\x12\n\ndeadline_s\x18\x06 \x01(\x01\x12\x0e\n\x06trains\x18\x07 \x03(\t\x12&\n\ncold_start\x18\x08 \x03(\x0b\x32\x12.attune.v1.BlobRef\x12*\n\x05prior\x18\t \x03(\x0b\x32\x1b.attune.v1.Order.PriorEntry\x12\x15\n\rfinish_epochs\x18\n \x01(\r\x1a,\n\nPriorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x99\x01\n\x07\x42lobRef\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x10\n\x08\x65ncoding\x18\x05 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12#\n\x07smaller\x18\x07 \x01(\x0b\x32\x12.attune.v1.BlobRef\x12\x0c\n\x04\x62\x61se\x18\x08 \x01(\t\"(\n\x06Return\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x10\n\x08\x65ncoding\x18\x02 \x01(\t\"d\n\x06Update\x12\x10\n\x08order_id\x18\x01 \x01(\t\x12!\n\x05parts\x18\x02 \x03(\x0b\x32\x12.attune.v1.BlobRef\x12\x0f\n\x07samples\x18\x03 \x01(\x04\x12\x14\n\x0cmetrics_json\x18\x04 \x01(\x0c\"\x8d\x01\n\x07Receipt\x12)\n\x06status\x18\x01 \x01(\x0e\x32\x19.attune.v1.Receipt.Status\x12\x0f\n\x07message\x18\x02 \x01(\t\"F\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTATUS_ACCEPTED\x10\x01\x12\x0f\n\x0bSTATUS_LATE\x10\x02\"\x19\n\x06\x46inish\x12\x0f\n\x07message\x18\x01 \x01(\t\"1\n\x0f\x44ownloadRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\\\n\x0cUploadTarget\x12\x10\n\x08order_id\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x04\"\x1f\n\x0bUploadReply\x12\x10\n\x08received\x18\x01 \x01(\x04\"#\n\x11UploadOffsetReply\x12\x0e\n\x06offset\x18\x01 \x01(\x04\"\x07\n\x05\x46rame*?\n\x04Work\x12\x14\n\x10WORK_UNSPECIFIED\x10\x00\x12\x0e\n\nWORK_TRAIN\x10\x01\x12\x11\n\rWORK_EVALUATE\x10\x02\x32\xf4\x01\n\nFederation\x12\x38\n\x05\x45nrol\x12\x17.attune.v1.EnrolRequest\x1a\x16.attune.v1.Certificate\x12\x38\n\x05Renew\x12\x17.attune.v1.RenewRequest\x1a\x16.attune.v1.Certificate\x12\x41\n\x07\x43onnect\x12\x18.attune.v1.DeviceMessage\x1a\x18.attune.v1.ServerMessage(\x01\x30\x01\x12/\n\x06Submit\x12\x11.attune.v1.Update\x1a\x12.attune.v1.Receipt2\xc0\x01\n\x05\x42lobs\x12:\n\x08\x44ownload\x12\x1a.attune.v1.DownloadRequest\x1a\x10.attune.v1.Frame0\x01\x12\x34\n\x06Upload\x12\x10.attune.v1.Frame\x1a\x16.attune.v1.UploadReply(\x01\x12\x45\n\x0cUploadOffset\x12\x17.attune.v1.UploadTarget\x1a\x1c.attune.v1.UploadOffsetReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ORDER_PRIORENTRY']._loaded_options = None
   _globals['_ORDER_PRIORENTRY']._serialized_options = b'8\001'
-  _globals['_WORK']._serialized_start=1902
-  _globals['_WORK']._serialized_end=1965
+  _globals['_WORK']._serialized_start=1925
+  _globals['_WORK']._serialized_end=1988
   _globals['_ENROLREQUEST']._serialized_start=48
   _globals['_ENROLREQUEST']._serialized_end=93
   _globals['_RENEWREQUEST']._serialized_start=95
@@ -58,33 +58,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NOTICE']._serialized_start=874
   _globals['_NOTICE']._serialized_end=896
   _globals['_ORDER']._serialized_start=899
-  _globals['_ORDER']._serialized_end=1205
-  _globals['_ORDER_PRIORENTRY']._serialized_start=1161
-  _globals['_ORDER_PRIORENTRY']._serialized_end=1205
-  _globals['_BLOBREF']._serialized_start=1208
-  _globals['_BLOBREF']._serialized_end=1361
-  _globals['_RETURN']._serialized_start=1363
-  _globals['_RETURN']._serialized_end=1403
-  _globals['_UPDATE']._serialized_start=1405
-  _globals['_UPDATE']._serialized_end=1505
-  _globals['_RECEIPT']._serialized_start=1508
-  _globals['_RECEIPT']._serialized_end=1649
-  _globals['_RECEIPT_STATUS']._serialized_start=1579
-  _globals['_RECEIPT_STATUS']._serialized_end=1649
-  _globals['_FINISH']._serialized_start=1651
-  _globals['_FINISH']._serialized_end=1676
-  _globals['_DOWNLOADREQUEST']._serialized_start=1678
-  _globals['_DOWNLOADREQUEST']._serialized_end=1727
-  _globals['_UPLOADTARGET']._serialized_start=1729
-  _globals['_UPLOADTARGET']._serialized_end=1821
-  _globals['_UPLOADREPLY']._serialized_start=1823
-  _globals['_UPLOADREPLY']._serialized_end=1854
-  _globals['_UPLOADOFFSETREPLY']._serialized_start=1856
-  _globals['_UPLOADOFFSETREPLY']._serialized_end=1891
-  _globals['_FRAME']._serialized_start=1893
-  _globals['_FRAME']._serialized_end=1900
-  _globals['_FEDERATION']._serialized_start=1968
-  _globals['_FEDERATION']._serialized_end=2212
-  _globals['_BLOBS']._serialized_start=2215
-  _globals['_BLOBS']._serialized_end=2407
+  _globals['_ORDER']._serialized_end=1228
+  _globals['_ORDER_PRIORENTRY']._serialized_start=1184
+  _globals['_ORDER_PRIORENTRY']._serialized_end=1228
+  _globals['_BLOBREF']._serialized_start=1231
+  _globals['_BLOBREF']._serialized_end=1384
+  _globals['_RETURN']._serialized_start=1386
+  _globals['_RETURN']._serialized_end=1426
+  _globals['_UPDATE']._serialized_start=1428
+  _globals['_UPDATE']._serialized_end=1528
+  _globals['_RECEIPT']._serialized_start=1531
+  _globals['_RECEIPT']._serialized_end=1672
+  _globals['_RECEIPT_STATUS']._serialized_start=1602
+  _globals['_RECEIPT_STATUS']._serialized_end=1672
+  _globals['_FINISH']._serialized_start=1674
+  _globals['_FINISH']._serialized_end=1699
+  _globals['_DOWNLOADREQUEST']._serialized_start=1701
+  _globals['_DOWNLOADREQUEST']._serialized_end=1750
+  _globals['_UPLOADTARGET']._serialized_start=1752
+  _globals['_UPLOADTARGET']._serialized_end=1844
+  _globals['_UPLOADREPLY']._serialized_start=1846
+  _globals['_UPLOADREPLY']._serialized_end=1877
+  _globals['_UPLOADOFFSETREPLY']._serialized_start=1879
+  _globals['_UPLOADOFFSETREPLY']._serialized_end=1914
+  _globals['_FRAME']._serialized_start=1916
+  _globals['_FRAME']._serialized_end=1923
+  _globals['_FEDERATION']._serialized_start=1991
+  _globals['_FEDERATION']._serialized_end=2235
+  _globals['_BLOBS']._serialized_start=2238
+  _globals['_BLOBS']._serialized_end=2430
 # @@protoc_insertion_point(module_scope)

@@ -119,7 +119,7 @@ class Notice(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "trains", "cold_start", "prior")
+    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "trains", "cold_start", "prior", "finish_epochs")
     class PriorEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,7 @@ class Order(_message.Message):
     TRAINS_FIELD_NUMBER: _ClassVar[int]
     COLD_START_FIELD_NUMBER: _ClassVar[int]
     PRIOR_FIELD_NUMBER: _ClassVar[int]
+    FINISH_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     id: str
     round: int
     work: Work
@@ -145,7 +146,8 @@ class Order(_message.Message):
     trains: _containers.RepeatedScalarFieldContainer[str]
     cold_start: _containers.RepeatedCompositeFieldContainer[BlobRef]
     prior: _containers.ScalarMap[str, float]
-    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[_Union[Return, _Mapping]]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ..., cold_start: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., prior: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    finish_epochs: int
+    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[_Union[Return, _Mapping]]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ..., cold_start: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., prior: _Optional[_Mapping[str, float]] = ..., finish_epochs: _Optional[int] = ...) -> None: ...
 
 class BlobRef(_message.Message):
     __slots__ = ("part", "digest", "size", "version", "encoding", "data", "smaller", "base")

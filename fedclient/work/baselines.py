@@ -6,8 +6,10 @@ V samples, T labels of a sample.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import nn
 
@@ -41,7 +43,7 @@ class Baselines:
     def __init__(
         self, plan: Plan, model: nn.Module, device: torch.device, saved: Tensors | None, local: bool, hooks: Hooks = NONE
     ) -> None:
-        family = (family_of(plan), "baseline")
+        family, self._model = (family_of(plan), "baseline"), model
         self._trainer = Trainer(
             model,
             Sgd(SgdSettings()),
@@ -72,6 +74,34 @@ class Baselines:
             self.local, {}, data.train_x, data.train_y, seeds, progress, cancelled, round_=round_
         )
         return trained.tensors
+
+    def finished(
+        self, tensors: Tensors, data: Prepared, epochs: int, seeds: Seeds, cancelled: Callable[[], bool], round_: int
+    ) -> Jobs[Tensors]:
+        """Return a whole model after plain training on this device's samples, at the training rate.
+
+        Args:
+            tensors: The model to start from.
+            data: The device's samples.
+            epochs: Passes over the training samples.
+            seeds: What the seeds depend on.
+            cancelled: Returns whether the work was replaced.
+            round_: The federation's round.
+
+        Raises:
+            TrainingDiverged: The loss or a tensor is not finite.
+            Cancelled: The work was replaced.
+        """
+        settings = msgspec.structs.replace(self._trainer.settings, local_epochs=epochs, local_steps=0)
+        trainer = replace(self._trainer, model=self._model, settings=settings, family=(self._trainer.family, epochs))
+        trained = yield from trainer.training(
+            tensors, {}, data.train_x, data.train_y, seeds, cancelled=cancelled, round_=round_
+        )
+        return trained.tensors
+
+    def alone(self, tensors: Tensors) -> tuple[Trainer, Tensors]:
+        """Return what evaluates a plain model, and its tensors in the model's order."""
+        return self._trainer, {name: tensors[name] for name in tensors_of(self._model)}
 
     def candidates(self, common: Tensors) -> Candidates:
         """Return the models that exist, each with what evaluates it.

@@ -22,6 +22,7 @@ from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores, Trainer
 # Pseudo-count of the prior for each model. It draws weights from few samples towards those that other devices found, or
 # towards equal weights.
 PSEUDO_COUNT = 1.0
+ORIGINS: Mapping[Choice, Choice] = {"finished-personalized": "personalized", "finished-common": "common"}
 NOTHING: Mapping[Choice, float] = MappingProxyType({})  # no device has found anything yet
 LOCAL_SHARE = 1 / 3  # weight of the model that was trained alone, where no sample was held out
 ITERATIONS = 200  # converged to about 1e-6 for tens of samples; each iteration is K * V numbers
@@ -47,9 +48,9 @@ def pseudo_counts(models: Collection[Choice], prior: Mapping[Choice, float]) -> 
     Args:
         models: The K models.
         prior: Shares of models, as other devices found them. Other models in it are ignored; if one of `models` is missing, the
-            counts are equal.
+            counts are equal. A finished model has the share of the model that it comes from.
     """
-    known = [prior.get(model, 0.0) for model in models]
+    known = [prior.get(ORIGINS.get(model, model), 0.0) for model in models]
     shares = known if all(known) else [1.0] * len(known)
     return [PSEUDO_COUNT * len(known) * share / sum(shares) for share in shares]
 

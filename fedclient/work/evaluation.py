@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import torch
 
+from attune.common.exchange.messages import Order
+from attune.common.methods.registry import configured_on_device
 from attune.common.metrics import KEPT_RIVALS, LIKELIHOODS, RIVALS, Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
@@ -15,12 +18,15 @@ from attune.fedclient.hooks import Hooks
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work import baselines, comparison
 from attune.fedclient.work.blend import Member, answering, blended_logits
+from attune.fedclient.work.calibration import log_likelihood
 from attune.fedclient.work.dial import Dialled, Position, dialled
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, mean_score
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.own_loop import Data, scored
-from attune.fedclient.work.trainer import Seeds, Trainer
+from attune.fedclient.work.trainer import Seeds, Trainer, TrainingDiverged
+
+FAR_BEHIND = 1.0  # nats a held-out sample: fine-tuning a common model that is so much worse is not worth its time
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class Evaluation:
     ) -> None:  # fmt: skip
         self._data, self._trainer, self._rivals, self._own, self._dial = data, trainer, rivals, own_choice, dial
         self._blends = blends and plan.train.validation > 0
+        # Of its own loop a device does not know what one more epoch would do; a head that training does not use stays as drawn.
+        self._finishes = hooks.train is None and configured_on_device(plan).objective.uses_head
         self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.task]
         self.constant = baselines.constant_answer(data, self._measure) if hooks.evaluate is None else None
 
@@ -70,13 +78,18 @@ class Evaluation:
         self,
         result: OrderResult,
         held: DeviceModels,
-        prior: Mapping[Choice, float],
+        order: Order,
         seeds: Seeds,
         cancelled: Callable[[], bool],
     ) -> Jobs[tuple[OrderResult, dict[Choice, Tensors]]]:
         """Return (the result with the accuracy of every model, the tensors of the blend's models beside the own one).
 
-        `prior` is what other devices found, as in blend.pseudo_counts.
+        Args:
+            result: The result so far.
+            held: The tensors to start from.
+            order: The evaluation order. Its `prior` is what other devices found, as in blend.pseudo_counts.
+            seeds: What the seeds depend on.
+            cancelled: Returns whether the work was replaced.
         """
         data, theta = self._data, held.theta
         mixed = yield from self._dialled(held, seeds, cancelled)
@@ -88,12 +101,15 @@ class Evaluation:
         right = yield from baselines.right_on_test(candidates, data)
         accuracies = {name: mean_score(scores) for name, scores in right.items()}
         others = [name for name in RIVALS if name in right and name != self._own]
-        weighed = (
-            (yield from baselines.weighed(candidates, self._own, data, prior)) if self._blends else baselines.Weighed({}, {})
-        )
+        weighed = baselines.Weighed({}, {})
+        if self._blends:
+            finished = yield from self._finished(theta, held.common, order, seeds, cancelled)
+            candidates = {**candidates, **finished}
+            weighed = yield from baselines.weighed(candidates, self._own, data, order.prior)
         members = weighed.members
         # The dial was set by these samples, so they say too much for its model: their likelihood is not reported.
-        said = weighed.likelihood if mixed is None else {}
+        told = [name for name in weighed.likelihood if name in LIKELIHOODS]  # nothing is reported of finished models
+        said = {name: weighed.likelihood[name] for name in told} if mixed is None and len(told) > 1 else {}
         blended = (yield from self._blended(list(members.values()))) if members and right else None
         against = [comparison.compared(right[self._own], right[name], RIVALS[name], data.test_groups) for name in others]
         if right:
@@ -114,6 +130,41 @@ class Evaluation:
         )
         beside = {name for name in members if name != self._own} | ({self._own} if mixed is not None else set())
         return result, {name: candidates[name][1] for name in candidates if name in beside}
+
+    def _finished(
+        self, theta: Tensors, common: Tensors, order: Order, seeds: Seeds, cancelled: Callable[[], bool]
+    ) -> Jobs[baselines.Candidates]:
+        """Return the own model and the common one after fine-tuning for this device alone, if the order asks for it.
+
+        They are weighed by held-out samples like all others, so a device without any has none of them. A model is left out if
+        plain training does not lead on from it, or diverges; the common one also if it is far behind.
+        """
+        data, models = self._data, dict[Choice, Tensors]()
+        if not order.finish_epochs or not len(data.validation_x) or not self._finishes:
+            return {}
+        if self._own != "local":
+            models["finished-common" if self._own == "common" else "finished-personalized"] = theta
+        if common and self._own != "common" and not (yield from self._far_behind(common, theta)):
+            models["finished-common"] = common
+        finished: dict[Choice, tuple[Trainer, Tensors]] = {}
+        for name, tensors in models.items():
+            start = self._rivals.alone(tensors)[1]
+            purposes = partial(_purpose, seeds, name)
+            try:
+                tuned = yield from self._rivals.finished(start, data, order.finish_epochs, purposes, cancelled, order.round)
+            except TrainingDiverged:
+                continue
+            finished[name] = self._rivals.alone(tuned)
+        return finished
+
+    def _far_behind(self, common: Tensors, theta: Tensors) -> Jobs[bool]:
+        """Return whether the common model explains held-out samples by FAR_BEHIND nats a sample less than the own one."""
+        data, nats = self._data, []
+        for tensors in (common, theta):
+            trainer, plain = self._rivals.alone(tensors)
+            fit = yield from trainer.calibrated(plain, data.validation_x, data.validation_y, data.validation_weight)
+            nats.append(log_likelihood(fit.probability, data.validation_weight))
+        return nats[0] < nats[1] - FAR_BEHIND * len(data.validation_x)
 
     def _prepared(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[Tensors]:
         """Return the own model, ready to predict."""
@@ -142,3 +193,8 @@ class Evaluation:
         if self._score is None:
             return self._measure.right((yield from answering(members, data.test_x)), data.test_y.cpu())
         return scored(self._score, lambda x: blended_logits(members, x), Data(data.test_x, data.test_y, self._classes))
+
+
+def _purpose(seeds: Seeds, model: str, purpose: str) -> int:
+    """Return the seed of a purpose of one model's fine-tuning."""
+    return seeds(f"{model} {purpose}")

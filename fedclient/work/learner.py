@@ -182,7 +182,7 @@ class Learner:
             result, theta, local = yield from self._trained(result, theta, received, work)
         else:
             models = DeviceModels(theta, received, self._common(order, fetched, received), self.trained)
-            result, kept = yield from self.evaluation.compared(result, models, order.prior, seeds, work.cancelled)
+            result, kept = yield from self.evaluation.compared(result, models, order, seeds, work.cancelled)
             beside |= {KEPT.format(name): tensors for name, tensors in kept.items()}
         trained = self.trained
         if order.work == "train" and self.keeps_trained:

@@ -40,6 +40,7 @@ class OrderBook:
         smaller: Mapping[str, Smaller] | None = None,
         changes: bool = False,
         prior: Mapping[Choice, float] | None = None,
+        finish_epochs: int = 0,
     ) -> Order:
         """Write and remember an order.
 
@@ -55,6 +56,7 @@ class OrderBook:
             smaller: Compressed forms to send instead, by the digest of the value.
             changes: Whether the device accepts a compressed form under the digest of the value itself.
             prior: Shares of the models (core.prior).
+            finish_epochs: Epochs for which the device fine-tunes its models for itself.
         """
         self._learn_from_last(order.client)
         compared, instead = cold_start or {}, smaller or {}
@@ -72,6 +74,7 @@ class OrderBook:
             cold_start=_refs(compared, version, instead, changes),
             encodings=encodings or {},
             prior=prior or {},
+            finish_epochs=finish_epochs,
         )
         return self._orders[order.client]
 

@@ -197,6 +197,8 @@ class Synchronous:
         A fleet that has become slow as a whole keeps its deadline.
         """
         awaited, settings = state.awaited, self.settings
+        if state.work == "evaluate" and state.record.round >= settings.rounds:
+            return state.deadline  # devices may finish their models, which takes longer than all evaluations before
         if not awaited or not settings.deadline_multiple or len(awaited) > FEW * len(state.record.devices):
             return state.deadline
         able = awaited - indebted(state.missed, state.work, state.now)

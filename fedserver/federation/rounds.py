@@ -33,6 +33,7 @@ from attune.fedserver.stores.inbox import Inbox
 
 LOG = logging.getLogger("fedserver")
 HAS_ORDER = "has its order, and begins"
+FINISH_EPOCHS = 20  # of fine-tuning on a device before its last evaluation
 
 
 class OrderSender:
@@ -74,6 +75,8 @@ class OrderSender:
         served = await self._lab.serve(record.devices, _founders(known, record.devices))
         cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         prior = await self._prior(record, number) if work == "evaluate" else NO_PRIOR
+        last = work == "evaluate" and number >= self._settings.round.rounds
+        finish_epochs = FINISH_EPOCHS if last and self._settings.train.finishes else 0
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         takes = {name: served[name] if self._needs_download(record, known.get(name), work) else {} for name in devices}
         smaller = await self._smaller(record, known, takes, cold_start)
@@ -99,6 +102,7 @@ class OrderSender:
                 smaller[name],
                 changes,
                 prior.of(name),
+                finish_epochs,
             )
             inline = self._inline(name, order)
             for digest, blob in inline.items():

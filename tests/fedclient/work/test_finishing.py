@@ -1,0 +1,142 @@
+"""Finishing: before its last evaluation a device fine-tunes its models for itself alone, and blends them with the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attune
+from attune.common.errors import SettingError
+from attune.fedclient.model.artifact import Model
+from attune.fedclient.work.baselines import Baselines
+from attune.fedclient.work.evaluation import Evaluation
+from attune.fedclient.work.objectives.descent import TrainingDiverged
+from attune.fedserver.federation.rounds import FINISH_EPOCHS
+
+ROUNDS = 2
+SETTINGS: dict[str, Any] = {"model.name": "mlr", "train.local_epochs": 1, "train.lr": 0.05, "round.evaluate_every": 1}
+
+
+def cloud(seed: int, samples: int = 60) -> tuple[np.ndarray, np.ndarray]:
+    """Return three clouds of four features that overlap, turned by a different angle for each device."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, samples)
+    return (np.roll(np.eye(4), seed % 3, axis=1)[y] * 2 + rng.normal(size=(samples, 4))).astype(np.float32), y
+
+
+CLOUDS = {f"site{n}": cloud(n) for n in range(3)}
+
+
+def run(method: str = "fedper", finish: str | None = "auto", data: Any = CLOUDS, **more: Any) -> attune.SimulationResult:
+    settings = SETTINGS | ({"train.finish": finish} if finish else {}) | more.pop("settings", {})
+    return attune.simulate(data, method, rounds=ROUNDS, seed=3, settings=settings, progress=False, **more)
+
+
+@pytest.fixture(scope="module")
+def finished() -> attune.SimulationResult:
+    return run("fedavg")
+
+
+def test_nothing_is_sent_for_it(finished: attune.SimulationResult) -> None:
+    """The server's state, the bytes, and what devices report of their other models are the same."""
+    plain = run("fedavg", "off")
+    assert finished.digests == plain.digests and finished.bytes_moved == plain.bytes_moved
+    for one, other in zip(finished.status["clients"], plain.status["clients"], strict=True):
+        for name in ("accuracy", "accuracy_common", "likelihood_common", "better_than_local"):
+            assert one[name] == other[name]
+    assert plain.digests == run("fedavg", None).digests
+
+
+def test_the_finished_model_is_plain_training_from_what_was_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty full steps of momentum SGD with clipped gradients, derived by hand in float64, end at its weights."""
+    seen: list[tuple[Any, Any, Any]] = []
+    before = Baselines.finished
+
+    def recorded(self: Baselines, tensors: Any, data: Any, *rest: Any) -> Any:
+        tuned = yield from before(self, tensors, data, *rest)
+        seen.append((tensors, data, tuned))
+        return tuned
+
+    monkeypatch.setattr(Baselines, "finished", recorded)
+    run("fedavg", settings={"train.batch_size": 1000}, executor="sequential")
+    assert len(seen) == len(CLOUDS)
+    for start, data, tuned in seen:
+        (w_name, w), (b_name, b) = ((name, tensor.double().numpy().copy()) for name, tensor in start.items())
+        x, y = data.train_x.double().numpy().reshape(len(data.train_x), -1), np.eye(3)[data.train_y.numpy()]
+        momentum = [np.zeros_like(w), np.zeros_like(b)]
+        for _ in range(FINISH_EPOCHS):
+            scores = np.exp(x @ w.T + b)
+            error = (scores / scores.sum(1, keepdims=True) - y) / len(x)
+            gradients = [error.T @ x, error.sum(0)]
+            norm = np.sqrt(sum((gradient**2).sum() for gradient in gradients))
+            for at, gradient in enumerate(gradients):
+                momentum[at] = 0.9 * momentum[at] + gradient / max(1.0, norm)
+            w, b = w - 0.05 * momentum[0], b - 0.05 * momentum[1]
+        assert tuned[w_name].numpy() == pytest.approx(w, abs=1e-5) and tuned[b_name].numpy() == pytest.approx(b, abs=1e-5)
+
+
+def test_only_the_last_evaluation_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    before = Evaluation.compared
+
+    def compared(self: Evaluation, result: Any, held: Any, order: Any, *rest: Any) -> Any:
+        asked.append((order.round, order.finish_epochs))
+        return before(self, result, held, order, *rest)
+
+    monkeypatch.setattr(Evaluation, "compared", compared)
+    run("fedavg")
+    assert sorted(set(asked)) == [(1, 0), (ROUNDS, FINISH_EPOCHS)]
+    asked.clear()
+    run("fedavg", None)
+    assert {epochs for _, epochs in asked} == {0}
+
+
+@pytest.mark.parametrize(
+    ("method", "baseline", "names"),
+    [
+        ("fedper", None, {"personalized", "finished-personalized"}),
+        ("fedmcsa", None, {"personalized", "common", "finished-personalized", "finished-common"}),
+        ("fedavg", "local", {"common", "local", "finished-common"}),
+        ("local", None, {"local"}),
+    ],
+)
+def test_which_models_are_finished(method: str, baseline: Any, names: set[str]) -> None:
+    more = {} if method != "fedper" else {"settings": {"model.name": "dnn", "model.hidden": [8]}}
+    result = run(method, baseline=baseline, **more)
+    assert {frozenset(result.model(device).members) for device in result.devices} == {frozenset(names)}
+
+
+def test_devices_that_hold_nothing_out_finish_nothing() -> None:
+    few = {name: (x[:16], y[:16]) for name, (x, y) in CLOUDS.items()}
+    for settings, data in (({"train.validation": 0.0}, CLOUDS), ({}, few)):
+        result = run("fedavg", data=data, settings=settings)
+        assert all("finished" not in row.keeps for row in result.table())
+
+
+def test_a_model_that_diverges_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverges(*arguments: Any) -> Any:
+        raise TrainingDiverged("the loss is not finite")
+        yield
+
+    monkeypatch.setattr(Baselines, "finished", diverges)
+    result = run("fedavg")
+    assert result.status["state"] == "done" and all("finished" not in row.keeps for row in result.table())
+
+
+def test_finishing_helps_where_devices_differ(finished: attune.SimulationResult) -> None:
+    assert finished.table().mean("kept") > run("fedavg", "off").table().mean("kept") + 0.1
+
+
+def test_a_finished_model_predicts_after_it_was_saved(finished: attune.SimulationResult, tmp_path: Any) -> None:
+    finished.save(tmp_path)
+    x, _ = cloud(9)
+    loaded = Model.load(tmp_path / "models" / "site2")
+    assert set(loaded.members) == {"common", "finished-common"}
+    assert loaded.predict(x) == finished.model("site2").predict(x)
+
+
+def test_an_unknown_value_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"train\.finish"):
+        run("fedavg", "always")
