@@ -62,8 +62,8 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Score the test part before and after local training. false: only in evaluations of all devices, which saves two passes
     # over the test part in each order. none: true.
     evaluate: bool | msgspec.UnsetType = msgspec.UNSET
-    # auto: before its last evaluation a device fine-tunes its own model and the common one for 20 epochs, for itself alone, and
-    # blends them with the others (docs/does-it-help.md#finishing). none: off.
+    # auto: before its last evaluation a device fine-tunes its models for 20 epochs, for itself alone
+    # (docs/does-it-help.md#finishing). none: off.
     finish: Literal["auto", "off"] | msgspec.UnsetType = msgspec.UNSET
 
     @property
