@@ -14,6 +14,7 @@ REWRITTEN = ("int8", "zstd")  # encodings whose blobs the server replaces by the
 PACKED = "zstd"  # the encoding of served values, where it makes them smaller
 PER_PART = "per-part"  # a device that lists this can write each part in its own encoding
 CHANGE = "change"  # a device that lists this accepts a served value as a change from what it holds (BlobRef.smaller)
+EMPTY = "empty"  # a device that lists this has nothing left of the run: it asks for the model after the end, too
 LOCAL_SCALE = "local-scale"  # a device that lists this standardises by its own statistics where the plan has no scale
 SPOKEN = (*ENCODINGS, PER_PART, LOCAL_SCALE, *([CHANGE] if PACKED in ENCODINGS else []))  # what Hello.encodings lists
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)

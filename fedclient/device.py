@@ -27,7 +27,7 @@ from attune.common.exchange.registry import SPOKEN_AS, TRANSFORMS
 from attune.common.faults import fail_at
 from attune.common.models.options import cautions
 from attune.common.plan import Plan, Profile, run_name, standardisation
-from attune.common.protocol import SPOKEN
+from attune.common.protocol import EMPTY, SPOKEN
 from attune.common.text import from_json
 from attune.fedclient import messages, session
 from attune.fedclient.console import Console
@@ -71,6 +71,7 @@ class Device:
         self.slot: LearnerSlot | None = None  # once there is a plan
         self.last_contact = time.monotonic()
         self.last_progress = 0.0
+        self.empty = False  # nothing of the run is left here, and the server is told
         self.tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -85,7 +86,7 @@ class Device:
             AttuneError: The error that ended it.
         """
         try:
-            self._spawn(self._stream(0.0))
+            self.stream = self._spawn(self._stream(0.0))
             self._spawn(self._keep_renewed())
             while True:
                 event = await self.events.get()
@@ -122,7 +123,15 @@ class Device:
             case messages.ReportTrouble(order_id, reason):
                 self.link.trouble(order_id, reason)
             case messages.Reconnect(after_s):
-                self._spawn(self._stream(after_s))
+                self.stream = self._spawn(self._stream(after_s))
+            case messages.AskForModel():
+                self.console.say(
+                    "the federation is over, and this device holds no state of it: asking the server for the model. Parts that "
+                    "only this device had are lost; if there is a backup of its home, restore that instead"
+                )
+                self.empty = True
+                self.stream.cancel()
+                self.stream = self._spawn(self._stream(0.0))
             case messages.GiveUp(reason):
                 raise Unreachable(f"{reason} (gave up {self.options.connect_timeout_s:g} s after the last contact)")
             case messages.Yield(reason):
@@ -167,7 +176,7 @@ class Device:
 
         try:
             await self._renew()
-            await self.link.control(_hello(self._told()), handle)
+            await self.link.control(_hello(self._told(), self.empty), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))
@@ -237,9 +246,9 @@ class Device:
         old, new = run_name(before.run), run_name(plan.run)
         kept = await self.worker.do(self._put_aside, old)
         self.slot = None
-        self.console.say(
-            f"the run {new} of this federation begins, with {plan.method}; what there is of {old} is kept in {kept}"
-        )
+        again = await self.worker.do(self.store.take_back, plan)
+        begins = f"goes on here from what was kept in {again}" if again else f"begins, with {plan.method}"
+        self.console.say(f"the run {new} of this federation {begins}; what there is of {old} is kept in {kept}")
 
     def _put_aside(self, run: str) -> str:
         newest = self.store.orders(self.link.name).newest()
@@ -355,7 +364,8 @@ class Device:
         slot = self.slot
         if slot is None or slot.newest is None:
             raise NoModel(
-                f"the federation is over ({message}), but this device was never sent a model; start it again to fetch one"
+                f"the federation is over ({message}), and the server has no model for this device, which holds no state of it "
+                f"either: restore {self.store.where} from a backup, or ask the server's operator for an exported model"
             )
         path = await self.worker.do(self._save, slot)
         fail_at(slot.orders.who, slot.newest.round, "model-saved")
@@ -376,10 +386,10 @@ class Device:
         return self.slot
 
 
-def _hello(profile: Profile) -> Hello:
+def _hello(profile: Profile, empty: bool) -> Hello:
     """Return the first message to the server. It names the transforms of plug-ins too; plans are checked when they come."""
     transforms = (f"{SPOKEN_AS}{name}" for name in TRANSFORMS)
-    return Hello(_software(), msgspec.json.encode(profile), (*SPOKEN, *transforms))
+    return Hello(_software(), msgspec.json.encode(profile), (*SPOKEN, *transforms, *([EMPTY] if empty else [])))
 
 
 @functools.cache

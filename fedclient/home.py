@@ -16,6 +16,7 @@ from attune.common.durable import PUBLIC, disk_errors, sweep, sweep_files, sync,
 from attune.common.errors import HomeBusy, HomeMismatch, NoModel, SettingError
 from attune.common.identity.credential import Credential
 from attune.common.outputs import check_folder
+from attune.common.plan import Plan, run_name
 from attune.common.text import from_json
 from attune.fedclient.address import ServerAddress
 
@@ -175,6 +176,30 @@ class DeviceHome:
             for folder in (place, place.parent, self.path):
                 sync(folder)
         return place
+
+    def take_back(self, plan: Plan) -> Path | None:
+        """Move orders and model of a run that was put aside under this plan back, because the server goes on with it.
+
+        Returns:
+            The folder where they were; None if there is none.
+
+        Raises:
+            DiskFull: The disk has no room.
+        """
+        for place in sorted(self.runs.glob(f"{run_name(plan.run)}*"), reverse=True):
+            try:
+                kept = from_json((place / self.plan.name).read_bytes(), Plan)
+            except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+                continue
+            if kept == plan:
+                with disk_errors(place):
+                    for path in (self.orders, self.model):
+                        if (place / path.name).exists():
+                            (place / path.name).rename(path)
+                    sync(self.path)
+                    shutil.rmtree(place)
+                return place
+        return None
 
     def spent(self) -> int:
         """Return how many orders were carried out in runs that were put aside.

@@ -243,6 +243,24 @@ class Keep:
     message: str
 
 
+@dataclass(frozen=True)
+class AskForModel:
+    """The federation is over, and this device holds no state of it: ask the server for what it has."""
+
+
 Effect = (
-    Say | Prepare | Start | Extend | StopWork | Send | StopSending | ReportTrouble | Reconnect | GiveUp | Yield | Refuse | Keep
+    AskForModel
+    | Say
+    | Prepare
+    | Start
+    | Extend
+    | StopWork
+    | Send
+    | StopSending
+    | ReportTrouble
+    | Reconnect
+    | GiveUp
+    | Yield
+    | Refuse
+    | Keep
 )

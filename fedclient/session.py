@@ -31,6 +31,7 @@ class Session:
         self.finished = finished
         self.connect_timeout_s = connect_timeout_s
         self.stay = stay
+        self.asked_for_model = False  # once for each plan; a device without orders has lost them, or never had one
         self.kept = False  # the model of this plan is kept already
         self.plan_json: bytes | None = None
         self.working: str | None = None
@@ -60,6 +61,9 @@ class Session:
             case Order():
                 return self._ordered(event)
             case Farewell(message):
+                if self.finished is None and not self.asked_for_model:
+                    self.asked_for_model = True
+                    return [*self._stop(), messages.AskForModel()]
                 before, self.kept, self.over = self.kept, True, not self.stay
                 return [] if before else [*self._stop(), messages.Keep(message)]
             case messages.Broke(reason, silent_s, lived_s):
@@ -83,7 +87,7 @@ class Session:
             return []
         if self.plan_json is not None:
             self.finished = None
-        self.plan_json, self.kept = plan_json, False
+        self.plan_json, self.kept, self.asked_for_model = plan_json, False, False
         return [*self._stop(), messages.Prepare(plan_json)]
 
     def _ordered(self, order: Order) -> list[Effect]:

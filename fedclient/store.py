@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attune.common.metrics import Choice
+    from attune.common.plan import Plan
     from attune.fedclient.model.artifact import ModelInfo
     from attune.fedclient.work.orders import OrderStore
 
@@ -32,6 +33,9 @@ class Store(Protocol):
 
     def put_aside(self, run: str, orders: int) -> str:
         """Put plan, orders and model of a run with so many orders aside, and return where they are kept."""
+
+    def take_back(self, plan: Plan) -> str:
+        """Take up orders and model of a run that was put aside under this plan; return where they were, or nothing."""
 
     def spent(self) -> int:
         """Return how many orders were carried out in runs that were put aside."""
@@ -71,6 +75,10 @@ class FolderStore:
 
     def put_aside(self, run: str, orders: int) -> str:
         return str(self._home.put_aside(run, orders))
+
+    def take_back(self, plan: Plan) -> str:
+        place = self._home.take_back(plan)
+        return "" if place is None else str(place)
 
     def spent(self) -> int:
         return self._home.spent()
@@ -115,6 +123,9 @@ class MemoryStore:
         self._plan = self._orders = None
         self._spent += orders
         return "nowhere: it was in memory"
+
+    def take_back(self, plan: Plan) -> str:
+        return ""
 
     def spent(self) -> int:
         return self._spent

@@ -48,6 +48,7 @@ class Connected:
     name: str
     now: float
     newcomer: bool = False  # no update of it was ever aggregated
+    empty: bool = False  # it has lost what it had of the run
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,9 @@ def _handle(rules: Rules, state: Round, event: events.Event) -> Step:
     match event:
         case events.Resumed(now):
             return _resume(rules, state, now)
-        case events.Connected(name, now, newcomer):
+        case events.Connected(name, now, newcomer, empty):
+            if empty and state.record.phase is events.Phase.DONE:  # it is served once more
+                state = replace(state, finished=state.finished - {name}, reported=state.reported - {name})
             return phase.connect(rules, _entering(rules, state, name, now, newcomer), name, now)
         case events.Disconnected(name, now):
             return phase.progress(rules, _leaving(state, name, now), now)

@@ -122,10 +122,12 @@ class Members:
 
     async def _enter(self, streams: Sequence[Stream]) -> None:
         """Tell the round about devices that know the plan."""
-        names = [stream.name for stream in streams if self._streams.is_current(stream)]
-        contributed = {device.name for device in await self._ledger.devices(names) if device.contributed}
+        present = {stream.name: stream.empty for stream in streams if self._streams.is_current(stream)}
+        contributed = {device.name for device in await self._ledger.devices(present) if device.contributed}
         now = self._clock.monotonic()
-        await self._coordinator.handle(*(events.Connected(name, now, name not in contributed) for name in names))
+        await self._coordinator.handle(
+            *(events.Connected(name, now, name not in contributed, empty) for name, empty in present.items())
+        )
 
     async def _planned(self) -> bool:
         """Return whether there is a plan now. Devices whose data differ from the majority's are refused."""

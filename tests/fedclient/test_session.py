@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from attune.common.exchange.messages import BlobRef, Farewell, Notice, Order, Welcome
 from attune.fedclient.address import backoff_s
 from attune.fedclient.messages import (
+    AskForModel,
     Broke,
     Displaced,
     Expired,
@@ -218,7 +219,15 @@ def test_a_repeated_order_has_a_new_deadline_and_a_late_one_is_ignored():
 
 
 def test_the_end_stops_what_is_going_on():
-    play(begun(), (ONE, [Start(ONE)]), (Farewell("over"), [StopWork(ONE.id), Keep("over")]))
+    session = begun()
+    session.finished = "before"
+    play(session, (ONE, [Start(ONE)]), (Farewell("over"), [StopWork(ONE.id), Keep("over")]))
+
+
+def test_a_device_without_state_asks_for_the_model_once_before_it_ends():
+    session = begun()
+    play(session, (ONE, [Start(ONE)]), (Farewell("over"), [StopWork(ONE.id), AskForModel()]))
+    play(session, (Welcome(b"plan"), []), (Farewell("over"), [Keep("over")]), (Farewell("over"), []))
 
 
 def test_an_order_before_the_plan_is_refused():
@@ -233,9 +242,10 @@ def test_another_plan_stops_the_work_and_an_order_with_an_old_id_starts_anew():
 
 def test_one_that_stays_keeps_each_runs_model_once_and_never_gives_up():
     session = Session(connect_timeout_s=5.0, stay=True)
+    play(session, (Welcome(b"plan"), [Prepare(b"plan")]))
+    session.finished = "before"
     play(
         session,
-        (Welcome(b"plan"), [Prepare(b"plan")]),
         (Farewell("over"), [Keep("over")]),
         (Broke("gone", 100.0, 9.0), [Say("gone (trying again)"), Reconnect(0.2)]),
         (Welcome(b"plan"), []),

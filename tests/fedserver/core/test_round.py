@@ -291,6 +291,13 @@ def test_a_latecomer_is_evaluated_and_finished_after_the_end() -> None:
     assert m.play(Evaluated("z", 2, 2)) == [Acknowledge("z", accepted=True), FinishDevices(("z",))]
 
 
+def test_a_device_that_has_lost_its_state_is_served_once_more_after_the_end() -> None:
+    m = round_of(Record(phase=Phase.DONE, round=2, devices=("a",)), {"a"})
+    assert m.play(Connected("a", 0, empty=True)) == [Open("evaluate", 2, ("a",))]
+    assert m.play(Evaluated("a", 2, 1)) == [Acknowledge("a", accepted=True), FinishDevices(("a",))]
+    assert m.play(Connected("a", 2)) == [FinishDevices(("a",))]
+
+
 def test_the_evaluation_waits_for_the_absent_only_through_their_grace() -> None:
     m = round_of(rounds=1, quorum=1)
     m.play(Connected("a", 0))

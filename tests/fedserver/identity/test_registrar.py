@@ -167,7 +167,7 @@ def test_of_two_devices_that_ask_for_the_last_use_of_a_token_one_is_enrolled(aut
 
 
 @pytest.mark.parametrize("days", [100, -200])
-def test_the_servers_certificate_of_a_wrong_clock_is_replaced_when_the_clock_is_right(authority, ledger, days):
+def test_the_servers_certificate_made_by_a_wrong_clock_is_replaced(authority, ledger, days):
     registrar = Registrar(authority, ledger, 90.0)
     now = datetime.now(timezone.utc)
     registrar._server = authority.issue_server(now=now + timedelta(days=days))
