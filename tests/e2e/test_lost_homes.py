@@ -1,4 +1,4 @@
-"""After the end: a device that has lost orders and model gets what the server has, and a run that was put aside is taken up again."""
+"""After the end a device that lost its state gets what the server has, and a run that was put aside is taken up again."""
 
 from __future__ import annotations
 
