@@ -29,7 +29,7 @@ from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, Measure
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.base import PlainPredictor
-from attune.fedclient.work.trainer import Progress, Seeds, Tensors, Trainer
+from attune.fedclient.work.trainer import Progress, Seeds, Tensors, Trained, Trainer
 
 Candidates = Mapping[Choice, tuple[Trainer, Tensors]]
 
@@ -37,11 +37,27 @@ Candidates = Mapping[Choice, tuple[Trainer, Tensors]]
 class Baselines:
     """The common and the local model: plain models, trained by SGD, that predict with their own logits.
 
-    Arguments: `model` only says how to compute; `saved` is the local model so far; without it a new one starts if `local`.
+    Args:
+        plan: The plan.
+        model: Says how to compute.
+        device: Where it computes.
+        saved: The local model so far; without it a new one starts if `local`.
+        local: Whether there is a local model.
+        hooks: A user's own training and scores.
+        name: The device's name.
+        state: What the user's training keeps of the local model's training.
     """
 
     def __init__(
-        self, plan: Plan, model: nn.Module, device: torch.device, saved: Tensors | None, local: bool, hooks: Hooks = NONE
+        self,
+        plan: Plan,
+        model: nn.Module,
+        device: torch.device,
+        saved: Tensors | None,
+        local: bool,
+        hooks: Hooks = NONE,
+        name: str = "",
+        state: Tensors | None = None,
     ) -> None:
         family, self._model = (family_of(plan), "baseline"), model
         self._trainer = Trainer(
@@ -54,6 +70,8 @@ class Baselines:
             hooks=hooks,
             classes=plan.classes,
             measure=MEASURES[plan.task],
+            name=name,
+            state=state or {},
         )
         self.local: Tensors | None = None
         if local:
@@ -66,14 +84,24 @@ class Baselines:
 
     def trained(
         self, data: Prepared, seeds: Seeds, progress: Progress, cancelled: Callable[[], bool], round_: int
-    ) -> Jobs[Tensors | None]:
+    ) -> Jobs[Trained | None]:
         """Train the local model as in one more order, bit by bit as the method `local` does."""
         if self.local is None:
             return None
-        trained = yield from self._trainer.training(
-            self.local, {}, data.train_x, data.train_y, seeds, progress, cancelled, round_=round_
+        return (
+            yield from self._trainer.training(
+                self.local, {}, data.train_x, data.train_y, seeds, progress, cancelled, round_=round_
+            )
         )
-        return trained.tensors
+
+    @property
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """What the user's training keeps of the local model's training."""
+        return self._trainer.state
+
+    def keep(self, local: Tensors | None, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from a committed order."""
+        self.local, self._trainer.state = local, state
 
     def finished(
         self, tensors: Tensors, data: Prepared, epochs: int, seeds: Seeds, cancelled: Callable[[], bool], round_: int

@@ -50,6 +50,7 @@ from attune.fedclient.work.own_loop import check_loop
 from attune.fedclient.work.state import check_order_id
 from attune.fedclient.work.trainer import Cancelled, Seeds, Tensors, Trained, Trainer
 
+LOOP, LOOP_LOCAL = "loop", "loop-local"  # what a user's loop keeps, for the method's model and for the local one
 RECEIVED, LOCAL, TRAINED, OWED, KEPT = "received", "local", "trained", "owed", "kept-{}"  # committed beside the model's tensors
 
 
@@ -99,24 +100,25 @@ class Learner:
         self.holdings = Holdings(_manifests(self.part_of, self.theta), has_rival, {})
         measure, family = MEASURES[plan.task], (family_of(plan), "method")
         self.trainer = Trainer(
-            model, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, measure
+            model, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, measure, name
         )
         self.theta |= self.trainer.extras(self.theta)
         self.versions: dict[str, int] = {}
         self.newest = orders.newest()
-        received = local = self.trained = None
+        received = local = self.trained = loop_local = None
         self.owed: Tensors = {}  # errors of the last update's encoding, which the next update makes up for
         if self.newest is not None:
             self.theta = self._restored(orders.state(self.newest))
             received, local, self.trained = (orders.beside(self.newest, what) for what in (RECEIVED, LOCAL, TRAINED))
             self.owed = orders.beside(self.newest, OWED) or {}
+            self.trainer.state, loop_local = orders.beside(self.newest, LOOP) or {}, orders.beside(self.newest, LOOP_LOCAL)
             if received is not None:
                 self.holdings = replace(self.holdings, served=dict(self.newest.served))
             self.versions = dict(self.newest.versions)
         travels = [name for name in self.part_of if self.part_of[name] != "private"]
         self.received: Tensors = {name: (received or self.theta)[name] for name in travels}
         trains_local = baseline == "local" and self.own_choice != "local"
-        self.baselines = baselines.Baselines(plan, model, device, local, trains_local, hooks)
+        self.baselines = baselines.Baselines(plan, model, device, local, trains_local, hooks, name, loop_local)
         self.evaluation = Evaluation(
             plan, self.data, self.trainer, self.baselines, self.own_choice, keep == "best", self.dial, hooks
         )
@@ -178,8 +180,12 @@ class Learner:
         )
         beside = {RECEIVED: received} if self.keeps_received else {}
         seeds, local = self._seeds(order.round), self.baselines.local
+        loop, loop_local = self.trainer.state, self.baselines.state
         if order.work == "train":
-            result, theta, local = yield from self._trained(result, theta, received, work)
+            result, trained_model, trained_local = yield from self._trained(result, theta, received, work)
+            theta, loop = dict(trained_model.tensors), trained_model.state
+            if trained_local is not None:
+                local, loop_local = trained_local.tensors, trained_local.state
         else:
             models = DeviceModels(theta, received, self._common(order, fetched, received), self.trained)
             result, kept = yield from self.evaluation.compared(result, models, order, seeds, work.cancelled)
@@ -191,7 +197,8 @@ class Learner:
         for part, names in returns.items():
             parts[part], errors = self._written(part, names, theta, received, order)
             owed |= errors
-        beside |= {what: tensors for what, tensors in ((LOCAL, local), (TRAINED, trained), (OWED, owed)) if tensors}
+        kept_beside = ((LOCAL, local), (TRAINED, trained), (OWED, owed), (LOOP, loop), (LOOP_LOCAL, loop_local))
+        beside |= {what: dict(tensors) for what, tensors in kept_beside if tensors}
         if work.cancelled():
             raise Cancelled("this work was replaced")
         fail_at(self.name, order.round, "trained")
@@ -199,7 +206,9 @@ class Learner:
         result = msgspec.structs.replace(result, seconds=time.monotonic() - started, sequence=sequence)
         self.newest = self.orders.commit(result, theta, beside, parts)
         fail_at(self.name, order.round, "order-committed")
-        self.theta, self.received, self.trained, self.owed, self.baselines.local = theta, received, trained, owed, local
+        self.theta, self.received, self.trained, self.owed = theta, received, trained, owed
+        self.trainer.state = loop
+        self.baselines.keep(local, loop_local)
         self.holdings = replace(self.holdings, served=served)
         self.versions = dict(self.newest.versions)
         return self.newest
@@ -226,8 +235,8 @@ class Learner:
 
     def _trained(
         self, result: OrderResult, theta: Tensors, received: Tensors, work: Work
-    ) -> Jobs[tuple[OrderResult, Tensors, Tensors | None]]:
-        """Return (the result, theta, the local baseline) after local training.
+    ) -> Jobs[tuple[OrderResult, Trained, Trained | None]]:
+        """Return (the result, the trained model, the trained local baseline) after local training.
 
         The result has accuracies before and after it, if wanted.
         """
@@ -251,7 +260,7 @@ class Learner:
             after = yield from self.evaluation.accuracy(trained.tensors, received, seeds, cancelled)
         result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after)
         local = yield from self.baselines.trained(data, seeds, second, cancelled, order.round)
-        return result, trained.tensors, local
+        return result, trained, local
 
     def _common(self, order: Order, fetched: Mapping[str, Tensors], received: Tensors) -> Tensors:
         """Return the cold-start model; empty if the order does not name it."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
@@ -19,12 +20,17 @@ from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError, SettingError
 from attune.common.methods.method import ConfiguredMethod
 from attune.common.models.body import names_of, training_mode
+from attune.common.wire.tensors import DTYPES
 from attune.fedclient.hooks import Evaluate, Train
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import Batch, Tensors, Trained, split
 from attune.fedclient.work.objectives.descent import Cancelled, Descent, TrainingDiverged, seeded
 
 T = TypeVar("T")
+STATE_BYTES = 64 << 20  # that a loop may keep, whatever its model is
+STATE_MODELS = 8  # so many times the bytes of its model
+STATE_NAMES = 10_000
+LONGEST_NAME = 200  # characters
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,20 @@ class Context:
     @property
     def round(self) -> int:
         return self._job.task.round
+
+    @property
+    def name(self) -> str:
+        """This device's name."""
+        return self._job.task.name
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Tensors, arrays and numbers that this device keeps from order to order; they never leave it.
+
+        They are committed with the result of the order: an order that fails or is repeated begins with the state of the order
+        before it. They come back as tensors.
+        """
+        return self._job.task.state
 
     @property
     def stage(self) -> str:
@@ -207,7 +227,43 @@ def _carried_out(job: Descent, train: Train, classes: Sequence[int | str]) -> Tr
             raise SettingError(f"your train() failed: {type(error).__name__}: {error}") from error
     if task.cancelled():
         raise Cancelled("this work was replaced")
+    kept = kept_state(task.state, sum(value.nbytes for value in job.tensors.values()))
+    task.state.clear()
+    task.state.update(kept)
     return Trained(_taken(job, model, extras), _loss_of(said))
+
+
+def kept_state(state: Mapping[Any, Any], model_bytes: int) -> Tensors:
+    """Return what a loop keeps as tensors on the CPU that can be written.
+
+    Raises:
+        SettingError: A name or a value cannot be kept, or all values together are larger than STATE_BYTES and
+            STATE_MODELS models.
+    """
+    kept: Tensors = {}
+    limit = max(STATE_BYTES, STATE_MODELS * model_bytes)
+    for name, value in state.items():
+        if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
+            raise SettingError(
+                f"your train() kept context.state[{str(name)[:80]!r}]; names are text of 1 to {LONGEST_NAME} letters"
+            )
+        if not isinstance(value, Tensor | np.ndarray | np.number | int | float) or (
+            isinstance(value, Tensor) and value.layout != torch.strided
+        ):
+            raise SettingError(
+                f"your train() kept context.state[{name!r}], a {type(value).__name__}, which cannot be kept: tensors, arrays "
+                "and numbers can"
+            )
+        try:
+            kept[name] = torch.as_tensor(value).detach().cpu().clone()
+        except (TypeError, RuntimeError, ValueError) as error:
+            raise SettingError(f"your train() kept context.state[{name!r}], which cannot be kept: {error}") from None
+        if kept[name].dtype not in DTYPES.values():
+            raise SettingError(f"your train() kept context.state[{name!r}] of type {kept[name].dtype}, which cannot be kept")
+    if len(kept) > STATE_NAMES or (size := sum(value.nbytes for value in kept.values())) > limit:
+        what = f"{len(kept)} names, more than {STATE_NAMES}" if len(kept) > STATE_NAMES else f"{size} bytes, more than {limit}"
+        raise SettingError(f"your train() kept {what}, in context.state: keep less")
+    return kept
 
 
 def _loaded(job: Descent) -> tuple[nn.Module, dict[str, nn.Parameter]]:

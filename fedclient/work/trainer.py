@@ -59,6 +59,8 @@ class Trainer:
         hooks: A user's own training and scores.
         classes: The meaning of the numbers in labels.
         measure: What the task is.
+        name: The device's name.
+        state: What the user's own training keeps from order to order. Training works on a copy.
     """
 
     model: InitVar[nn.Module]
@@ -71,6 +73,8 @@ class Trainer:
     hooks: Hooks = NONE
     classes: Sequence[int | str] = ()
     measure: Measure = MEASURES["classes"]
+    name: str = ""
+    state: Mapping[str, Tensor] = field(default_factory=dict)
     network: Network = field(init=False)
 
     def __post_init__(self, model: nn.Module) -> None:
@@ -117,7 +121,8 @@ class Trainer:
         """
         task = self._task(start, received, x, y, seeds, progress, cancelled, trains, round_, noise)
         trained = yield from self._looped(self.objective.work(task))
-        return Trained({name: trained.tensors[name].cpu() if task.takes(name) else start[name] for name in start}, trained.loss)
+        tensors = {name: trained.tensors[name].cpu() if task.takes(name) else start[name] for name in start}
+        return Trained(tensors, trained.loss, state=task.state)
 
     def preparing(
         self,
@@ -220,6 +225,8 @@ class Trainer:
             measure=self.measure,
             family=self.family,
             noise=noise,
+            name=self.name,
+            state={name: tensor.clone() for name, tensor in self.state.items()},
         )
 
     def _on_device(self, tensors: Mapping[str, Tensor]) -> Tensors:

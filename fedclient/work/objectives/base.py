@@ -51,11 +51,12 @@ class Trained:
     tensors: Tensors
     loss: float  # sample-weighted mean over the last epoch, or over all local steps
     beside: Mapping[str, torch.Tensor] = field(default_factory=dict)  # the tensors beside, after a descent that changes them
+    state: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what a user's loop keeps for the next order
 
 
 @dataclass(frozen=True)
 class LocalTask:
-    """One device's work in one order. Nothing in it is modified; all tensors of the model lie on `device`."""
+    """One device's work in one order. Nothing in it is modified but `state`; all tensors of the model lie on `device`."""
 
     network: Network
     start: Tensors  # every tensor of the model, and the objective's extras
@@ -73,6 +74,8 @@ class LocalTask:
     measure: Measure = MEASURES["classes"]  # of the task
     family: Hashable = None  # equal for devices that differ only in tensors, samples and seeds; None: not stacked
     noise: OrderNoise | None = None  # None: training is not private
+    name: str = ""  # of the device
+    state: dict[str, Any] = field(default_factory=dict)  # what a user's loop keeps for the next order; it changes this copy
 
     def takes(self, name: str, is_own: bool = False) -> bool:
         """Return whether this tensor may move.

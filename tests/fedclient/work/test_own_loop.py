@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import attune
 from attune.common.errors import AttuneError
 from attune.common.methods.method import configure
 from attune.common.methods.registry import get, names
+from attune.common.wire.files import read_tensors
 
 PLAIN = {"train.lr": 0.1, "train.momentum": 0.0, "train.clip_norm": 0.0, "train.local_epochs": 2, "train.validation": 0.0}
 FOREIGN = {"per-fedavg", "pfedgp", "pfedme", "pfedme+mcsa"}
@@ -256,3 +258,69 @@ def test_hooks_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Hooks.of_module("own_hooks") == Hooks(None, half)
     with pytest.raises(AttuneError, match="cannot be imported"):
         Hooks.of_module("no_such_hooks")
+
+
+# --- what a loop keeps from order to order
+
+
+def counting(model: Any, data: Any, context: Any) -> float:
+    """Count the orders of this device, and keep a tensor and a number."""
+    context.state["orders"] = context.state.get("orders", 0) + 1
+    context.state.setdefault("names", torch.zeros(8))[len(context.name)] += 1
+    SEEN.append((context.name, context.stage, int(context.state["orders"])))
+    return 0.5
+
+
+SEEN: list[tuple[str, str, int]] = []
+
+
+@pytest.mark.parametrize("executor", ["sequential", "stacked"])
+def test_a_loop_has_the_devices_name_and_a_state_from_round_to_round(executor: Any) -> None:
+    SEEN.clear()
+    attune.simulate(shards(), "fedavg", "dnn", rounds=4, train=counting, settings=PLAIN, executor=executor)
+    for name in ("kiel", "lund"):
+        assert [orders for device, _, orders in SEEN if device == name] == [1, 2, 3, 4]
+
+
+def test_the_baseline_and_the_stages_have_the_state_that_is_theirs() -> None:
+    SEEN.clear()
+    attune.simulate(shards(), "fedavg+ft", "dnn", rounds=2, train=counting, settings=PLAIN, baseline="local")
+    of_kiel = [(stage, orders) for device, stage, orders in SEEN if device == "kiel"]
+    assert [orders for stage, orders in of_kiel if stage != "tune"] == [1, 1, 2, 2], "the method's and the baseline's, in turn"
+    assert max(orders for stage, orders in of_kiel if stage == "tune") == 3, "fine-tuning reads the state, and keeps no change"
+
+
+def test_an_order_that_fails_or_dies_leaves_the_state_as_it_was(tmp_path: Path) -> None:
+    SEEN.clear()
+
+    def failing(model: Any, data: Any, context: Any) -> float:
+        counting(model, data, context)
+        if context.round == 2:
+            raise OSError("the power is out")
+        return 0.5
+
+    given = {"home": tmp_path / "home", "settings": PLAIN}
+    with pytest.raises(AttuneError, match="the power is out"):
+        attune.simulate(shards(), "fedavg", "dnn", rounds=2, train=failing, **given)
+    attune.simulate(shards(), "fedavg", "dnn", rounds=2, train=counting, **given)
+    assert [orders for device, _, orders in SEEN if device == "kiel"] == [1, 2, 2]
+    [file] = (tmp_path / "home" / "devices" / "kiel" / "orders").glob("evaluate-2-*/loop.safetensors")
+    assert read_tensors(file)["orders"].item() == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (object(), "a object, which cannot be kept: tensors, arrays and numbers can"),
+        ("text", "a str, which cannot be kept"),
+        (torch.zeros(1 << 25), "bytes, more than"),
+        (torch.zeros(3).to_sparse(), "cannot be kept"),
+    ],
+)
+def test_a_state_that_cannot_be_kept_is_said(value: Any, message: str) -> None:
+    def train(model: Any, data: Any, context: Any) -> float:
+        context.state["mine"] = value
+        return 0.5
+
+    with pytest.raises(AttuneError, match=message):
+        attune.simulate(shards(), "fedavg", "dnn", rounds=1, settings=PLAIN, train=train)
