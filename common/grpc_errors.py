@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any, NoReturn
 
@@ -16,8 +17,16 @@ LONGEST_REASON = 2000  # characters of a peer's message
 
 
 async def abort(context: grpc.aio.ServicerContext, error: AttuneError) -> NoReturn:
-    """End a call with `error`, so that the peer can raise the same class with the same message."""
-    await context.abort(grpc.StatusCode[error.status], str(error), ((KIND_KEY, error.kind), (TIME_KEY, str(int(time.time())))))
+    """End a call with `error`, so that the peer can raise the same class with the same message.
+
+    Raises:
+        CancelledError: gRPC has ended the call itself meanwhile, as after a message that is too large.
+    """
+    details = ((KIND_KEY, error.kind), (TIME_KEY, str(int(time.time()))))
+    try:
+        await context.abort(grpc.StatusCode[error.status], str(error), details)
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError("the call is over") from None
     raise error
 
 

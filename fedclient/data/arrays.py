@@ -16,8 +16,10 @@ import numpy.typing as npt
 
 from attune.common.durable import replaced
 from attune.common.errors import ShardError
+from attune.common.text import listed
 
 Array = npt.NDArray[Any]
+MOST_ARRAYS = 1000  # of an .npz file; simulated clients have a few each
 
 
 def plain_array(values: Any, where: str, classes: bool = False) -> Array:
@@ -132,7 +134,7 @@ def read_arrays(path: Path, names: Sequence[str]) -> list[Array]:
     def read(archive: Any) -> dict[str, Array]:
         missing = [name for name in names if name not in archive.files]
         if missing:
-            held = ", ".join(archive.files) or "nothing"
+            held = listed(archive.files) or "nothing"
             raise ShardError(f"{path} lacks {' and '.join(missing)}; it holds {held}, and {', '.join(names)} are needed")
         return {name: _plain(archive, name, path) for name in names}
 
@@ -156,6 +158,8 @@ def _open(path: Path, read: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
             if not zipfile.is_zipfile(file):
                 raise ShardError(f"{path} is not an .npz file; write it with numpy.savez")
         with np.load(path, allow_pickle=False) as archive:
+            if len(archive.files) > MOST_ARRAYS:
+                raise ShardError(f"{path} holds {len(archive.files)} arrays, more than {MOST_ARRAYS}: is it a data set?")
             return read(archive)
     except OSError as error:
         raise ShardError(f"cannot read {path}: {error.strerror or error}") from None

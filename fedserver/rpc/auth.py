@@ -186,6 +186,8 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 await self._failed(step, error, answering, context)
             self._troubles.set(step, str(error.strerror))
             await abort(context, LedgerBusy(f"the server cannot do this now ({error.strerror}): call again"))
+        except grpc.aio.InternalError:
+            raise asyncio.CancelledError("the call is over") from None  # gRPC has ended it: nothing can be answered
         except Exception as error:
             await self._failed(step, error, answering, context)
         else:

@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -100,3 +101,11 @@ def test_a_pipe_or_deep_json_in_place_of_model_json_is_refused(model: Path) -> N
     model.unlink()
     os.mkfifo(model)
     assert predict(model.parents[1]).exit_code == NoModel.exit_code
+
+
+def test_an_archive_of_thousands_of_arrays_is_one_short_line(tmp_path: Path) -> None:
+    for count, words in ((200, "it holds a0, a1"), (5000, "holds 5000 arrays")):
+        np.savez(tmp_path / "train.npz", **{f"a{number}": np.zeros(1) for number in range(count)})
+        with pytest.raises(ShardError, match=words) as caught:
+            load_shard(tmp_path / "train.npz")
+        assert len(str(caught.value)) < 500

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import csr_der, new_key
 from attune.common.identity.token import JoinToken
 from attune.common.pb import federation_pb2 as pb
@@ -92,6 +93,20 @@ def come_with_long_words(victim: Victim) -> None:
         with contextlib.suppress(grpc.RpcError):
             stream.next("welcome")
         stream.hang_up()
+
+
+def come_with_a_message_that_is_too_large(victim: Victim) -> None:
+    """Send messages of few bytes that are too large once they are unpacked."""
+    eve, path = victim.devices["eve"], "/attune.v1.Federation/"
+    options = [*channel_options(eve.ca_pem), ("grpc.max_send_message_length", -1)]
+    with grpc.secure_channel(f"127.0.0.1:{eve.port}", channel_credentials(eve.ca_pem, eve.credential), options) as channel:
+        for number in range(TIMES // 12):
+            with contextlib.suppress(grpc.RpcError):
+                call = (
+                    channel.stream_stream(f"{path}Connect") if number % 2 else channel.stream_unary("/attune.v1.Blobs/Upload")
+                )
+                answer = call(iter([bytes(8 << 20)]), compression=grpc.Compression.Gzip, timeout=CALL_S)
+                raise AssertionError(f"{list(answer)} was answered")
 
 
 def hello_again_and_again(victim: Victim) -> None:
@@ -194,7 +209,7 @@ FLOODS: dict[str, tuple[Flood, ...]] = {
     "Blobs.Download": (downloads,),
     "Blobs.Upload": (uploads_and_their_offsets,),
     "Blobs.UploadOffset": (uploads_and_their_offsets,),
-    "hello": (come_with_another_shape, come_with_long_words, hello_again_and_again),
+    "hello": (come_with_another_shape, come_with_a_message_that_is_too_large, hello_again_and_again),
     "progress": (progress_back_and_forth, progress_of_others),
     "trouble": (trouble_without_an_order, trouble_with_an_order),
     "beat": (beats,),
