@@ -12,6 +12,7 @@ import msgspec
 
 from attune.common.errors import SettingError, nearest
 
+LONGEST_NAME = 80  # characters of a federation's name
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -191,6 +192,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Processor for the hypernetwork and for mixing: auto (a GPU, if there is one), cpu, cuda, cuda:N or mps. Another
     # processor rounds differently.
     device: str = "auto"
+    # Name of this federation for people, in the title of the dashboard: up to 80 characters.
+    name: str = ""
     # HOST or HOST:PORT under which devices reach this server, for join lines; the dashboard answers to its host. Empty: the
     # machine's name, which nobody knows if it is a container's.
     advertise: str = ""
@@ -202,6 +205,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         host_and_port(self.advertise or "localhost")
+        if len(self.name) > LONGEST_NAME or not self.name.isprintable():
+            raise SettingError(f"setting server.name takes up to {LONGEST_NAME} printable characters, not {self.name[:100]!r}")
         if not re.fullmatch("06[04][04]", self.metrics_token_mode):
             raise SettingError(
                 f"setting server.metrics_token_mode takes 0600, 0640, 0604 or 0644, not {self.metrics_token_mode!r}"

@@ -28,6 +28,7 @@ from attune.fedserver.ports.ledger import LedgerReader, Snapshot
 from attune.fedserver.stores.disk import DiskStorage
 
 EVERY_HOST = ("0.0.0.0", "::", "[::]")  # noqa: S104 - to listen on all addresses
+BACKUP_MADE = "backup made"  # event of the audit log
 LEFT_ASIDE = ".backup-"  # the name of a folder in which a backup sets files aside begins with it
 
 

@@ -41,6 +41,7 @@ def audit(home: Path | None, last: int | None, as_json: bool, contains: str | No
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder to write to.")
 def backup(home: Path | None, out: Path) -> None:
     """Copy all that a federation needs into a folder, beside a running server too."""
+    from attune.fedserver.home import BACKUP_MADE
     from attune.fedserver.identity.admin import user
     from attune.fedserver.view.backup import back_up
 
@@ -48,7 +49,7 @@ def backup(home: Path | None, out: Path) -> None:
     place.require()
     for line in back_up(place, out):
         click.echo(line)
-    place.note("backup made", f"operator {user()}", folder=str(out))
+    place.note(BACKUP_MADE, f"operator {user()}", folder=str(out))
 
 
 @click.command()

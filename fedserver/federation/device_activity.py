@@ -24,6 +24,7 @@ class DeviceStage(StrEnum):
     EVALUATING = "evaluating"
     SENDING = "sending"
     ABSENT = "absent"
+    FINISHED = "finished"
 
 
 WORK = {"train": DeviceStage.TRAINING, "evaluate": DeviceStage.EVALUATING}

@@ -48,11 +48,13 @@ def status(
     settings = snapshot.settings
     record, devices = snapshot.record, snapshot.devices
     revoked = {device.name for device in devices if device.revoked}
-    rows = [row for row in snapshot.rows if row.client not in revoked]
+    done, last = record.phase is Phase.DONE, settings.round.rounds
+    # A finished run keeps its figures: who is revoked later stays in them.
+    finishers = {row.client for row in snapshot.rows if done and row.work == "evaluate" and row.round >= last}
+    rows = [row for row in snapshot.rows if row.client not in revoked or row.client in finishers]
     served = address is not None
     connected = {device.name for device in devices if device.connected and served}
-    ended = [row for row in rows if row.work == "evaluate" and row.round >= settings.round.rounds]
-    final = ended if record.phase is Phase.DONE else rows
+    final = [row for row in rows if row.work == "evaluate" and row.round >= last] if done else rows
     latest, reports = accuracies(final, settings.method.evaluate), latest_metrics(rows)
     constant, task = constants(rows), snapshot.plan.task if snapshot.plan else "classes"
     verdicts = fleet_verdicts(reports)

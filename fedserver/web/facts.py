@@ -22,6 +22,17 @@ class LoggedFault:
 
 
 @dataclass(frozen=True)
+class HomeFacts:
+    """Facts of the home in which a federation lies."""
+
+    name: str = ""  # the setting `server.name`
+    fingerprint: str = ""  # short form of the authority's key
+    run: str = ""
+    disk_free_bytes: int | None = None
+    backup_at: float | None = None  # unix time of the last `fedserver backup`; None: none was ever made
+
+
+@dataclass(frozen=True)
 class PageFacts:
     """Facts of a federation at one moment."""
 
@@ -34,6 +45,7 @@ class PageFacts:
     faults: Sequence[LoggedFault] = ()  # the latest ones
     fault_totals: Mapping[str, int] = field(default_factory=dict)  # number of all, by level
     round_s: float | None = None  # mean time of a round
+    home: HomeFacts = HomeFacts()
 
 
 @dataclass(frozen=True)

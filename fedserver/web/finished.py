@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from attune.common.errors import SettingError
+from attune.common.plan import run_name
 from attune.fedserver.federation.device_activity import DeviceActivity
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.arrays import ArrayFile
@@ -19,7 +20,7 @@ from attune.fedserver.stores.inbox import Inbox
 from attune.fedserver.view.summary import NOT_ONE, read_rows
 from attune.fedserver.web import serving
 from attune.fedserver.web.condensed import CondensedReports
-from attune.fedserver.web.facts import AttentionMatrix, PageFacts, PageSource
+from attune.fedserver.web.facts import AttentionMatrix, HomeFacts, PageFacts, PageSource
 from attune.fedserver.web.live import remembered
 from attune.fedserver.web.page_tokens import Keyring, new_token, own_token
 from attune.fedserver.web.serving import PageAddress
@@ -55,7 +56,7 @@ def of_home(home: ServerHome) -> LedgerSource:
         HomeMismatch: There is no home.
     """
     home.require()
-    return LedgerSource("home", home.open(), StoppedHome(home))
+    return LedgerSource("home", home.open(), StoppedHome(home), home)
 
 
 class FolderSource:
@@ -71,7 +72,8 @@ class FolderSource:
         self._condensed.add(read_rows(folder))
 
     def look(self) -> PageFacts:
-        return PageFacts("folder", self._status, self._condensed.lines, self._condensed.totals)
+        home = HomeFacts(run=run_name(self._status.get("run") or ""))
+        return PageFacts("folder", self._status, self._condensed.lines, self._condensed.totals, home=home)
 
     def attention(self, unit: str) -> AttentionMatrix:
         path = self._folder / "attention.safetensors"

@@ -147,6 +147,6 @@ def page(
     keys = keyring_of(home, server)
     with listening() as feed:
         life = RunningServer(coordinator, f"{address[0]}:{address[1]}", feed)
-        source = LedgerSource("server", home.open(), life)
+        source = LedgerSource("server", home.open(), life, home)
         with serving.serving(listener, place.host, keys, source, operator.actions(), server.advertise):
             yield serving.url_of(listener, own_token(home), server.advertise)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from attune import __version__
 from attune.common.metrics import METRICS
 from attune.common.paired import gain_of
 from attune.common.task import described
@@ -27,9 +28,12 @@ AWAY, REVOKED = "disconnected", "revoked"
 def parts(facts: PageFacts) -> dict[str, Any]:
     """Return the parts `run`, `devices`, `timeline`, `rounds` and `faults`, as the page's scripts read them."""
     status = facts.status
-    devices = [_device(client, facts) for client in status["clients"]]
+    finished = finishers(facts)
+    devices = [_device(client, facts, client["name"] in finished) for client in status["clients"]]
     run = {name: status[name] for name in RUN} | {
         "kind": facts.kind,
+        "version": __version__,
+        **asdict(facts.home),
         "metric_described": described(status["metric"]),
         "left_s": left_s(facts),
         "charts": [{"name": m.name, "title": m.title, "unit": m.unit, "chart": m.chart} for m in METRICS.values() if m.chart],
@@ -51,12 +55,21 @@ def left_s(facts: PageFacts) -> float | None:
     return facts.round_s * left if facts.round_s is not None and left > 0 and running else None
 
 
-def _device(client: Mapping[str, Any], facts: PageFacts) -> dict[str, Any]:
+def finishers(facts: PageFacts) -> set[str]:
+    """Return the devices that have the final model: those that evaluated it."""
+    if facts.status["state"] != "done":
+        return set()
+    return {name for line in facts.lines if line.round >= facts.status["rounds"] for name in line.evaluated}
+
+
+def _device(client: Mapping[str, Any], facts: PageFacts, finished: bool) -> dict[str, Any]:
     spans = facts.spans.get(client["name"])
     stage, why = (spans[-1].stage, spans[-1].why) if spans else (_stage(client["state"]), "")
     if client["state"] in (REVOKED, AWAY) and stage is not DeviceStage.ABSENT:
         stage, why = DeviceStage.ABSENT, ""
-    if client["state"] == REVOKED or (stage is DeviceStage.ABSENT and not why):
+    if finished and client["state"] != REVOKED:
+        stage, why = DeviceStage.FINISHED, "has its model and has left" if client["state"] == AWAY else "has its model"
+    elif client["state"] == REVOKED or (stage is DeviceStage.ABSENT and not why):
         why = absence(client, facts)
     return {name: client.get(name) for name in (*DEVICE, *METRICS)} | {
         "gain": gain_of(client),
@@ -76,8 +89,6 @@ def absence(client: Mapping[str, Any], facts: PageFacts) -> str:
         return str(client["note"])
     if not client["since"]:
         return "enrolled, and never connected"
-    if facts.status["state"] == "done":
-        return "has its model and has left"
     return "disconnected" if facts.status["running"] else "no server runs"
 
 

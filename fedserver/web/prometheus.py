@@ -46,8 +46,9 @@ class FederationCollector:
 
     def _federation(self) -> Iterable[Metric]:
         run = self._run
-        info = GaugeMetricFamily("attune_info", "Method and model.", labels=("method", "model"))
-        info.add_metric((run["method"], run["model"] or ""), 1)
+        labels = ("method", "model", "version", "run", "name")
+        info = GaugeMetricFamily("attune_info", "What runs here.", labels=labels)
+        info.add_metric([run[label] or "" for label in labels], 1)
         yield info
         yield _by("attune_state", "The present state is 1.", "state", {state: state == run["state"] for state in STATES})
         yield _one("attune_running", "Whether a server serves devices.", run["running"])
@@ -63,6 +64,10 @@ class FederationCollector:
             yield _one("attune_left_seconds", "Estimated time of the rounds that are left.", run["left_s"])
         if self._facts.round_s is not None:
             yield _one("attune_round_seconds", "Mean time of the last rounds.", self._facts.round_s)
+        if run["disk_free_bytes"] is not None:
+            yield _one("attune_disk_free_bytes", "Free space on the disk of the home.", run["disk_free_bytes"])
+        if run["backup_at"] is not None:
+            yield _one("attune_last_backup_seconds", "Unix time of the last backup.", run["backup_at"])
         for key, name in (("accuracy", "attune_accuracy"), ("constant", "attune_accuracy_of_a_constant_answer")):
             if run[key]:
                 yield _by(name, "A fraction, by average.", "average", run[key])

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from typing import Protocol
 
-from attune.common.text import clean
+import msgspec
+
+from attune.common.identity.credential import short_form
+from attune.common.plan import run_name
+from attune.common.text import clean, from_json
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.device_activity import DeviceActivity
+from attune.fedserver.home import BACKUP_MADE, ServerHome
+from attune.fedserver.identity.authority import CERTIFICATE_FILE
 from attune.fedserver.lab.aggregators.stored import MATRICES, Arrays, read_matrices
 from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.blobs import blob_of, read_again
-from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.ports.ledger import AuditEntry, Snapshot
 from attune.fedserver.ports.storage import Storage
+from attune.fedserver.stores.sqlite import AUDIT_FILE
 from attune.fedserver.view.status import status
 from attune.fedserver.web.condensed import CondensedReports
-from attune.fedserver.web.facts import AttentionMatrix, Kind, LoggedFault, PageFacts
+from attune.fedserver.web.facts import AttentionMatrix, HomeFacts, Kind, LoggedFault, PageFacts
 
 NO_ATTENTION = "{} stores no matrix of which device learns from which; fedmcsa, fedamp and their relatives do"
 TOO_EARLY = "There is no matrix before the first round is closed."
@@ -48,11 +57,40 @@ class ProcessView(Protocol):
         """Return why devices are not served now; empty if they are."""
 
 
+class HomeWatch:
+    """Facts of a home that are not in its ledger. The audit log is read again when it has grown."""
+
+    def __init__(self, home: ServerHome) -> None:
+        self._home, self._size = home, -1
+        self._backup_at: float | None = None
+        certificate = home.authority / CERTIFICATE_FILE
+        self._fingerprint = short_form(certificate.read_bytes()) if certificate.exists() else ""
+
+    def facts(self, snapshot: Snapshot) -> HomeFacts:
+        """Return the present facts."""
+        name, run = snapshot.settings.server.name, run_name(snapshot.run)
+        return HomeFacts(name, self._fingerprint, run, shutil.disk_usage(self._home.path).free, self._last_backup())
+
+    def _last_backup(self) -> float | None:
+        log = self._home.path / AUDIT_FILE
+        size = log.stat().st_size if log.exists() else 0
+        if size != self._size:
+            lines = log.read_bytes().splitlines() if size else []
+            made = next((line for line in reversed(lines) if BACKUP_MADE.encode() in line), None)
+            with suppress(msgspec.DecodeError):  # a damaged log is for `fedserver verify` to name
+                entry = from_json(made, AuditEntry) if made else None
+                if entry is not None and entry.event == BACKUP_MADE:
+                    self._backup_at = datetime.fromisoformat(entry.at).timestamp()
+            self._size = size
+        return self._backup_at
+
+
 class LedgerSource:
     """Source of a page for a federation with a ledger: a running one, or a home."""
 
-    def __init__(self, kind: Kind, storage: Storage, life: ProcessView) -> None:
+    def __init__(self, kind: Kind, storage: Storage, life: ProcessView, home: ServerHome | None = None) -> None:
         self._kind, self._reader, self._blobs, self._life = kind, storage.reader(), storage.blobs, life
+        self._home = HomeWatch(home) if home else None
         self._condensed, self._alone = CondensedReports(), threading.Lock()
 
     def _snapshot(self) -> Snapshot:
@@ -74,6 +112,7 @@ class LedgerSource:
             tuple(life.feed.faults),
             dict(life.feed.totals),
             life.activity.round_s(),
+            self._home.facts(snapshot) if self._home else HomeFacts(),
         )
 
     def attention(self, unit: str) -> AttentionMatrix:

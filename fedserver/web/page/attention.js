@@ -14,7 +14,9 @@ export async function attention() {
   const data = await answer.json();
   data.names.length && units(data);
   $("unit-label").hidden = data.units.length < 2;
-  show($("attention"), data, () => (data.names.length && data.matrix.length ? matrix(data) : h("p", { class: "quiet" }, data.why || "There is no matrix yet.")));
+  const known = data.names.length > 0 && data.matrix.length > 0;
+  $("attention-panel").hidden = !known;
+  show($("attention"), data, () => (known ? matrix(data) : []));
   present = data;
   draw();
 }

@@ -24,6 +24,9 @@ function render() {
   devices(parts.devices, parts.run, actions);
   rounds(parts.rounds ?? [], parts.devices, parts.run);
   faults(parts.faults ?? []);
+  $("faults-panel").hidden = !parts.faults?.length;
+  $("devices-panel").hidden = !parts.devices.length;
+  for (const id of ["rounds-panel", "part-panel"]) $(id).hidden = !parts.rounds?.length;
   if (attendedAfter !== parts.run.round) {
     attendedAfter = parts.run.round;
     attention();
@@ -31,7 +34,7 @@ function render() {
 }
 
 function faults(entries) {
-  show($("faults"), entries, (list) => (list.length ? [...list].reverse().map((fault) => h("li", { class: fault.level }, h("time", { datetime: new Date(fault.at * 1000).toISOString() }, clock(fault.at)), fault.text)) : h("li", { class: "quiet" }, "None since this page's server began.")));
+  show($("faults"), entries, (list) => [...list].reverse().map((fault) => h("li", { class: fault.level }, h("time", { datetime: new Date(fault.at * 1000).toISOString() }, clock(fault.at)), fault.text)));
 }
 
 function lost(words) {

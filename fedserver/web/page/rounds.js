@@ -13,7 +13,7 @@ const COLOURS = ["--training", "--evaluating", "--sending", "--downloading"];
 
 export function rounds(history, devices, run) {
   const wide = $("charts").clientWidth >= WIDE[0] * 0.75; // on less, the words in a wide figure are too small to read
-  show($("charts"), [wide, run.charts, history.map((line) => ({ ...line, trained: 0, evaluated: 0 }))], () => (history.length ? charts(history, run, wide) : h("p", { class: "quiet" }, "No round is closed yet.")));
+  show($("charts"), [wide, run.charts, history.map((line) => ({ ...line, trained: 0, evaluated: 0 }))], () => (history.length ? charts(history, run, wide) : []));
   show($("round-table"), [history.slice(-LISTED), run.charts], ([lines, metrics]) => table(lines, metrics));
   show($("part"), [history.slice(-60), devices.map((device) => device.name)], ([lines, names]) => part(lines, [...names].sort(natural)));
 }
@@ -61,7 +61,7 @@ function table(lines, metrics) {
 }
 
 function part(lines, names) {
-  if (!lines.length || !names.length) return h("p", { class: "quiet" }, "No round is closed yet.");
+  if (!lines.length || !names.length) return [];
   const labels = short(names), sets = lines.map((line) => ({ trained: new Set(line.trained), evaluated: new Set(line.evaluated) }));
   const step = Math.ceil(lines.length / 12);
   const head = h("tr", {}, h("td"), ...lines.map((line, index) => h("th", { scope: "col" }, index % step && index + 1 < lines.length ? h("span", { class: "hidden" }, String(line.round)) : String(line.round))));

@@ -1,7 +1,7 @@
 // Title, tiles, and problems that keep the federation from going on.
 
 import { $, h, show } from "./dom.js";
-import { bytes, share, span, title } from "./format.js";
+import { bytes, clock, date, share, span, title } from "./format.js";
 
 const STATES = { waiting: "waiting for devices", training: "training", aggregating: "closing the round", done: "done", failed: "failed" };
 const KINDS = { server: "", home: "a home, read beside its server", folder: "a saved result", simulation: "a simulation" };
@@ -9,11 +9,13 @@ let said = "";
 
 export function summary(run, devices) {
   const state = run.paused ? (run.state === "waiting" ? "paused" : `${run.state}, then paused`) : STATES[run.state] ?? run.state;
-  const title = [run.method, run.model].filter(Boolean).join(" with ");
-  $("title").textContent = title || "Attune";
-  document.title = `${run.round}/${run.rounds} ${state} · Attune`;
+  const name = run.name || "Attune";
+  $("title").textContent = name;
+  document.title = `${run.round}/${run.rounds} ${state} · ${name}`;
   const where = run.running && run.address ? `serving ${run.address}` : run.kind === "simulation" ? "" : "no server runs";
-  $("subtitle").textContent = [KINDS[run.kind], where].filter(Boolean).join(" · ");
+  const method = [run.method, run.model].filter(Boolean).join(" with ");
+  const facts = [method, run.run && `run ${run.run}`, KINDS[run.kind], where, run.fingerprint && `authority ${run.fingerprint}`, `version ${run.version}`];
+  $("subtitle").textContent = facts.filter(Boolean).join(" · ");
   speak(`${state}, round ${run.round} of ${run.rounds}`);
   show($("summary"), tiles(run, devices, state), (list) => list.map(tile));
   const troubles = [...(run.reason ? [`failed: ${run.reason}`] : []), ...run.troubles];
@@ -22,6 +24,7 @@ export function summary(run, devices) {
 }
 
 function tiles(run, devices, state) {
+  const finished = devices.filter((device) => device.stage === "finished").length;
   const here = devices.filter((device) => device.stage !== "absent").length;
   const verdicts = { better: 0, unclear: 0, worse: 0 };
   for (const device of devices) if (device.verdict) verdicts[device.verdict] += 1;
@@ -32,13 +35,15 @@ function tiles(run, devices, state) {
   return [
     { name: "State", value: state, note: run.adapting.length ? `newcomers: ${run.adapting.join(", ")}` : note },
     { name: "Rounds closed", value: `${run.round} of ${run.rounds}`, bar: [run.round, run.rounds] },
-    { name: "Devices here", value: `${here} of ${devices.length}`, note: `${devices.filter((d) => d.revoked).length || "none"} revoked` },
-    { name: title(run.metric), value: run.accuracy ? share(run.accuracy.mean_over_clients) : "–", note: constant },
-    { name: "Helped", value: compared ? `${verdicts.better} of ${compared}` : "–", note: compared ? `${verdicts.unclear} unclear, ${verdicts.worse} not helped` : "devices compare when they evaluate" },
+    { name: finished ? "Devices finished" : "Devices here", value: `${finished || here} of ${devices.length}`, note: `${devices.filter((d) => d.revoked).length || "none"} revoked` },
+    run.accuracy && { name: title(run.metric), value: share(run.accuracy.mean_over_clients), note: constant },
+    compared > 0 && { name: "Helped", value: `${verdicts.better} of ${compared}`, note: `${verdicts.unclear} unclear, ${verdicts.worse} not helped` },
     ...run.fleet.slice(0, 1).map((fleet) => ({ name: "Probably helped", value: `${fleet.helped} of ${fleet.devices}`, note: `${fleet.harmed} harmed; what they keep gives ${fleet.gain >= 0 ? "+" : "−"}${Math.abs(fleet.gain).toFixed(3)} on average` })),
-    { name: "Moved", value: bytes(run.bytes_up + run.bytes_down), note: `${bytes(run.bytes_up)} up, ${bytes(run.bytes_down)} down` },
-    { name: "Work", value: span(run.seconds), note: "of the slowest device of each round" },
-  ];
+    run.bytes_up + run.bytes_down > 0 && { name: "Moved", value: bytes(run.bytes_up + run.bytes_down), note: `${bytes(run.bytes_up)} up, ${bytes(run.bytes_down)} down` },
+    run.seconds > 0 && { name: "Work", value: span(run.seconds), note: "of the slowest device of each round" },
+    run.disk_free_bytes !== null && { name: "Disk free", value: bytes(Number(run.disk_free_bytes.toPrecision(2))), note: "where the home lies" },
+    run.disk_free_bytes !== null && { name: "Last backup", value: run.backup_at ? date(run.backup_at) : "none", note: run.backup_at ? clock(run.backup_at) : "fedserver backup --out DIR" },
+  ].filter(Boolean);
 }
 
 function tile({ name, value, note, bar }) {

@@ -3,7 +3,7 @@
 import { $, colour, h, show } from "./dom.js";
 import { clock, natural, short } from "./format.js";
 
-export const STAGES = ["waiting", "downloading", "training", "evaluating", "sending", "absent"];
+export const STAGES = ["waiting", "downloading", "training", "evaluating", "sending", "absent", "finished"];
 const rows = new Map();
 let spans = {};
 let behind = 0; // seconds by which this machine's clock is behind the server's

@@ -231,3 +231,68 @@ def test_a_score_is_called_by_its_name_with_its_direction(tmp_path, served, open
     )
     assert set(together) == {1}, "a name with its colour is one box, not broken between lines"
     assert wrong == []
+
+
+LONG = "a-station-with-a-very-long-name-of-sixty-three-characters-in-all"
+
+
+@pytest.fixture(scope="module")
+def crowded():
+    """Return the facts of a finished run of devices with the longest names, notes and reports."""
+    from attune.fedserver.core.messages import Phase, Record
+    from attune.fedserver.core.records import DeviceRecord
+    from attune.fedserver.federation.device_activity import DeviceStage, Span
+    from attune.fedserver.ports.ledger import Snapshot
+    from attune.fedserver.view.status import status
+    from attune.fedserver.web.condensed import CondensedReports
+    from attune.fedserver.web.facts import HomeFacts, LoggedFault, PageFacts
+    from tests.fedserver.web.test_operators_view import SETTINGS, report
+
+    names = [f"{LONG[:60]}-{n}" for n in range(3)]
+    devices = tuple(DeviceRecord(name, "key", since=1.0, note="x" * 300) for name in names)
+    rows = [report(name, work, number, 0.5) for number in (1, 2) for work in ("train", "evaluate") for name in names]
+    condensed = CondensedReports()
+    condensed.add(rows)
+    said = status(Snapshot(SETTINGS, None, Record(phase=Phase.DONE, round=2), devices, (), tuple(rows)), set(), f"{LONG}:1")
+    home = HomeFacts("N" * 80, "1a2b-3c4d-5e6f-7a8b-9c0d", LONG, 10**12, 1.8e9)
+    spans = {name: [Span(DeviceStage.WAITING, 1.0, "y" * 300)] for name in names}
+    return PageFacts("server", said, condensed.lines, condensed.totals, spans=spans, home=home,
+                     faults=[LoggedFault(1.0, "error", "z" * 300)])  # fmt: skip
+
+
+def test_a_telephone_shows_long_names_without_scrolling(served, crowded, open_page):
+    from attune.fedserver.web.facts import AttentionMatrix
+    from tests.fedserver.web.conftest import TOKEN, Source
+
+    names = [client["name"] for client in crowded.status["clients"]]
+    matrix = AttentionMatrix(names, [[0.3] * 3] * 3, ["mean", f"layer.{LONG}"], "mean")
+    here = served(Source(crowded, shown=matrix))
+    page, wrong = open_page(f"http://127.0.0.1:{here.port}/?token={TOKEN}", 390)
+    page.locator("#devices tbody tr").first.wait_for()
+    page.locator("#heat").wait_for()
+    page.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
+    wide = page.evaluate(
+        """[...document.querySelectorAll("body *")].filter((e) => e.checkVisibility() && !e.closest(".scroll, .hidden, .skip")
+        && e.getBoundingClientRect().right > 390).map((e) => e.outerHTML.slice(0, 150))"""
+    )
+    assert wide == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert "finished" in page.locator("#devices tbody tr").first.inner_text()
+    assert page.locator("h1").inner_text() == "N" * 80
+    for words in ("1a2b-3c4d-5e6f-7a8b-9c0d", LONG, "version"):
+        assert words in page.locator("#subtitle").inner_text()
+    assert page.locator(".tile", has_text="Last backup").inner_text().count("2027") == 1
+    assert wrong == []
+
+
+def test_cards_without_content_are_left_out(served, open_page):
+    from tests.fedserver.web.conftest import TOKEN, Source
+    from tests.fedserver.web.test_guard import EMPTY
+
+    here = served(Source(EMPTY))
+    page, wrong = open_page(f"http://127.0.0.1:{here.port}/?token={TOKEN}", 390)
+    page.locator(".tile").first.wait_for()
+    assert page.locator(".panel:visible").count() == 0
+    assert "–" not in page.locator("#summary").inner_text()
+    assert page.locator(".tile").count() == 3
+    assert wrong == []

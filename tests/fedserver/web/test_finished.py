@@ -38,10 +38,13 @@ def test_the_home_and_the_saved_folder_show_the_same(run):
     assert kinds == ["home", "folder"]
     expires = [device.pop("expires") for part in shown for device in part["devices"]]
     assert expires[4:] == [None] * 4, "a folder of results has no certificates"
+    free = [part["run"].pop("disk_free_bytes") for part in shown]
+    assert free[0] > 0
+    assert free[1] is None, "a folder of results is no home"
     assert shown[0] == shown[1]
     assert shown[0]["run"]["state"] == "done"
     assert [line["answers"] for line in shown[0]["rounds"]] == [4, 4, 4]
-    assert all(device["stage"] == "absent" and device["verdict"] for device in shown[0]["devices"])
+    assert all(device["stage"] == "finished" and device["verdict"] for device in shown[0]["devices"])
 
 
 def test_the_matrix_is_the_stored_one_and_rows_sum_to_one(run):

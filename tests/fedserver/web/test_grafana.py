@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import attune
@@ -23,6 +24,8 @@ SELECTOR = re.compile(r"([a-z_]+)\{([^}]*)\}")
 MATCHER = re.compile(r'(\w+)(=|!=)"([^"]*)"')
 BY_PROMETHEUS = {"job", "instance"}
 ONLY_WHILE_IT_RUNS = {"attune_left_seconds"}
+NOT_YET = {"attune_certificate_expires_seconds", "attune_last_backup_seconds"}
+ALERTS = FILE.with_name("alerts.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +56,40 @@ def test_every_query_asks_for_series_and_labels_that_there_are(scraped):
         assert selectors, title
         labels = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
         for name, matchers in selectors:
-            if name in ONLY_WHILE_IT_RUNS or name == "attune_certificate_expires_seconds":
+            if name in ONLY_WHILE_IT_RUNS | NOT_YET:
                 continue  # the next tests check these
             assert name in scraped, (title, name)
             assert labels <= set(scraped[name][0]) | BY_PROMETHEUS, (title, labels)
             for label, _, value in MATCHER.findall(matchers):
                 assert label in BY_PROMETHEUS or value in {each[label] for each in scraped[name]}, (title, label, value)
+
+
+def test_devices_and_servers_can_be_chosen(scraped):
+    variables = {variable["name"]: variable for variable in json.loads(FILE.read_text(encoding="utf-8"))["templating"]["list"]}
+    assert list(variables) == ["source", "job", "instance", "device"]
+    for name in ("instance", "device"):
+        series, label = re.fullmatch(r"label_values\((\w+)\{[^}]*\}, (\w+)\)", variables[name]["query"]).groups()
+        assert series in scraped
+        assert label == name
+    for title, target in QUERIES:
+        assert 'instance=~"$instance"' in target["expr"], title
+        assert ("{{device}}" in target["legendFormat"]) == ('device=~"$device"' in target["expr"]), title
+
+
+def test_every_alert_asks_for_series_and_labels_that_there_are(scraped):
+    [group] = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    names = [rule["alert"] for rule in group["rules"]]
+    assert len(names) == len(set(names)) > 5
+    for rule in group["rules"]:
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"]
+        selectors = SELECTOR.findall(rule["expr"])
+        assert selectors, rule["alert"]
+        for name, matchers in selectors:
+            assert name in scraped or name in NOT_YET | {"up"}, rule["alert"]
+            for label, _, value in MATCHER.findall(matchers):
+                known = {labels.get(label) for labels in scraped.get(name, ())}
+                assert label in BY_PROMETHEUS or value in known, (rule["alert"], label, value)
 
 
 def test_every_series_is_documented_by_its_help_and_counters_say_total(scraped):
