@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
@@ -36,6 +37,7 @@ class Audit:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._turn = threading.Lock()  # between threads, which the other lock lets in together
         self._lock = filelock.FileLock(path.with_name(f"{path.name}.lock"), mode=PRIVATE, thread_local=False)
 
     def write(self, event: str, by: str, **facts: Any) -> AuditHead:
@@ -48,7 +50,7 @@ class Audit:
             LedgerBusy: Another process holds the file.
         """
         try:
-            with self._lock.acquire(timeout=LOCK_S), disk_errors(self.path):
+            with self._turn, self._lock.acquire(timeout=LOCK_S), disk_errors(self.path):
                 return head_of(self._append(event, by, facts))
         except filelock.Timeout:
             raise LedgerBusy(f"another process holds the audit log for longer than {LOCK_S:.0f} s") from None

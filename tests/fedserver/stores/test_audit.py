@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -105,3 +106,11 @@ def test_many_writers_make_one_chain(audit: Audit) -> None:
         thread.join()
     assert sorted({entry.by for entry, _ in entries(audit.path)}) == ["w0", "w1", "w2", "w3"]
     assert len(events(audit)) == 40
+
+
+def test_threads_of_one_process_write_one_after_the_other(tmp_path):
+    """Many refusals are noted at once: a half of one line must not be taken for a line that a killed process left."""
+    audit = Audit(tmp_path / "audit.jsonl")
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: audit.write("refused", "a test", who=f"n{number}-{'z' * 200}"), range(200)))
+    assert [entry.number for entry, _ in entries(audit.path)] == list(range(1, 201))
