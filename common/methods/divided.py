@@ -15,6 +15,16 @@ FEDREP = Method(
     objective="alternating",
 )
 
+# Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022.
+FEDBABU = Method(
+    name="fedbabu",
+    citation="Oh et al., ICLR 2022",
+    parts=(("@head", "private"), ("*", "shared")),
+    objective="frozen-private",
+    predictor="fine-tune",
+    defaults={"method": {"tune_epochs": 5}},
+)
+
 # Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021.
 # Normalisation layers of any kind stay private, with their running statistics.
 FEDBN = Method(name="fedbn", citation="Li et al., ICLR 2021", parts=(("@norm", "private"), ("*", "shared")))

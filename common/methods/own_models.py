@@ -15,6 +15,16 @@ DITTO = Method(
     evaluate="trained",
 )
 
+# Liu, Hu, Wu, Smith, "On Privacy and Personalization in Cross-Silo Federated Learning", NeurIPS 2022 (MR-MTL).
+MR_MTL = Method(
+    name="mr-mtl",
+    citation="Liu et al., NeurIPS 2022",
+    parts=(("*", "shared"),),
+    objective="mean-regularised",
+    predictor="own-model",
+    evaluate="trained",
+)
+
 # Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020. The personal model theta never
 # leaves the device; w, which follows it, is exchanged.
 PFEDME = Method(

@@ -21,6 +21,8 @@ OBJECTIVES = {
     "maml": "objectives.maml:Maml",
     "moreau": "objectives.moreau:Moreau",
     "own-model": "objectives.own_model:OwnModel",
+    "mean-regularised": "objectives.own_model:MeanRegularised",
+    "frozen-private": "objectives.alternating:FrozenPrivate",
     "alternating": "objectives.alternating:Alternating",
     "two-heads": "objectives.two_heads:TwoHeads",
 }

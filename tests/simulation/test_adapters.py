@@ -71,6 +71,20 @@ def test_fedtp_generates_the_adapters_of_the_projections(digits: dict[str, Path]
     assert any(not torch.equal(model.tensors[name], others[name]) for name in qkv), "a device's own"
 
 
+def test_half_of_an_adapter_is_shared_by_a_row_of_ones_own(digits: dict[str, Path]) -> None:
+    """FedSA-LoRA: the first matrices of the adapters are averaged, and a device keeps the second ones."""
+    one, two, *_ = digits
+    row = {"method": {"parts": {"*.down.*": "shared", "*": "private"}}}
+    result = federation(digits, "custom", VIT, settings=row)
+    models = [result.model(name).members["personalized"].tensors for name in (one, two)]
+    down = [name for name in models[0] if ".down." in name]
+    up = [name for name in models[0] if ".up." in name]
+    assert len(down) == len(up) == 2
+    assert all(torch.equal(models[0][name], models[1][name]) for name in down), "as served in the last evaluation"
+    assert not any(torch.equal(models[0][name], models[1][name]) for name in up)
+    assert {key.partition("/")[0] for key in result.digests} == {"shared"}
+
+
 def test_fedtp_says_so_where_no_projection_has_an_adapter(digits: dict[str, Path]) -> None:
     with pytest.raises(AttuneError, match=r"fedtp: no tensor of the model VisionTransformer outside its frozen body is '@qkv'"):
         federation(digits, "fedtp", "attune.tests.e2e.adapted:without_attention")

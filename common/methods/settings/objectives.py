@@ -72,6 +72,20 @@ class OwnModelSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=Tru
     mu: NonNegative = 0.1
 
 
+class MeanRegularisedSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
+    """MR-MTL: docs/methods/mr-mtl.md."""
+
+    keeps_own: ClassVar[bool] = True
+    # Strength of a device's model's pull towards the mean of all (the paper's lambda). 0: local training.
+    mu: NonNegative = 0.1
+
+
+class FrozenPrivateSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
+    """FedBABU has nothing to set: docs/methods/fedbabu.md."""
+
+    uses_head: ClassVar[bool] = False  # it is private, and keeps its first value until the device predicts
+
+
 class AlternatingSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """FedRep: docs/methods/fedrep.md. Both settings replace train.local_epochs and train.local_steps."""
 
@@ -98,6 +112,8 @@ SETTINGS: PluginRegistry[type[ObjectiveSettings]] = PluginRegistry(
         "maml": MamlSettings,
         "moreau": MoreauSettings,
         "own-model": OwnModelSettings,
+        "mean-regularised": MeanRegularisedSettings,
+        "frozen-private": FrozenPrivateSettings,
         "alternating": AlternatingSettings,
         "two-heads": TwoHeadsSettings,
     },

@@ -1,4 +1,4 @@
-"""Objective that trains one part after the other.
+"""Objectives that train one part after the other, or one part alone.
 
 Collins, Hassani, Mokhtari, Shakkottai, 'Exploiting Shared Representations for Personalized Federated Learning', ICML 2021
 (FedRep).
@@ -8,10 +8,22 @@ from __future__ import annotations
 
 import msgspec
 
-from attune.common.methods.settings.objectives import AlternatingSettings
+from attune.common.methods.settings.objectives import AlternatingSettings, FrozenPrivateSettings
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Trained
 from attune.fedclient.work.objectives.descent import Descent, last_loss
+
+
+class FrozenPrivate(Objective[FrozenPrivateSettings]):
+    """SGD on all but the private part, which keeps its first value.
+
+    Oh, Kim, Yun, 'FedBABU: Toward Enhanced Representation for Federated Image Classification', ICLR 2022.
+    """
+
+    def work(self, task: LocalTask) -> Jobs[Trained]:
+        rest = {name for name in task.start if task.kinds.get(name) != "private"}
+        trained: Trained = yield Descent(task, task.settings, task.start, task.plain, names=rest)
+        return trained
 
 
 class Alternating(Objective[AlternatingSettings]):

@@ -34,6 +34,7 @@ HAND = {
     "fedrod": ({"personal"}, set()),
     "pfedme": ({"personal"}, set()),
     "ditto": ({"personal"}, set()),
+    "mr-mtl": ({"personal"}, set()),
     "fedmcsa": ({"attended"}, {"attended"}),
     "heurfedamp": ({"attended"}, {"attended"}),
     "pfedme+mcsa": ({"attended", "personal"}, {"attended"}),

@@ -166,6 +166,53 @@ def test_ditto(federation):
         same(played.prepared(client, served=False)["head.weight"], own[client])
 
 
+def test_mr_mtl(federation):
+    """Each device's own model is pulled towards the mean of those that were handed in."""
+    mu = 0.7
+    played = play(federation, "mr-mtl", linear_model(), rounds=3, mu=mu)
+    W, own = W0, {"a": W0, "b": W0}
+    for _ in range(3):
+        for client in SHARDS:
+            V = own[client]
+            for _ in range(EPOCHS):
+                V = V - LR * (grad(V, client) + mu * (V - W))
+            own[client] = V
+        W = mean(own)
+    same(played.served("b")["head.weight"], W)
+    for client in SHARDS:
+        same(played.prepared(client, served=False)["head.weight"], own[client])
+
+
+def test_mr_mtl_without_a_pull_is_local_training(federation):
+    mine, alone = play(federation, "mr-mtl", linear_model(), mu=0.0), play(federation, "local", linear_model())
+    for client in SHARDS:
+        same(mine.prepared(client, served=False)["head.weight"], alone.prepared(client)["head.weight"].numpy())
+
+
+def test_fedbabu(federation):
+    """The head stays as it was while the body is averaged; before prediction both are fine-tuned."""
+    played = play(federation, "fedbabu", two_layers(), tune_epochs=2, alpha=0.2)
+    B = B0
+    for _ in range(2):
+        ends = {}
+        for client, (X, y) in SHARDS.items():
+            V = B
+            for _ in range(EPOCHS):
+                E = softmax(X @ V.T @ W0.T) - one_hot(y)
+                V = V - LR * (E @ W0).T @ X / len(y)
+            ends[client] = V
+        B = mean(ends)
+    same(played.served("a")["body.weight"], B)
+    for client, (X, y) in SHARDS.items():
+        V, H = B, W0
+        for _ in range(2):
+            E = softmax(X @ V.T @ H.T) - one_hot(y)
+            V, H = V - 0.2 * (E @ H).T @ X / len(y), H - 0.2 * E.T @ (X @ V.T) / len(y)
+        prepared = played.prepared(client)
+        same(prepared["body.weight"], V)
+        same(prepared["head.weight"], H)
+
+
 def test_fedrep(federation):
     played = play(federation, "fedrep", two_layers(), head_epochs=3, body_epochs=2)
     B, H = B0, {"a": W0, "b": W0}
