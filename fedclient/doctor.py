@@ -233,13 +233,17 @@ def _gib(size: int) -> str:
 
 
 def damages(home: DeviceHome) -> Iterator[str]:
-    """Yield a line for each thing that is damaged: identity, plan, orders, finished model."""
+    """Yield a line for each thing that is damaged: identity, data, plan, orders, finished model."""
     try:
         identity = home.identity()
         if identity is not None and not identity.credential.fits():
             yield f"{home.identity_folder} is damaged: restore it from a backup, or enrol again"
     except AttuneError as error:
         yield f"{home.identity_folder} is damaged ({error})"
+    try:
+        home.shard_record()
+    except AttuneError as error:
+        yield str(error)
     if home.plan.exists():
         try:
             from_json(home.plan.read_bytes(), Plan)

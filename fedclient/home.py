@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from filelock import FileLock, Timeout
 
 from attune.common import homes
 from attune.common.durable import PUBLIC, disk_errors, sweep, sweep_files, sync, write_file
-from attune.common.errors import HomeBusy, HomeMismatch, NoModel, SettingError
-from attune.common.identity.credential import Credential
+from attune.common.errors import CertificateRefused, HomeBusy, HomeMismatch, NoModel, SettingError
+from attune.common.identity.credential import Credential, check_common_name
 from attune.common.outputs import check_folder
 from attune.common.plan import Plan, run_name
-from attune.common.text import from_json
+from attune.common.text import clean, from_json
 from attune.fedclient.address import ServerAddress
 
+FORMAT_FILE, FORMAT = "format", 1  # of all files of the home; higher if an older fedclient must not use it
 ORDERS_DONE = "orders-done"  # a number in the folder of a run that was put aside
 
 
@@ -46,6 +48,7 @@ class ShardRecord(msgspec.Struct, frozen=True):
     samples: int  # for training and for testing
     digest: str
     held: list[str] = []  # hashes of the rows of a table that are held out. They stay held out
+    check: str = ""  # digest of the file without it, so that a changed byte is noticed; homes of older versions have none
 
 
 class DeviceHome:
@@ -81,10 +84,26 @@ class DeviceHome:
                 f"another fedclient is running on {self.path}; stop it, or give this device a home of its own with --home"
             ) from None
         try:
+            self._take_over()
             self._sweep()
             yield
         finally:
             lock.release()
+
+    def _take_over(self) -> None:
+        """Note the version of the home's files. A home without one is of 0.2 or before, and is read as it is.
+
+        Raises:
+            HomeMismatch: A newer version of fedclient wrote it.
+        """
+        path = self.path / FORMAT_FILE
+        noted = path.read_text(encoding="ascii", errors="replace").strip() if path.exists() else ""
+        if noted.isascii() and noted.isdigit() and int(noted) > FORMAT:
+            raise HomeMismatch(
+                f"{self.path} has files of format {int(noted)}, and this fedclient reads formats up to {FORMAT}: update it"
+            )
+        if noted != str(FORMAT):
+            write_file(path, f"{FORMAT}\n".encode(), PUBLIC)
 
     def _sweep(self) -> None:
         """Remove unfinished files of a killed process. A model that was about to be replaced is put back."""
@@ -123,11 +142,14 @@ class DeviceHome:
         """
         path = self.path / "shard.json"
         try:
-            return from_json(path.read_bytes(), ShardRecord)
+            record = from_json(path.read_bytes(), ShardRecord)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except msgspec.DecodeError as error:
             raise HomeMismatch(f"{path} is damaged ({error}); restore it, or use another --home") from None
+        if record.check and record.check != _check_of(path.read_bytes()):
+            raise HomeMismatch(f"{path} is damaged (its content has another digest); restore it, or use another --home")
+        return record
 
     def held_rows(self) -> list[str]:
         """Return the hashes of the rows that were held out at the first start."""
@@ -141,6 +163,7 @@ class DeviceHome:
         """
         before = self.shard_record()
         if before is None:
+            now = msgspec.structs.replace(now, check=_check_of(msgspec.json.encode(now)))
             write_file(self.path / "shard.json", msgspec.json.encode(now), PUBLIC)
             return ""
         if before.digest == now.digest:
@@ -226,6 +249,13 @@ class DeviceHome:
         if record is None or not ca.exists() or not (self.identity_folder / "device.pem").exists():
             return None
         identity = Identity(record.name, Credential.load(self.identity_folder), ca.read_bytes())
+        try:
+            check_common_name(identity.credential.certificate_pem, record.name)
+        except CertificateRefused:
+            raise HomeMismatch(
+                f"{self.path / 'device.json'} is damaged: it names {clean(record.name)!r}, and the certificate another device. "
+                "Restore it from a backup, or write the certificate's name into it"
+            ) from None
         if not identity.credential.issued_by(identity.ca_pem):
             raise HomeMismatch(
                 f"{ca} is damaged, or of another federation: it did not sign this device's certificate. Restore it from a "
@@ -251,6 +281,12 @@ class DeviceHome:
             return False
         (joined.path / "device.json").unlink(missing_ok=True)
         return True
+
+
+def _check_of(text: bytes) -> str:
+    """Return the digest of shard.json without its check. Another version may know other fields, so the text decides."""
+    bare = msgspec.json.encode(msgspec.json.decode(text) | {"check": ""})
+    return hashlib.blake2b(bare, digest_size=16).hexdigest()
 
 
 def _unused(place: Path) -> Path:
