@@ -80,7 +80,10 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Differential privacy of a run: docs/privacy.md. A device's owner sets limits of his own (`fedclient --max-epsilon`)."""
+    """Differential privacy and secure aggregation of a run: docs/privacy.md.
+
+    A device's owner sets limits of his own (`fedclient --max-epsilon`).
+    """
 
     # Whom the guarantee protects: nobody (none), each sample of a device (example), or each group of a device's samples, such
     # as the rows of one patient (group).
@@ -97,6 +100,19 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     orders: CountOrZero = 0
     # Seed of the noise, for simulations alone: who knows it can take the noise off. none: a secret of each device.
     insecure_seed: int | None = None
+    # Secure aggregation: the server learns the sum of a round's updates, and no single one. For methods whose shared parts
+    # are means. Bounds on single updates and `round.take_back` are off with it.
+    secure_aggregation: bool = False
+    # Largest change of a number, in one round, that counts. The sum is exact to 1e-5 of it.
+    secure_clip: Positive = 1.0
+    # Fewest devices in a sum. Devices refuse smaller sums themselves.
+    secure_devices: Annotated[int, msgspec.Meta(ge=3, le=256)] = 5
+    # Fewest training samples of a device in a sum. A device with fewer takes no part. 0: any number.
+    secure_samples: CountOrZero = 0
+    # Largest L2 norm of a device's change of a part; the device reduces a larger one. 0: no bound.
+    secure_norm: NonNegative = 0.0
+    # Longest wait, in seconds, for the answers of one exchange. Devices that miss it have dropped out of the round.
+    secure_wait_s: Positive = 60.0
 
     @property
     def on_devices(self) -> bool:

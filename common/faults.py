@@ -39,6 +39,11 @@ SERVER_STEPS = {
     "upload-whole": "a blob of an update has arrived, and is not durable yet",
     "inbox-renamed": "the blobs of an update are in the inbox, and the entry that makes them count is not",
     "update-accepted": "the entry is durable, and the receipt not sent",
+    "secure-keys": "the exchange of secure aggregation in which devices send keys is over",
+    "secure-shares": "that in which they send shares is over",
+    "secure-masked": "that in which they hand in masked updates is over, and the survivors are durable",
+    "secure-survivors": "that in which they sign the survivors is over",
+    "secure-unmasking": "that in which they send what unmasks the sum is over",
     "aggregated": "the files of the next state are written, and nothing is committed",
     "committed": "the round is in the database, and the old files are still there",
     "settled": "the files of the old state are gone, and the round is not yet reported as closed",
@@ -56,6 +61,11 @@ DEVICE_STEPS = {
     "order-committed": "state and update are in place",
     "uploaded": "the blobs of an update are sent, and the update is not",
     "submitted": "the receipt is here",
+    "secure-keys": "the keys for secure aggregation are durable, and not sent",
+    "secure-shares": "its cohort is durable, and its shares are not sent",
+    "secure-masked": "the set of its masks is durable, and its masked update is not sent",
+    "secure-survivors": "the survivors that it answers are durable, and not signed",
+    "secure-unmasking": "what unmasks the sum is not sent",
     "model-saved": "the finished model is durable",
 }
 STEPS = SERVER_STEPS | DEVICE_STEPS

@@ -19,3 +19,4 @@ LOCAL_SCALE = "local-scale"  # a device that lists this standardises by its own 
 SPOKEN = (*ENCODINGS, PER_PART, LOCAL_SCALE, *([CHANGE] if PACKED in ENCODINGS else []))  # what Hello.encodings lists
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)
 PROCESS_KEY = "attune-process"  # the metadata key of Connect: a random word of the process, to tell two with one identity apart
+MOST_MEMBERS = 256  # devices of a round of secure aggregation, whatever the plan says

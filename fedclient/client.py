@@ -44,6 +44,8 @@ class Client:
             `resources.apply()`.
         plugins: Names of installed packages whose code the federation may run here.
         disclose: "statistics" lets the server know sums of columns and targets, and the score of a constant answer.
+        authority: Certificate of an authority, not the server's, that has certified the devices for secure aggregation.
+        signer: File with this device's key and its certificate of that authority.
         kind: "tokens" if arrays of whole numbers (N, T) are tokens; otherwise they are features.
 
     Raises:
@@ -73,6 +75,8 @@ class Client:
         stay: bool = False,
         resources: ResourceLimits = NO_BOUNDS,
         plugins: Sequence[str] = (),
+        authority: str | Path | None = None,
+        signer: str | Path | None = None,
         kind: Literal["tokens"] | None = None,
         disclose: Sequence[str] = (),
     ) -> None:
@@ -102,6 +106,8 @@ class Client:
             limits=limits,
             stay=stay,
             disclose=cast(tuple[Disclosed, ...], tuple(disclose)),
+            authority=Path(authority) if authority else None,
+            signer=Path(signer) if signer else None,
             resources=resources,
             hooks=Hooks(train, evaluate),
             table=reading,

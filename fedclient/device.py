@@ -32,6 +32,7 @@ from attune.common.text import from_json
 from attune.fedclient import messages, session
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.exchanges import Exchanges, exchanges_of, report_of
 from attune.fedclient.limits import accept_plan
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.options import DeviceOptions
@@ -69,6 +70,7 @@ class Device:
         self.events: asyncio.Queue[messages.Event | BaseException] = asyncio.Queue(64)
         self.job: OrderInProgress | None = None  # the session has one order at hand at most
         self.slot: LearnerSlot | None = None  # once there is a plan
+        self.exchanges: Exchanges | None = None  # if the plan has secure aggregation
         self.last_contact = time.monotonic()
         self.last_progress = 0.0
         self.empty = False  # nothing of the run is left here, and the server is told
@@ -118,6 +120,9 @@ class Device:
                 self._set_deadline(order)
             case messages.Send(order_id, resume):
                 self.job = OrderInProgress(self._spawn(self._send(order_id, resume)))
+            case messages.Exchange(message):
+                if self.exchanges is not None:
+                    self._spawn(self.exchanges.answer(message, self._ready()))
             case messages.StopWork() | messages.StopSending():
                 self._stop_job()
             case messages.ReportTrouble(order_id, reason):
@@ -223,6 +228,7 @@ class Device:
             if before is not None:
                 await self._leave(before, plan)
             name = self.link.name
+            exchanges = exchanges_of(plan, self.options, self.link, self.worker, self.console.say)
             make = functools.partial(self.worker.make_learner, plan, self.shard, name, self.store.orders, self.options)
             slot = await self.worker.do(LearnerSlot, name, self.worker.learners, make)
         except AttuneError as error:  # it ends this device; the server's operator must know it too
@@ -239,6 +245,7 @@ class Device:
             for line in slot.orders.damage:
                 self.console.say(f"warning: {line}")
         self.slot = slot
+        self.exchanges = exchanges
         self.session.finished = slot.newest.order_id if slot.newest is not None else None
 
     async def _leave(self, before: Plan, plan: Plan) -> None:
@@ -354,7 +361,9 @@ class Device:
         result = slot.newest
         if result is None or result.order_id != order_id:
             return
-        if "statistics" not in self.options.disclose:
+        if self.exchanges is not None and result.trained:
+            result = report_of(result)
+        elif "statistics" not in self.options.disclose:
             result = result.without_class_shares
         sent = await send(self.link, slot.orders, result, resume, self.console.say)
         fail_at(slot.orders.who, result.round, "submitted")

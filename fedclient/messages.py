@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from attune.common.exchange.messages import Order, ToDevice
+from attune.common.exchange.messages import Order, SecureMessage, ToDevice
 from attune.common.metrics import Choice, Metrics
 from attune.common.task import TaskName
 
@@ -194,6 +194,13 @@ class Send:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """Answer a message of secure aggregation."""
+
+    message: SecureMessage
+
+
+@dataclass(frozen=True)
 class StopSending:
     """Effect: stop handing in."""
 
@@ -256,6 +263,7 @@ Effect = (
     | Extend
     | StopWork
     | Send
+    | Exchange
     | StopSending
     | ReportTrouble
     | Reconnect

@@ -33,6 +33,8 @@ class DeviceOptions:
     allow_models: tuple[str, ...] = ()
     allow_plugins: tuple[str, ...] = ()  # distributions whose code the federation may run here
     disclose: tuple[Disclosed, ...] = ()  # what else the server may know
+    authority: Path | None = None  # whose certificates others must have in secure aggregation; None: the server's
+    signer: Path | None = None  # this device's key and certificate of that authority
     stay: bool = False  # after the last round, for the federation's next run
     limits: OrderLimits = DEFAULT_LIMITS
     resources: ResourceLimits = NO_BOUNDS  # what of the machine it may use, and when

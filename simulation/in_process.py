@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from attune.common.exchange.messages import Hello, Update, UploadTarget
+from attune.common.exchange.messages import Hello, SecureMessage, Update, UploadTarget
 from attune.common.wire.blobs import read_frames
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import Executor, Work, result_of
@@ -59,6 +59,9 @@ class InProcessServer:
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
         self._on_trouble(name, reason)
         await self._members.trouble(name, order_id, reason)
+
+    def secure(self, name: str, message: SecureMessage) -> None:
+        self._members.secure(name, message)
 
     async def download(self, name: str, digest: str, offset: int) -> AsyncIterator[bytes]:
         for frame in read_frames(self._blobs.open(self._book.offer(name, digest)), offset):

@@ -201,6 +201,22 @@ class SecureMember:
     secret: bytes = field(default=b"", repr=False)
 
 
+class FixedSurvivors(msgspec.Struct, frozen=True):
+    """Facts of an attempt of secure aggregation from which its sum can still be unmasked after a restart of the server.
+
+    Attributes:
+        threshold: How many devices must answer.
+        members: The cohort with its keys.
+        masked: The devices whose pair masks are in the updates.
+        survivors: The devices whose updates are summed.
+    """
+
+    threshold: int
+    members: tuple[SecureMember, ...]
+    masked: tuple[str, ...]
+    survivors: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class SecureMessage:
     """One message of secure aggregation, to a device or from it (attune.common.secure).
@@ -248,8 +264,8 @@ class Farewell:
     text: str
 
 
-ToDevice = Welcome | Notice | Order | Farewell
-ToServer = Hello | Progress | Trouble
+ToDevice = Welcome | Notice | Order | Farewell | SecureMessage
+ToServer = Hello | Progress | Trouble | SecureMessage
 
 
 def read_profile(text: bytes, who: str) -> Profile:

@@ -14,6 +14,7 @@ from attune.common.exchange.messages import (
     BlobRef,
     DownloadRequest,
     EnrolRequest,
+    ExchangeName,
     Farewell,
     Hello,
     IssuedCertificate,
@@ -21,6 +22,8 @@ from attune.common.exchange.messages import (
     Order,
     Progress,
     Receipt,
+    SecureMember,
+    SecureMessage,
     ToDevice,
     ToServer,
     Trouble,
@@ -31,6 +34,7 @@ from attune.common.exchange.messages import (
 )
 from attune.common.metrics import CHOICES
 from attune.common.pb import federation_pb2 as pb
+from attune.common.protocol import MOST_MEMBERS
 from attune.common.text import clean
 
 SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
@@ -39,6 +43,14 @@ MAX_FINISH_EPOCHS = 1000  # of fine-tuning that a server may ask for
 LONGEST_TROUBLE = 500  # characters of a reason that a device sends
 _WORK: dict[WorkName, pb.Work] = {"train": pb.WORK_TRAIN, "evaluate": pb.WORK_EVALUATE}
 _WORK_NAMES = {number: name for name, number in _WORK.items()}
+_EXCHANGES: dict[ExchangeName, pb.SecureExchange] = {
+    "keys": pb.SECURE_EXCHANGE_KEYS,
+    "shares": pb.SECURE_EXCHANGE_SHARES,
+    "masked": pb.SECURE_EXCHANGE_MASKED,
+    "survivors": pb.SECURE_EXCHANGE_SURVIVORS,
+    "unmasking": pb.SECURE_EXCHANGE_UNMASKING,
+}
+_EXCHANGE_NAMES = {number: name for name, number in _EXCHANGES.items()}
 
 
 def _bytes(message: Any) -> bytes:
@@ -59,6 +71,8 @@ def _device_message(message: ToServer | Beat) -> pb.DeviceMessage:
             return pb.DeviceMessage(trouble=pb.Trouble(order_id=order_id, reason=reason[:LONGEST_TROUBLE]))
         case Beat(every_s):
             return pb.DeviceMessage(beat=pb.Beat(every_s=every_s))
+        case SecureMessage():
+            return pb.DeviceMessage(secure=_secure_message(message))
 
 
 def _read_to_server(data: bytes) -> ToServer | Beat | None:
@@ -74,6 +88,8 @@ def _read_to_server(data: bytes) -> ToServer | Beat | None:
             return Trouble(message.trouble.order_id, clean(message.trouble.reason))
         case "beat":
             return Beat(message.beat.every_s)
+        case "secure" if message.secure.exchange in _EXCHANGE_NAMES:
+            return _secure(message.secure)
     return None
 
 
@@ -89,6 +105,8 @@ def _server_message(message: ToDevice | Beat) -> pb.ServerMessage:
             return pb.ServerMessage(beat=pb.Beat(every_s=every_s))
         case Order():
             return pb.ServerMessage(order=_order_message(message))
+        case SecureMessage():
+            return pb.ServerMessage(secure=_secure_message(message))
 
 
 def _read_to_device(data: bytes) -> ToDevice | Beat | None:
@@ -104,7 +122,30 @@ def _read_to_device(data: bytes) -> ToDevice | Beat | None:
             return Beat(message.beat.every_s)
         case "order" if message.order.work in _WORK_NAMES:
             return _order(message.order)
+        case "secure" if message.secure.exchange in _EXCHANGE_NAMES:
+            return _secure(message.secure)
     return None
+
+
+def _secure_message(message: SecureMessage) -> pb.SecureMessage:
+    return pb.SecureMessage(
+        order_id=message.order_id,
+        attempt=message.attempt,
+        exchange=_EXCHANGES[message.exchange],
+        members=[pb.SecureMember(**vars(member)) for member in message.members],
+        threshold=message.threshold,
+        refused=message.refused[:LONGEST_TROUBLE],
+    )
+
+
+def _secure(message: pb.SecureMessage) -> SecureMessage:
+    members = (
+        SecureMember(clean(one.name), one.mask_key, one.share_key, one.certificate, one.signature, one.secret)
+        for one in message.members[: MOST_MEMBERS + 1]  # one more, so that a longer list is seen to be too long
+    )
+    name = _EXCHANGE_NAMES[message.exchange]
+    refused = clean(message.refused, LONGEST_TROUBLE)
+    return SecureMessage(message.order_id, message.attempt, name, tuple(members), message.threshold, refused)
 
 
 def _order_message(order: Order) -> pb.Order:
@@ -159,12 +200,14 @@ def _ref(ref: pb.BlobRef, smaller: BlobRef | None = None) -> BlobRef:
 
 def _write_update(update: Update) -> bytes:
     parts, report = _ref_messages(update.parts), update.metrics_json
-    return _bytes(pb.Update(order_id=update.order_id, parts=parts, samples=update.samples, metrics_json=report))
+    return _bytes(
+        pb.Update(order_id=update.order_id, parts=parts, samples=update.samples, metrics_json=report, attempt=update.attempt)
+    )
 
 
 def _read_update(data: bytes) -> Update:
     message = pb.Update.FromString(data)
-    return Update(message.order_id, _refs(message.parts), message.samples, message.metrics_json or b"{}")
+    return Update(message.order_id, _refs(message.parts), message.samples, message.metrics_json or b"{}", message.attempt)
 
 
 def _write_receipt(receipt: Receipt) -> bytes:

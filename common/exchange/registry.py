@@ -27,7 +27,8 @@ class SecureSumSettings(TransformSettings, frozen=True, forbid_unknown_fields=Tr
         uniform: Every device has the weight 1.
     """
 
-    implementation: ClassVar[str] = "attune.common.secure.transform:SecureSum"
+    implementation: ClassVar[str] = "attune.common.secure.secure_sum:SecureSum"
+    growth: ClassVar[float] = 2.0  # of tensors of 16 bits
     excludes: ClassVar[frozenset[str]] = frozenset(
         {"bf16", "int8", "zstd", "sample-bound", "change-bound", "votes", "norm-limit"}
     )
@@ -40,7 +41,9 @@ class SecureSumSettings(TransformSettings, frozen=True, forbid_unknown_fields=Tr
     uniform: bool = False
 
 
-TRANSFORMS: PluginRegistry[type[TransformSettings]] = PluginRegistry("transforms", TransformSettings, {})
+TRANSFORMS: PluginRegistry[type[TransformSettings]] = PluginRegistry(
+    "transforms", TransformSettings, {SECURE_SUM: SecureSumSettings}
+)
 SPOKEN_AS = "transform:"  # before the name of a transform, in what a device says that it can do
 
 

@@ -142,7 +142,7 @@ class ArrivalContext:
 
 
 class MaskRemover(Protocol):
-    """What takes the masks off the sum of a cohort (attune.common.secure)."""
+    """Secrets that take the masks off the sum of a cohort (attune.common.secure)."""
 
     def mask(self, part: str, tensor: int, size: int) -> np.ndarray:
         """Return what must be added to the sum of a part's tensor, (size,) uint32; `tensor` is its number in the part."""
@@ -158,7 +158,7 @@ class RoundContext:
         bounded: Devices whose change is above the bound, with how many median norms it is; transforms add to it.
         without_vote: Devices whose updates do not count; transforms add to it.
         norms: Norms of the latest changes of the fleet's devices, oldest first; the bound on changes adds those of the cohort.
-        unmasking: What takes the masks off the cohort's sum, under secure aggregation.
+        unmasking: Secrets that take the masks off the cohort's sum, under secure aggregation.
     """
 
     part: str

@@ -12,9 +12,24 @@ class Work(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORK_UNSPECIFIED: _ClassVar[Work]
     WORK_TRAIN: _ClassVar[Work]
     WORK_EVALUATE: _ClassVar[Work]
+
+class SecureExchange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SECURE_EXCHANGE_UNSPECIFIED: _ClassVar[SecureExchange]
+    SECURE_EXCHANGE_KEYS: _ClassVar[SecureExchange]
+    SECURE_EXCHANGE_SHARES: _ClassVar[SecureExchange]
+    SECURE_EXCHANGE_MASKED: _ClassVar[SecureExchange]
+    SECURE_EXCHANGE_SURVIVORS: _ClassVar[SecureExchange]
+    SECURE_EXCHANGE_UNMASKING: _ClassVar[SecureExchange]
 WORK_UNSPECIFIED: Work
 WORK_TRAIN: Work
 WORK_EVALUATE: Work
+SECURE_EXCHANGE_UNSPECIFIED: SecureExchange
+SECURE_EXCHANGE_KEYS: SecureExchange
+SECURE_EXCHANGE_SHARES: SecureExchange
+SECURE_EXCHANGE_MASKED: SecureExchange
+SECURE_EXCHANGE_SURVIVORS: SecureExchange
+SECURE_EXCHANGE_UNMASKING: SecureExchange
 
 class EnrolRequest(_message.Message):
     __slots__ = ("name", "csr_der")
@@ -41,16 +56,18 @@ class Certificate(_message.Message):
     def __init__(self, certificate_pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
 
 class DeviceMessage(_message.Message):
-    __slots__ = ("hello", "progress", "trouble", "beat")
+    __slots__ = ("hello", "progress", "trouble", "beat", "secure")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    SECURE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     progress: Progress
     trouble: Trouble
     beat: Beat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    secure: SecureMessage
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., secure: _Optional[_Union[SecureMessage, _Mapping]] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("every_s",)
@@ -89,18 +106,20 @@ class Trouble(_message.Message):
     def __init__(self, order_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "notice", "order", "finish", "beat")
+    __slots__ = ("welcome", "notice", "order", "finish", "beat", "secure")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    SECURE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     notice: Notice
     order: Order
     finish: Finish
     beat: Beat
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    secure: SecureMessage
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., secure: _Optional[_Union[SecureMessage, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("plan_json", "inline_bytes", "waits")
@@ -178,16 +197,50 @@ class Return(_message.Message):
     def __init__(self, part: _Optional[str] = ..., encoding: _Optional[str] = ...) -> None: ...
 
 class Update(_message.Message):
-    __slots__ = ("order_id", "parts", "samples", "metrics_json")
+    __slots__ = ("order_id", "parts", "samples", "metrics_json", "attempt")
     ORDER_ID_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     METRICS_JSON_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     order_id: str
     parts: _containers.RepeatedCompositeFieldContainer[BlobRef]
     samples: int
     metrics_json: bytes
-    def __init__(self, order_id: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., samples: _Optional[int] = ..., metrics_json: _Optional[bytes] = ...) -> None: ...
+    attempt: int
+    def __init__(self, order_id: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., samples: _Optional[int] = ..., metrics_json: _Optional[bytes] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class SecureMessage(_message.Message):
+    __slots__ = ("order_id", "attempt", "exchange", "members", "threshold", "refused")
+    ORDER_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    order_id: str
+    attempt: int
+    exchange: SecureExchange
+    members: _containers.RepeatedCompositeFieldContainer[SecureMember]
+    threshold: int
+    refused: str
+    def __init__(self, order_id: _Optional[str] = ..., attempt: _Optional[int] = ..., exchange: _Optional[_Union[SecureExchange, str]] = ..., members: _Optional[_Iterable[_Union[SecureMember, _Mapping]]] = ..., threshold: _Optional[int] = ..., refused: _Optional[str] = ...) -> None: ...
+
+class SecureMember(_message.Message):
+    __slots__ = ("name", "mask_key", "share_key", "certificate", "signature", "secret")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MASK_KEY_FIELD_NUMBER: _ClassVar[int]
+    SHARE_KEY_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    mask_key: bytes
+    share_key: bytes
+    certificate: bytes
+    signature: bytes
+    secret: bytes
+    def __init__(self, name: _Optional[str] = ..., mask_key: _Optional[bytes] = ..., share_key: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("status", "message")

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 
 from attune.common.errors import UpdateRefused
-from attune.common.exchange.messages import ExchangeName, SecureMember, SecureMessage
+from attune.common.exchange.messages import ExchangeName, FixedSurvivors, SecureMember, SecureMessage
+from attune.common.protocol import MOST_MEMBERS
 from attune.common.secure import masks
-from attune.common.secure.member import MOST_MEMBERS
 from attune.common.secure.sharing import SHARE_BYTES, combine, weights_at_zero
 from attune.common.secure.statements import (
     CERTIFICATE_BYTES,
@@ -34,41 +34,25 @@ AFTER: dict[ExchangeName, ExchangeName] = {
 }
 
 
-class FixedSurvivors(msgspec.Struct, frozen=True):
-    """Facts of an attempt from which its sum can still be unmasked after a restart.
-
-    Attributes:
-        threshold: How many devices must answer.
-        members: The cohort with its keys.
-        masked: The devices whose pair masks are in the updates.
-        survivors: The devices whose updates are summed.
-    """
-
-    threshold: int
-    members: tuple[SecureMember, ...]
-    masked: tuple[str, ...]
-    survivors: tuple[str, ...]
-
-
 class Unmasking(msgspec.Struct, frozen=True, dict=True):
     """Secrets that take the masks off a sum.
 
     Attributes:
         context: Of the attempt.
-        own: Seeds of the survivors' self masks.
+        selves: Seeds of the survivors' self masks.
         gone: Pair seeds of the devices that are not in the sum, but whose masks are.
         keys: The survivors' public mask keys.
     """
 
     context: bytes
-    own: dict[str, bytes]
+    selves: dict[str, bytes]
     gone: dict[str, bytes]
     keys: dict[str, bytes]
 
     @cached_property
     def seeds(self) -> list[tuple[bytes, bool]]:
         """The seed of each mask to add to the sum, and whether it is subtracted instead."""
-        seeds = [(seed, True) for seed in self.own.values()]
+        seeds = [(seed, True) for seed in self.selves.values()]
         for name, seed in self.gone.items():
             # What a survivor subtracts, this device would have added.
             seeds += masks.pair_masks(name, masks.mask_key(seed), self.keys, self.context)
@@ -151,7 +135,7 @@ class Collector:
 
     @property
     def fixed(self) -> FixedSurvivors | None:
-        """What to keep before the first device is asked about the survivors; None before that exchange."""
+        """Facts to keep before the first device is asked about the survivors; None before that exchange."""
         return self._fixed
 
     def request(self, name: str) -> SecureMessage:
@@ -288,5 +272,5 @@ class Collector:
         gone = {name: secret for name, secret in secrets.items() if name not in fixed.survivors}
         if wrong := [name for name, seed in gone.items() if masks.public(masks.mask_key(seed)) != keys[name]]:
             raise UpdateRefused(f"secure aggregation: the shares of {wrong[0]}'s key give another key; no sum is made")
-        own = {name: secrets[name] for name in fixed.survivors}
-        return Unmasking(self.occasion.context, own, gone, {name: keys[name] for name in fixed.survivors})
+        selves = {name: secrets[name] for name in fixed.survivors}
+        return Unmasking(self.occasion.context, selves, gone, {name: keys[name] for name in fixed.survivors})

@@ -76,9 +76,9 @@ def agreed(key: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
 
 def shares_of(root: bytes, threshold: int, count: int) -> list[bytes]:
     """Return a device's shares 1, 2, ...: each is the share of its self seed, then that of its pair seed."""
-    own = split(self_seed(root), _coefficients(root, b"self", threshold), count)
+    single = split(self_seed(root), _coefficients(root, b"self", threshold), count)
     pair = split(pair_seed(root), _coefficients(root, b"pair", threshold), count)
-    return [one + other for one, other in zip(own, pair, strict=True)]
+    return [one + other for one, other in zip(single, pair, strict=True)]
 
 
 def _coefficients(root: bytes, purpose: bytes, threshold: int) -> list[int]:

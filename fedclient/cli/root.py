@@ -115,6 +115,12 @@ class DeviceCommands(ExtensibleGroup):
     "--disclose", multiple=True, type=click.Choice(["statistics"]),
     help="statistics: sums of targets, and of columns that meta.json wants scaled over the federation, and class shares.",
 )  # fmt: skip
+@click.option(
+    "--authority",
+    metavar="PEM",
+    help="In secure aggregation, trust devices with certificates of this authority, not the server's.",
+)
+@click.option("--signer", metavar="PEM", help="This device's key, and its certificate of --authority.")
 @click.option("--stay", is_flag=True, help="After the last round, wait for the federation's next run.")
 @click.option(
     "--hooks", metavar="MODULE", help="Module with this device's own train(model, data, context), evaluate(model, data)."
@@ -144,7 +150,7 @@ def _train(given: dict[str, Any]) -> None:
     from attune.fedclient.resource_limits import ResourceLimits
 
     hooks = Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
-    same = ("server", "home", "name", "device", "threads", "keep", "baseline", "stay", "label")
+    same = ("server", "home", "name", "device", "threads", "keep", "baseline", "stay", "label", "authority", "signer")
     client = Client(
         data=Path(given["data"][0]),
         model=given["allow_models"],

@@ -22,6 +22,7 @@ from attune.common.exchange.messages import (
     IssuedCertificate,
     Progress,
     Receipt,
+    SecureMessage,
     ToServer,
     Trouble,
     Update,
@@ -268,6 +269,9 @@ class GrpcLink:
 
     def trouble(self, order_id: str, reason: str) -> None:
         self._tell(Trouble(order_id, reason))
+
+    def answer(self, message: SecureMessage) -> None:
+        self._tell(message)
 
     async def decline(self, reason: str) -> None:
         """Send the last message on the stream. The server ends the stream after it has read it."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -12,12 +14,11 @@ from attune.common.errors import AttuneError, DiskFull, OrderClosed, Stalled, Un
 from attune.common.exchange.messages import BlobRef, Update, UploadTarget
 from attune.common.faults import fail_at
 from attune.common.metrics import metrics_of
-from attune.common.wire.blobs import paced_frames, read_frames
+from attune.common.wire.blobs import Readable, paced_frames, read_frames
 from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.link.transfer import ATTEMPTS, Complain, complaint, persist, together
 from attune.fedclient.messages import OrderResult, Part, SendRefused, Sent
-from attune.fedclient.work.orders import OrderStore
 
 RESUMES = (
     UploadBusy,
@@ -28,10 +29,19 @@ RESUMES = (
 )  # after these, ask the server for its offset and go on there
 
 
+class HandInStore(Protocol):
+    """Store of the blobs to hand in."""
+
+    who: str
+
+    def blob(self, order_id: str, part: str) -> Path | Readable:
+        """Return the bytes of one part of the update."""
+
+
 async def send(
-    link: Link, orders: OrderStore, result: OrderResult, resume: bool, say: Callable[[str], None]
+    link: Link, orders: HandInStore, result: OrderResult, resume: bool, say: Callable[[str], None], attempt: int = 0
 ) -> Sent | SendRefused:
-    """Hand in a result, and return the outcome for the session.
+    """Hand in a result, and return the outcome for the session. attempt: of secure aggregation, whose keys mask its parts.
 
     A server with a full disk is told once that this device is in trouble, so that the round need not wait. The transfer goes
     on, and an update that arrives before the round closes counts. Errors in FINAL are raised.
@@ -46,8 +56,8 @@ async def send(
             if isinstance(error, DiskFull):
                 link.trouble(result.order_id, str(error))
 
-    for attempt in range(1, ATTEMPTS + 1):
-        attempted = _Attempt(link, orders, result, resume, complain, first=attempt == 1)
+    for trial in range(1, ATTEMPTS + 1):
+        attempted = _Attempt(link, orders, result, resume, complain, first=trial == 1, attempt=attempt)
         try:
             return Sent(result.order_id, late=not await attempted.run())
         except OrderClosed:
@@ -55,7 +65,7 @@ async def send(
         except FINAL:
             raise
         except UnknownBlob as error:
-            if attempt == ATTEMPTS:
+            if trial == ATTEMPTS:
                 return SendRefused(result.order_id, str(error))
             resume = True
         except AttuneError as error:
@@ -72,8 +82,16 @@ class _Attempt:
     """
 
     def __init__(
-        self, link: Link, orders: OrderStore, result: OrderResult, resume: bool, complain: Complain, first: bool = True
+        self,
+        link: Link,
+        orders: HandInStore,
+        result: OrderResult,
+        resume: bool,
+        complain: Complain,
+        first: bool = True,
+        attempt: int = 0,
     ) -> None:
+        self._attempt = attempt
         self._link, self._orders, self._result, self._resume, self._complain = link, orders, result, resume, complain
         self._inline = first and sum(part.size for part in result.parts) <= link.inline_bytes
         self._at_once = first and link.waits
@@ -103,7 +121,8 @@ class _Attempt:
         for part in result.parts:
             data = b"".join(read_frames(self._orders.blob(result.order_id, part.part), 0)) if self._inline else b""
             parts.append(BlobRef(part.part, part.digest, part.size, part.version, result.encodings.get(part.part, ""), data))
-        return Update(result.order_id, tuple(parts), result.samples, msgspec.json.encode(metrics_of(result)))
+        metrics = msgspec.json.encode(metrics_of(result))
+        return Update(result.order_id, tuple(parts), result.samples, metrics, self._attempt)
 
     async def _upload(self, part: Part) -> None:
         ask, damaged, sent = self._resume, 0, self._sent[part.part]

@@ -5,10 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import cache, cached_property
 from typing import Any, NoReturn, Protocol
 
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+
 from attune.common.errors import Unreachable
-from attune.common.exchange.messages import Hello, ToDevice, Update, UploadTarget, Welcome
+from attune.common.exchange.messages import Hello, SecureMessage, ToDevice, Update, UploadTarget, Welcome
+from attune.common.identity.certificates import (
+    AUTHORITY,
+    CLIENT,
+    FIRST_DAY,
+    LAST_DAY,
+    Lifetime,
+    authority_certificate,
+    leaf_certificate,
+    subject,
+)
+from attune.common.identity.credential import Credential, key_pem
+from attune.fedclient.home import Identity
 from attune.fedclient.link.port import Broken, Handle
 from attune.fedclient.messages import StreamOpened
 
@@ -38,6 +54,8 @@ class LocalServer(Protocol):
 
     async def trouble(self, name: str, order_id: str, reason: str) -> None: ...
 
+    def secure(self, name: str, message: SecureMessage) -> None: ...
+
     def download(self, name: str, digest: str, offset: int) -> AsyncIterator[bytes]:
         """Yield the bytes of an offered blob from `offset` on.
 
@@ -61,6 +79,12 @@ def _breaking() -> Iterator[None]:
         yield
     except (ConnectionError, Unreachable) as error:
         raise Broken(f"lost the server ({error})", connecting=isinstance(error, ConnectionRefusedError)) from None
+
+
+@cache
+def _authority() -> ec.EllipticCurvePrivateKey:
+    """Return the key of this process's authority."""
+    return ec.generate_private_key(ec.SECP256R1())
 
 
 class LocalLink:
@@ -107,6 +131,22 @@ class LocalLink:
 
     def trouble(self, order_id: str, reason: str) -> None:
         self._say(order_id, reason)
+
+    def answer(self, message: SecureMessage) -> None:
+        if self.open.is_set():
+            self._server.secure(self.name, message)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """An identity of this process alone: within it, no authority is needed but for secure aggregation."""
+        authority, key = _authority(), ec.generate_private_key(ec.SECP256R1())
+        lifetime = Lifetime(FIRST_DAY, LAST_DAY)
+        certificate = leaf_certificate(
+            key.public_key(), subject(self.name), CLIENT, lifetime, issuer=AUTHORITY, signer=authority
+        )
+        root = authority_certificate(authority.public_key(), authority)
+        credential = Credential(key_pem(key), certificate.public_bytes(Encoding.PEM))
+        return Identity(self.name, credential, root.public_bytes(Encoding.PEM))
 
     async def decline(self, reason: str) -> None:
         """Decline to take part. No-op: the simulation gets the device's error itself."""

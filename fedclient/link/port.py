@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import NoReturn, Protocol
 
 from attune.common.errors import CertificateRefused, FingerprintMismatch, HomeMismatch, NotEnrolled, SettingError
-from attune.common.exchange.messages import Hello, Update, UploadTarget
+from attune.common.exchange.messages import Hello, SecureMessage, Update, UploadTarget
+from attune.fedclient.home import Identity
 from attune.fedclient.messages import Event
 
 FINAL = (
@@ -49,6 +50,10 @@ class Link(Protocol):
     def name(self) -> str:
         """Name under which the server knows the device."""
 
+    @property
+    def identity(self) -> Identity:
+        """Key and certificate of the device, and the authority that it trusts."""
+
     async def control(self, hello: Hello, handle: Handle) -> NoReturn:
         """Open the control stream and pass on its messages, StreamOpened first.
 
@@ -64,6 +69,12 @@ class Link(Protocol):
         """Report that an order cannot be carried out.
 
         The report is dropped without a stream, because the server sends the order again on the next one.
+        """
+
+    def answer(self, message: SecureMessage) -> None:
+        """Send a message of secure aggregation.
+
+        It is dropped without a stream, because the server asks again on the next one.
         """
 
     async def decline(self, reason: str) -> None:

@@ -17,6 +17,11 @@ from attune.fedclient.messages import OrderResult, Part
 Tensors = dict[str, Tensor]
 
 
+def masked_name(part: str) -> str:
+    """Return the name of a part behind masks, among the blobs of an order."""
+    return f"masked.{part}"
+
+
 class OrderStore(Protocol):
     """Store of the newest finished order of the device `who`, with its state. fedclient.work.state keeps it in a folder.
 
@@ -66,6 +71,22 @@ class OrderStore(Protocol):
             DiskFull: The disk has no room.
         """
 
+    def secure_state(self) -> bytes:
+        """Return what was kept of secure aggregation in this run; empty: nothing."""
+
+    def keep_secure_state(self, state: bytes) -> None:
+        """Keep it durably in place of what was kept before.
+
+        Raises:
+            DiskFull: The disk has no room.
+        """
+
+    def keep_masked(self, order_id: str, part: str, tensors: Mapping[str, Tensor]) -> Part:
+        """Write a part of an order's update behind masks, for `blob` under the name `masked.PART`.
+
+        It need not be durable: it can be made again with the same bytes.
+        """
+
     def adopt(self, other: Self) -> None:
         """Continue from what another process has made of a copy of this store."""
 
@@ -83,6 +104,7 @@ class MemoryOrders:
         self._state: Tensors = {}
         self._beside: dict[str, Tensors] = {}
         self._blobs: dict[str, bytearray] = {}
+        self._secure_state = b""
 
     def __repr__(self) -> str:
         return f"<MemoryOrders of {self.who}, newest {self._newest.order_id if self._newest else None}>"
@@ -122,6 +144,18 @@ class MemoryOrders:
         self._state, self._beside = dict(state), {what: dict(tensors) for what, tensors in beside.items()}
         self._blobs = blobs
         return self._newest
+
+    def secure_state(self) -> bytes:
+        return self._secure_state
+
+    def keep_secure_state(self, state: bytes) -> None:
+        self._secure_state = state
+
+    def keep_masked(self, order_id: str, part: str, tensors: Mapping[str, Tensor]) -> Part:
+        made = _BlobInMemory(part)
+        blob = write_tensors(made.begin, tensors)
+        self._blobs[masked_name(part)] = made.data
+        return Part(part, blob.digest, blob.size)
 
     def adopt(self, other: MemoryOrders) -> None:
         """Continue from a copy, as OrderStore.adopt."""

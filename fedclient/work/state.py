@@ -23,11 +23,12 @@ from attune.common.wire.blobs import LocalFile, digest_in
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.messages import OrderResult, Part
+from attune.fedclient.work.orders import masked_name
 
 Tensors = dict[str, Tensor]
 _LONGEST_ID = 128  # characters
 _STATE = "state"
-UPDATE = "update.json"
+UPDATE, SECURE = "update.json", "secure.json"
 
 
 def check_order_id(order_id: str) -> str:
@@ -138,6 +139,24 @@ class FolderOrders:
         self._keep({result.order_id, self._present})
         self._present = result.order_id
         return result
+
+    def secure_state(self) -> bytes:
+        """Return the content of secure.json; empty without it."""
+        path = self.path / SECURE
+        return path.read_bytes() if path.exists() else b""
+
+    def keep_secure_state(self, state: bytes) -> None:
+        """Write secure.json, which only this user can read.
+
+        Raises:
+            DiskFull: The disk has no room.
+        """
+        write_file(self.path / SECURE, state)
+
+    def keep_masked(self, order_id: str, part: str, tensors: Mapping[str, Tensor]) -> Part:
+        """Write a part behind masks beside the order's other files."""
+        blob = write_tensors(self.blob(order_id, masked_name(part)), tensors)
+        return Part(part, blob.digest, blob.size)
 
     def adopt(self, other: FolderOrders) -> None:
         """Continue from a copy, as OrderStore.adopt; the files are in the folder already."""

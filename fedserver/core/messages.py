@@ -14,7 +14,7 @@ import msgspec
 from typing_extensions import Self
 
 from attune.common.errors import UpdateRefused
-from attune.common.exchange.messages import WorkName
+from attune.common.exchange.messages import FixedSurvivors, WorkName
 
 
 class StrEnum(str, Enum):
@@ -119,6 +119,15 @@ class Aggregated:
 
 
 @dataclass(frozen=True)
+class Attempted:
+    """An attempt of secure aggregation begins, or its survivors are fixed."""
+
+    now: float
+    attempt: int
+    fixed: FixedSurvivors | None = None
+
+
+@dataclass(frozen=True)
 class StepFailed:
     """The step under way cannot be carried out."""
 
@@ -136,6 +145,7 @@ Event = (
     | Paused
     | Tick
     | Aggregated
+    | Attempted
     | StepFailed
 )
 
@@ -246,6 +256,8 @@ class Record(msgspec.Struct, frozen=True):
     reason: str = ""  # why the step failed
     failed_in: Phase = Phase.WAITING
     paused: bool = False  # no further training round opens until the operator resumes
+    attempt: int = 0  # the latest attempt of secure aggregation in the open step; 0: none
+    fixed: FixedSurvivors | None = None  # of this attempt, once they are: the step ends with their sum, or without any
 
     def revive(self) -> Record:
         """Return the record with the failed step open again; the record itself if none has failed."""

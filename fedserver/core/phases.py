@@ -286,6 +286,8 @@ class AggregatingPhase(PhaseVerbs):
                 taken_back=tuple(n for n in record.taken_back if n > number - WINDOW) + (number,) * back,
                 taken_back_at=(record.taken_back_at + (state.unix,) * (back and timed))[-TAKE_BACKS:],
                 spoiled="",
+                attempt=0,
+                fixed=None,
                 setback=f"round {number}: {setback}" if setback else record.setback,
             ),
             newcomers=state.newcomers - counted,

@@ -21,6 +21,7 @@ from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.scale import scale_of, scale_of_targets
 from attune.fedserver.core.schema import columns_of
+from attune.fedserver.core.secure_settings import check_settings, defaults_of, transform_of, weighted
 from attune.fedserver.core.united_classes import united_classes
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
@@ -93,7 +94,9 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     preset = str(given.pop("preset", EVERYDAY))
     method = method_from_options(given)
     given.pop("name", None)
-    full = merge(method.preset(preset, overrides.get("model", {}).get("name")), {**overrides, "method": given})
+    privacy = convert(PrivacySettings, overrides.get("privacy", {}), "privacy.")
+    usual = merge(method.preset(preset, overrides.get("model", {}).get("name")), defaults_of(privacy, method))
+    full = merge(usual, {**overrides, "method": given})
     options = dict(full["method"])
     configured = configured_from({**options, "name": method.name})
     model = dict(full.get("model", {}))
@@ -101,11 +104,12 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     models.check_options(name, model)
     models.check_roles(name, roles_of(method), method.name)
     rounds = convert(RoundSettings, full.get("round", {}), "round.")
-    transforms, server = dict(full.get("transforms", {})), convert(ServerSettings, full.get("server", {}), "server.")
+    check_settings(privacy, configured, rounds, full.get("transforms", {}))
+    transforms = {**full.get("transforms", {}), **transform_of(privacy, configured)}
+    server = convert(ServerSettings, full.get("server", {}), "server.")
     encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
     encodings.check_here()
     encodings.check_combinations(configured.aggregators, server.max_update_norm)
-    privacy = convert(PrivacySettings, full.get("privacy", {}), "privacy.")
     if privacy.unit != "none":
         raise SettingError(f'privacy.unit = "{privacy.unit}": this version does not train with noise yet')
     return ResolvedSettings(
@@ -196,7 +200,7 @@ def make_plan(
     )
     packages = packages_on_devices(plan.method, plan.method_options, spec.name, settings.encodings.on_devices)
     plugins = {package.name: package.version for package in packages}
-    plan = msgspec.structs.replace(plan, plugins=plugins, returns=returns_of(settings.configured))
+    plan = weighted(msgspec.structs.replace(plan, plugins=plugins, returns=returns_of(settings.configured)), profiles)
     if len(msgspec.json.encode(plan)) > MAX_PLAN_BYTES:
         most = max(profiles, key=lambda name: len(msgspec.json.encode(profiles[name].labels)))
         raise SettingError(

@@ -61,3 +61,4 @@ class AcceptedUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
     row: Report
     parts: Mapping[str, Blob]
     facts: Mapping[str, Mapping[str, float]] = {}
+    attempt: int = 0  # of secure aggregation, whose keys mask the parts

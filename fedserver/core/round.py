@@ -85,6 +85,8 @@ def _handle(rules: Rules, state: Round, event: events.Event) -> Step:
             return phase.progress(rules, state, now)
         case events.Aggregated(now, setback):
             return phase.aggregated(rules, state, now, setback)
+        case events.Attempted(_, attempt, fixed):
+            return Step(state.noting(attempt=attempt, fixed=fixed))
         case events.StepFailed():
             raise AssertionError("handled before")
 

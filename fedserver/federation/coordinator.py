@@ -30,6 +30,7 @@ from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.device_activity import DeviceActivity, DeviceStage
 from attune.fedserver.federation.rounds import ClosedRound, OrderSender, RoundCloser, taken_up
+from attune.fedserver.federation.secure_rounds import SecureRounds
 from attune.fedserver.federation.steps import Clock, PassedOver, Troubles, Turns
 from attune.fedserver.federation.streams import RevokedDevices, Streams
 from attune.fedserver.ports.blobs import Blobs, Damaged
@@ -58,7 +59,6 @@ class Coordinator:
         one_owner: bool = False,
     ) -> None:
         """Take over the parts of a federation. `one_owner`: all devices are of one person, as in a simulation."""
-        self.settings = settings
         self.ready = asyncio.Event()  # orders are out: what answers them can be taken in
         self.finished = asyncio.Event()  # done, or failed
         self.unusable = asyncio.Event()  # something is damaged: nothing can be done before it is restored
@@ -66,17 +66,16 @@ class Coordinator:
         self.planless: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()  # once no plan could be made
         self.turns, self.streams, self.troubles, self.revoked = Turns(), Streams(), Troubles(), RevokedDevices()
         self.inbox, self.lab, self.activity = Inbox(blobs), lab, DeviceActivity(clock.unix)
-        self.round = Round()
         self.plan: Plan | None = None
-        self._run = ""  # the name of the run; empty: the first
+        self.round, self._run = Round(), ""  # the name of the run; empty: the first
         self.max_bytes: Mapping[str, int] = {}  # part that devices hand in -> the largest blob that can be an answer
         self.fewest = 1 if one_owner else FEWEST  # devices whose statistics are combined for others
-        self._rules, self.clock, self._federation = settings.rules, clock, federation
+        self.settings, self._rules, self.clock, self._federation = settings, settings.rules, clock, federation
         self._ledger, self._blobs, self._executors = ledger, blobs, executors
-        self._passed_over = PassedOver(ledger, self.troubles)
         self._orders = OrderSender(settings, ledger, self.streams, lab, blobs, executors, self.activity, self.fewest)
-        self.book = self._orders.book
-        self._closer = RoundCloser(settings.adaptation, self.inbox, lab, self._orders, executors)
+        self.book, self._passed_over = self._orders.book, PassedOver(ledger, self.troubles)
+        self.secure = SecureRounds(settings.privacy, federation, self.streams, clock, self.turns, self.handle)
+        self._closer = RoundCloser(settings.adaptation, self.inbox, lab, self._orders, executors, self.secure)
         self._closing_since: float | None = None  # monotonic; while updates are aggregated
         self._saved_record: events.Record | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -296,7 +295,9 @@ class Coordinator:
         self._closing_since = self.clock.monotonic()
         step_name = f"closing round {number}"
         try:
-            closing = await self.troubles.overcome(step_name, lambda: self._closer.make(self.round, number, cohort, back))
+            closing = await self.troubles.overcome(
+                step_name, lambda: self._closer.make(self.round, number, cohort, back, self._run)
+            )
         except Exception as error:
             failed = error
             await self.turn(lambda: self._fail(failed))
@@ -381,7 +382,7 @@ class Coordinator:
     @property
     def stuck_s(self) -> float:
         """Seconds since the present step began; 0 if no step is under way."""
-        closing_s = 0.0 if self._closing_since is None else self.clock.monotonic() - self._closing_since
+        closing_s = 0.0 if (since := self._closing_since) is None else self.clock.monotonic() - max(since, self.secure.moved_at)
         return max(self.turns.busy_s, closing_s)
 
     def _set_timer(self) -> None:
@@ -391,8 +392,7 @@ class Coordinator:
         if self.clock.stands:
             return
         now = self.clock.monotonic()
-        due = next_wake(self._rules, self.round, now)
-        if due is not None:
+        if (due := next_wake(self._rules, self.round, now)) is not None:
             delay_s = max(0.0, due - now) + 0.01
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 

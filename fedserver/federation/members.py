@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, ShapeMismatch, UpdateRefused
-from attune.common.exchange.messages import Hello, Notice, read_profile
+from attune.common.exchange.messages import Hello, Notice, SecureMessage, read_profile
 from attune.common.plan import Profile
 from attune.common.protocol import LOCAL_SCALE
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core import schema
+from attune.fedserver.core.secure_settings import check_profile
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.device_activity import WORK, DeviceStage
 from attune.fedserver.federation.report_budget import ReportBudget
@@ -72,6 +73,7 @@ class Members:
         self._settings.encodings.check_device(name, hello.encodings)
         self._coordinator.revoked.check(name)
         schema.check_possible(profile, name)
+        check_profile(self._settings.privacy, profile, name)
         if self._coordinator.plan is not None:
             plan = self._coordinator.plan
             schema.check_fits(profile, plan, name)
@@ -128,6 +130,8 @@ class Members:
         await self._coordinator.handle(
             *(events.Connected(name, now, name not in contributed, empty) for name, empty in present.items())
         )
+        for name in present:
+            self._coordinator.secure.connected(name)
 
     async def _planned(self) -> bool:
         """Return whether there is a plan now. Devices whose data differ from the majority's are refused."""
@@ -242,6 +246,14 @@ class Members:
             self._coordinator.book.order(name, order_id)
             await self.excuse(name, reason, troubled=True)
 
+    def secure(self, name: str, message: SecureMessage) -> None:
+        """Take in a device's answer in secure aggregation. Without it, the answer is ignored."""
+        try:
+            self._coordinator.secure.answered(name, message)
+        except UpdateRefused as refusal:
+            if self._is_written(name, str(refusal)):
+                LOG.warning("%s takes no part in secure aggregation: %s", name, refusal, extra={"device": name})
+
     def _is_written(self, name: str, text: str) -> bool:
         return self._budget.allows(name, text, self._clock.monotonic())
 
@@ -271,6 +283,7 @@ class Members:
         await self._update(name, note=reason[:MAX_NOTE])
         self._activity.enter(name, DeviceStage.ABSENT, reason)
         await self._coordinator.expel(name)
+        self._coordinator.secure.drop(name, reason)
 
     async def _update(self, name: str, **fields: Any) -> None:
         await self._coordinator.troubles.overcome(

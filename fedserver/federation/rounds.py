@@ -21,10 +21,11 @@ from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.prior import NO_PRIOR, Prior, prior_of, votes_of
-from attune.fedserver.core.records import DeviceRecord, Report, Smaller
+from attune.fedserver.core.records import AcceptedUpdate, DeviceRecord, Report, Smaller
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.device_activity import WORK, DeviceActivity, DeviceStage
+from attune.fedserver.federation.secure_rounds import SecureRounds, UnmaskedSum
 from attune.fedserver.federation.streams import Streams
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.lab import Lab, RoundOutcome, Served
@@ -220,12 +221,18 @@ class RoundCloser:
     """Aggregator of the updates in the inbox. Closing a round again writes the same files."""
 
     def __init__(
-        self, adaptation: AdaptationSpec | None, inbox: Inbox, lab: Lab, orders: OrderSender, executors: Executors
+        self,
+        adaptation: AdaptationSpec | None,
+        inbox: Inbox,
+        lab: Lab,
+        orders: OrderSender,
+        executors: Executors,
+        secure: SecureRounds,
     ) -> None:
         self._adaptation, self._inbox, self._lab = adaptation, inbox, lab
-        self._orders, self._executors = orders, executors
+        self._orders, self._executors, self._secure = orders, executors, secure
 
-    async def make(self, state: Round, number: int, cohort: frozenset[str], back: GoBack | None) -> ClosedRound:
+    async def make(self, state: Round, number: int, cohort: frozenset[str], back: GoBack | None, run: str) -> ClosedRound:
         """Aggregate the updates of a round.
 
         Args:
@@ -233,10 +240,14 @@ class RoundCloser:
             number: Its number.
             cohort: The devices whose updates count.
             back: To which earlier state the federation goes back, instead of an aggregation.
+            run: The name of the run.
 
         Raises:
             AttuneError: As in the lab, the inbox and the ledger.
         """
+        total = None
+        if self._secure.on and back is None:
+            total = await self._secure.sum(run, state.record, number, cohort)
         accepted = await self._executors.disk(self._inbox.entries, "train", number)
         entries = {name: entry for name, entry in accepted.items() if name in state.reported}  # others are late
         rows = [entry.row for entry in entries.values()]
@@ -245,11 +256,24 @@ class RoundCloser:
             outcome = await self._lab.go_back(back.to)
             return ClosedRound(number, rows, marks, outcome, f"{back.why}{outcome.refused}")
         updates = {name: entry for name, entry in entries.items() if name in cohort}
+        refused, unmasking = "", None
+        if total is not None:
+            updates = {name: entry for name, entry in accepted.items() if name in total.survivors}
+            refused, unmasking = total.refused or _incomplete(updates, total), total.unmasking
+            updates = {} if refused else updates
         founders = await self._orders.founders(updates)
-        outcome = await self._lab.aggregate(updates, founders, self._adaptation if state.record.adapting else None)
-        for name in updates if not outcome.refused else ():
+        adaptation = self._adaptation if state.record.adapting else None
+        outcome = await self._lab.aggregate(updates, founders, adaptation, unmasking)
+        refused = refused or outcome.refused
+        for name in updates if not refused else ():
             marks.setdefault(name, {})["contributed"] = number
-        return ClosedRound(number, rows, marks, outcome, outcome.refused)
+        return ClosedRound(number, rows, marks, outcome, refused)
+
+
+def _incomplete(updates: Mapping[str, AcceptedUpdate], total: UnmaskedSum) -> str:
+    """Explain why the inbox has not all updates of a sum that was unmasked; empty if it has."""
+    lost = total.survivors - {name for name, entry in updates.items() if entry.attempt == total.attempt}
+    return f"the masked update of {min(lost)} is gone; no other sum of this round may be made" if lost else ""
 
 
 async def taken_up(snapshot: Snapshot, rules: Rules, inbox: Inbox, executors: Executors) -> Round:
@@ -276,7 +300,7 @@ def _reopened(record: Record, damaged: AbstractSet[str]) -> Record:
 
     The device sends the update once more, and the state gets the same bits as without the damage.
     """
-    if damaged and record.revive().phase is Phase.AGGREGATING:
+    if damaged and record.revive().phase is Phase.AGGREGATING and record.fixed is None:
         return msgspec.structs.replace(record.revive(), phase=Phase.TRAINING)
     return record
 

@@ -151,13 +151,20 @@ class Updates:
             OrderClosed: The order is not open.
             UpdateRefused: The order does not ask for this part.
         """
-        order = self._coordinator.book.order(name, target.order_id)
-        if target.part not in order.returns:
-            raise UpdateRefused(
-                f"{name} sends {target.part[:40]!r}; its order asks for {', '.join(order.returns) or 'metrics only'}"
-            )
+        returns = self._parts_for(name, target.order_id)
+        if target.part not in returns:
+            raise UpdateRefused(f"{name} sends {target.part[:40]!r}; its order asks for {', '.join(returns) or 'metrics only'}")
         limit = self._coordinator.settings.server.max_blob_bytes
         return min(self._coordinator.max_bytes[target.part], limit)
+
+    def _parts_for(self, name: str, order_id: str) -> Sequence[str]:
+        """Return the parts that a device may upload now; under secure aggregation only when masked updates are waited for."""
+        secure = self._coordinator.secure
+        if not secure.on:
+            return self._coordinator.book.order(name, order_id).returns
+        if secure.awaits(OrderId.parse(order_id, name)):
+            return sorted(self._coordinator.max_bytes)
+        raise OrderClosed(f"no masked update for {order_id} is waited for")
 
     # --- updates
 
@@ -176,6 +183,8 @@ class Updates:
     async def _submit(self, name: str, update: Update) -> Receipt:
         async with self._alone[name]:  # a device that lost its stream sends again while its first call is still at work
             self.revoked.check(name)
+            if update.attempt:
+                return await self._submit_masked(name, update)
             try:
                 order = self._coordinator.book.order(name, update.order_id)
             except OrderClosed as closed:
@@ -188,14 +197,40 @@ class Updates:
             await self._executors.disk(self._coordinator.inbox.discard, order_id)
             return Receipt(late=f"round {order.round} is closed")
 
+    async def _submit_masked(self, name: str, update: Update) -> Receipt:
+        """Take in the masked parts of an update, which the round's exchange waits for."""
+        order_id, secure = OrderId.parse(update.order_id, name), self._coordinator.secure
+        if not secure.awaits(order_id, update.attempt):
+            return Receipt(late=f"attempt {update.attempt} of {order_id} is over")
+        sent, here = {ref.part: ref.digest for ref in update.parts}, dict[str, Blob]()
+        try:
+            if sorted(sent) != sorted(self._coordinator.max_bytes) or any(ref.encoding for ref in update.parts):
+                raise UpdateRefused(f"{name} handed in {sorted(sent)}; {sorted(self._coordinator.max_bytes)} are masked")
+            await self._take_in(order_id, update)
+            for part, digest in sent.items():
+                here[part] = await self._executors.disk(self._uploads.take, name, part, digest)
+            for part, blob in here.items():
+                await self._coordinator.lab.arrive(name, part, blob, "", served=True, max_norm=0.0)
+            with self._told_of_full_disk():
+                await self._executors.disk(self._coordinator.inbox.accept_masked, order_id, update.attempt, here)
+        except UnknownBlob:
+            raise
+        except AttuneError as refusal:
+            if not can_pass(refusal):
+                secure.drop(name, str(refusal))
+            raise
+        await self._executors.disk(self._uploads.discard, set(here.values()))
+        return Receipt() if secure.accepted(order_id, update.attempt) else Receipt(late="its exchange is over")
+
     async def _accept(self, order_id: OrderId, order: Order, update: Update) -> Report:
         """Put the update and its report into the inbox. If it is refused, the round does not wait for the device any longer."""
         name, here = order_id.client, dict[str, Blob]()
         try:
             row = row_of(order_id, update, await self._ledger.device(name), self._coordinator.task)
             sent = {ref.part: ref.digest for ref in update.parts}
-            if sorted(sent) != sorted(order.returns):
-                raise UpdateRefused(f"{name} handed in {sorted(sent)}; its order asks for {sorted(order.returns)}")
+            returns = sorted(order.returns) if not self._coordinator.secure.on else []  # masked parts come later
+            if sorted(sent) != returns:
+                raise UpdateRefused(f"{name} handed in {sorted(sent)}; its order asks for {returns}")
             if wrong := [ref.part for ref in update.parts if ref.encoding != order.encodings.get(ref.part, "")]:
                 raise UpdateRefused(f"{name} handed in {wrong} in another encoding than its order asks for")
             await self._take_in(order_id, update)

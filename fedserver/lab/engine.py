@@ -29,6 +29,8 @@ from attune.common.models.body import body_of, forget
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
+from attune.common.secure.collector import Unmasking
+from attune.common.secure.secure_sum import NotASum
 from attune.common.wire.blobs import Blob
 from attune.common.wire.files import TensorFile, TensorWriter, write_tensors
 from attune.common.wire.header import Manifest, layout_of
@@ -95,6 +97,7 @@ class Engine:
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
         self._recipes: list[StateRecipe] = []  # of the present state and of those before it, the newest first
         self._next_recipe: StateRecipe | None = None  # of the staged one
+        self._unmasking: Unmasking | None = None  # of the round that is being closed
         self._tried = False  # whether a round was aggregated, perhaps in part, without a commit
         self.manifests: dict[PartKind, Manifest] = {}
         for part, aggregator in self._aggregators.items():
@@ -222,12 +225,17 @@ class Engine:
         return self._opened(self._vaults[part].blob(slot), stack) if slot else None
 
     def aggregate(
-        self, entries: Mapping[str, AcceptedUpdate], founders: Collection[str] = (), adaptation: AdaptationSpec | None = None
+        self,
+        entries: Mapping[str, AcceptedUpdate],
+        founders: Collection[str] = (),
+        adaptation: AdaptationSpec | None = None,
+        unmasking: Unmasking | None = None,
     ) -> RoundOutcome:
         """Aggregate accepted updates into the next state, staged in the vaults, with the recipe that made it; as the port."""
+        self._unmasking = unmasking
         try:
             metrics = self._close(entries, adaptation, founders)
-        except NotFinite as error:
+        except (NotFinite, NotASum) as error:
             self._take_back()
             self._note_recipe(None, {}, [])
             return RoundOutcome({}, [], dict(self._bounded), sorted(self._without_vote), str(error))
@@ -237,7 +245,7 @@ class Engine:
 
     def follow(self, recipe: StateRecipe) -> list[Slot]:
         """Stage again what `aggregate` once staged."""
-        self._norms = recipe.norms_before
+        self._norms, self._unmasking = recipe.norms_before, recipe.unmasking
         self._admitted.update({client: client in recipe.founders for client in recipe.admitted})
         self._close(recipe.entries, recipe.adaptation, recipe.founders)
         return self.staged_slots()
@@ -284,8 +292,9 @@ class Engine:
         """Note how the staged state was made; for one that no aggregator made, only what it replaces."""
         replaced = [slot for _, vault in sorted(self._vaults.items()) for slot in vault.replaced_slots()]
         admitted, founding = sorted(self._admitted), sorted(name for name, founder in self._admitted.items() if founder)
+        norms, secrets = (self._norms, self._next_norms), self._unmasking if entries else None
         self._next_recipe = StateRecipe(
-            self._closed + 1, adaptation, admitted, dict(entries), replaced, made, founding, self._norms, self._next_norms
+            self._closed + 1, adaptation, admitted, dict(entries), replaced, made, founding, *norms, secrets
         )
         self._blobs.put(self._next_recipe.name, msgspec.json.encode(self._next_recipe))
         fail_at(SERVER, self._next_recipe.round, "aggregated")
@@ -312,9 +321,9 @@ class Engine:
     ) -> list[PartUpdate]:
         """Return a cohort's updates of a part as its aggregator gets them."""
         norms = self._next_norms.setdefault(part, {})
-        context = RoundContext(
-            part, self._closed + 1, lambda client: self._base(client, part, stack), votes, self._bounded, norms=norms
-        )
+        base = partial(self._base, part=part, stack=stack)
+        number, secrets = self._closed + 1, self._unmasking
+        context = RoundContext(part, number, base, votes, self._bounded, norms=norms, unmasking=secrets)
         cohort = Cohort(part, tuple(self._update(part, name, entry, stack) for name, entry in sorted(entries.items())))
         cohort = self._chains[part].on_cohort(cohort, context)
         self._without_vote |= context.without_vote

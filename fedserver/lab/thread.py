@@ -17,6 +17,7 @@ from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served, Started
 
 if TYPE_CHECKING:
+    from attune.common.secure.collector import Unmasking
     from attune.fedserver.lab.build import Maker
     from attune.fedserver.lab.cluster.worker_pool import WorkerPool
     from attune.fedserver.lab.engine import Engine
@@ -119,9 +120,13 @@ class ThreadLab:
         )
 
     async def aggregate(
-        self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = (), adaptation: AdaptationSpec | None = None
+        self,
+        entries: Mapping[str, AcceptedUpdate],
+        founders: Sequence[str] = (),
+        adaptation: AdaptationSpec | None = None,
+        unmasking: Unmasking | None = None,
     ) -> RoundOutcome:
-        return await self._executors.worker(self._started.aggregate, entries, founders, adaptation)
+        return await self._executors.worker(self._started.aggregate, entries, founders, adaptation, unmasking)
 
     async def go_back(self, to: int) -> RoundOutcome:
         return await self._executors.worker(self._started.go_back, to)

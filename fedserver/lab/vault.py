@@ -14,6 +14,7 @@ import msgspec
 import torch
 from typing_extensions import Self
 
+from attune.common.secure.collector import Unmasking
 from attune.common.text import from_json
 from attune.common.wire.blobs import Blob
 from attune.common.wire.checks import is_finite
@@ -145,6 +146,7 @@ class StateRecipe(msgspec.Struct, frozen=True):
     founders: Sequence[str] = ()  # those of `admitted` that are founders
     norms_before: Norms = {}
     norms: Norms = {}  # with those of this round
+    unmasking: Unmasking | None = None  # of a sum that only the masks' secrets give
 
     @property
     def name(self) -> str:
@@ -167,7 +169,7 @@ class StateRecipe(msgspec.Struct, frozen=True):
 
 def recipes_of(blobs: Blobs, closed: int) -> list[StateRecipe]:
     """Return the recipes that are kept, the newest first: how the state after round `closed` was made, and those before it."""
-    recipes = []
+    recipes: list[StateRecipe] = []
     while (recipe := StateRecipe.load(blobs, closed - len(recipes))) is not None:
         recipes.append(recipe)
     return recipes

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
+
+if TYPE_CHECKING:
+    from attune.common.secure.collector import Unmasking
 
 Served = dict[str, dict[str, Blob]]  # client -> part -> what it is served
 
@@ -118,7 +121,11 @@ class Lab(Protocol):
         """
 
     async def aggregate(
-        self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = (), adaptation: AdaptationSpec | None = None
+        self,
+        entries: Mapping[str, AcceptedUpdate],
+        founders: Sequence[str] = (),
+        adaptation: AdaptationSpec | None = None,
+        unmasking: Unmasking | None = None,
     ) -> RoundOutcome:
         """Make the next state of a cohort's accepted updates.
 
@@ -126,6 +133,7 @@ class Lab(Protocol):
             entries: The updates, by client.
             founders: As for `serve`.
             adaptation: What moves, if the cohort are newcomers to a finished federation.
+            unmasking: Secrets that take the masks off the sum of the updates, under secure aggregation.
         """
 
     async def go_back(self, to: int) -> RoundOutcome:

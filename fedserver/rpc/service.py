@@ -15,6 +15,7 @@ from attune.common.exchange.messages import (
     IssuedCertificate,
     Progress,
     Receipt,
+    SecureMessage,
     Trouble,
     Update,
 )
@@ -156,6 +157,8 @@ class FederationService:
                 match message:
                     case Trouble(order_id, reason):
                         await self._members.trouble(stream.name, order_id, reason)
+                    case SecureMessage():
+                        self._members.secure(stream.name, message)
                     case Progress(order_id, done):
                         await self._members.progress(stream.name, order_id, done)
                     case Beat() if watching is None:  # an older device does not beat, and is not watched

@@ -53,6 +53,21 @@ class Inbox:
             raise
         fail_at(SERVER, order.round, "update-accepted")
 
+    def accept_masked(self, order: OrderId, attempt: int, parts: Mapping[str, Blob]) -> None:
+        """Keep the masked parts of an update whose report was accepted, in place of those of an earlier attempt.
+
+        Raises:
+            DiskFull: There is no space; nothing changes.
+            Damaged: The report or a part is missing.
+        """
+        entry = self._entry(_entry_name(order))
+        kept = {part: self._blobs.keep(blob, f"{INBOX}{order}/{part}.{attempt}.safetensors") for part, blob in parts.items()}
+        entry_now = msgspec.structs.replace(entry, parts=kept, attempt=attempt)
+        self._blobs.put(_entry_name(order), msgspec.json.encode(entry_now))
+        names = {blob.name for blob in kept.values()}
+        self._blobs.remove([blob.name for blob in entry.parts.values() if blob.name not in names])
+        fail_at(SERVER, order.round, "update-accepted")
+
     def holds(self, order: OrderId) -> bool:
         """Return whether an update for this order was accepted."""
         return _entry_name(order) in self._blobs.names(_entry_name(order))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from attune.common.exchange.messages import (
     Order,
     Progress,
     Receipt,
+    SecureMember,
+    SecureMessage,
     Trouble,
     Update,
     UploadTarget,
@@ -91,6 +94,38 @@ def test_a_message_has_the_bytes_that_were_recorded(name: str) -> None:
     message, codec = MESSAGES[name]
     assert codec.write(message).hex() == RECORDED[name]
     assert codec.read(bytes.fromhex(RECORDED[name])) == message
+
+
+SECURE = SecureMessage(
+    "train-4-kiel",
+    2,
+    "unmasking",
+    (SecureMember("bonn", b"m" * 32, b"s" * 32, b"der", b"sig", b"share"), SecureMember("kiel")),
+    4,
+    "not today",
+)
+
+
+@pytest.mark.parametrize("codec", [exchange.TO_DEVICE, exchange.TO_SERVER])
+@pytest.mark.parametrize("name", ["keys", "shares", "masked", "survivors", "unmasking"])
+def test_messages_of_secure_aggregation_are_read_as_they_were_written(codec: exchange.Codec, name: Any) -> None:
+    message = replace(SECURE, exchange=name)
+    assert codec.read(codec.write(message)) == message
+
+
+def test_a_masked_update_names_its_attempt() -> None:
+    assert exchange.UPDATE.read(exchange.UPDATE.write(replace(UPDATE, attempt=3))) == replace(UPDATE, attempt=3)
+
+
+def test_what_a_peer_says_in_secure_aggregation_is_bounded() -> None:
+    members = [pb.SecureMember(name="\x1b" * 1000)] * 2000
+    said = pb.SecureMessage(exchange=pb.SECURE_EXCHANGE_KEYS, members=members, refused="no\n" * 1000)
+    heard = exchange.TO_SERVER.read(pb.DeviceMessage(secure=said).SerializeToString())
+    assert isinstance(heard, SecureMessage)
+    assert (len(heard.members), len(heard.members[0].name), len(heard.refused)) == (257, 500, 500)
+    unknown = pb.SecureMessage(exchange=9)  # type: ignore[arg-type]
+    assert exchange.TO_SERVER.read(pb.DeviceMessage(secure=unknown).SerializeToString()) is None
+    assert exchange.TO_DEVICE.read(pb.ServerMessage(secure=unknown).SerializeToString()) is None
 
 
 def test_of_what_others_found_only_shares_of_known_models_are_heard() -> None:

@@ -15,8 +15,8 @@ from attune.common.exchange.messages import SecureMessage
 from attune.common.identity.certificates import AUTHORITY, CLIENT, Lifetime, authority_certificate, leaf_certificate, subject
 from attune.common.identity.credential import Credential, key_pem
 from attune.common.secure.collector import CohortRule, Collector, total_mask
-from attune.common.secure.member import Member, MemberState, Trained
 from attune.common.secure.statements import Occasion
+from attune.fedclient.secure_member import MaskableOrder, MemberState, Participant
 
 FEDERATION, RUN, SIZE = "fed", "first", 5
 NAMES = ("ada", "bo", "cy", "dan", "eva", "flo")
@@ -48,8 +48,8 @@ def credential_of(name: str) -> Credential:
     return the_authority().credential(name)
 
 
-def member(name: str, minimum: int = 3) -> Member:
-    return Member(name, credential_of(name), the_authority().pem, FEDERATION, RUN, minimum)
+def member(name: str, minimum: int = 3) -> Participant:
+    return Participant(name, credential_of(name), the_authority().pem, FEDERATION, RUN, minimum)
 
 
 class Cohort:
@@ -58,7 +58,7 @@ class Cohort:
     def __init__(self, names: Collection[str] = NAMES, minimum: int = 3, attempt: int = 1, round_: int = 7) -> None:
         self.round = round_
         self.minimum = minimum
-        self.trained = {name: Trained(f"train-{round_}-{name}", round_, f"vector of {name}") for name in names}
+        self.trained = {name: MaskableOrder(f"train-{round_}-{name}", round_, f"vector of {name}") for name in names}
         self.members = {name: member(name, minimum) for name in names}
         self.states = dict.fromkeys(names, MemberState())
         draw = np.random.default_rng(3)

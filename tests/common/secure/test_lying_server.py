@@ -10,8 +10,8 @@ import pytest
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import SecureMember, SecureMessage
 from attune.common.identity.credential import Credential, load_key
-from attune.common.secure.member import Member, MemberState, Trained
 from attune.common.secure.statements import Occasion, certificate_der, keys_statement, signed
+from attune.fedclient.secure_member import MaskableOrder, MemberState, Participant
 from tests.common.secure.cohort import FEDERATION, NAMES, RUN, Authority, Cohort, credential_of, the_authority
 
 Change = Callable[[SecureMessage], SecureMessage]
@@ -232,8 +232,8 @@ def test_a_share_of_each_device_is_given_once_and_never_both() -> None:
 def test_a_member_needs_its_own_authority_for_others() -> None:
     """With an authority that is not the server's, certificates of the server are none."""
     cohort, org = Cohort().until("shares"), Authority()
-    guarded = Member("ada", org.credential("ada"), org.pem, FEDERATION, RUN, 3)
-    trained = Trained("train-7-ada", 7, "v")
+    guarded = Participant("ada", org.credential("ada"), org.pem, FEDERATION, RUN, 3)
+    trained = MaskableOrder("train-7-ada", 7, "v")
     state, answer = guarded.answer(MemberState(), SecureMessage("train-7-ada", 1, "keys"), trained)
     members = (answer.members[0], *(m for m in cohort.server.request("bo").members if m.name != "ada"))
     with pytest.raises(UpdateRefused, match="--authority"):

@@ -11,7 +11,7 @@ from attune.common.errors import UpdateRefused, WireError
 from attune.common.exchange.registry import SECURE_SUM, SecureSumSettings, transforms_for
 from attune.common.exchange.transform import ArrivalContext, Chain, Cohort, DeviceContext, PartUpdate, RoundContext
 from attune.common.secure.fixed_point import ONE, decode, encode, weight_units
-from attune.common.secure.transform import WEIGHT, NotASum, SecureSum, masked, sealed_manifest
+from attune.common.secure.secure_sum import WEIGHT, NotASum, SecureSum, masked, sealed_manifest
 from attune.common.wire.blobs import LocalFile
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.tensors import Tensors, manifest_of

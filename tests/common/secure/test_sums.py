@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from attune.common.errors import UpdateRefused
-from attune.common.exchange.messages import SecureMember, SecureMessage
-from attune.common.secure.collector import CohortRule, Collector, FixedSurvivors
+from attune.common.exchange.messages import FixedSurvivors, SecureMember, SecureMessage
+from attune.common.secure.collector import CohortRule, Collector
 from attune.common.secure.statements import Occasion
 from tests.common.secure.cohort import FEDERATION, NAMES, RUN, SIZE, Cohort
 

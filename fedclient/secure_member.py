@@ -15,6 +15,7 @@ from msgspec.structs import replace as changed
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import SecureMember, SecureMessage
 from attune.common.identity.credential import Credential
+from attune.common.protocol import MOST_MEMBERS
 from attune.common.secure import masks
 from attune.common.secure.sharing import SHARE_BYTES
 from attune.common.secure.statements import (
@@ -29,11 +30,10 @@ from attune.common.secure.statements import (
 )
 
 LEAST_DEVICES = 3  # no plan and no server makes a device hand in to a sum of fewer
-MOST_MEMBERS = 256  # of a round
 
 
 class MemberState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a device keeps of the attempt that it takes part in.
+    """Facts that a device keeps of the attempt that it takes part in.
 
     Attributes:
         vector: Digest of what is masked with the attempt's keys.
@@ -60,7 +60,7 @@ class MemberState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True)
-class Trained:
+class MaskableOrder:
     """The finished order whose update the device can hand in. vector: digest of that update, before it is masked."""
 
     order_id: str
@@ -68,7 +68,7 @@ class Trained:
     vector: str
 
 
-class Member:
+class Participant:
     """One device in the attempts of a run.
 
     Args:
@@ -86,7 +86,7 @@ class Member:
         self._name, self._credential, self._authority_pem = name, credential, authority_pem
         self._federation, self._run, self._minimum = federation, run, max(LEAST_DEVICES, minimum)
 
-    def answer(self, state: MemberState, message: SecureMessage, trained: Trained) -> tuple[MemberState, SecureMessage]:
+    def answer(self, state: MemberState, message: SecureMessage, trained: MaskableOrder) -> tuple[MemberState, SecureMessage]:
         """Return the state to keep, and then the answer to send. To "masked" the answer is the masked update instead.
 
         Raises:
@@ -108,7 +108,7 @@ class Member:
         state, members = answers[message.exchange](state, message)
         return state, SecureMessage(message.order_id, message.attempt, message.exchange, tuple(members))
 
-    def _begun(self, state: MemberState, message: SecureMessage, trained: Trained) -> MemberState:
+    def _begun(self, state: MemberState, message: SecureMessage, trained: MaskableOrder) -> MemberState:
         """Return the state of the message's attempt, with new keys if the attempt is new."""
         if (message.order_id, message.attempt, trained.vector) == (state.order_id, state.attempt, state.vector):
             return state

@@ -1,7 +1,7 @@
 """Secure aggregation as a transform: an update becomes whole numbers on the device, and a cohort one sum on the server.
 
 Masks are not added in `on_device`: the device commits the numbers with its order, and masks them when its cohort has agreed on
-keys (attune.common.secure.member).
+keys (attune.fedclient.secure_member).
 """
 
 from __future__ import annotations
@@ -104,8 +104,9 @@ class SecureSum(Unchanged):
             UpdateRefused: There is nothing that takes the masks off.
             NotASum: The numbers are no sum.
         """
-        first = next(iter(cohort.updates), None)
-        before = context.before(first.client) if first is not None else None
+        if not cohort.updates:
+            return cohort
+        before = context.before(cohort.updates[0].client)
         if before is None or context.unmasking is None:
             raise UpdateRefused(f"nothing can unmask the {cohort.part} updates of this cohort")
         total = Unmasked(cohort, self.name, before, context.unmasking, self._settings.clip)

@@ -1,0 +1,192 @@
+"""Secure aggregation on a device: the server's messages answered in order, each answer durable before it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from attune.common.errors import HomeMismatch, SettingError, UpdateRefused
+from attune.common.exchange.messages import SecureMessage
+from attune.common.exchange.registry import SECURE_SUM, SecureSumSettings, settings_of
+from attune.common.faults import fail_at
+from attune.common.identity.certificates import subject
+from attune.common.identity.credential import Credential, load_certificate
+from attune.common.plan import Plan
+from attune.common.text import clean, from_json
+from attune.common.wire.blobs import Readable
+from attune.fedclient.home import Identity
+from attune.fedclient.link.port import Link
+from attune.fedclient.messages import OrderResult, Part, SendRefused
+from attune.fedclient.options import DeviceOptions
+from attune.fedclient.secure_member import MaskableOrder, MemberState, Participant
+from attune.fedclient.work.orders import OrderStore, masked_name
+from attune.fedclient.work.worker import LearnerSlot, Worker
+
+
+def settings_in(plan: Plan) -> SecureSumSettings | None:
+    """Return the plan's settings of secure aggregation; None without it."""
+    options = plan.transforms.get(SECURE_SUM)
+    if options is None:
+        return None
+    settings = settings_of({SECURE_SUM: options})[SECURE_SUM]
+    assert isinstance(settings, SecureSumSettings)  # noqa: S101 (a built-in name)
+    return settings
+
+
+def exchanges_of(
+    plan: Plan, options: DeviceOptions, link: Link, worker: Worker, say: Callable[[str], None]
+) -> Exchanges | None:
+    """Return a device's part in the secure aggregation of a plan; None without it. Errors are those of `signer_of`."""
+    settings = settings_in(plan)
+    if settings is None:
+        return None
+    signer_of(options, link.identity)  # wrong options are told at once
+    return Exchanges(plan, settings, lambda: signer_of(options, link.identity), link, worker, say)
+
+
+def report_of(result: OrderResult) -> OrderResult:
+    """Return what the server is told of an order whose update is summed with others: that it is done."""
+    return OrderResult(order_id=result.order_id, round=result.round, trained=result.trained, samples=0)
+
+
+def signer_of(options: DeviceOptions, identity: Identity) -> Identity:
+    """Return the identity with which a device signs, and the authority whose certificates others must have.
+
+    Raises:
+        SettingError: One of --authority and --signer is missing, cannot be read, or does not fit to the other.
+    """
+    if options.authority is None and options.signer is None:
+        return identity
+    if options.authority is None or options.signer is None:
+        raise SettingError("--authority and --signer belong together: the authority, and this device's key and certificate")
+    try:
+        authority_pem, text = options.authority.read_bytes(), options.signer.read_bytes()
+    except OSError as error:
+        raise SettingError(f"cannot read {error.filename}: {error.strerror}") from None
+    key, begin, rest = text.partition(b"-----BEGIN CERTIFICATE-----")
+    signer = Identity(identity.name, Credential(key, begin + rest), authority_pem)
+    fits = signer.credential.fits() and signer.credential.issued_by(authority_pem)
+    if not fits or load_certificate(signer.credential.certificate_pem).subject != subject(identity.name):
+        raise SettingError(
+            f"{options.signer} must hold a P-256 key, and its certificate in the name {identity.name} that {options.authority} "
+            "has issued"
+        )
+    return signer
+
+
+class MaskedParts:
+    """An order's parts behind masks, as the blobs of a hand-in."""
+
+    def __init__(self, orders: OrderStore) -> None:
+        self.who, self._orders = orders.who, orders
+
+    def blob(self, order_id: str, part: str) -> Path | Readable:
+        return self._orders.blob(order_id, masked_name(part))
+
+
+class Exchanges:
+    """The part of one device in secure aggregation.
+
+    Args:
+        plan: The plan.
+        settings: Its settings of secure aggregation.
+        signer: Returns the present identity, as `signer_of`: certificates are renewed.
+        link: The way to the server.
+        worker: Computes masks.
+        say: Prints a line for the device's user.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        settings: SecureSumSettings,
+        signer: Callable[[], Identity],
+        link: Link,
+        worker: Worker,
+        say: Callable[[str], None],
+    ) -> None:
+        self._plan, self._minimum, self._signer = plan, settings.devices, signer
+        self._link, self._worker, self._say = link, worker, say
+        self._turn = asyncio.Lock()
+        self._sending: set[tuple[str, int]] = set()
+
+    def _member(self) -> Participant:
+        identity, plan = self._signer(), self._plan
+        return Participant(identity.name, identity.credential, identity.ca_pem, plan.federation, plan.run, self._minimum)
+
+    async def answer(self, message: SecureMessage, slot: LearnerSlot) -> None:
+        """Answer one message of the server, or say why not.
+
+        Raises:
+            DiskFull: The answer cannot be made durable.
+            HomeMismatch: What was kept is damaged.
+        """
+        async with self._turn:  # in the order in which they came
+            orders, result = slot.orders, slot.newest
+            try:
+                state, answer = await self._worker.do(self._answered, orders, message, _trained(result))
+            except UpdateRefused as refusal:
+                self._say(f"takes no part in secure aggregation: {refusal}")
+                self._link.answer(SecureMessage(message.order_id, message.attempt, message.exchange, refused=str(refusal)))
+                return
+        if result is not None and message.exchange == "masked":
+            await self._hand_in(orders, result, state)
+        else:
+            self._link.answer(answer)
+
+    def _answered(
+        self, orders: OrderStore, message: SecureMessage, trained: MaskableOrder
+    ) -> tuple[MemberState, SecureMessage]:
+        before = _kept(orders)
+        state, answer = self._member().answer(before, message, trained)
+        if state != before:
+            orders.keep_secure_state(msgspec.json.encode(state))
+        fail_at(orders.who, trained.round, f"secure-{message.exchange}")
+        return state, answer
+
+    async def _hand_in(self, orders: OrderStore, result: OrderResult, state: MemberState) -> None:
+        """Hand the masked update in. It has the same bytes whenever this is done again."""
+        from attune.fedclient.link.handin import send
+
+        if (key := (state.order_id, state.attempt)) in self._sending:
+            return
+        self._sending.add(key)
+        try:
+            parts = await self._worker.do(self._masked, orders, result, state)
+            masked = msgspec.structs.replace(report_of(result), parts=tuple(parts))
+            sent = await send(self._link, MaskedParts(orders), masked, True, self._say, state.attempt)
+        finally:
+            self._sending.discard(key)
+        if isinstance(sent, SendRefused):
+            self._say(f"THE SERVER REFUSED THIS MASKED UPDATE: {clean(sent.reason)}")
+
+    def _masked(self, orders: OrderStore, result: OrderResult, state: MemberState) -> list[Part]:
+        from attune.common.secure.secure_sum import masked
+        from attune.common.wire.files import read_tensors
+
+        seeds = self._member().seeds(state)
+        return [
+            orders.keep_masked(
+                result.order_id, part.part, masked(part.part, read_tensors(orders.blob(result.order_id, part.part)), seeds)
+            )
+            for part in result.parts
+        ]
+
+
+def _trained(result: OrderResult | None) -> MaskableOrder:
+    if result is None or not result.trained:
+        return MaskableOrder("", 0, "")
+    return MaskableOrder(result.order_id, result.round, " ".join(f"{part.part}={part.digest}" for part in result.parts))
+
+
+def _kept(orders: OrderStore) -> MemberState:
+    text = orders.secure_state()
+    try:
+        return from_json(text, MemberState) if text else MemberState()
+    except msgspec.DecodeError as error:
+        raise HomeMismatch(
+            f"secure.json in {orders.where} is damaged ({error}): delete it, and this device takes no part in the present round"
+        ) from None

@@ -1,0 +1,175 @@
+"""Secure aggregation of a closed round: the exchanges with its devices, until its sum can be unmasked or there is none.
+
+The exchanges run beside the turns. A device answers on its stream, and hands its masked update in by calls; both only leave
+something here, and wake the exchange that waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attune.common import aio
+from attune.common.config import PrivacySettings
+from attune.common.errors import UpdateRefused
+from attune.common.exchange.messages import FixedSurvivors, SecureMessage
+from attune.common.faults import SERVER, fail_at
+from attune.fedserver.core.messages import Attempted, OrderId, Record
+from attune.fedserver.federation.steps import Clock, Turns
+from attune.fedserver.federation.streams import Streams
+
+if TYPE_CHECKING:
+    from attune.common.secure.collector import Collector, Unmasking
+
+LOG = logging.getLogger("fedserver")
+ATTEMPTS = 3  # of a process, before a round ends without a sum
+Handle = Callable[[Attempted], Coroutine[Any, Any, bool]]
+
+
+@dataclass(frozen=True)
+class UnmaskedSum:
+    """Outcome of a round's exchanges.
+
+    Attributes:
+        attempt: The attempt whose masks the updates have.
+        survivors: The devices whose updates are summed.
+        unmasking: Secrets that take the masks off their sum.
+        refused: Why there is no sum; empty: there is one.
+    """
+
+    attempt: int = 0
+    survivors: frozenset[str] = frozenset()
+    unmasking: Unmasking | None = None
+    refused: str = ""
+
+
+class SecureRounds:
+    """The exchanges of the round that is being closed.
+
+    Args:
+        privacy: The section [privacy]. Without secure aggregation all of this does nothing.
+        federation: The federation, as in the plan.
+        streams: Streams of the devices.
+        clock: If it stands, all answers are waited for.
+        turns: The queue of steps.
+        handle: Tells the round which attempt is made, and its survivors once they are fixed. It is durable then.
+    """
+
+    def __init__(
+        self, privacy: PrivacySettings, federation: str, streams: Streams, clock: Clock, turns: Turns, handle: Handle
+    ) -> None:
+        self.on, self._minimum, self._wait_s = privacy.secure_aggregation, privacy.secure_devices, privacy.secure_wait_s
+        self._federation = federation
+        self._streams, self._clock, self._turns, self._handle = streams, clock, turns, handle
+        self.moved_at = 0.0  # monotonic; when the present exchange began
+        self._collector: Collector | None = None
+        self._changed = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"SecureRounds({self._collector})"
+
+    async def sum(self, run: str, record: Record, number: int, cohort: frozenset[str]) -> UnmaskedSum:
+        """Carry the exchanges out with a round's cohort, or go on with the survivors that an earlier process has fixed."""
+        from attune.common.secure.collector import CohortRule, Collector
+        from attune.common.secure.statements import Occasion
+
+        names, why = tuple(sorted(cohort)), ""
+        attempt, fixed = record.attempt, record.fixed
+        known = cohort | frozenset(fixed.survivors if fixed else ())
+        orders = {name: str(OrderId("train", number, name)) for name in known}
+        for _ in range(ATTEMPTS):
+            if fixed is None:
+                attempt += 1
+                await self._note(attempt)
+            occasion = Occasion(self._federation, run, number, attempt)
+            try:
+                collector = self._collector = Collector(occasion, orders, CohortRule(names, self._minimum), fixed)
+                unmasking = await self._carry_out(collector)
+            except UpdateRefused as refusal:
+                why = str(refusal)
+                LOG.warning("round %d, attempt %d: %s", number, attempt, why)
+                fixed = self._collector.fixed if self._collector else None
+                if fixed is not None or len(names) < self._minimum:
+                    break  # the sum of other devices beside this one would show what differs
+            else:
+                fixed = collector.fixed
+                LOG.info("round %d: %d of %d updates are summed", number, len(unmasking.selves), len(names))
+                return UnmaskedSum(attempt, frozenset(unmasking.selves), unmasking)
+            finally:
+                self._collector = None
+        return UnmaskedSum(refused=why)
+
+    async def _carry_out(self, collector: Collector) -> Unmasking:
+        while True:
+            await self._answers(collector)
+            exchange = collector.exchange
+            if exchange == "unmasking":
+                unmasking = collector.unmasking()
+                fail_at(SERVER, collector.occasion.round, "secure-unmasking")
+                return unmasking
+            collector.advance()
+            if exchange == "masked":
+                await self._note(collector.occasion.attempt, collector.fixed)
+            fail_at(SERVER, collector.occasion.round, f"secure-{exchange}")
+
+    async def _note(self, attempt: int, fixed: FixedSurvivors | None = None) -> None:
+        event = Attempted(self._clock.monotonic(), attempt, fixed)
+        await self._turns.take(lambda: self._handle(event))
+
+    async def _answers(self, collector: Collector) -> None:
+        """Ask, and wait until each device has answered or the time is over."""
+        self.moved_at = self._clock.monotonic()
+        for name in sorted(collector.pending):
+            self._streams.send(name, collector.request(name))
+        try:
+            async with aio.timeout(None if self._clock.stands else self._wait_s):
+                while collector.pending:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            missing = sorted(collector.pending)
+            LOG.warning("round %d: %s: no answer of %s", collector.occasion.round, collector.exchange, ", ".join(missing[:3]))
+
+    # --- what devices do meanwhile
+
+    def connected(self, name: str) -> None:
+        """Ask a device again that has a new stream."""
+        collector = self._collector
+        if collector is not None and name in collector.pending:
+            self._streams.send(name, collector.request(name))
+
+    def answered(self, name: str, message: SecureMessage) -> None:
+        """Take a device's answer in.
+
+        Raises:
+            UpdateRefused: It refuses, or its answer cannot be; it takes no part any more.
+        """
+        try:
+            if self._collector is not None:
+                self._collector.take(name, message)
+        finally:
+            self._changed.set()
+
+    def drop(self, name: str, why: str) -> None:
+        """Go on without a device."""
+        if self._collector is not None:
+            self._collector.drop(name, why)
+            self._changed.set()
+
+    def awaits(self, order: OrderId, attempt: int = 0) -> bool:
+        """Return whether the masked update for this order is waited for; attempt: which one, 0 for whichever it is."""
+        collector = self._collector
+        if collector is None or collector.exchange != "masked" or order.client not in collector.asked:
+            return False
+        return (order.work, order.round) == ("train", collector.occasion.round) and attempt in (0, collector.occasion.attempt)
+
+    def accepted(self, order: OrderId, attempt: int) -> bool:
+        """Take note of a durable masked update, and return whether it came in time."""
+        in_time = self.awaits(order, attempt)
+        if in_time and self._collector is not None:
+            self._collector.masked(order.client)
+            self._changed.set()
+        return in_time

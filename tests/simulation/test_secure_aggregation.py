@@ -1,0 +1,159 @@
+"""Secure aggregation in whole federations: the plain result, from sums of which no summand can be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attune
+from attune.common.errors import AttuneError, SettingError
+from attune.common.metrics import Metrics, metrics_of
+from attune.common.text import from_json
+from attune.common.wire.files import read_tensors
+from attune.fedserver.core.planning import resolve
+from attune.fedserver.core.records import AcceptedUpdate
+from tests.simulation.test_simulate import QUICK, cloud
+
+DEVICES = {f"site{n}": cloud(n, 40 + 15 * n) for n in range(6)}
+SECURE = QUICK | {"privacy.secure_aggregation": True}
+PLAIN = QUICK | {"method.bound_change": 0.0, "method.bound_samples": 0.0, "round.take_back": 0.0}
+CLIP = 1.0
+
+
+def common(home: Path) -> dict[str, torch.Tensor]:
+    """Return the shared values at the end of a simulation."""
+    path = max((home / "server" / "state").glob("shared.value.*.safetensors"))
+    return read_tensors(path)
+
+
+def simulated(home: Path, settings: dict[str, Any], method: str = "fedavg", rounds: int = 1, **more: Any) -> Any:
+    return attune.simulate(DEVICES, method, rounds=rounds, settings=settings, home=home, **more)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedavg", {}),
+        ("fedavg", {"method.uniform": True, "method.server_mix": 0.5}),
+        ("fedper", {"model.name": "dnn"}),
+        ("pfedme", {}),
+        ("fedavg", {"round.clients": 5}),
+    ],
+)
+def test_a_round_gives_the_plain_values_to_1e_5_of_the_clipping_bound(
+    tmp_path: Path, method: str, settings: dict[str, Any]
+) -> None:
+    simulated(tmp_path / "plain", PLAIN | settings, method)
+    simulated(tmp_path / "secure", SECURE | settings, method)
+    plain, secure = common(tmp_path / "plain"), common(tmp_path / "secure")
+    assert plain.keys() == secure.keys()
+    assert any(not torch.equal(plain[name], secure[name]) for name in plain), "rounded, so never quite equal"
+    for name, values in plain.items():
+        torch.testing.assert_close(secure[name], values, atol=1e-5 * CLIP, rtol=0)
+
+
+@pytest.mark.parametrize("executor", ["stacked", "processes"])
+def test_every_executor_hands_in_masked_updates(tmp_path: Path, executor: Any) -> None:
+    simulated(tmp_path / "one", SECURE)
+    simulated(tmp_path / "other", SECURE, executor=executor)
+    one, other = common(tmp_path / "one"), common(tmp_path / "other")
+    for name, values in one.items():
+        torch.testing.assert_close(other[name], values, atol=1e-4, rtol=0)
+
+
+def test_the_same_seed_gives_the_same_bits_whatever_the_masks(tmp_path: Path) -> None:
+    results = [simulated(tmp_path / name, SECURE, rounds=3) for name in ("one", "other")]
+    assert results[0].digests == results[1].digests
+    blobs = [sorted((tmp_path / name / "server" / "inbox").rglob("*.safetensors")) for name in ("one", "other")]
+    assert len(blobs[0]) == 6
+    assert all(one.read_bytes() != other.read_bytes() for one, other in zip(*blobs, strict=True))
+
+
+def test_the_server_has_no_single_update_and_no_single_loss(tmp_path: Path) -> None:
+    simulated(tmp_path, SECURE)
+    entries = sorted((tmp_path / "server" / "inbox").glob("train-1-*"))
+    assert len(entries) == 6
+    for folder in entries:
+        entry = from_json((folder / "update.json").read_bytes(), AcceptedUpdate)
+        assert entry.row.samples == 0
+        assert metrics_of(entry.row) == Metrics(bytes_up=entry.row.bytes_up)
+        [path] = folder.glob("*.safetensors")
+        masked = read_tensors(path)
+        assert {tensor.dtype for tensor in masked.values()} == {torch.int32}
+        numbers = torch.cat([tensor.reshape(-1).double() for tensor in masked.values()])
+        assert float(numbers.abs().mean()) > 2**29, "far from the small numbers of an update: uniform in 32 bits"
+
+
+def test_a_damaged_state_is_made_again_from_the_sum(tmp_path: Path) -> None:
+    result = simulated(tmp_path, SECURE)
+    path = max((tmp_path / "server" / "state").glob("shared.value.*.safetensors"))
+    before = path.read_bytes()
+    path.write_bytes(b"damaged")
+    again = simulated(tmp_path, SECURE)
+    assert path.read_bytes() == before
+    assert again.digests == result.digests
+
+
+WRONG = {
+    "method.name=fedmcsa": "attended parts that are no means",
+    "method.name=fedtp": "parts that are no means",
+    "method.name=local": "shares nothing",
+    "method.robust=median": "method.robust",
+    "method.robust=multi-krum": "method.robust",
+    "method.bound_change=3.0": "secure-sum and change-bound cannot be combined",
+    "method.bound_samples=5.0": "secure-sum and sample-bound cannot be combined",
+    "server.max_update_norm=9.0": "secure-sum and norm-limit cannot be combined",
+    "round.encoding=bf16": "secure-sum and bf16 cannot be combined",
+    "round.encoding=int8": "secure-sum and int8 cannot be combined",
+    "round.take_back=10.0": "round.take_back",
+    "round.train=all": 'round.train = "all"',
+    "round.adapt_rounds=2": "round.adapt_rounds",
+    "round.clients=4": "sums have 5 to 256 devices",
+    "round.clients=257": "sums have 5 to 256 devices",
+    "round.min_clients=4": "sums have at least 5 devices",
+    "round.quorum=4": "sums have at least 5 devices",
+    "privacy.secure_devices=2": "privacy.secure_devices",
+    "privacy.secure_clip=0": "privacy.secure_clip",
+}
+
+
+@pytest.mark.parametrize("assignment", WRONG)
+def test_what_secure_aggregation_cannot_be_combined_with_is_refused_by_name(assignment: str) -> None:
+    from attune.common.config import load_settings
+
+    with pytest.raises(SettingError, match=WRONG[assignment]):
+        resolve(load_settings(None, ["method.name=fedavg", "privacy.secure_aggregation=true", assignment], {}))
+
+
+def test_the_transform_itself_is_no_setting() -> None:
+    with pytest.raises(SettingError, match=r"secure-sum is set by privacy\.secure_aggregation"):
+        resolve({"transforms": {"secure-sum": {}}})
+
+
+def test_a_method_without_secure_aggregation_keeps_its_bounds() -> None:
+    assert resolve({}).configured.aggregators != resolve(
+        {"privacy": {"secure_aggregation": True}, "method": {"name": "fedavg"}}
+    )
+    assert resolve({"method": {"name": "fedavg"}}).round.take_back == 10.0
+
+
+def test_fewer_devices_than_a_sum_needs_make_no_federation() -> None:
+    few = {name: DEVICES[name] for name in list(DEVICES)[:4]}
+    with pytest.raises(AttuneError, match="at least 5 devices"):
+        attune.simulate(few, "fedavg", rounds=1, settings=SECURE)
+
+
+def test_a_device_with_few_samples_takes_no_part() -> None:
+    with pytest.raises(AttuneError, match="secure_samples"):
+        attune.simulate(DEVICES, "fedavg", rounds=1, settings=SECURE | {"privacy.secure_samples": 50})
+
+
+def test_numbers_to_predict_are_refused_because_sums_of_them_are_sent() -> None:
+    rng = np.random.default_rng(0)
+    shards = {f"d{n}": (rng.normal(size=(30, 3)).astype("f4"), rng.normal(size=30).astype("f4")) for n in range(5)}
+    with pytest.raises(AttuneError, match="has numbers to predict"):
+        attune.simulate(shards, "fedavg", rounds=1, settings=SECURE, task="regression")
