@@ -6,6 +6,16 @@ from importlib.metadata import entry_points
 
 import click
 
+FORMAT = click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    default=("png",),
+    show_default=True,
+    type=click.Choice(["png", "pdf", "svg"]),
+    help="Form of the pictures (may be repeated). The page has PNG in any case.",
+)
+
 
 class ExtensibleGroup(click.Group):
     """The group's own commands, and those that entry points of the group `entry_point_group` name.

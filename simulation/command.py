@@ -8,6 +8,7 @@ from typing import Any, Literal
 import click
 
 from attune.common import homes
+from attune.common.command_group import FORMAT
 from attune.common.errors import AttuneError
 from attune.common.outputs import check_folder
 from attune.fedclient.table_options import read_options, table_options
@@ -147,8 +148,9 @@ def run_recipe(name: str, data: tuple[str, ...], out: Path, seed: int | None) ->
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), help="Also draw a picture and a page into this folder."
 )
+@FORMAT
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for machines.")
-def compare(home: Path | None, runs: tuple[str, ...], out: Path | None, as_json: bool) -> None:
+def compare(home: Path | None, runs: tuple[str, ...], out: Path | None, formats: tuple[Any, ...], as_json: bool) -> None:
     """Compare finished runs: runs of this home by their names, or else folders: homes, exported or saved results."""
     import msgspec
 
@@ -168,5 +170,5 @@ def compare(home: Path | None, runs: tuple[str, ...], out: Path | None, as_json:
     if out is not None:
         from attune.simulation.compare_views import write
 
-        for line in write(compared_runs, data, out):
+        for line in write(compared_runs, data, out, formats):
             click.echo(line, err=as_json)

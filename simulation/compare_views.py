@@ -8,7 +8,7 @@ from typing import Any
 
 from attune.common.metrics import METRICS
 from attune.common.pictures import figures, page
-from attune.common.pictures.figures import natural
+from attune.common.pictures.figures import Format, natural
 from attune.common.pictures.page import Cell, PageTable, Picture, Section
 from attune.fedserver.view.status_text import share, text_of, text_table
 from attune.simulation.compare import AgainstFirst, ComparedRun, RunData
@@ -70,15 +70,17 @@ def sentence(name: str, first: str, comparison: AgainstFirst | None) -> str:
     )
 
 
-def write(compared: Sequence[ComparedRun], runs: Sequence[RunData], out: Path) -> list[str]:
-    """Write compare.png and index.html into `out`; return a line for each.
+def write(
+    compared: Sequence[ComparedRun], runs: Sequence[RunData], out: Path, formats: Sequence[Format] = ("png",)
+) -> list[str]:
+    """Write compare.png (or other forms) and index.html into `out`; return a line for each.
 
     Raises:
         SettingError: matplotlib is not installed.
         OSError: A file cannot be written.
     """
     sections = [_overview(compared), _drawn(runs), _devices(runs), _reported(compared)]
-    return [str(path) for path in page.write(out, " and ".join(run.name for run in runs), sections)]
+    return [str(path) for path in page.write(out, " and ".join(run.name for run in runs), sections, formats)]
 
 
 def _overview(compared: Sequence[ComparedRun]) -> Section:
@@ -94,12 +96,14 @@ def _drawn(runs: Sequence[RunData]) -> Section:
     names.sort(key=lambda name: first.get(name, -1.0))  # stable: devices that are equal stay by name
     figure = figures.new(min(max(12.0, 7 + 0.25 * len(names)), 20.0), 5.2)
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
-    for number, run in enumerate(runs):
+    values_of = [[run.accuracies.get(name) for name in names] for run in runs]
+    sizes = figures.ringed(values_of, 6 if len(names) <= NAMED else 3)
+    for number, (run, size) in enumerate(zip(runs, sizes, strict=True)):
         colour = figures.COLOURS[number % len(figures.COLOURS)]
         _curve(left, run, colour)
         at = [position for position, name in enumerate(names) if name in run.accuracies]
         values = [run.accuracies[names[position]] for position in at]
-        right.plot(at, values, "o", color=colour, markersize=6 if len(names) <= NAMED else 3, alpha=0.85, label=run.name)
+        right.plot(at, values, "o", color=colour, markersize=size, alpha=0.85, label=run.name)
     left.set_xlabel("closed rounds")
     left.xaxis.get_major_locator().set_params(integer=True)
     right.set_xlabel(f"{len(names)} devices, by their {runs[0].summary.metric} in {runs[0].name}")
@@ -116,7 +120,7 @@ def _drawn(runs: Sequence[RunData]) -> Section:
         "Left: accuracy by round, of the model by which each run's method is judged. Right: the latest accuracy of every "
         "device in every run."
     )
-    return Section("Runs side by side", caption, Picture("compare", figures.png(figure)))
+    return Section("Runs side by side", caption, Picture("compare", figure))
 
 
 def _curve(axes: Any, run: RunData, colour: str) -> None:

@@ -1,4 +1,4 @@
-"""Figures as PNG bytes, and the colours that all pictures share. matplotlib is imported only when a figure is made."""
+"""Figures as the bytes of files, and the colours that all pictures share. matplotlib is imported only when one is made."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import io
 import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from attune.common.errors import SettingError
 from attune.common.statistics import interval_of
 from attune.common.task import TASKS, TaskName
 
 DPI = 120
+RING = 1.5  # size of a mark beside the one that lies on it
+Format = Literal["png", "pdf", "svg"]
+_UNDATED: dict[Format, dict[str, None]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 COLOURS = ("#3566a8", "#e08214", "#4d9c4a", "#b3478f", "#7f7f7f", "#17a2b8", "#8c564b", "#d4b106", "#d62728", "#5e3c99")
 BEFORE, AFTER, COMMON, LOCAL = COLOURS[0], COLOURS[1], COLOURS[4], COLOURS[2]
 
@@ -55,11 +58,37 @@ def panels(rows: int, columns: int, count: int) -> tuple[Any, list[Any]]:
     return figure, list(grid.flat[:count])
 
 
-def png(figure: Any) -> bytes:
-    """Return the figure as a PNG file; the same figure gives the same bytes."""
+def file_of(figure: Any, form: Format) -> bytes:
+    """Return the figure as a file of this form; the same figure gives the same bytes."""
+    from matplotlib import rc_context
+
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    with rc_context({"svg.hashsalt": "attune"}):
+        figure.savefig(buffer, format=form, dpi=DPI, metadata=_UNDATED[form])
     return buffer.getvalue()
+
+
+def png(figure: Any) -> bytes:
+    """Return the figure as a PNG file."""
+    return file_of(figure, "png")
+
+
+def ringed(values: Sequence[Sequence[float | None]], size: float) -> list[float]:
+    """Return a size of marks for each series, so that marks of several series at one place stay visible as rings.
+
+    Args:
+        values: The values of each series at the same places, None where it has none. Later series are drawn over earlier ones.
+        size: Size of marks that lie alone.
+    """
+    sizes = [size] * len(values)
+    for first in range(len(values) - 2, -1, -1):
+        over = [
+            sizes[later]
+            for later in range(first + 1, len(values))
+            if any(a is not None and a == b for a, b in zip(values[first], values[later], strict=True))
+        ]
+        sizes[first] = max([size, *(covering * RING for covering in over)])
+    return sizes
 
 
 def plain(axes: Any, grid: str | None = "y") -> None:

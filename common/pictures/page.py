@@ -1,4 +1,4 @@
-"""Pictures and tables as files: a PNG for each picture, and one self-contained HTML page."""
+"""Pictures and tables as files: one or more for each picture, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import base64
 import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from attune.common.errors import SettingError
 from attune.common.estimate import with_estimate
+from attune.common.pictures import figures
+from attune.common.pictures.figures import Format
 
 S = TypeVar("S")
 Cell = str | int | float | None
@@ -37,10 +40,19 @@ class PageTable:
 
 @dataclass(frozen=True)
 class Picture:
-    """PNG picture of a page."""
+    """Picture of a page: a matplotlib figure, and the name of its file without the suffix."""
 
-    name: str  # of the file, without .png
-    png: bytes
+    name: str
+    figure: Any
+
+    @cached_property
+    def png(self) -> bytes:
+        """The picture as a PNG file."""
+        return figures.png(self.figure)
+
+    def file_of(self, form: Format) -> bytes:
+        """Return the picture as a file of this form."""
+        return self.png if form == "png" else figures.file_of(self.figure, form)
 
 
 @dataclass(frozen=True)
@@ -73,16 +85,17 @@ def drawn(pictures: Mapping[str, Callable[[S], Section]], source: S, wanted: Seq
     return sections, left_out
 
 
-def write(out: Path, title: str, sections: Iterable[Section]) -> list[Path]:
-    """Write a PNG for each picture and index.html into the folder `out`, and return their paths."""
+def write(out: Path, title: str, sections: Iterable[Section], formats: Sequence[Format] = ("png",)) -> list[Path]:
+    """Write each picture in these forms, and index.html with PNG pictures, into the folder `out`. Return their paths."""
     out.mkdir(parents=True, exist_ok=True)
     listed = list(sections)
     written = []
     for section in listed:
         if section.picture is not None:
-            path = out / f"{section.picture.name}.png"
-            path.write_bytes(section.picture.png)
-            written.append(path)
+            for form in formats:
+                path = out / f"{section.picture.name}.{form}"
+                path.write_bytes(section.picture.file_of(form))
+                written.append(path)
     page = out / "index.html"
     page.write_text(render(title, listed), encoding="utf-8")
     return [*written, page]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from attune.common.command_group import FORMAT
 from attune.common.durable import replaced
 from attune.common.errors import AttuneError, SettingError
 from attune.common.outputs import check_file, check_folder
@@ -156,6 +157,7 @@ def _label_rows(labels: Sequence[Any], info: ModelInfo) -> Iterator[tuple[Any, .
 @server_option()
 @home_option
 @table_options
+@FORMAT
 @allow_model_option
 def plot(
     data: Path,
@@ -166,6 +168,7 @@ def plot(
     server: str | None,
     home: Path | None,
     allow_models: tuple[str, ...],
+    formats: tuple[Any, ...],
     **given: Any,
 ) -> None:
     """Draw pictures of the models' answers on a shard's test part, offline."""
@@ -177,7 +180,7 @@ def plot(
     folders, held = (models, ()) if device is None else ((device.model,), device.held_rows())
     from attune.fedclient.model import plots
 
-    for line in plots.plot(folders, data, out, images, pictures, allow_models, table, held):
+    for line in plots.plot(folders, data, out, images, pictures, allow_models, table, held, formats):
         click.echo(line)
 
 

@@ -67,7 +67,7 @@ def rollouts(images: Floats, numbers: Sequence[int], true: Sequence[str], looks:
         [numbers[n], true[n], *(cell for look in looks for cell in (look.predicted[n], effective(look.maps[n])))]
         for n in range(len(images))
     ]
-    return Section("Where the model looks", caption, Picture("rollout", figures.png(figure)), PageTable(heads, rows))
+    return Section("Where the model looks", caption, Picture("rollout", figure), PageTable(heads, rows))
 
 
 def _shown(image_HWC: Floats) -> Floats:
@@ -129,7 +129,7 @@ def confusions(counts: Sequence[tuple[str, Ints]], names: Sequence[str]) -> Sect
     table: list[list[Cell]] = [
         [title, names[i], names[k], int(count_CC[i, k])] for title, count_CC in counts for i, k in np.argwhere(count_CC)
     ]
-    picture = Picture("confusion", figures.png(figure))
+    picture = Picture("confusion", figure)
     return Section("What is taken for what", caption, picture, PageTable(("model", "true", "found", "samples"), table))
 
 
@@ -166,7 +166,7 @@ def by_class(shares: Sequence[tuple[str, Sequence[tuple[int, int]]]], names: Seq
     caption = f"{of}, with Wilson's interval."
     table = PageTable(("model", word, "samples", "right", "accuracy", "95 %"), rows)
     name = "classes" if word == "class" else "labels"
-    return Section(f"Accuracy by {word}", caption, Picture(name, figures.png(figure)), table)
+    return Section(f"Accuracy by {word}", caption, Picture(name, figure), table)
 
 
 SIDE = 3.4  # inches of a panel
@@ -203,7 +203,7 @@ def predicted(true_NK: Floats, names: Sequence[str], models: Sequence[Predicted]
         f"as in status and verdicts ({TASKS['regression'].best}). The errors are in the target's own unit."
     )
     heads = ("model", "target", "samples", "R2", "mean absolute error", "root of the mean squared error", "mean error")
-    picture = Picture("predicted", figures.png(figure))
+    picture = Picture("predicted", figure)
     return Section("Predicted against true", caption, picture, PageTable(heads, table))
 
 

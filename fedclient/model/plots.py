@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attune.common.errors import SettingError, ShardError
 from attune.common.pictures import page
+from attune.common.pictures.figures import Format
 from attune.common.plan import Label
 from attune.common.task import TaskName
 from attune.fedclient.data import labels
@@ -142,11 +143,12 @@ def plot(
     allow_models: Collection[str] = (),
     table: ReadOptions = PLAIN,
     held: Collection[str] = (),
+    formats: Sequence[Format] = ("png",),
 ) -> list[str]:
     """Write pictures of these models and a page into `out`, and return a line for each.
 
     Without `wanted` all possible pictures are drawn, and lines say why others are not. `table` and `held` are those of
-    `load_shard`.
+    `load_shard`, `formats` the forms of the pictures.
 
     Raises:
         NoModel: A folder has no model.
@@ -162,7 +164,7 @@ def plot(
             raise SettingError(f"the picture {name!r} is of models for {PICTURES[name]}, and this one is for {task}")
     sections, left_out = page.drawn(OF_TASK[task], source, wanted)
     title = f"{', '.join(judged.title for judged in source.judged)} on {source.shard}"
-    return [*map(str, page.write(out, title, sections)), *left_out]
+    return [*map(str, page.write(out, title, sections, formats)), *left_out]
 
 
 def model_folder(folder: Path) -> Path:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
+from attune.common.command_group import FORMAT
 from attune.fedserver.cli.shared import HOME, place_of
 
 
@@ -37,14 +39,21 @@ def export(home: Path | None, out: Path) -> None:
 @click.option(
     "--x", help="With --runs: the setting on the x axis, such as train.lr, or participation; or its name if X is given."
 )
+@FORMAT
 def plot(
-    home: Path | None, out: Path, pictures: tuple[str, ...], labels: Path | None, runs: tuple[str, ...], x: str | None
+    home: Path | None,
+    out: Path,
+    pictures: tuple[str, ...],
+    labels: Path | None,
+    runs: tuple[str, ...],
+    x: str | None,
+    formats: tuple[Any, ...],
 ) -> None:
-    """Draw pictures of a federation, or of several: PNG files and a page with the numbers."""
+    """Draw pictures of a federation, or of several: files and a page with the numbers."""
     from attune.fedserver.view import plots
 
     if runs and (home or pictures or labels):
-        raise click.UsageError("--runs compares exported folders: it goes with --x and --out alone")
-    lines = plots.plot_runs(runs, x, out) if runs else plots.plot_home(place_of(home), out, labels, pictures)
+        raise click.UsageError("--runs compares exported folders: it goes with --x, --format and --out alone")
+    lines = plots.plot_runs(runs, x, out, formats) if runs else plots.plot_home(place_of(home), out, labels, pictures, formats)
     for line in lines:
         click.echo(line)

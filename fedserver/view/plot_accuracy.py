@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, pstdev
@@ -15,7 +15,7 @@ from attune.common.pictures import figures
 from attune.common.pictures.page import Cell, PageTable, Picture, Section
 from attune.common.statistics import interval_of
 from attune.common.task import TaskName
-from attune.fedserver.core.accuracy import by_round
+from attune.fedserver.core.accuracy import ByRound, by_round
 from attune.fedserver.core.records import Report
 from attune.fedserver.view.summary import ClientSummary, Curve, CurvePoint, Figure, Summary
 
@@ -83,23 +83,25 @@ def curves(summary: Summary) -> Section:
         f"Each client's {summary.metric} on its own test part: the mean over clients, in which each counts the same, and over "
         f"all test samples, in which each sample counts the same.{hint}{figures.direction(summary.task)}"
     )
-    return Section(
-        f"{summary.metric.capitalize()} by round", caption, Picture("accuracy", figures.png(figure)), _curve_table(summary)
-    )
+    return Section(f"{summary.metric.capitalize()} by round", caption, Picture("accuracy", figure), _curve_table(summary))
 
 
 def _curves_on(axes: Any, summary: Summary, average: str) -> None:
     """Draw one kind of average: a line for each model, and a line for a constant answer."""
+    drawn = [key for key in SERIES if summary.curves[key]]
+    rounds = sorted({point.round for key in drawn for point in summary.curves[key]})
+    by_key = [{point.round: getattr(point, average) for point in summary.curves[key]} for key in drawn]
+    sizes = dict(zip(drawn, figures.ringed([[at.get(r) for r in rounds] for at in by_key], 1.0), strict=True))
     for key, (label, colour, mark) in SERIES.items():
         points = summary.curves[key]
         if not points:
             continue
         whole = [point for point in points if point.whole]
-        size = 4.5 if len(points) <= MARKED else 2.5
+        size = (4.5 if len(points) <= MARKED else 2.5) * sizes[key]
         if len(whole) < len(points):
             face, thin = "white" if len(points) <= MARKED else "none", {"linewidth": 1, "alpha": 0.5}
             axes.plot(*_xy(points, average), f"-{mark}", color=colour, markerfacecolor=face, markersize=size, **thin)
-        axes.plot(*_xy(whole, average), f"-{mark}", color=colour, linewidth=1.6, markersize=size, label=label)
+        axes.plot(*_xy(whole, average), f"-{mark}", color=colour, linewidth=1.6 * sizes[key], markersize=size, label=label)
     if constant := summary.latest.get("constant"):
         axes.axhline(getattr(constant, average), color="0.4", linewidth=1, linestyle="--", label="a constant answer")
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -159,7 +161,7 @@ def bars(summary: Summary) -> Section:
         "Before: what the device started its latest training from. The intervals (Wilson's) show how certain an accuracy is on "
         f"so few test samples: if they overlap widely, a difference means little.{figures.direction(summary.task)}"
     )
-    return Section("Local training", caption, Picture("training", figures.png(figure)), _training_table(listed, summary.task))
+    return Section("Local training", caption, Picture("training", figure), _training_table(listed, summary.task))
 
 
 def _with_intervals(
@@ -229,30 +231,51 @@ def sweep(runs: Sequence[SweepRun], label: str) -> Section:
         "of the same evaluations. Faint points: the clients."
     )
     table = PageTable(("method", label, "runs", "accuracy", "deviation", "over clients"), rows)
-    return Section(f"Accuracy against {label}", caption, Picture("sweep", figures.png(figure)), table)
+    return Section(f"Accuracy against {label}", caption, Picture("sweep", figure), table)
 
 
 def metrics(rows: Sequence[Report]) -> Section:
-    """Draw the mean over clients of each metric by round; the table also has the smallest and largest value."""
-    metrics_by_round = by_round(rows)
-    across = min(COLUMNS, len(metrics_by_round))
-    down = math.ceil(len(metrics_by_round) / across)
-    figure, panels = figures.panels(down, across, len(metrics_by_round))
-    table: list[list[Cell]] = []
+    """Draw the mean over clients of each metric by round; the table also has the smallest and largest value.
+
+    A metric whose mean never changes has no panel.
+    """
+    everything = by_round(rows)
+    constants = {name: value for name, works in everything.items() if (value := _constant(works)) is not None}
+    changing = {name: works for name, works in everything.items() if name not in constants}
+    table: list[list[Cell]] = [
+        [name, WORKS[work][0], r, len(numbers), fmean(numbers), min(numbers), max(numbers)]
+        for name, works in everything.items()
+        for work, rounds in sorted(works.items(), reverse=True)
+        for r, numbers in sorted(rounds.items())
+    ]
+    caption = "Every number that devices report with their answers, averaged over the clients that have it."
+    if constants:
+        caption += f" The same in every round, and so without a panel: {', '.join(f'{k} {v:g}' for k, v in constants.items())}."
+    heads = ("metric", "order", "round", "clients", "mean", "smallest", "largest")
+    picture = Picture("metrics", _panels_of(changing)) if changing else None
+    return Section("Reports of the devices", caption, picture, PageTable(heads, table))
+
+
+def _panels_of(changing: Mapping[str, Mapping[str, ByRound]]) -> Any:
+    across = min(COLUMNS, len(changing))
+    figure, panels = figures.panels(math.ceil(len(changing) / across), across, len(changing))
     lines: dict[str, Any] = {}
-    for axes, (name, works) in zip(panels, metrics_by_round.items(), strict=True):
+    for axes, (name, works) in zip(panels, changing.items(), strict=True):
         for work, rounds in sorted(works.items(), reverse=True):
             label, colour = WORKS[work]
             at = sorted(rounds)
             line = "-o" if len(at) <= MARKED else "-"
             lines[label] = axes.plot(at, [fmean(rounds[r]) for r in at], line, color=colour, markersize=3)[0]
-            table += [[name, label, r, len(rounds[r]), fmean(rounds[r]), min(rounds[r]), max(rounds[r])] for r in at]
         axes.set_title(METRICS[name].heading, fontsize=9)
         figures.plain(axes)
     panels[0].xaxis.get_major_locator().set_params(integer=True)
     figure.supxlabel("round", fontsize=10)
     figure.suptitle("What devices report, mean over clients", fontsize=12)
     figure.legend(list(lines.values()), list(lines), frameon=False, fontsize=9, loc="upper right", ncols=len(lines))
-    caption = "Every number that devices report with their answers, averaged over the clients that have it."
-    heads = ("metric", "order", "round", "clients", "mean", "smallest", "largest")
-    return Section("Reports of the devices", caption, Picture("metrics", figures.png(figure)), PageTable(heads, table))
+    return figure
+
+
+def _constant(works: Mapping[str, ByRound]) -> float | None:
+    """Return the mean of a metric that is the same in every round, or None if it changes or there is one round."""
+    means = [fmean(numbers) for rounds in works.values() for numbers in rounds.values()]
+    return means[0] if len(means) > 1 and max(means) == min(means) else None

@@ -61,7 +61,7 @@ def attention(matrices: Mapping[str, Matrix], clients: Sequence[str], groups: Ma
     table = PageTable(
         ("component", "mean weight on oneself", "effective clients"), [_spread(u, A) for u, A in sorted_SS.items()]
     )
-    return Section("Which client learns from which", caption, Picture("attention", figures.png(figure)), table)
+    return Section("Which client learns from which", caption, Picture("attention", figure), table)
 
 
 def _root() -> Any:
@@ -162,7 +162,7 @@ def embeddings(z_NE: Matrix, clients: Sequence[str], groups: Mapping[str, str], 
             f" Coloured by {coloured_by}. The nearest other client in the space of the embeddings has the same colour for "
             f"{share:.1%} of the clients; by chance it would for {chance:.1%}."
         )
-    picture = Picture("embeddings", figures.png(figure))
+    picture = Picture("embeddings", figure)
     return Section(
         "Client embeddings", caption, picture, PageTable(("client", coloured_by if groups else "colour", "x", "y"), rows)
     )

@@ -88,7 +88,7 @@ def clients(summary: Summary) -> Section:
         "device's own model; below, Tango's for the difference on the same samples. If an interval below crosses zero, the "
         f"device's test part is too small to tell.{figures.direction(summary.task)}"
     )
-    return Section("Devices", caption, Picture("clients", figures.png(figure)), _table(listed, summary.task))
+    return Section("Devices", caption, Picture("clients", figure), _table(listed, summary.task))
 
 
 def sorted_by_gain(given: Sequence[ClientSummary]) -> list[ClientSummary]:
@@ -106,13 +106,12 @@ def _models(axes: Any, listed: Sequence[ClientSummary], task: TaskName) -> None:
             axes.plot([position] * 2, heights, color=SHADES[client.verdict], linewidth=width, alpha=0.35)
         if client.own_accuracy is not None and (between := interval_of(client.own_accuracy, client.test_samples, task)):
             axes.plot([position] * 2, between, color="0.45", linewidth=0.8, zorder=2)
-    for score, label, colour, mark in MODELS:
+    sizes = figures.ringed([[score(client) for client in listed] for score, *_ in MODELS], 7 if few else 3.5)
+    for (score, label, colour, mark), size in zip(MODELS, sizes, strict=True):
         placed = [(at, value) for at, client in enumerate(listed) if (value := score(client)) is not None]
         if placed:
             at, values = zip(*placed, strict=True)
-            axes.plot(
-                at, values, mark, color=colour, markersize=7 if few else 3.5, label=label, markeredgecolor="white", zorder=3
-            )
+            axes.plot(at, values, mark, color=colour, markersize=size, label=label, markeredgecolor="white", zorder=3)
     figures.score_axis(axes, task, top=1.03)
     axes.set_title("Which devices federation helps", pad=24)
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.1, fontsize=9)

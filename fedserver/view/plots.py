@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from attune.common.errors import NoModel, SettingError, nearest
 from attune.common.pictures import page
+from attune.common.pictures.figures import Format
 from attune.fedserver.core.accuracy import by_round
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.aggregators import stored
@@ -128,7 +129,9 @@ PICTURES: dict[str, Callable[[PictureSource], page.Section]] = {
 }
 
 
-def plot_home(home: ServerHome, out: Path, labels: Path | None, wanted: Sequence[str]) -> list[str]:
+def plot_home(
+    home: ServerHome, out: Path, labels: Path | None, wanted: Sequence[str], formats: Sequence[Format] = ("png",)
+) -> list[str]:
     """Write pictures and a page into `out`; return a line for each file, and for each picture that is left out.
 
     Without `wanted`, all pictures are drawn that are possible.
@@ -138,7 +141,7 @@ def plot_home(home: ServerHome, out: Path, labels: Path | None, wanted: Sequence
         SettingError: A wanted picture is not possible.
     """
     title, sections, left_out = pages(PictureSource.of_home(home, labels), wanted)
-    return [*map(str, page.write(out, title, sections)), *left_out]
+    return [*map(str, page.write(out, title, sections, formats)), *left_out]
 
 
 def pages(source: PictureSource, wanted: Sequence[str]) -> tuple[str, list[page.Section], list[str]]:
@@ -149,20 +152,21 @@ def pages(source: PictureSource, wanted: Sequence[str]) -> tuple[str, list[page.
     return title, [plot_devices.helped(summary), *sections, plot_accuracy.figures_of(summary)], left_out
 
 
-def plot_runs(given: Sequence[str], x: str | None, out: Path) -> list[str]:
+def plot_runs(given: Sequence[str], x: str | None, out: Path, formats: Sequence[Format] = ("png",)) -> list[str]:
     """Draw the accuracy of exported runs against a setting; return a line for each file.
 
     Args:
         given: Folders as `DIR`, or as `X=DIR` with the place on the x axis.
         x: The setting on the x axis, or its label.
         out: The folder to write to.
+        formats: Forms of the picture.
 
     Raises:
         SettingError: A folder is no exported run, or its place on the x axis is not known.
     """
     runs = [read_run(text, x) for text in given]
     label = x or "setting"
-    return [str(path) for path in page.write(out, f"Accuracy against {label}", [plot_accuracy.sweep(runs, label)])]
+    return [str(path) for path in page.write(out, f"Accuracy against {label}", [plot_accuracy.sweep(runs, label)], formats)]
 
 
 def read_run(text: str, x: str | None) -> plot_accuracy.SweepRun:

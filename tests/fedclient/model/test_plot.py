@@ -81,17 +81,15 @@ def test_the_maps_numbers_are_the_rollouts(tmp_path):
         assert float(row[3]) == pytest.approx(np.exp(-(share * np.log(share)).sum()), abs=6e-5)
 
 
-def test_all_maps_have_one_scale_in_equal_shares_with_a_colour_bar(tmp_path, monkeypatch):
+def test_all_maps_have_one_scale_in_equal_shares_with_a_colour_bar():
     """Expect 4 equal shares for a map with all attention on one of four patches, and 1 everywhere for an even one."""
-    kept = []
-    monkeypatch.setattr(drawings.figures, "png", lambda figure: kept.append(figure) or b"png")
     maps = np.array([[[0.7, 0.0], [0.0, 0.0]], [[0.1, 0.1], [0.1, 0.1]]])
     images = np.zeros((2, 4, 4, 1), dtype=np.float32)
-    drawings.rollouts(images, [0, 1], ["a", "b"], [drawings.RolloutPanel("model", maps, ["a", "b"])])
-    overlays = [axes.images[1] for axes in kept[0].axes if len(axes.images) == 2]
+    section = drawings.rollouts(images, [0, 1], ["a", "b"], [drawings.RolloutPanel("model", maps, ["a", "b"])])
+    overlays = [axes.images[1] for axes in section.picture.figure.axes if len(axes.images) == 2]
     assert [image.get_clim() for image in overlays] == [(0, 4), (0, 4)]
     assert np.allclose(overlays[1].get_array(), 1.0)
-    assert any(axes.get_ylabel() == "attention, in equal shares" for axes in kept[0].axes)
+    assert any(axes.get_ylabel() == "attention, in equal shares" for axes in section.picture.figure.axes)
 
 
 def test_models_side_by_side_are_told_apart(tmp_path):
@@ -239,15 +237,13 @@ def test_numbers_are_drawn_in_their_unit_with_the_errors_in_the_page(tmp_path):
             assert [float(cell) for cell in row[4:]] == pytest.approx(by_hand, abs=6e-5)
 
 
-def test_a_perfect_and_a_hopeless_number(monkeypatch):
+def test_a_perfect_and_a_hopeless_number():
     """Expect R2 1 for perfect predictions, and 1 - 9 for 3 too much with a deviation of 1; NaN is left out."""
-    kept = []
-    monkeypatch.setattr(drawings.figures, "png", lambda figure: kept.append(figure) or b"png")
     true = np.array([[1.0], [2.0], [4.0]])
     models = [drawings.Predicted(name, true + more, np.ones(1)) for name, more in (("right", 0.0), ("wrong", 3.0))]
     section = drawings.predicted(true, ["y"], [*models, drawings.Predicted("lost", true * np.inf, np.ones(1))])
     assert section.table.rows[:2] == [["right", "y", 3, 1.0, 0.0, 0.0, 0.0], ["wrong", "y", 3, -8.0, 3.0, 3.0, 3.0]]
-    for axes in kept[0].axes:
+    for axes in section.picture.figure.axes:
         assert axes.get_xlim() == axes.get_ylim()
         assert all(np.isfinite(axes.get_xlim()))
 

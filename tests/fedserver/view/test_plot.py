@@ -75,6 +75,7 @@ class Federation:
                 work="train",
                 client=name,
                 samples=10,
+                loss=1 / number,
                 accuracy_before=0.25,
                 accuracy_after=0.5 + i % 8 / 16,
                 test_samples=8,
@@ -147,11 +148,13 @@ def test_fedmcsa_shows_who_learns_from_whom_by_name(federation, tmp_path):
 
 
 def test_every_number_that_devices_report_is_drawn(federation, tmp_path):
-    """Take the numbers from `Metrics` only: accuracy_after is 0.5, 0.5625, 0.625 and 0.6875; no device reports a loss."""
+    """Take the numbers from `Metrics` only: accuracy_after is 0.5, 0.5625, 0.625 and 0.6875."""
     federation(clients=4).plot(tmp_path / "out", "metrics")
     page = check_pictures(tmp_path / "out", {"metrics"})
     table = page.rows[page.rows.index(page.row("metric")) + 1 : page.rows.index(page.row("figure"))]
     assert table == [
+        ["loss", "training", "1", "4", "1.0000", "1.0000", "1.0000"],
+        ["loss", "training", "2", "4", "0.5000", "0.5000", "0.5000"],
         ["accuracy_before", "training", "1", "4", "0.2500", "0.2500", "0.2500"],
         ["accuracy_before", "training", "2", "4", "0.2500", "0.2500", "0.2500"],
         ["accuracy_after", "training", "1", "4", "0.5938", "0.5000", "0.6875"],
@@ -235,11 +238,11 @@ def drawn_with(monkeypatch, module):
     """Return a list of the figures that are made from now on."""
     figures = []
 
-    def kept(figure):
+    def kept(name, figure):
         figures.append(figure)
-        return b"png"
+        return Picture(name, figure)
 
-    monkeypatch.setattr(module.figures, "png", kept)
+    monkeypatch.setattr(module, "Picture", kept)
     return figures
 
 
@@ -415,8 +418,41 @@ def test_a_folder_that_is_no_export_or_has_no_figure_says_so(federation, tmp_pat
         plot.plot_runs([folder], "train.lr", tmp_path / "out")
 
 
+def test_numbers_that_never_change_have_no_panel(federation, monkeypatch):
+    kept = drawn_with(monkeypatch, plot.plot_accuracy)
+    source = plot.PictureSource.of_home(federation(clients=4).home, None)
+    section = plot.metrics(source)
+    assert [axes.get_title() for axes in kept[0].axes if axes.get_visible()] == ["training loss (lower is better)"]
+    assert "without a panel: " in section.caption and "test_samples 8" in section.caption
+
+
+def test_marks_at_one_place_stay_visible(federation, monkeypatch):
+    """Common and own model agree on the last devices only; the mark below is larger, so that it is seen as a ring."""
+    assert figures.ringed([[0.1, 0.5], [0.2, 0.5], [0.5, None]], 4) == [4 * figures.RING, 4, 4]
+    assert figures.ringed([[0.5], [0.5], [0.5]], 4) == [9, 6, 4]
+    kept = drawn_with(monkeypatch, plot.plot_devices)
+    fed = federation(clients=4)
+    fed.evaluate((10, 10), (1, 9), (10, 0), (12, 2))  # the first one's own model has the accuracy of its local one
+    plot.clients(plot.PictureSource.of_home(fed.home, None))
+    sizes = {line.get_label(): line.get_markersize() for line in kept[0].axes[0].lines if line.get_label()[0] != "_"}
+    assert sizes["trained on the device alone"] > sizes["its own model, by federation"] == sizes["common model"]
+
+
+@pytest.mark.parametrize("form", ["pdf", "svg"])
+def test_pictures_of_other_forms_are_the_same_each_time(federation, tmp_path, form):
+    fed = federation(clients=2)
+    for out in ("one", "two"):
+        words = ["plot", "--home", str(fed.home.path), "--out", str(tmp_path / out), "--format", form, "--picture", "metrics"]
+        assert CliRunner().invoke(cli, words).exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["index.html", f"metrics.{form}"]
+    data = (tmp_path / "one" / f"metrics.{form}").read_bytes()
+    assert data == (tmp_path / "two" / f"metrics.{form}").read_bytes()
+    assert data.startswith({"pdf": b"%PDF", "svg": b"<?xml"}[form])
+    assert "data:image/png" in (tmp_path / "one" / "index.html").read_text()
+
+
 def test_a_page_escapes_and_keeps_the_order(tmp_path):
-    sections = [Section("a & b", "<script>", Picture("one", b"png"), PageTable(("x",), [[0.5], [None], [3]]))]
+    sections = [Section("a & b", "<script>", Picture("one", figures.new(1, 1)), PageTable(("x",), [[0.5], [None], [3]]))]
     assert write(tmp_path, "<t>", sections) == [tmp_path / "one.png", tmp_path / "index.html"]
     page = Page(tmp_path / "index.html")
     assert "script" not in page.tags
