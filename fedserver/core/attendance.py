@@ -2,10 +2,11 @@
 
 A device that misses two orders of one kind of work in a row gets no more of them until it shows that it works again. Signs of
 life are cheap for a hostile device, so a miss also leaves a debt: the seconds for which the others waited for it, times SHARE.
-A device that misses LIMIT orders before its debt has run off gets none until then, whatever it says. In the long run it costs
-at most 1 / SHARE of the time.
+A device that answers, but much later than the fleet, leaves a debt for the time beyond the fleet's limit. Nobody waits for a
+device in debt; its answer counts if it is there in time. In the long run a device costs at most 1 / SHARE of the time, and in
+one hour less than a tenth: one wait is at most LONGEST_S, and a shorter one can come twice.
 
-Training and evaluation are counted apart: a device may answer one and never the other.
+Training and evaluation are counted apart, for a device may answer one and never the other, but a debt is one for both.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from attune.common.exchange.messages import WorkName
 PATIENCE = 2  # missed orders in a row after which a device is passed over
 LIMIT = 3  # missed orders, in a row or not, within the time of their debt
 SHARE = 20.0
-QUANTILE = 0.9
+QUANTILE = 2 / 3  # of the devices' durations: a third of the devices that is slow does not move it
 STEPS = 3  # first steps of a process, after which there is a pace
+FIRST_S = 120.0  # least time for an order in these steps: models are built, processors are warmed up
+EXTRA_S = 120.0  # beyond the fleet's limit, for a device that is known to be slow
+LONGEST_S = 300.0  # for which the others wait for a device after their last answer
 
 
 class Misses(msgspec.Struct, frozen=True):
@@ -48,7 +52,7 @@ class FleetPace(msgspec.Struct, frozen=True):
 
     Attributes:
         took: Seconds that each device needed for its latest answered order.
-        usual_s: The seconds in which QUANTILE of the devices answered.
+        usual_s: The seconds in which QUANTILE of the devices answer.
         steps: How many steps were measured.
     """
 
@@ -62,22 +66,20 @@ class FleetPace(msgspec.Struct, frozen=True):
         usual_s = sorted(merged.values())[math.ceil(QUANTILE * len(merged)) - 1] if merged else 0.0
         return type(self)(merged, usual_s, self.steps + 1)
 
-    def limit_s(self, awaited: Iterable[str], multiple: float) -> float | None:
-        """Return the seconds for which it is worth waiting for these devices; None in the first steps.
-
-        That is `multiple` times what most devices need, or what one of these has needed itself.
-        """
-        if self.steps < STEPS:
-            return None
-        return multiple * max([self.usual_s, *(self.took.get(name, 0.0) for name in awaited)])
+    def patience_s(self, awaited: Iterable[str], fair_s: float) -> float:
+        """Return for how many seconds an order waits for these devices. What is beyond `fair_s` becomes their debt."""
+        if self.steps <= STEPS:  # the open step is among them
+            return max(fair_s, FIRST_S)
+        slowest_s = max((self.took.get(name, 0.0) for name in awaited), default=0.0)
+        return max(fair_s, min(1.5 * slowest_s, fair_s + EXTRA_S))
 
 
 Counts = Mapping[WorkName, Mapping[str, Misses]]
 
 
-def indebted(missed: Counts, work: WorkName, now: float) -> frozenset[str]:
-    """Return the devices that missed an order of this kind and have not paid for it yet."""
-    return frozenset(name for name, misses in missed.get(work, {}).items() if misses.paid_at > now)
+def indebted(missed: Counts, now: float) -> frozenset[str]:
+    """Return the devices that made others wait and have not paid for it yet."""
+    return frozenset(name for counts in missed.values() for name, misses in counts.items() if misses.paid_at > now)
 
 
 def forgiven(missed: Counts, name: str, *works: WorkName) -> Counts:

@@ -132,7 +132,7 @@ class OpenPhase(PhaseVerbs):
 
 def closing(rules: Rules, state: Round, now: float) -> Round:
     """Return the state of a step that closes now, with what it says about the devices: missed orders and durations."""
-    return state.running_out(rules.policy.overdue(state, now)).pacing()
+    return state.running_out(rules.policy.overdue(state, now), rules.policy.slow(state)).pacing()
 
 
 def was_counted(state: Round, event: Reported) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Protocol
@@ -11,7 +12,7 @@ from typing import Protocol
 from attune.common.config import RoundSettings
 from attune.common.exchange.messages import WorkName
 from attune.common.seeds import derive
-from attune.fedserver.core.attendance import FleetPace, indebted
+from attune.fedserver.core.attendance import LONGEST_S, STEPS, FleetPace, indebted
 from attune.fedserver.core.messages import EarlierState, GoBack, Phase, Record
 from attune.fedserver.core.state import Round
 
@@ -52,6 +53,9 @@ class Policy(Protocol):
 
     def overdue(self, state: Round, now: float) -> frozenset[str]:
         """Return the devices that have missed their order if the step closes, or is extended, now."""
+
+    def slow(self, state: Round) -> Mapping[str, float]:
+        """Return the devices that answered later than the fleet's pace allows, and for how many seconds others waited."""
 
     def replacements(self, state: Round, now: float) -> tuple[tuple[str, str], ...]:
         """Return pairs of an absent member of the cohort and the idle device that takes its place."""
@@ -139,6 +143,13 @@ class Synchronous:
     def overdue(self, state: Round, now: float) -> frozenset[str]:
         return state.awaited if now >= self._closes_at(state) else self._stalled(state, now)
 
+    def slow(self, state: Round) -> Mapping[str, float]:
+        if self._unhurried(state):
+            return {}
+        fair_s, usual_s = self._fair_s(state), self._pace(state).usual_s
+        late = {name: seconds - usual_s for name, seconds in state.took.items() if seconds > fair_s}
+        return late if len(late) <= FEW * len(state.record.devices) else {}
+
     def replacements(self, state: Round, now: float) -> tuple[tuple[str, str], ...]:
         if self._replace_after_s is None:
             return ()
@@ -152,9 +163,10 @@ class Synchronous:
         return tuple(pairs)
 
     def extends(self, state: Round, now: float) -> bool:
-        """Extend at the deadline, or at once if only idle devices could still bring the quorum."""
+        """Extend at the deadline. Idle devices that could bring the quorum are asked as soon as waiting for others ends."""
         aside = passed_over(state)
-        return now >= state.deadline or bool(not state.awaited - aside and state.idle - aside)
+        waited = not state.awaited - aside or now >= self._closes_at(state)
+        return now >= state.deadline or bool(waited and state.idle - aside)
 
     def ask_again(self, state: Round) -> frozenset[str]:
         """Ask devices that were passed over only if the quorum cannot be reached without them."""
@@ -187,9 +199,20 @@ class Synchronous:
 
     def _waited_for(self, state: Round, now: float) -> frozenset[str]:
         """Return the awaited devices that are connected and make progress, or that left within the grace period."""
-        aside = passed_over(state, state.work) | self._stalled(state, now)
+        aside = passed_over(state, state.work) | self._stalled(state, now) | self._not_waited_for(state)
         grace_s = self.settings.grace_s
         return frozenset(n for n in state.awaited - aside if n in state.connected or now < state.left_at[n] + grace_s)
+
+    def _not_waited_for(self, state: Round) -> frozenset[str]:
+        """Return the devices in debt, if they are a minority of the step's."""
+        devices = frozenset(state.record.devices)
+        debtors = indebted(state.missed, state.now) & devices
+        return debtors if 2 * len(debtors) <= len(devices) and not self._unhurried(state) else frozenset()
+
+    def _unhurried(self, state: Round) -> bool:
+        """Return whether only the deadline counts: devices may finish their models in the last evaluation, which takes long."""
+        last = state.work == "evaluate" and state.record.round >= self.settings.rounds
+        return last or not self.settings.deadline_multiple
 
     def _closes_at(self, state: Round) -> float:
         """Return when a step stops waiting: earlier than the deadline if few devices are missing, by the fleet's pace.
@@ -197,16 +220,23 @@ class Synchronous:
         A fleet that has become slow as a whole keeps its deadline.
         """
         awaited, settings = state.awaited, self.settings
-        if state.work == "evaluate" and state.record.round >= settings.rounds:
-            return state.deadline  # devices may finish their models, which takes longer than all evaluations before
-        if not awaited or not settings.deadline_multiple or len(awaited) > FEW * len(state.record.devices):
+        able = awaited - self._not_waited_for(state)
+        if not awaited or self._unhurried(state) or len(able) > FEW * len(state.record.devices):
             return state.deadline
-        able = awaited - indebted(state.missed, state.work, state.now)
-        limit_s = state.pace.get(state.work, FleetPace()).limit_s(able, settings.deadline_multiple)
-        if limit_s is None:
-            return state.deadline
-        begun = max(state.asked_at.get(name, state.charged_at) for name in awaited)
-        return min(state.deadline, begun + max(settings.grace_s, limit_s))
+        if not able:
+            return min(state.deadline, state.last_answer)
+        begun = max(state.asked_at.get(name, state.charged_at) for name in able)
+        limit_s = self._pace(state).patience_s(able, self._fair_s(state))
+        return min(state.deadline, begun + limit_s, max(begun, state.last_answer) + LONGEST_S)
+
+    def _pace(self, state: Round) -> FleetPace:
+        """Return the fleet's pace; in the first steps with the answers of the open one."""
+        pace = state.pace.get(state.work, FleetPace())
+        return pace.after(state.took) if pace.steps < STEPS else pace
+
+    def _fair_s(self, state: Round) -> float:
+        """Return the seconds that a device may take without a debt."""
+        return max(self.settings.grace_s, self.settings.deadline_multiple * self._pace(state).usual_s)
 
     def _stall_counts(self, state: Round) -> bool:
         # Devices report no progress while they evaluate.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -68,6 +67,17 @@ class Round(msgspec.Struct, frozen=True):
         return self.record.open_orders[0]
 
     @property
+    def took(self) -> Mapping[str, float]:
+        """Seconds that each device needed for its answer to the open orders."""
+        answered = self.reported & self.ended_at.keys() & self.asked_at.keys()
+        return {name: seconds for name in answered if (seconds := self.ended_at[name] - self.asked_at[name]) >= 0}
+
+    @property
+    def last_answer(self) -> float:
+        """When the last of the open orders was answered; before that, since when they are waited for."""
+        return max([self.charged_at, *(self.ended_at.get(name, 0.0) for name in self.reported)])
+
+    @property
     def idle(self) -> frozenset[str]:
         """Connected devices without an open order."""
         return self.connected - frozenset(self.record.devices)
@@ -113,7 +123,7 @@ class Round(msgspec.Struct, frozen=True):
     def leaving(self, names: Collection[str]) -> Self:
         """Take devices out of the cohort whose places others get."""
         record = self.record
-        return self._charging(names, ()).noting(
+        return self._charging(names, (), {}).noting(
             devices=tuple(name for name in record.devices if name not in names),
             cohort=tuple(name for name in record.cohort if name not in names),
             replaced=tuple(sorted({*record.replaced, *names})),
@@ -157,29 +167,29 @@ class Round(msgspec.Struct, frozen=True):
         moved_at = {**self.moved_at, **dict.fromkeys(asked, now)}
         return replace(self.noting(excused=()), moved_at=moved_at, charged_at=now, deadline=now + deadline_s)
 
-    def running_out(self, overdue: Iterable[str]) -> Self:
+    def running_out(self, overdue: Iterable[str], slow: Mapping[str, float] | None = None) -> Self:
         """Count the missed orders of a step that closes or is extended now, and what each of them cost the others.
 
         Args:
             overdue: Devices that were waited for to the end.
+            slow: Devices that answered, and for how many seconds too many the others waited for them.
         """
-        return self._charging(frozenset(self.record.devices) - self.reported, overdue)
+        return self._charging(frozenset(self.record.devices) - self.reported, overdue, slow or {})
 
     def pacing(self) -> Self:
         """Note the durations of a step that closes now."""
-        work = self.work
-        took = {name: self.ended_at[name] - self.asked_at.get(name, math.inf) for name in self.reported & self.ended_at.keys()}
-        took = {name: seconds for name, seconds in took.items() if seconds >= 0}
+        work, took = self.work, self.took
         return replace(self, pace={**self.pace, work: self.pace.get(work, FleetPace()).after(took)}) if took else self
 
-    def _charging(self, names: Collection[str], overdue: Iterable[str]) -> Self:
+    def _charging(self, names: Collection[str], overdue: Iterable[str], slow: Mapping[str, float]) -> Self:
         """Count a missed order for those devices that cost the others time, or are overdue.
 
         If most devices miss it, it is the order or its deadline, and none of them is charged.
         """
         work, late, few = self.work, frozenset(overdue), 2 * len(frozenset(names)) <= len(self.record.devices)
-        since = max([self.charged_at, *(self.ended_at.get(name, 0.0) for name in self.reported)])
-        counts = dict(self.missed.get(work, {}))
+        since, counts = self.last_answer, dict(self.missed.get(work, {}))
+        for name, cost_s in slow.items():
+            counts[name] = counts.get(name, Misses()).after(cost_s, self.now, in_row=False)
         for name in names:
             waited_s = self.ended_at.get(name, self.now) - max(since, self.asked_at.get(name, since))
             cost_s = max(0.0, waited_s) if few else 0.0
