@@ -177,8 +177,8 @@ def test_without_a_quorum_the_deadline_orders_again_and_takes_newcomers_in() -> 
     assert m.record.devices == ("a", "b")
     assert m.play(Tick(100)) == [Open("train", 1, ("b", "c"))]
     assert m.state.deadline == 200
-    assert m.play(Reported("c", 1, 101)) == [Acknowledge("c", accepted=True)]
-    assert m.play(Tick(200)) == [PassOver(("b",)), Aggregate(1, ("a", "c"))]
+    closed = m.play(Reported("c", 1, 101))
+    assert closed == [PassOver(("b",)), Acknowledge("c", accepted=True), Aggregate(1, ("a", "c"))], "b has cost 99 seconds"
 
 
 def test_when_nobody_is_left_to_wait_for_a_newcomer_is_taken_in_at_once() -> None:
@@ -189,9 +189,7 @@ def test_when_nobody_is_left_to_wait_for_a_newcomer_is_taken_in_at_once() -> Non
     assert m.play(Excused("b", 2)) == []
     assert m.play(Connected("c", 3)) == [Open("train", 1, ("b", "c"))]
     assert m.play(Connected("d", 4)) == [], "c is awaited: d joins the next round"
-    assert m.play(Reported("c", 1, 5)) == [Acknowledge("c", accepted=True)]
-    m.play(Excused("b", 6))
-    assert m.record.phase is Phase.AGGREGATING
+    assert m.play(Reported("c", 1, 5)) == [Acknowledge("c", accepted=True), Aggregate(1, ("a", "c"))]
 
 
 def test_a_dead_device_holds_a_round_no_longer_than_its_grace() -> None:
@@ -615,7 +613,7 @@ def rounds_in(m: Transcript, answering: str, until: float) -> list[float]:
 
 def hung(**said: object) -> Transcript:
     """Let a and b answer; c is connected and never does."""
-    m = round_of(rounds=100, stall_s=0, **said)
+    m = round_of(rounds=1000, stall_s=0, **said)
     for name in "abc":
         m.play(Connected(name, 0))
     m.play(Disconnected("c", 0.1))  # the first round has opened with a and b only
@@ -623,15 +621,15 @@ def hung(**said: object) -> Transcript:
     return m
 
 
-def test_a_device_that_hangs_costs_two_deadlines_and_no_more() -> None:
-    assert rounds_in(hung(), "ab", 210) == [1, 100, 100, *[1] * 9]
+def test_a_device_that_hangs_costs_one_deadline_and_no_more() -> None:
+    assert rounds_in(hung(), "ab", 210) == [1, 100, *[1] * 109]
 
 
 def test_who_shows_no_progress_costs_the_stall_and_no_more() -> None:
     m = round_of(rounds=100, stall_s=20)
     for name in "abc":
         m.play(Connected(name, 0))
-    assert rounds_in(m, "ab", 45) == [1, 20, 20, *[1] * 4]
+    assert rounds_in(m, "ab", 45) == [1, 20, *[1] * 24]
     assert passed_over(m.state) == {"c"}
 
 
@@ -681,7 +679,7 @@ def test_a_device_that_missed_orders_is_asked_if_no_round_works_without_it() -> 
     m = round_of(rounds=100, quorum=1, stall_s=0)
     m.play(Connected("a", 0))
     m.play(Connected("b", 0))
-    assert rounds_in(m, "a", 203) == [100, 100, 1, 1, 1], "it is asked, and nobody waits for it"
+    assert rounds_in(m, "a", 120) == [100, *[1] * 20], "it is asked, and nobody waits for it"
     assert m.record.devices == ("a", "b")
 
 
@@ -789,8 +787,8 @@ def closed_under_churn(**said: object) -> int:
 
 
 def test_rounds_go_on_closing_while_devices_leave() -> None:
-    assert closed_under_churn(replace_after_s=-1) == 4
-    assert closed_under_churn() == 20
+    assert closed_under_churn(replace_after_s=-1) == 7
+    assert closed_under_churn() == 18
 
 
 # --- any history
