@@ -219,7 +219,7 @@ class Synchronous:
 
         A fleet that has become slow as a whole keeps its deadline.
         """
-        awaited, settings = state.awaited, self.settings
+        awaited = state.awaited
         able = awaited - self._not_waited_for(state)
         if not awaited or self._unhurried(state) or len(able) > FEW * len(state.record.devices):
             return state.deadline
