@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -103,12 +103,14 @@ class Routes:
 
     async def act(self, request: Request) -> Response:
         body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > LONGEST_BODY:
-                return PlainTextResponse("too long\n", 413)
         try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > LONGEST_BODY:
+                    return PlainTextResponse("too long\n", 413)
             return _json(await self._actions.do(request.path_params["name"], body, _caller(request).by))
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
         except AttuneError as error:
             return _json({"error": str(error)}, 400)
 
