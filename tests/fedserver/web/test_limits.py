@@ -117,9 +117,8 @@ def test_requests_that_cannot_be_answered_leave_no_line_in_the_log(page, caplog)
 
 def test_a_caller_that_hangs_up_within_its_request_leaves_no_traceback(page, caplog):
     held = connect(page)
-    held.sendall(
-        b"POST /api/actions/x HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer a-token-of-tests\r\nContent-Length: 9\r\n\r\n{"
-    )
+    held.sendall(b"POST /api/actions/x HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer a-token-of-tests\r\n")
+    held.sendall(b"Content-Length: 9\r\n\r\n{")
     time.sleep(0.3)
     held.close()
     time.sleep(0.3)
