@@ -685,7 +685,7 @@ def test_what_fewer_than_five_devices_found_is_told_to_none_of_them(world: World
     process(world, scenario, WEIGHS | {"round": WEIGHS["round"] | {"min_clients": len(devices)}}, devices)
 
 
-def test_a_device_that_relies_on_common_statistics_is_refused_before_round_1_where_there_are_none(world: World) -> None:
+def test_a_device_that_needs_common_statistics_is_refused_where_there_are_none(world: World) -> None:
     """An older device sends its sums, and has no scale of its own; two of the three devices disclose nothing."""
     older = msgspec.structs.replace(PROFILE, columns=Columns(10, [0.0] * 3, [1.0] * 3))
 
