@@ -20,7 +20,7 @@ from attune.simulation.partition.datasets import load_dataset
 from attune.simulation.partition.overview import table
 from attune.simulation.partition.samples import Dataset
 from attune.simulation.partition.split import partition, write_shards
-from examples.outcome import Outcome, report
+from examples.outcome import Outcome, report, write
 from examples.processes import Federation, Watch
 from examples.tuned import tuned
 
@@ -106,6 +106,7 @@ def main(data: str, out: Path, devices: int, rounds: int, samples: int, seed: in
         run.to_the_end(rounds, seed, (f"train.local_epochs={EPOCHS}",), baseline)
     click.echo(f"[fedavg] tuning the common model on each of {len(shards)} devices")
     outcomes = outcome_of(shards, runs["fedtp"], runs["fedavg"])
+    write(outcomes, out / "demo.csv")
     click.echo("")
     for line in report(outcomes):
         click.echo(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,16 @@ class Outcome:
         rivals = {key: value for key, value in self.accuracy.items() if key != "constant"}
         first = [key for key, value in rivals.items() if value == max(rivals.values())]
         return COLUMNS[first[0]] if len(first) == 1 else "equal"
+
+
+def write(outcomes: Iterable[Outcome], path: Path) -> None:
+    """Write a row for each device as a CSV file, from which README takes its figures (benchmarks/results/demo.csv)."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(("device", "samples", "test_samples", *COLUMNS, "verdict"))
+        for outcome in outcomes:
+            shares = [f"{outcome.accuracy[key]:.6f}" for key in COLUMNS]
+            rows.writerow((outcome.name, outcome.samples, outcome.test_samples, *shares, outcome.verdict))
 
 
 def report(outcomes: Sequence[Outcome]) -> Iterator[str]:

@@ -1,0 +1,27 @@
+"""README's figures of the demo are those of the committed file."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from attune.common.statistics import mcnemar
+from examples.outcome import COLUMNS
+
+
+def test_the_figures_of_the_demo_come_from_its_file(page: Any, root: Path) -> None:
+    with (root / "benchmarks" / "results" / "demo.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    total = sum(int(row["test_samples"]) for row in rows)
+    means = [fmean(float(row[key]) for row in rows) for key in COLUMNS]
+    pooled = [sum(float(row[key]) * int(row["test_samples"]) for row in rows) / total for key in COLUMNS]
+    text = page("README.md").text.replace("**", "").replace("\n", " ")
+    assert f"| mean over devices | {' | '.join(f'{value:.3f}' for value in means)} |" in text
+    assert f"| over all {total} test samples | {' | '.join(f'{value:.3f}' for value in pooled)} |" in text
+    gains = [float(row["fedtp"]) - float(row["local"]) for row in rows]
+    ahead, behind = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+    numbers = ("no", "one", "two", "three", "four", "five")
+    said = f"ahead of Local on {ahead} of the {len(rows)} devices and behind on {numbers[behind]} "
+    assert f"{said}(sign test, p = {mcnemar(ahead, behind):.1g})" in text
