@@ -13,7 +13,7 @@ DEMO ?= demo-out
 # Container images often set it. Then every process compiles every module again, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install develop test walk docs site conformance attacks fuzz lowest same-bits homes chaos chaos-quick check measure demo images proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
+.PHONY: install develop test walk docs site conformance attacks stalling fuzz lowest same-bits homes chaos chaos-quick check measure demo images proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
 
 # The commands in .venv/bin for users, without the tools for tests.
 install: .venv/installed
@@ -74,6 +74,10 @@ homes: develop
 # Runs the attacks of a hostile peer, and shows each answer.
 attacks: develop
 	$(BIN)/pytest tests/attacks -v
+
+# Measures what devices that stall cost an honest fleet, with real servers (about six minutes).
+stalling: develop
+	$(BIN)/python -m tests.attacks.stalling benchmarks/results/stalling.json
 
 # Fuzzes, ten minutes for each target. Findings are kept in tests/fuzz/found, which `make test` reads.
 FUZZ_SECONDS ?= 600

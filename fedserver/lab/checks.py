@@ -27,7 +27,7 @@ LEAST = 3  # fewest updates whose median one of them alone cannot decide
 GROWTH = 3.0  # times the fleet's median norm: a cohort's median above it is not believed
 KEPT_NORMS = 200  # devices whose latest norms are remembered
 UNKNOWN = 10.0  # largest median of a fleet without a history, in norms of the part's values
-STILL = 0.1  # assumed median of a cohort whose median is 0, in such norms
+STILL, LEAST_STILL = 0.1, 1e-3  # range of the assumed median of a cohort or fleet whose median is 0, in such norms
 
 
 class ShapeCheck(Unchanged):
@@ -154,12 +154,21 @@ def reference_norm(norms: Collection[float], fleet: Iterable[float], size: Calla
         fleet: Of the changes that devices handed in before; at most one norm a device.
         size: Returns the norm of the part's values, which stands for a history that is missing.
     """
-    median, usual = cohort_median(norms), cohort_median(fleet)
-    if usual:
+    median, known = cohort_median(norms), list(fleet)
+    if usual := cohort_median(known):
         return median if 0 < median <= GROWTH * usual else usual
-    stands_still = len(norms) >= LEAST and not median
-    most = (STILL if stands_still else UNKNOWN) * size()
+    if stands_still(norms, known):  # a bound that followed the state's own norm would let one device move it ever faster
+        most = min(STILL * size(), max(max(filter(None, known), default=math.inf), LEAST_STILL * size()))
+    else:
+        most = UNKNOWN * size()
     return median if 0 < median <= most else most
+
+
+def stands_still(norms: Collection[float], fleet: Collection[float]) -> bool:
+    """Return whether most devices change nothing, by what the fleet did before or, without that, by the cohort."""
+    if len(fleet) >= LEAST:
+        return not cohort_median(fleet)
+    return len(norms) >= LEAST and not cohort_median(norms)
 
 
 def above_bound(norms: Mapping[str, float], multiple: float, reference: float) -> dict[str, float]:
@@ -232,7 +241,8 @@ class ChangeBound(Unchanged):
     def _reference(self, cohort: Cohort, norms: Mapping[str, float], context: RoundContext) -> float:
         """Return the norm to compare with, and remember these norms for later rounds: each as at most two such norms.
 
-        So a fleet whose changes grow is followed in some rounds, and a minority of it moves the median little.
+        So a fleet whose changes grow is followed in some rounds, and a minority of it moves the median little. Where most
+        devices change nothing, each counts as at most one.
         """
         if not context.votes:
             return cohort_median(norms.values())
@@ -240,10 +250,11 @@ class ChangeBound(Unchanged):
             return 0.0
         first = cohort.updates[0]
         size = partial(values_norm, first.source, context.before(first.client))
+        growth = 1 if stands_still(norms.values(), context.norms.values()) else 2
         reference = reference_norm(norms.values(), context.norms.values(), size)
         for name, norm in norms.items():
             context.norms.pop(name, None)
-            context.norms[name] = min(norm, 2 * reference)
+            context.norms[name] = min(norm, growth * reference)
         for name in list(context.norms)[:-KEPT_NORMS]:
             del context.norms[name]
         return reference

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import numpy as np
 import pytest
@@ -125,6 +127,49 @@ def test_an_extreme_does_not_pass_where_nobody_else_changes_anything(bench):
     tiny.closed += 1
     tiny.commit()
     assert np.abs(numbers(tiny) - served).max() < 1
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmcsa"])
+@pytest.mark.parametrize(("still", "liars"), [("ab", "x"), ("abc", "xy")])
+def test_where_nobody_else_moves_a_minority_does_not_get_far(bench, method, still, liars):
+    """A bound that is a share of the state's own norm would grow with the state, by a share in every round."""
+    tiny = bench(method)
+    start = np.linalg.norm(numbers(tiny))
+    for _ in range(25):
+        entries = {name: tiny.entry(name, 1e30, 1) for name in liars}
+        for name in still:
+            served = tiny.engine.serve([name])[name]
+            parts = {
+                part: tiny.write(f"inbox/same.{name}.{part}.{tiny.closed}", unmoved(tiny, part, served[part]))
+                for part in tiny.engine.manifests
+            }
+            entries[name] = msgspec.structs.replace(tiny.entry(name, 0.0, 1), parts=parts)
+        tiny.engine.aggregate(entries)
+        tiny.closed += 1
+        tiny.commit()
+    assert np.linalg.norm(numbers(tiny)) < 10 * start
+
+
+def unmoved(tiny, part, blob):
+    """Return an update that changes nothing: the served values, or zeros where changes are handed in."""
+    if tiny.engine._settings[part].returns == "values":
+        return tiny.read(blob)
+    return {name: torch.zeros(spec.shape) for name, spec in tiny.engine.manifests[part].items()}
+
+
+@pytest.mark.parametrize(("devices", "liars", "clients"), [(5, 2, 3), (10, 4, 4)])
+@pytest.mark.parametrize("value", [1e30, -50.0])
+def test_liars_who_capture_rounds_now_and_then_do_not_keep_the_state(bench, devices, liars, clients, value):
+    """The first round, of which there is no history, is all theirs."""
+    tiny, draw = bench(), random.Random(devices * liars * clients)
+    names = [f"d{number}" for number in range(devices)]
+    bad = set(names[:liars])
+    cohorts = [names[:clients], *(draw.sample(names, clients) for _ in range(25))]
+    for cohort in cohorts:
+        tiny.close(**{name: (value if name in bad else 0.5, 1) for name in cohort})
+    for _ in range(12):
+        tiny.close(**{name: (value if name in bad else 0.5, 1) for name in names[-(2 * liars + 1) :]})
+    assert np.abs(numbers(tiny) - 0.5).max() < 1.5
 
 
 def test_a_fleet_whose_changes_grow_is_followed(bench):
