@@ -132,6 +132,14 @@ def updates_for_orders_that_do_not_exist(victim: Victim) -> None:
             assert victim.devices["eve"].submit(f"train-{number}-eve").status != pb.Receipt.STATUS_ACCEPTED
 
 
+def answers_in_secure_aggregation(victim: Victim) -> None:
+    order, members = victim.orders["eve"].id, [pb.SecureMember(name=f"n{number}") for number in range(300)]
+    says(victim, lambda number: pb.DeviceMessage(secure=pb.SecureMessage(
+        order_id=order if number % 2 else f"train-{number}-eve", attempt=number % 3, exchange=number % 7,
+        members=members, refused=f"{number} {LONG}" if number % 5 else "",
+    )))  # fmt: skip
+
+
 def beats(victim: Victim) -> None:
     says(victim, lambda number: pb.DeviceMessage(beat=pb.Beat(every_s=number)))
 
@@ -213,6 +221,7 @@ FLOODS: dict[str, tuple[Flood, ...]] = {
     "progress": (progress_back_and_forth, progress_of_others),
     "trouble": (trouble_without_an_order, trouble_with_an_order),
     "beat": (beats,),
+    "secure": (answers_in_secure_aggregation,),
     **{f"Admin.{name}": (calls_of_operators,) for name in ADMIN},
     "no such call": (calls_that_do_not_exist,),
 }
