@@ -71,8 +71,7 @@ class Device:
         self.job: OrderInProgress | None = None  # the session has one order at hand at most
         self.slot: LearnerSlot | None = None  # once there is a plan
         self.exchanges: Exchanges | None = None  # if the plan has secure aggregation
-        self.last_contact = time.monotonic()
-        self.last_progress = 0.0
+        self.last_contact, self.last_progress = time.monotonic(), 0.0
         self.empty = False  # nothing of the run is left here, and the server is told
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -120,9 +119,8 @@ class Device:
                 self._set_deadline(order)
             case messages.Send(order_id, resume):
                 self.job = OrderInProgress(self._spawn(self._send(order_id, resume)))
-            case messages.Exchange(message):
-                if self.exchanges is not None:
-                    self._spawn(self.exchanges.answer(message, self._ready()))
+            case messages.Exchange(message) if self.exchanges is not None:
+                self._spawn(self.exchanges.answer(message, self._ready()))
             case messages.StopWork() | messages.StopSending():
                 self._stop_job()
             case messages.ReportTrouble(order_id, reason):
@@ -227,10 +225,11 @@ class Device:
             await self.worker.do(self.options.limits.check_plan, plan, self.shard.profile.samples)
             if before is not None:
                 await self._leave(before, plan)
-            name = self.link.name
-            exchanges = exchanges_of(plan, self.options, self.link, self.worker, self.console.say)
-            make = functools.partial(self.worker.make_learner, plan, self.shard, name, self.store.orders, self.options)
-            slot = await self.worker.do(LearnerSlot, name, self.worker.learners, make)
+            self.exchanges = exchanges_of(plan, self.options, self.link, self.worker, self.console.say)
+            make = functools.partial(
+                self.worker.make_learner, plan, self.shard, self.link.name, self.store.orders, self.options
+            )
+            slot = await self.worker.do(LearnerSlot, self.link.name, self.worker.learners, make)
         except AttuneError as error:  # it ends this device; the server's operator must know it too
             await self.link.decline(str(error))
             raise
@@ -240,12 +239,9 @@ class Device:
         if self.slot is None:
             if (profile := self.shard.profile).columns is not None or profile.targets is not None:
                 self.console.say(standardisation(plan))
-            for warning in cautions(plan.model.name, plan.model.options):
+            for warning in (*cautions(plan.model.name, plan.model.options), *slot.orders.damage):
                 self.console.say(f"warning: {warning}")
-            for line in slot.orders.damage:
-                self.console.say(f"warning: {line}")
         self.slot = slot
-        self.exchanges = exchanges
         self.session.finished = slot.newest.order_id if slot.newest is not None else None
 
     async def _leave(self, before: Plan, plan: Plan) -> None:

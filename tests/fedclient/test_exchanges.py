@@ -1,0 +1,97 @@
+"""A device in secure aggregation: with whose certificates it signs, and that what it has kept decides what it answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attune.common.errors import HomeMismatch, SettingError
+from attune.common.exchange.messages import SecureMessage
+from attune.fedclient.address import ServerAddress
+from attune.fedclient.exchanges import _kept, report_of, signer_of
+from attune.fedclient.home import Identity
+from attune.fedclient.messages import OrderResult, Part
+from attune.fedclient.options import DeviceOptions
+from attune.fedclient.secure_member import MaskableOrder, MemberState, Participant
+from attune.fedclient.session import Session
+from attune.fedclient.work.state import FolderOrders
+from tests.common.secure.cohort import Authority, credential_of, the_authority
+
+AT_THE_SERVER = Identity("ada", credential_of("ada"), the_authority().pem)
+
+
+def options(authority: Path | None = None, signer: Path | None = None) -> DeviceOptions:
+    return DeviceOptions(Path("shard"), ServerAddress("localhost", 1), authority=authority, signer=signer)
+
+
+@pytest.fixture
+def org(tmp_path: Path) -> Authority:
+    """Return another authority, with its certificate in org.pem, and certificates of ada and bo."""
+    authority = Authority()
+    (tmp_path / "org.pem").write_bytes(authority.pem)
+    for name in ("ada", "bo"):
+        credential = authority.credential(name)
+        (tmp_path / f"{name}.pem").write_bytes(credential.key_pem + credential.certificate_pem)
+    return authority
+
+
+def test_without_options_a_device_signs_with_its_certificate_of_the_federation() -> None:
+    assert signer_of(options(), AT_THE_SERVER) == AT_THE_SERVER
+
+
+def test_with_an_authority_of_its_own_it_signs_with_that_ones_certificate(org: Authority, tmp_path: Path) -> None:
+    signer = signer_of(options(tmp_path / "org.pem", tmp_path / "ada.pem"), AT_THE_SERVER)
+    assert (signer.name, signer.ca_pem) == ("ada", org.pem)
+    assert signer.credential.issued_by(org.pem)
+
+
+WRONG = {
+    "no signer": ("org.pem", None, "belong together"),
+    "no authority": (None, "ada.pem", "belong together"),
+    "another name": ("org.pem", "bo.pem", "in the name ada"),
+    "no key": ("org.pem", "org.pem", "must hold a P-256 key"),
+    "a certificate of another authority": ("server.pem", "ada.pem", "has issued"),
+    "no file": ("gone.pem", "ada.pem", "cannot read"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_options_that_do_not_fit_are_told(wrong: str, org: Authority, tmp_path: Path) -> None:
+    (tmp_path / "server.pem").write_bytes(the_authority().pem)
+    authority, signer, said = WRONG[wrong]
+    given = options(*(tmp_path / name if name else None for name in (authority, signer)))
+    with pytest.raises(SettingError, match=said):
+        signer_of(given, AT_THE_SERVER)
+
+
+def test_what_is_kept_comes_back_as_it_was(tmp_path: Path) -> None:
+    orders = FolderOrders(tmp_path / "orders", "ada")
+    assert _kept(orders) == MemberState()
+    member = Participant("ada", credential_of("ada"), the_authority().pem, "fed", "", 3)
+    trained = MaskableOrder("train-1-ada", 1, "digest")
+    state, _ = member.answer(MemberState(), SecureMessage("train-1-ada", 1, "keys"), trained)
+    (tmp_path / "orders").mkdir()
+    import msgspec
+
+    orders.keep_secure_state(msgspec.json.encode(state))
+    assert _kept(FolderOrders(tmp_path / "orders", "ada")) == state
+    assert (tmp_path / "orders" / "secure.json").stat().st_mode & 0o077 == 0, "it has secrets"
+
+
+def test_a_damaged_record_ends_the_device(tmp_path: Path) -> None:
+    (tmp_path / "secure.json").write_text("{")
+    with pytest.raises(HomeMismatch, match=r"secure\.json in .* is damaged"):
+        _kept(FolderOrders(tmp_path, "ada"))
+
+
+def test_the_report_of_a_masked_order_says_that_it_is_done_and_nothing_else() -> None:
+    result = OrderResult(
+        order_id="train-1-ada", round=1, trained=True, samples=60, loss=0.5, accuracy_before=0.25, test_samples=9,
+        parts=(Part("shared", "sha256:1", 8),),
+    )  # fmt: skip
+    assert report_of(result) == OrderResult(order_id="train-1-ada", round=1, trained=True, samples=0)
+
+
+def test_before_a_plan_no_message_is_answered() -> None:
+    assert Session().on(SecureMessage("train-1-ada", 1, "keys")) == []
