@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from attune.fedclient.messages import OrderResult
 
 PROGRESS_S = 1.0
+_version = functools.cache(version)  # it reads a file
 RENEWAL_LOOK_S = 10.0  # between two checks whether to renew the certificate; certificates may live a minute
 
 
@@ -394,9 +395,6 @@ class Device:
 def _hello(profile: Profile, empty: bool) -> Hello:
     """Return the first message to the server. It names the transforms of plug-ins too; plans are checked when they come."""
     transforms = (f"{SPOKEN_AS}{name}" for name in TRANSFORMS)
-    return Hello(_software(), msgspec.json.encode(profile), (*SPOKEN, *transforms, *([EMPTY] if empty else [])))
-
-
-@functools.cache
-def _software() -> str:
-    return f"attune {version(DISTRIBUTION)}"
+    return Hello(
+        f"attune {_version(DISTRIBUTION)}", msgspec.json.encode(profile), (*SPOKEN, *transforms, *([EMPTY] if empty else []))
+    )

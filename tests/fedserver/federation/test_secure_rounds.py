@@ -87,7 +87,7 @@ def test_too_few_answers_end_the_round_without_a_sum(exchange: str, attempts: in
     assert {event.attempt for event in site.noted} == set(range(1, attempts + 1)), "none after the survivors are fixed"
 
 
-def test_a_restarted_server_begins_again_with_other_keys_or_goes_on_with_the_survivors() -> None:
+def test_a_restarted_server_begins_again_or_goes_on_with_the_survivors() -> None:
     site = Site()
     site.cohort.until("masked")
     before = dict(site.cohort.states)
