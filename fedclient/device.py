@@ -129,13 +129,8 @@ class Device:
             case messages.Reconnect(after_s):
                 self.stream = self._spawn(self._stream(after_s))
             case messages.AskForModel():
-                self.console.say(
-                    "the federation is over, and this device holds no state of it: asking the server for the model. Parts that "
-                    "only this device had are lost; if there is a backup of its home, restore that instead"
-                )
                 self.empty = True
                 self.stream.cancel()
-                self.stream = self._spawn(self._stream(0.0))
             case messages.GiveUp(reason):
                 raise Unreachable(f"{reason} (gave up {self.options.connect_timeout_s:g} s after the last contact)")
             case messages.Yield(reason):
@@ -250,8 +245,8 @@ class Device:
         old, new = run_name(before.run), run_name(plan.run)
         kept = await self.worker.do(self._put_aside, old)
         self.slot = None
-        again = await self.worker.do(self.store.take_back, plan)
-        begins = f"goes on here from what was kept in {again}" if again else f"begins, with {plan.method}"
+        place = await self.worker.do(self.store.take_back, plan)
+        begins = f"goes on here from what was kept in {place}" if place else f"begins, with {plan.method}"
         self.console.say(f"the run {new} of this federation {begins}; what there is of {old} is kept in {kept}")
 
     def _put_aside(self, run: str) -> str:
@@ -370,8 +365,7 @@ class Device:
         slot = self.slot
         if slot is None or slot.newest is None:
             raise NoModel(
-                f"the federation is over ({message}), and the server has no model for this device, which holds no state of it "
-                f"either: restore {self.store.where} from a backup, or ask the server's operator for an exported model"
+                f"the federation is over ({message}) without a model for this device: restore {self.store.where} from a backup"
             )
         path = await self.worker.do(self._save, slot)
         fail_at(slot.orders.who, slot.newest.round, "model-saved")

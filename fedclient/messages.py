@@ -252,7 +252,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class AskForModel:
-    """The federation is over, and this device holds no state of it: ask the server for what it has."""
+    """The federation is over, and this device holds no state of it: leave the stream, and say so on the next."""
 
 
 Effect = (

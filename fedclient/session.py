@@ -14,6 +14,10 @@ from attune.fedclient import messages
 from attune.fedclient.address import CONNECT_TIMEOUT_S, backoff_s
 from attune.fedclient.messages import Effect, Event
 
+ASKS_FOR_MODEL = (
+    "the federation is over, and this device holds no state of it: asking the server for the model. Parts that only this "
+    "device had are lost; if there is a backup of its home, restore that instead"
+)
 STEADY_S = 5.0  # a stream that lived this long starts the back-off anew
 
 
@@ -65,7 +69,7 @@ class Session:
             case Farewell(message):
                 if self.finished is None and not self.asked_for_model:
                     self.asked_for_model = True
-                    return [*self._stop(), messages.AskForModel()]
+                    return [*self._stop(), messages.Say(ASKS_FOR_MODEL), messages.AskForModel(), messages.Reconnect(0.0)]
                 before, self.kept, self.over = self.kept, True, not self.stay
                 return [] if before else [*self._stop(), messages.Keep(message)]
             case messages.Broke(reason, silent_s, lived_s):

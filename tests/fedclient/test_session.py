@@ -34,7 +34,7 @@ from attune.fedclient.messages import (
     WorkFailed,
     Yield,
 )
-from attune.fedclient.session import Session
+from attune.fedclient.session import ASKS_FOR_MODEL, Session
 
 ONE = Order("train-1-kiel", 1, "train", (BlobRef("shared", "ab", 10),), ("shared",))
 TWO = Order("train-2-kiel", 2, "train")
@@ -226,7 +226,9 @@ def test_the_end_stops_what_is_going_on():
 
 def test_a_device_without_state_asks_for_the_model_once_before_it_ends():
     session = begun()
-    play(session, (ONE, [Start(ONE)]), (Farewell("over"), [StopWork(ONE.id), AskForModel()]))
+    play(
+        session, (ONE, [Start(ONE)]), (Farewell("over"), [StopWork(ONE.id), Say(ASKS_FOR_MODEL), AskForModel(), Reconnect(0.0)])
+    )
     play(session, (Welcome(b"plan"), []), (Farewell("over"), [Keep("over")]), (Farewell("over"), []))
 
 
