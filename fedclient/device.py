@@ -154,12 +154,6 @@ class Device:
         except Exception as error:
             await self.events.put(error)
 
-    def _told(self) -> Profile:
-        """Return what the server is told of the shard: sums of its values only if the device discloses statistics."""
-        if "statistics" in self.options.disclose:
-            return self.shard.profile
-        return msgspec.structs.replace(self.shard.profile, columns=None, targets=None)
-
     # --- the control stream --------------------------------------------------------------------------------------------
 
     async def _stream(self, after_s: float) -> None:
