@@ -169,7 +169,7 @@ class Device:
 
         try:
             await self._renew()
-            await self.link.control(_hello(self._told(), self.empty), handle)
+            await self.link.control(_hello(self.shard.told(self.options.disclose), self.empty), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))
