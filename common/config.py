@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -98,6 +99,11 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     noise: NonNegative | None = None
     # Most training orders that a device carries out. Its noise is set for so many. 0: as many as `round.rounds`.
     orders: CountOrZero = 0
+    # Public range [lowest, highest] of each feature or channel, or one for all: they are scaled by it, and not by the device's
+    # statistics, which would tell of its samples.
+    ranges: list[tuple[float, float]] = []
+    # Public range of each number to predict, or one for all (regression). Empty: the numbers stay as they are.
+    target_ranges: list[tuple[float, float]] = []
     # Seed of the noise, for simulations alone: who knows it can take the noise off. none: a secret of each device.
     insecure_seed: int | None = None
     # Secure aggregation: the server learns the sum of a round's updates, and no single one. For methods whose shared parts
@@ -113,6 +119,11 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     secure_norm: NonNegative = 0.0
     # Longest wait, in seconds, for the answers of one exchange. Devices that miss it have dropped out of the round.
     secure_wait_s: Positive = 60.0
+
+    def __post_init__(self) -> None:
+        for low, high in (*self.ranges, *self.target_ranges):
+            if not -math.inf < low < high < math.inf:
+                raise ValueError(f"the range [{low:g}, {high:g}] is none: the lowest number comes first")
 
     @property
     def on_devices(self) -> bool:

@@ -29,7 +29,7 @@ Rival = Literal["common", "local"]
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST_KEPT, le=LARGEST_KEPT)]
 Accuracy = Annotated[float, msgspec.Meta(ge=-1, le=1)]  # below 0 in regression alone: common.task
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=LARGEST_KEPT)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST_KEPT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Yes = Annotated[int, msgspec.Meta(ge=0, le=1)]
 
@@ -117,7 +117,8 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dial_own: Share | None = None
     test_samples: Count | None = None
     test_groups: Count | None = None
-    seconds: Seconds | None = None
+    epsilon: Amount | None = None
+    seconds: Amount | None = None
     bytes_up: Count | None = None
     bytes_down: Count | None = None
 
@@ -198,13 +199,16 @@ _DESCRIPTORS = (
         "Independent groups of the test samples; only where samples have groups",
         "groups",
     ),
+    _D("epsilon", "privacy spent", "Epsilon that was spent on the device's data, in all runs", better=LOWER, combine="largest"),
     _D("seconds", "work", "Seconds of work on the device", "s", LOWER, "round", "largest", "Seconds of the slowest device"),
     _D("bytes_up", "sent", "Bytes that arrived from the device", "bytes", LOWER, "round", "sum", _TRAFFIC),
     _D("bytes_down", "fetched", "Bytes that the device fetched", "bytes", LOWER, "round", "sum", _TRAFFIC),
 )
 METRICS = {descriptor.name: descriptor for descriptor in _DESCRIPTORS}  # in the order of the columns of metrics.csv
 ACCURACIES = tuple(name for name in METRICS if name.startswith("accuracy_"))
-WIDE = tuple(field.name for field in msgspec.structs.fields(Metrics) if {Finite, Seconds} & set(get_args(field.type)))
+# What tells nothing of the values of samples. The number of samples is public where privacy is concerned.
+NOT_OF_SAMPLES = ("test_samples", "test_groups", "epsilon", "seconds", "bytes_up", "bytes_down")
+WIDE = tuple(field.name for field in msgspec.structs.fields(Metrics) if {Finite, Amount} & set(get_args(field.type)))
 LIKELIHOODS: Mapping[Choice, str] = {
     "personalized": "likelihood_personalized",
     "common": "likelihood_common",

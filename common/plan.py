@@ -115,6 +115,11 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     returns: dict[str, Literal["values", "change"]] = {}  # what devices hand in of a part whose aggregator is a plug-in
     privacy: PrivacySettings | None = None  # None: all settings of [privacy] have their defaults
 
+    @property
+    def is_private(self) -> bool:
+        """Whether devices train with noise."""
+        return self.privacy is not None and self.privacy.on_devices
+
 
 def standardisation(plan: Plan) -> str:
     """Return in one line by whose statistics features and targets are standardised, and why; empty for other data."""

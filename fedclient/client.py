@@ -14,7 +14,7 @@ from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.hooks import Evaluate, Hooks, Train
-from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
+from attune.fedclient.limits import DEFAULT_LIMITS, NO_DEMANDS, OrderLimits, PrivacyLimits
 from attune.fedclient.options import DeviceOptions, Disclosed
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
@@ -39,6 +39,7 @@ class Client:
         table: Its other options, by the names that `fedclient` gives them, such as {"columns": "age,dose"}.
         task: As for `attune.simulate`.
         limits: Bounds on what the server may ask of this device.
+        privacy: Demands on the privacy of this device's samples.
         stay: Wait for the federation's next run instead of returning.
         resources: Parts of the machine that it may use, and when. Priority and memory apply to the process:
             `resources.apply()`.
@@ -72,6 +73,7 @@ class Client:
         task: str = "classes",
         table: Mapping[str, Any] = NO_OPTIONS,
         limits: OrderLimits = DEFAULT_LIMITS,
+        privacy: PrivacyLimits = NO_DEMANDS,
         stay: bool = False,
         resources: ResourceLimits = NO_BOUNDS,
         plugins: Sequence[str] = (),
@@ -104,6 +106,7 @@ class Client:
             keep=keep,
             baseline=baseline,
             limits=limits,
+            privacy=privacy,
             stay=stay,
             disclose=cast(tuple[Disclosed, ...], tuple(disclose)),
             authority=Path(authority) if authority else None,

@@ -72,6 +72,7 @@ class Device:
         self.job: OrderInProgress | None = None  # the session has one order at hand at most
         self.slot: LearnerSlot | None = None  # once there is a plan
         self.exchanges: Exchanges | None = None  # if the plan has secure aggregation
+        self.plan: Plan | None = None
         self.last_contact, self.last_progress = time.monotonic(), 0.0
         self.empty = False  # nothing of the run is left here, and the server is told
         self.tasks: set[asyncio.Task[None]] = set()
@@ -125,7 +126,7 @@ class Device:
             case messages.StopWork() | messages.StopSending():
                 self._stop_job()
             case messages.ReportTrouble(order_id, reason):
-                self.link.trouble(order_id, reason)
+                self.link.trouble(order_id, self.options.privacy.told(reason, self.plan))
             case messages.Reconnect(after_s):
                 self.stream = self._spawn(self._stream(after_s))
             case messages.AskForModel():
@@ -154,6 +155,12 @@ class Device:
         except Exception as error:
             await self.events.put(error)
 
+    def _told(self) -> Profile:
+        """Return what the server is told of the shard: sums of its values only if the device discloses statistics."""
+        if "statistics" in self.options.disclose:
+            return self.shard.profile
+        return msgspec.structs.replace(self.shard.profile, columns=None, targets=None)
+
     # --- the control stream --------------------------------------------------------------------------------------------
 
     async def _stream(self, after_s: float) -> None:
@@ -169,7 +176,7 @@ class Device:
 
         try:
             await self._renew()
-            await self.link.control(_hello(self.shard.told(self.options.disclose), self.empty), handle)
+            await self.link.control(_hello(self._told(), self.empty), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))
@@ -213,6 +220,7 @@ class Device:
         try:
             before = accept_plan(plan, self.store, self.options)
             await self.worker.do(self.options.limits.check_plan, plan, self.shard.profile.samples)
+            self.options.privacy.check_plan(plan, self.shard.profile.samples)
             if before is not None:
                 await self._leave(before, plan)
             self.exchanges = exchanges_of(plan, self.options, self.link, self.worker, self.console.say)
@@ -231,7 +239,7 @@ class Device:
                 self.console.say(standardisation(plan))
             for warning in (*cautions(plan.model.name, plan.model.options), *slot.orders.damage):
                 self.console.say(f"warning: {warning}")
-        self.slot = slot
+        self.slot, self.plan = slot, plan
         self.session.finished = slot.newest.order_id if slot.newest is not None else None
 
     async def _leave(self, before: Plan, plan: Plan) -> None:
@@ -351,6 +359,8 @@ class Device:
             result = report_of(result)
         elif "statistics" not in self.options.disclose:
             result = result.without_class_shares
+        if not self.options.privacy.tells_scores(self.plan):
+            result = result.without_scores
         sent = await send(self.link, slot.orders, result, resume, self.console.say)
         fail_at(slot.orders.who, result.round, "submitted")
         await self.events.put(sent)

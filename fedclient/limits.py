@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ from attune.common.identity.names import check_name
 from attune.common.methods.registry import configured_on_device, packages_on_devices
 from attune.common.plan import Plan
 from attune.common.plugins import check_allowed, check_installed, check_model_allowed
+from attune.common.protocol import SPENT
 from attune.common.text import clean, from_json
 
 if TYPE_CHECKING:
@@ -63,6 +64,62 @@ class OrderLimits:
 
 
 DEFAULT_LIMITS = OrderLimits()
+
+
+@dataclass(frozen=True)
+class PrivacyLimits:
+    """Demands of a device's owner on the privacy of its samples.
+
+    Attributes:
+        epsilon: Most epsilon that these data may be charged in all; None: no limit, and training without noise is allowed.
+        delta: Largest delta; None: no limit.
+        samples: Fewest training samples with which the device takes part.
+        metrics: What the server is told of losses and scores. None: all of it without noise in training, nothing with it.
+        new_data: Data with another digest than before are of other people, so nothing was spent on them.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    samples: int = 0
+    metrics: Literal["none", "all"] | None = None
+    new_data: bool = False
+
+    def check_plan(self, plan: Plan, samples: int) -> None:
+        """Check a plan before anything is trained. What it costs these data is checked with their ledger.
+
+        Raises:
+            LimitExceeded: The plan asks for more; the message has the option that allows it.
+        """
+        if samples < self.samples:
+            raise LimitExceeded(
+                f"this device has {samples} training samples; it takes part from {self.samples} on (--min-samples)"
+            )
+        asks = plan.privacy if plan.is_private else None
+        if asks is None and (self.epsilon is not None or self.delta is not None):
+            raise LimitExceeded(
+                "this federation's devices train without noise (privacy.unit); this device allows that only without "
+                "--max-epsilon and --max-delta"
+            )
+        if asks is not None and self.epsilon is not None and asks.epsilon is not None and asks.epsilon > self.epsilon:
+            raise LimitExceeded(
+                f"this federation's plan has privacy.epsilon = {asks.epsilon:g}; this device allows {self.epsilon:g} "
+                "(--max-epsilon)"
+            )
+        if asks is not None and self.delta is not None and asks.delta > self.delta:
+            raise LimitExceeded(
+                f"this federation's plan has privacy.delta = {asks.delta:g}; this device allows {self.delta:g} (--max-delta)"
+            )
+
+    def told(self, reason: str, plan: Plan | None) -> str:
+        """Return what the server is told of an error: its text may tell of samples."""
+        return reason if reason == SPENT or self.tells_scores(plan) else "it cannot carry out the order; its own log says why"
+
+    def tells_scores(self, plan: Plan | None) -> bool:
+        """Return whether the server is told losses, scores and the texts of errors."""
+        return self.metrics == "all" or (self.metrics is None and not (plan is not None and plan.is_private))
+
+
+NO_DEMANDS = PrivacyLimits()
 
 
 def epochs_of(plan: Plan, samples: int) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from attune.common.exchange.messages import Order, SecureMessage, ToDevice
-from attune.common.metrics import Choice, Metrics
+from attune.common.metrics import METRICS, NOT_OF_SAMPLES, Choice, Metrics
 from attune.common.task import TaskName
 
 
@@ -41,6 +41,7 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
     served: Mapping[str, str] = msgspec.field(default_factory=dict)  # part -> digest of what received.safetensors holds of it
     versions: Mapping[str, int] = msgspec.field(default_factory=dict)  # part -> version of what was last received of it
     sequence: int = 0
+    charged: int = 0  # training orders with noise of this run, this one included
     files: Mapping[str, str] = msgspec.field(default_factory=dict)  # file beside this one -> digest
     encodings: Mapping[str, str] = msgspec.field(default_factory=dict)  # of what was handed in, as in the order
     state_parts: tuple[str, ...] = ()  # parts handed in whose files are part of the state
@@ -79,6 +80,12 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
         known = self.accuracy_constant is not None and not self.trained
         above = int(not self.no_better_than_constant) if known else None
         return msgspec.structs.replace(self, accuracy_constant=None, above_constant=above)
+
+    @property
+    def without_scores(self) -> OrderResult:
+        """The result as a server may see it that is told nothing of losses, scores and choices: only counts and costs."""
+        hidden = {name: None for name in METRICS if name not in NOT_OF_SAMPLES}
+        return msgspec.structs.replace(self, **hidden)
 
 
 # --- events: what happened -------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Literal
 
 from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress
 from attune.fedclient.hooks import NONE, Hooks
-from attune.fedclient.limits import DEFAULT_LIMITS, OrderLimits
+from attune.fedclient.limits import DEFAULT_LIMITS, NO_DEMANDS, OrderLimits, PrivacyLimits
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
 
@@ -37,6 +37,8 @@ class DeviceOptions:
     signer: Path | None = None  # this device's key and certificate of that authority
     stay: bool = False  # after the last round, for the federation's next run
     limits: OrderLimits = DEFAULT_LIMITS
+    privacy: PrivacyLimits = NO_DEMANDS
+    simulated: bool = False  # nothing leaves this process, so what is spent is not kept
     resources: ResourceLimits = NO_BOUNDS  # what of the machine it may use, and when
     hooks: Hooks = NONE  # the device's own training and scores
     table: ReadOptions = PLAIN  # where the data are a table: which column is what

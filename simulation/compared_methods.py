@@ -152,7 +152,7 @@ class Comparison:
         """
         resolved = planning.resolve(self._overrides(name, settings))
         plan = planning.make_plan(resolved, self.profiles, FEDERATION, fewest=1)
-        check_model(plan.model, resolved.configured, resolved.seed)
+        check_model(plan.model, resolved.configured, resolved.seed, plan.is_private)
 
 
 def _by_method(assignments: Sequence[str], names: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:

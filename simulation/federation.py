@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attune.common.errors import AttuneError, FederationFailed
+from attune.common.protocol import SPENT
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
@@ -109,6 +110,8 @@ class Federation:
         self._shards, self._overrides, self._common = shards, overrides, common
         self._state, self._watcher, self._stopped = state, watcher, stopped
         self._executor, self._awake_bytes, self._page = executor, awake_bytes, page
+        self._spent: set[str] = set()
+        self._fewest = 1
         self._trouble: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> FederationOutcome:
@@ -120,6 +123,7 @@ class Federation:
         ledger = self._state.storage.ledger
         try:
             settings = await self._settings()
+            self._fewest = max(1, settings.round.quorum or settings.round.min_clients)
             await self._enrol()
             coordinator = self._coordinator(settings)
             await coordinator.start()
@@ -194,6 +198,11 @@ class Federation:
         return {name: console.last for name, console in consoles.items() if console.last is not None}
 
     def _fail(self, name: str, reason: str) -> None:
+        """End the simulation for a device's trouble. One whose privacy budget is spent is missed only if too few are left."""
+        if reason == SPENT:
+            self._spent.add(name)
+            if len(self._shards) - len(self._spent) >= self._fewest:
+                return
         if not self._trouble.done():
             self._trouble.set_result(FederationFailed(f"{name}: {reason}"))
 

@@ -16,6 +16,7 @@ from attune.common.plan import DataSettings
 from attune.common.plugins import installed
 from attune.fedclient.data.kinds import WHOLE_NUMBERS
 from attune.fedclient.hooks import Evaluate, Hooks, Train
+from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.executor import IN_OTHER_PROCESSES
@@ -127,6 +128,8 @@ def simulate(
         allow_models=tuple(filter(None, [overrides.get("model", {}).get("name")])),  # the caller of this function chose it
         allow_plugins=installed(),
         disclose=("statistics",),  # all devices are the caller's own
+        privacy=PrivacyLimits(metrics="all"),
+        simulated=True,
         hooks=Hooks(train, evaluate),
     )
     page = page_address(dashboard)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from attune.common.errors import SettingError
 from attune.common.methods.method import ConfiguredMethod, Method, assign
@@ -20,14 +22,22 @@ from attune.common.plan import ModelSpec
 SAMPLES = 2
 
 
-def check_model(spec: ModelSpec, configured: ConfiguredMethod, seed: int = 0) -> None:
+def check_model(spec: ModelSpec, configured: ConfiguredMethod, seed: int = 0, private: bool = False) -> None:
     """Try the model with the method: build it, assign its tensors to parts, score two samples, and compute gradients.
+
+    Args:
+        spec: The model.
+        configured: The method.
+        seed: Seed of the first weights.
+        private: Devices train it with noise.
 
     Raises:
         SettingError: It names what is wrong with the model, or what the method needs and the model lacks.
     """
     model, method = build(spec, seed), configured.method
     assign(method, model)
+    if private:
+        check_no_batch_statistics(model, spec.name)
     head = _head(model) if configured.objective.needs_features or configured.predictor.needs_features else None
     if head == "":
         raise SettingError(
@@ -36,6 +46,20 @@ def check_model(spec: ModelSpec, configured: ConfiguredMethod, seed: int = 0) ->
     _check_scores(spec, model, method, head)
     if ":" in spec.name:
         _check_training(spec, model)
+
+
+def check_no_batch_statistics(model: nn.Module, name: str) -> None:
+    """Refuse layers that normalise by the samples of a batch, or keep statistics of them.
+
+    Raises:
+        SettingError: It names the layer.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, _BatchNorm) or (isinstance(module, _InstanceNorm) and module.track_running_stats):
+            raise SettingError(
+                f"model {name} cannot be trained with privacy.unit: {path} ({type(module).__name__}) has statistics over a "
+                "batch, through which a sample changes the gradients of others. Take GroupNorm or LayerNorm in its place"
+            )
 
 
 def _check_scores(spec: ModelSpec, model: nn.Module, method: Method, head: str | None) -> None:

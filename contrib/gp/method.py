@@ -43,6 +43,7 @@ class GpObjectiveSettings(ProcessSettings, ObjectiveSettings, frozen=True, forbi
 
     implementation: ClassVar[str] = "attune.contrib.gp.objective:GpObjective"
     own_loop: ClassVar[str] = "its loss is a likelihood of Gaussian processes over a whole batch"
+    not_private: ClassVar[str] = own_loop
     only_classes: ClassVar[str] = _ONLY_CLASSES
     uses_head: ClassVar[bool] = False
     needs_features: ClassVar[bool] = True

@@ -103,6 +103,17 @@ class DeviceCommands(ExtensibleGroup):
 @click.option(
     "--max-orders", type=click.IntRange(1), default=100_000, show_default=True, help="Most orders of this device in all."
 )
+@click.option(
+    "--max-epsilon", type=click.FloatRange(0, min_open=True),
+    help="Most privacy that may be spent on these data in all. Training without noise is refused then.",
+)  # fmt: skip
+@click.option("--max-delta", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="Largest privacy.delta.")
+@click.option("--min-samples", type=click.IntRange(1), help="Fewest training samples with which this device takes part.")
+@click.option(
+    "--metrics", type=click.Choice(["none", "all"]),
+    help="Losses and scores that the server is told (default: none where training is private, else all).",
+)  # fmt: skip
+@click.option("--new-data", is_flag=True, help="The data were replaced by those of other people: nothing was spent on them.")
 @click.option("--nice", type=click.IntRange(0, 19), default=0, help="Lower this process's priority by this much.")
 @click.option("--max-memory", type=click.IntRange(1 << 28), metavar="BYTES", help="Most memory of this process.")
 @click.option("--max-disk", type=click.IntRange(1), metavar="BYTES", help="Most bytes in this device's home.")
@@ -146,7 +157,7 @@ def _train(given: dict[str, Any]) -> None:
     from attune.fedclient.client import Client
     from attune.fedclient.console import console
     from attune.fedclient.hooks import NONE, Hooks
-    from attune.fedclient.limits import OrderLimits
+    from attune.fedclient.limits import OrderLimits, PrivacyLimits
     from attune.fedclient.resource_limits import ResourceLimits
 
     hooks = Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
@@ -159,6 +170,9 @@ def _train(given: dict[str, Any]) -> None:
         token=token_in(given["token"], given["token_file"]),
         connect_timeout_s=given["connect_timeout"],
         limits=OrderLimits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
+        privacy=PrivacyLimits(
+            given["max_epsilon"], given["max_delta"], given["min_samples"] or 0, given["metrics"], given["new_data"]
+        ),
         resources=ResourceLimits(
             given["nice"], given["max_memory"] or 0, given["max_disk"] or 0, given["max_rate"] or 0.0, tuple(given["only_when"])
         ),

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec.structs import replace
 from typing_extensions import Self
 
 from attune.common.errors import ShardError
@@ -61,10 +60,6 @@ class LazyShard:
     @classmethod
     def _of(cls, shard: Shard, load: Callable[[], Shard]) -> Self:
         return cls(shard.name, shard.profile(), shard.warnings, load, shard.read, shard.digest, shard.held_hashes)
-
-    def told(self, disclose: Collection[str]) -> Profile:
-        """Return what the server is told of the shard: sums of its values only if the device discloses statistics."""
-        return self.profile if "statistics" in disclose else replace(self.profile, columns=None, targets=None)
 
 
 def _same(shard: Shard) -> Shard:

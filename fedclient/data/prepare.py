@@ -114,6 +114,7 @@ class Prepared:
         targets: Scale of the numbers to predict; None in other tasks.
         validation_weight: Weight of each validation sample, (V,) float64, such that a group counts as one sample. None if
             every sample counts as one.
+        train_groups: Number of each training sample's group, (N,) int64, from 0. None without groups.
     """
 
     train_x: Tensor
@@ -126,6 +127,7 @@ class Prepared:
     test_groups: npt.NDArray[np.intp] | None = None
     validation_weight: Tensor | None = None
     targets: Scale | None = None
+    train_groups: Tensor | None = None
 
 
 def prepare(shard: Shard, plan: Plan) -> Prepared:
@@ -136,6 +138,7 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
             the other has labels for samples, or tokens are outside the vocabulary.
         UndeclaredLabels: A label is not in the plan's classes.
         NonFiniteFeatures: Values are too large for float32.
+        ShardError: Training is private, and the shard is scaled or filled by its own statistics.
     """
     spec = plan.model
     if shard.kind != spec.kind:
@@ -154,7 +157,10 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     y = [torch.from_numpy(part) for part in (y_train, y_test)]
     groups = None if shard.test_groups is None else np.unique(shard.test_groups, return_inverse=True)[1]
     weight = None if shard.groups is None else torch.from_numpy(_group_weights(shard.groups[held]))
-    return Prepared(x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups, weight, targets)
+    numbers = None if shard.groups is None else torch.from_numpy(np.unique(shard.groups[fitted], return_inverse=True)[1])
+    return Prepared(
+        x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups, weight, targets, numbers
+    )
 
 
 def _group_weights(groups: Array) -> npt.NDArray[np.float64]:
@@ -164,12 +170,28 @@ def _group_weights(groups: Array) -> npt.NDArray[np.float64]:
 
 
 def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | None:
-    """Return the scaling by the samples that are trained on, or by the plan's scale if the shard asks for that."""
+    """Return the scaling by the samples that are trained on, or by the plan's scale if the shard asks for that.
+
+    Raises:
+        ShardError: The plan's training is private, and the scaling would tell of this device's samples.
+    """
+    if plan.is_private and shard.fill is not None:
+        raise ShardError(
+            f"shard {shard.name} fills missing values with its own medians, which would tell of its samples: this federation "
+            "trains with privacy.unit. Leave out missing = median, and fill them with a constant"
+        )
     if not shard.standardise or shard.kind not in ("series", "tabular"):
         if shard.fill is None and not shard.missing_words:
             return None
         zeros = np.zeros(shard.train_x.shape[-1])
         return Standardiser(zeros, zeros + 1, shard.fill, shard.missing_words)
+    if plan.is_private:
+        if plan.scale is None:
+            raise ShardError(
+                f"shard {shard.name} is standardised by its own statistics, which would tell of its samples: this federation "
+                'trains with privacy.unit. Let its operator set privacy.ranges, or set "standardise": false in meta.json'
+            )
+        return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std), None, shard.missing_words)
     if not shard.over_the_federation or plan.scale is None:
         scaling = Standardiser.fit(_numbers(shard.train_x[fitted]))
         return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)

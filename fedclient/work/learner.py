@@ -7,6 +7,7 @@ tensors that are not private; before the first order, the initial ones.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ from attune.common.exchange.messages import BlobRef, Order
 from attune.common.exchange.registry import settings_of, transforms_for
 from attune.common.exchange.transform import Chain, DeviceContext, PartUpdate
 from attune.common.faults import fail_at
+from attune.common.methods.fit import check_no_batch_statistics
 from attune.common.methods.method import assign
 from attune.common.methods.registry import configured_on_device
 from attune.common.metrics import Choice
@@ -47,6 +49,7 @@ from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.own_loop import check_loop
+from attune.fedclient.work.private.private_learning import PrivateLearning, private_learning
 from attune.fedclient.work.state import check_order_id
 from attune.fedclient.work.trainer import Cancelled, Seeds, Tensors, Trained, Trainer
 
@@ -63,6 +66,8 @@ class Learner:
         orders: The store of results.
         keep: As in DeviceOptions.
         baseline: As in DeviceOptions.
+        hooks: As in DeviceOptions.
+        private: How it trains with noise; None: without.
 
     Raises:
         SettingError: The model or the method cannot be built here.
@@ -78,13 +83,16 @@ class Learner:
         keep: Literal["best", "personalized"] = "best",
         baseline: Literal["local"] | None = None,
         hooks: Hooks = NONE,
+        private: PrivateLearning | None = None,
     ) -> None:
-        self.plan, self.name, self.orders = plan, name, orders
+        self.plan, self.name, self.orders, self.private = plan, name, orders, private
         configured = configured_on_device(plan)
         method = configured.method
         if hooks.train is not None:
-            check_loop(configured)
+            check_loop(configured, private is not None)
         model = build(plan.model, plan.seed)
+        if private is not None:
+            check_no_batch_statistics(model, plan.model.name)
         self.part_of = assign(method, model)
         self.own_choice = baselines.own_name(method, self.part_of)
         has_rival = self.own_choice == "personalized" and baselines.has_common(self.part_of, configured.objective)
@@ -176,6 +184,7 @@ class Learner:
             bytes_down=work.bytes_down,
             served=served,
             encodings=order.encodings if returns else {},
+            charged=(self.newest.charged if self.newest else 0) + int(self.private is not None and order.work == "train"),
             versions=self.versions | {ref.part: ref.version for ref in order.downloads},
         )
         beside = {RECEIVED: received} if self.keeps_received else {}
@@ -189,6 +198,8 @@ class Learner:
         else:
             models = DeviceModels(theta, received, self._common(order, fetched, received), self.trained)
             result, kept = yield from self.evaluation.compared(result, models, order, seeds, work.cancelled)
+            if self.private is not None and math.isfinite(spent := self.private.spent):
+                result = msgspec.structs.replace(result, epsilon=spent)
             beside |= {KEPT.format(name): tensors for name, tensors in kept.items()}
         trained = self.trained
         if order.work == "train" and self.keeps_trained:
@@ -255,7 +266,12 @@ class Learner:
         scored = self.plan.train.evaluate is not False
         if scored:
             before = yield from self.evaluation.accuracy(theta, received, seeds, cancelled)
-        trained = yield from self.trainer.training(theta, received, x, y, seeds, first, cancelled, order.trains, order.round)
+        noise = None
+        if self.private is not None:
+            noise = self.private.order_noise(order, theta, received, self.newest.charged if self.newest else 0)
+        trained = yield from self.trainer.training(
+            theta, received, x, y, seeds, first, cancelled, order.trains, order.round, noise
+        )
         if scored:
             after = yield from self.evaluation.accuracy(trained.tensors, received, seeds, cancelled)
         result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after)
@@ -357,7 +373,9 @@ def make_learner(
     # torch counts threads for each thread that computes, so this must be called on the worker's.
     hardware.set_threads(options.threads)
     device = hardware.choose(options.device)
-    return Learner(plan, prepare(shard.load(), plan), name, orders(name), device, options.keep, options.baseline, options.hooks)
+    prepared = prepare(shard.load(), plan)
+    private = private_learning(plan, options, name, shard.digest, len(prepared.train_x), prepared.train_groups)
+    return Learner(plan, prepared, name, orders(name), device, options.keep, options.baseline, options.hooks, private)
 
 
 def _on_device(data: Prepared, device: torch.device) -> Prepared:

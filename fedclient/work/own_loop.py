@@ -166,12 +166,21 @@ class Context:
         self._job.progress(min(max(done, 0.0), 1.0))
 
 
-def check_loop(configured: ConfiguredMethod) -> None:
+def check_loop(configured: ConfiguredMethod, private: bool = False) -> None:
     """Refuse a method whose training cannot be a user's own loop.
+
+    Args:
+        configured: The method.
+        private: Devices train with noise.
 
     Raises:
         SettingError: The method cannot be trained by a loop; the message says why.
     """
+    if private:
+        raise SettingError(
+            "this federation trains with noise (privacy.unit), and a training loop of your own does not clip the gradients of "
+            "single samples. Leave train out"
+        )
     why = configured.objective.own_loop
     if why:
         raise SettingError(

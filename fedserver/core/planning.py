@@ -12,6 +12,7 @@ from attune.common.config import PrivacySettings, RoundSettings, ServerSettings,
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.exchange.registry import settings_of
 from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method, check_task
+from attune.common.methods.private_training import check_private, with_orders
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
 from attune.common.models import registry as models
 from attune.common.plan import FEWEST, DataSettings, Plan, Profile
@@ -19,7 +20,7 @@ from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
 from attune.fedserver.core.encodings import Encodings, encodings_of
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.policy import Synchronous
-from attune.fedserver.core.scale import scale_of, scale_of_targets
+from attune.fedserver.core.scale import declared_scale, declared_targets, scale_of, scale_of_targets
 from attune.fedserver.core.schema import columns_of
 from attune.fedserver.core.secure_settings import check_settings, defaults_of, transform_of, weighted
 from attune.fedserver.core.united_classes import united_classes
@@ -110,14 +111,14 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
     encodings.check_here()
     encodings.check_combinations(configured.aggregators, server.max_update_norm)
-    if privacy.unit != "none":
-        raise SettingError(f'privacy.unit = "{privacy.unit}": this version does not train with noise yet')
+    train = convert(TrainSettings, full.get("train", {}), "train.")
+    check_private(configured, train, privacy)
     return ResolvedSettings(
         configured=configured,
         method_options=options,
         model_name=name,
         model_options=model,
-        train=convert(TrainSettings, full.get("train", {}), "train."),
+        train=train,
         round=rounds,
         encodings=encodings,
         server=server,
@@ -189,14 +190,16 @@ def make_plan(
         method=settings.method.name,
         method_options=settings.method_options,
         train=settings.train,
-        scale=scale_of(profiles, fewest),
+        scale=declared_scale(settings.privacy, first) if settings.privacy.on_devices else scale_of(profiles, fewest),
         column_names=declared.columns or columns_of(profiles),
         task=first.task,
-        targets=scale_of_targets(profiles, fewest),
+        targets=declared_targets(settings.privacy, first)
+        if settings.privacy.on_devices
+        else scale_of_targets(profiles, fewest),
         run=run,
         transforms=settings.transforms,
         device_transforms=settings.encodings.on_devices,
-        privacy=settings.privacy if settings.privacy != PrivacySettings() else None,
+        privacy=with_orders(settings.privacy, settings.round.rounds) if settings.privacy != PrivacySettings() else None,
     )
     packages = packages_on_devices(plan.method, plan.method_options, spec.name, settings.encodings.on_devices)
     plugins = {package.name: package.version for package in packages}

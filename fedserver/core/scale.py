@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
+from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
 from attune.common.plan import Columns, Profile, Scale
 
@@ -108,3 +109,34 @@ def check_ability(profile: Profile, name: str, able: bool, scale: Scale | None, 
 def _within(columns: Columns) -> bool:
     """Return whether all numbers are small enough to be folded."""
     return all(abs(x) <= LARGEST for x in columns.mean) and all(0 <= x <= LARGEST**2 for x in columns.squares)
+
+
+def declared_scale(privacy: PrivacySettings, profile: Profile) -> Scale | None:
+    """Return the scaling of features by their public ranges: each becomes -1 to 1. None without ranges, or for other data.
+
+    Raises:
+        SettingError: There is another number of ranges than of features.
+    """
+    if profile.kind not in ("series", "tabular") or not privacy.ranges:
+        return None
+    return _by_ranges(privacy.ranges, profile.shape[-1], "privacy.ranges")
+
+
+def declared_targets(privacy: PrivacySettings, profile: Profile) -> Scale | None:
+    """Return the scaling of the numbers to predict by their public ranges; without ranges they stay as they are.
+
+    Raises:
+        SettingError: As `declared_scale`.
+    """
+    if profile.task != "regression":
+        return None
+    return _by_ranges(privacy.target_ranges or [(-1.0, 1.0)], len(profile.labels), "privacy.target_ranges")
+
+
+def _by_ranges(ranges: Sequence[tuple[float, float]], columns: int, setting: str) -> Scale:
+    if len(ranges) not in (1, columns):
+        raise SettingError(
+            f"{setting} has {len(ranges)} ranges, and the data have {columns} columns: give one for each, or one"
+        )
+    pairs = [*ranges] * (columns if len(ranges) == 1 else 1)
+    return Scale([(low + high) / 2 for low, high in pairs], [(high - low) / 2 for low, high in pairs])

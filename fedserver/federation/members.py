@@ -12,7 +12,7 @@ from typing import Any
 from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, ShapeMismatch, UpdateRefused
 from attune.common.exchange.messages import Hello, Notice, SecureMessage, read_profile
 from attune.common.plan import Profile
-from attune.common.protocol import LOCAL_SCALE
+from attune.common.protocol import LOCAL_SCALE, NOISE, SPENT
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core import schema
@@ -75,6 +75,8 @@ class Members:
         """
         profile = read_profile(hello.profile_json, name)
         self._settings.encodings.check_device(name, hello.encodings)
+        if self._settings.privacy.on_devices and NOISE not in hello.encodings:
+            raise SettingError(f"{name} cannot train with noise (privacy.unit of this federation): update fedclient")
         self._coordinator.revoked.check(name)
         schema.check_possible(profile, name)
         check_profile(self._settings.privacy, profile, name)
@@ -250,7 +252,7 @@ class Members:
             return
         with contextlib.suppress(OrderClosed, UpdateRefused):
             self._coordinator.book.order(name, order_id)
-            await self.excuse(name, reason, troubled=True)
+            await self.excuse(name, reason, troubled=reason != SPENT)
 
     def secure(self, name: str, message: SecureMessage) -> None:
         """Take in a device's answer in secure aggregation. Without it, the answer is ignored."""

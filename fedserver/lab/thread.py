@@ -89,7 +89,7 @@ class ThreadLab:
 
             if self._max_model_bytes:
                 check_size(plan.model, self._max_model_bytes)
-            check_model(plan.model, configured_in(plan), plan.seed)
+            check_model(plan.model, configured_in(plan), plan.seed, plan.is_private)
         self._engine, remade = take_up(plan, slots, self._blobs, closed, self._maker())
         return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade, self._engine.body_digest)
 

@@ -50,7 +50,7 @@ def test_each_error_has_a_kind_of_its_own_and_says_what_to_do() -> None:
 
 def test_exit_codes_tell_errors_apart() -> None:
     """Require one code for each kind, except malformed data, which share one, and errors that never end a command."""
-    shared = {"cancelled", "upload-busy", "damaged", "upload-taken-over", "stalled", "request-refused"}
+    shared = {"cancelled", "upload-busy", "damaged", "upload-taken-over", "stalled", "request-refused", "budget-spent"}
     codes = [error.exit_code for error in set(error_classes()) if error.kind not in shared and not issubclass(error, WireError)]
     assert len(codes) == len(set(codes))
 

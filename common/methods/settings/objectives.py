@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from attune.common.config import Count, NonNegative, Positive
+from attune.common.config import Count, NonNegative, Positive, TrainSettings
 from attune.common.plugins import PluginRegistry
 
 
@@ -19,6 +19,8 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         needs_features: The objective reads the inputs of the head, so the model must have one.
         own_loop: Why a user's own training loop cannot train by it; empty if it can.
         only_classes: Why it can learn nothing but classes, and what to take instead; empty if it can.
+        not_private: Why devices cannot train by it with noise (`privacy.unit`); empty if its loss is a mean over samples, each
+            used once in a step, beside a term that reads no sample (`Descent.penalty`).
         implementation: The class of an objective that is not built in, or "package.module:Class".
     """
 
@@ -28,14 +30,23 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     needs_features: ClassVar[bool] = False
     own_loop: ClassVar[str] = ""
     only_classes: ClassVar[str] = ""
+    not_private: ClassVar[str] = "its objective does not say that its loss is a mean over single samples"
+
+    def private_steps(self, train: TrainSettings, per_epoch: int) -> int:
+        """Return how many steps with noise an order takes; `per_epoch`: steps in a pass over the samples."""
+        return train.local_steps or train.local_epochs * per_epoch
 
 
 class SgdSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """The plain loss has nothing to set."""
 
+    not_private: ClassVar[str] = ""
+
 
 class ProximalSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """FedProx's mu, which is FedMCSA's lambda; 0 is plain SGD."""
+
+    not_private: ClassVar[str] = ""
 
     # Strength of the pull towards what the server sent (FedProx's mu, FedMCSA's lambda). 0: the plain loss.
     mu: NonNegative = 0.01
@@ -45,6 +56,7 @@ class MamlSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """First-order MAML: docs/methods/per-fedavg.md."""
 
     own_loop: ClassVar[str] = "its gradient is taken at the end of a trial step, on another batch"
+    not_private: ClassVar[str] = "each step uses the samples of two batches"
     # Learning rate of the inner step. none: `train.lr`.
     alpha: Positive | None = None
     # Learning rate of the step that is taken, with the gradient after the inner one. none: `train.lr`.
@@ -55,6 +67,7 @@ class MoreauSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True)
     """pFedMe: docs/methods/pfedme.md."""
 
     own_loop: ClassVar[str] = "after each batch a second model follows the first one"
+    not_private: ClassVar[str] = "it takes several steps on the samples of each batch"
     keeps_own: ClassVar[bool] = True
     # Strength of the pull (the paper's lambda). 0: the exchanged model never moves.
     mu: NonNegative = 15.0
@@ -67,6 +80,7 @@ class MoreauSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True)
 class OwnModelSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """Ditto: docs/methods/ditto.md."""
 
+    not_private: ClassVar[str] = ""
     keeps_own: ClassVar[bool] = True
     # Strength of the own model's pull towards what the server sent (the paper's lambda). 0: no pull.
     mu: NonNegative = 0.1
@@ -89,15 +103,20 @@ class FrozenPrivateSettings(ObjectiveSettings, frozen=True, forbid_unknown_field
 class AlternatingSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """FedRep: docs/methods/fedrep.md. Both settings replace train.local_epochs and train.local_steps."""
 
+    not_private: ClassVar[str] = ""
     # Epochs of the private part, with the rest frozen.
     head_epochs: Count = 4
     # Epochs of the rest, with the private part frozen.
     body_epochs: Count = 1
 
+    def private_steps(self, train: TrainSettings, per_epoch: int) -> int:
+        return (self.head_epochs + self.body_epochs) * per_epoch
+
 
 class TwoHeadsSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """FedRoD has nothing to set."""
 
+    not_private: ClassVar[str] = "its loss has the frequency of each class among the device's samples"
     keeps_own: ClassVar[bool] = True
     needs_features: ClassVar[bool] = True
     only_classes: ClassVar[str] = "one of its heads is corrected by how often each class occurs. Take fedrep, fedper or fedtp"

@@ -1,0 +1,257 @@
+"""Ledger of the privacy that a device has spent on its data, and the secret from which its noise comes.
+
+It is charged before an order trains. It belongs to the data: all homes of this user that train on the same path or on the same
+bytes share it, and changed data inherit what was spent, unless the device's owner says that they are new. Forgetting a charge
+would break the guarantee, so it is never repaired silently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from filelock import FileLock
+
+from attune.common.config import PrivacySettings
+from attune.common.durable import write_file
+from attune.common.errors import AttuneError, HomeMismatch
+from attune.common.privacy.accountant import NoisySteps, epsilon_of, noise_for
+from attune.common.protocol import SPENT
+from attune.common.text import from_json
+from attune.fedclient.work.private.noise import SECRET_BYTES, key_of
+
+LEAST_LEFT = 0.01  # share of a budget; with less, the noise would drown everything
+
+
+class BudgetSpent(AttuneError):
+    """The device has spent the privacy budget that its plan or its owner allows, so it trains no more.
+
+    What to do: No action is needed. The device evaluates and predicts as before.
+    """
+
+    kind = "budget-spent"
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """An order that was started: its id, and the digest of everything from which it starts."""
+
+    order_id: str
+    inputs: str
+
+
+class RunCharges(msgspec.Struct):
+    """Charges of one run with one mechanism.
+
+    Attributes:
+        run: The federation and its run.
+        rate: Chance of each unit to be in a step.
+        noise: Noise multiplier.
+        steps: Steps of an order.
+        orders: Most orders for which the noise is set.
+        delta: Chance that the guarantee fails.
+        epsilon: Budget of the data; None: not limited.
+        others: Orders of other runs that were started when the noise was set.
+        attempts: The orders that were started.
+    """
+
+    run: str
+    rate: float
+    noise: float
+    steps: int
+    orders: int
+    delta: float
+    epsilon: float | None = None
+    others: int = 0
+    attempts: list[Attempt] = []
+
+    @property
+    def mechanism(self) -> tuple[str, float, int, float]:
+        """The mechanism whose charges these are, by which they are found again."""
+        return self.run, self.rate, self.steps, self.delta
+
+    def spent(self, orders: int | None = None) -> NoisySteps:
+        """Return what these orders cost; None: those that were started."""
+        return NoisySteps(self.rate, self.noise, self.steps * (len(self.attempts) if orders is None else orders))
+
+
+class LedgerContent(msgspec.Struct):
+    """Content of ledger.json.
+
+    Attributes:
+        secret: Hexadecimal.
+        paths: Where the data have lain.
+        digests: Of the data.
+        runs: What was spent.
+    """
+
+    secret: str
+    paths: list[str] = []
+    digests: list[str] = []
+    runs: list[RunCharges] = []
+
+
+class PrivacyLedger:
+    """The ledger of one device's data.
+
+    Args:
+        place: Folder of the ledger; None: it is in memory, and ends with the process.
+        content: What it holds, in memory.
+    """
+
+    def __init__(self, place: Path | None, content: LedgerContent) -> None:
+        self._place, self._content = place, content
+
+    def __repr__(self) -> str:
+        return f"<PrivacyLedger {self._place or 'in memory'}>"
+
+    @classmethod
+    def in_memory(cls, secret: bytes) -> PrivacyLedger:
+        """Return an empty ledger of a simulated device."""
+        return cls(None, LedgerContent(secret.hex()))
+
+    @classmethod
+    def of_data(cls, root: Path, path: Path, digest: str, is_new: bool = False) -> PrivacyLedger:
+        """Return the ledger of these data; an empty one if they were never trained on with noise.
+
+        Args:
+            root: Folder of all ledgers.
+            path: Where the data lie.
+            digest: Digest of the data.
+            is_new: The owner says that data with another digest under the same path are new.
+
+        Raises:
+            HomeMismatch: A ledger is damaged.
+        """
+        where = str(path.expanduser().resolve())
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with FileLock(root / "lock"):
+            ledgers = {file.parent: _read(file) for file in sorted(root.glob("*/ledger.json"))}
+            same = [place for place, known in ledgers.items() if digest and digest in known.digests]
+            before = [place for place, known in ledgers.items() if where in known.paths and place not in same]
+            if is_new and not same:
+                for place in before:  # the old data may come back at another place, and their charges with them
+                    ledgers[place].paths.remove(where)
+                    _write(place, ledgers[place])
+                before = []
+            place = next(iter([*same, *before]), root / secrets.token_hex(8))
+            content = ledgers.get(place) or LedgerContent(secrets.token_hex(SECRET_BYTES))
+            for other in (*same, *before):  # data that were in two ledgers: each has spent what both have
+                if other != place:
+                    known = {msgspec.json.encode(charges) for charges in content.runs}
+                    content.runs += [charges for charges in ledgers[other].runs if msgspec.json.encode(charges) not in known]
+            content.paths = list(dict.fromkeys([*content.paths, where]))
+            content.digests = list(dict.fromkeys([*content.digests, *([digest] if digest else [])]))
+            _write(place, content)
+        return cls(place, content)
+
+    def begin(self, run: str, privacy: PrivacySettings, rate: float, steps: int) -> RunCharges:
+        """Return the charges of a run, with its noise: set at its first order for the most orders that are left.
+
+        Args:
+            run: The federation and its run.
+            privacy: The plan's settings.
+            rate: Chance of each unit to be in a step.
+            steps: Steps of an order.
+
+        Raises:
+            SettingError: dp-accounting is not installed.
+        """
+        with self._changing() as content:
+            same = [charges for charges in content.runs if charges.run == run]
+            for charges in same:
+                if charges.mechanism == (run, rate, steps, privacy.delta):
+                    return charges
+            left = max(0, privacy.orders - sum(len(charges.attempts) for charges in same))
+            noise, orders = self._mechanism(content, privacy, rate, steps, left)
+            others = sum(len(charges.attempts) for charges in content.runs)
+            charges = RunCharges(run, rate, noise, steps, orders, privacy.delta, privacy.epsilon, others)
+            content.runs.append(charges)
+            return charges
+
+    def charge(self, run: RunCharges, order_id: str, inputs: str, started: int = 0) -> bytes:
+        """Charge an order, durably, and return the key of its noise. The same order with the same inputs costs nothing more.
+
+        Args:
+            run: What `begin` returned.
+            order_id: The order.
+            inputs: Digest of everything that its training depends on besides the data.
+            started: Orders that the device knows to have started, if the ledger was in memory.
+
+        Raises:
+            BudgetSpent: So many orders were started already.
+            DiskFull: The charge cannot be kept.
+        """
+        attempt = Attempt(order_id, inputs)
+        with self._changing() as content:
+            [charges] = [kept for kept in content.runs if kept.mechanism == run.mechanism]
+            if attempt not in charges.attempts:
+                if max(len(charges.attempts), started) >= charges.orders or not _leaves_one(content, charges):
+                    raise BudgetSpent(SPENT)
+                charges.attempts.append(attempt)
+            number = charges.attempts.index(attempt)
+        return key_of(bytes.fromhex(content.secret), run.run, number, order_id, inputs)
+
+    def epsilon(self, delta: float) -> float:
+        """Return what was spent on these data in all runs."""
+        return epsilon_of([charges.spent() for charges in self._content.runs], delta)
+
+    def planned(self, run: RunCharges) -> float:
+        """Return what will have been spent on these data after all orders of this run."""
+        others = [charges.spent() for charges in self._content.runs if charges.mechanism != run.mechanism]
+        return epsilon_of([*others, run.spent(run.orders)], run.delta)
+
+    @staticmethod
+    def _mechanism(content: LedgerContent, privacy: PrivacySettings, rate: float, steps: int, left: int) -> tuple[float, int]:
+        """Return the noise, and the orders that the budget allows with it."""
+        spent = tuple(charges.spent() for charges in content.runs if charges.attempts)
+        if privacy.epsilon is None or not left:
+            return privacy.noise or 0.0, left
+        if privacy.noise is None:
+            if spent and epsilon_of(spent, privacy.delta) >= privacy.epsilon * (1 - LEAST_LEFT):
+                return 0.0, 0
+            return noise_for(privacy.epsilon, privacy.delta, rate, steps * left, spent), left
+        low, high = 0, left  # the budget ends within them
+        while low < high:
+            middle = (low + high + 1) // 2
+            cost = epsilon_of([*spent, NoisySteps(rate, privacy.noise, steps * middle)], privacy.delta)
+            low, high = (middle, high) if cost <= privacy.epsilon else (low, middle - 1)
+        return privacy.noise, low
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[LedgerContent]:
+        """Hold the ledger, as it is on disk now, and write it at the end if it has changed."""
+        if self._place is None:
+            yield self._content
+            return
+        with FileLock(self._place / "lock"):
+            self._content = _read(self._place / "ledger.json")
+            before = msgspec.json.encode(self._content)
+            yield self._content
+            if msgspec.json.encode(self._content) != before:
+                _write(self._place, self._content)
+
+
+def _leaves_one(content: LedgerContent, charges: RunCharges) -> bool:
+    """Return whether the budget allows one order more, if other runs have spent of it since the noise was set."""
+    others = [kept for kept in content.runs if kept.mechanism != charges.mechanism]
+    if charges.epsilon is None or sum(len(kept.attempts) for kept in others) <= charges.others:
+        return True
+    one_more = charges.spent(len(charges.attempts) + 1)
+    return epsilon_of([*(kept.spent() for kept in others), one_more], charges.delta) <= charges.epsilon
+
+
+def _read(path: Path) -> LedgerContent:
+    try:
+        return from_json(path.read_bytes(), LedgerContent)
+    except (OSError, msgspec.DecodeError) as error:
+        raise HomeMismatch(
+            f"the privacy ledger {path} cannot be read ({error}). Restore it from a backup: without it nobody knows what was "
+            "spent"
+        ) from None
+
+
+def _write(place: Path, content: LedgerContent) -> None:
+    write_file(place / "ledger.json", msgspec.json.encode(content))

@@ -1,0 +1,137 @@
+"""The ledger of what was spent: charged before training, bound to the data, and never cheaper than what was released."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attune.common.config import PrivacySettings
+from attune.common.errors import HomeMismatch
+from attune.common.privacy.accountant import NoisySteps, epsilon_of
+from attune.fedclient.work.private.ledger import BudgetSpent, PrivacyLedger, RunCharges
+
+ASKED = PrivacySettings(unit="example", epsilon=4.0, orders=3)
+
+
+def ledger(tmp_path: Path, path: str = "shard", digest: str = "sha256:1", is_new: bool = False) -> PrivacyLedger:
+    return PrivacyLedger.of_data(tmp_path / "privacy", tmp_path / path, digest, is_new)
+
+
+def begun(kept: PrivacyLedger, run: str = "f/", asked: PrivacySettings = ASKED) -> RunCharges:
+    return kept.begin(run, asked, 0.1, 20)
+
+
+def test_the_noise_is_set_for_all_orders_and_then_the_budget_is_spent(tmp_path: Path) -> None:
+    kept = ledger(tmp_path)
+    run = begun(kept)
+    assert (run.orders, kept.epsilon(1e-5)) == (3, 0)
+    assert 3.98 < kept.planned(run) <= 4
+    for number in range(3):
+        kept.charge(run, f"order{number}", "a")
+        assert kept.epsilon(1e-5) == epsilon_of([NoisySteps(0.1, run.noise, 20 * (number + 1))], 1e-5)
+    with pytest.raises(BudgetSpent, match="its privacy budget is spent"):
+        kept.charge(run, "order3", "a")
+    assert 3.98 < kept.epsilon(1e-5) <= 4
+
+
+def test_the_same_order_repeats_its_noise_for_nothing_and_another_is_charged(tmp_path: Path) -> None:
+    kept = ledger(tmp_path)
+    run = begun(kept)
+    first = kept.charge(run, "order", "a")
+    again = ledger(tmp_path)
+    assert begun(again).attempts == begun(kept).attempts and len(begun(again).attempts) == 1
+    assert again.charge(begun(again), "order", "a") == first
+    assert len(begun(ledger(tmp_path)).attempts) == 1
+    others = [again.charge(begun(again), "order", "b"), again.charge(begun(again), "next", "a")]
+    assert len({first, *others}) == 3
+    assert len(begun(ledger(tmp_path)).attempts) == 3
+    assert PrivacyLedger.in_memory(b"x" * 32).begin("f/", ASKED, 0.1, 20).attempts == []
+
+
+def test_another_device_has_other_noise_for_the_same_order(tmp_path: Path) -> None:
+    one, other = ledger(tmp_path), ledger(tmp_path, "other", "sha256:2")
+    assert one.charge(begun(one), "order", "a") != other.charge(begun(other), "order", "a")
+
+
+@pytest.mark.parametrize(
+    ("path", "digest", "is_new", "inherits"),
+    [
+        ("shard", "sha256:1", False, True),  # another home, the same data
+        ("moved", "sha256:1", False, True),  # the same bytes at another place
+        ("moved", "sha256:1", True, True),  # the same bytes are not new, whatever is said
+        ("shard", "sha256:2", False, True),  # the data have changed
+        ("shard", "sha256:2", True, False),  # the owner says that they are new
+        ("other", "sha256:2", False, False),
+    ],
+)
+def test_data_carry_what_was_spent_on_them(path: str, digest: str, is_new: bool, inherits: bool, tmp_path: Path) -> None:
+    kept = ledger(tmp_path)
+    kept.charge(begun(kept), "order", "a")
+    spent = kept.epsilon(1e-5)
+    assert spent > 0
+    assert ledger(tmp_path, path, digest, is_new).epsilon(1e-5) == (spent if inherits else 0)
+
+
+def test_new_data_leave_the_old_ones_their_charges(tmp_path: Path) -> None:
+    kept = ledger(tmp_path)
+    kept.charge(begun(kept), "order", "a")
+    ledger(tmp_path, digest="sha256:2", is_new=True)
+    assert ledger(tmp_path, digest="sha256:2").epsilon(1e-5) == 0
+    assert ledger(tmp_path, "back", "sha256:1").epsilon(1e-5) == kept.epsilon(1e-5)
+
+
+def test_a_second_run_gets_what_the_first_has_left(tmp_path: Path) -> None:
+    kept = ledger(tmp_path)
+    first = begun(kept)
+    kept.charge(first, "order", "a")
+    second = begun(kept, "f/second")
+    assert second.noise > first.noise
+    assert 3.9 < epsilon_of([first.spent(1), second.spent(3)], 1e-5) <= 4
+    for number in range(3):
+        kept.charge(second, f"order{number}", "a")
+    assert begun(kept, "f/third").orders == 0
+    with pytest.raises(BudgetSpent):
+        kept.charge(begun(kept, "f/third"), "order", "a")
+
+
+def test_a_noise_that_is_set_ends_where_epsilon_does(tmp_path: Path) -> None:
+    asked = PrivacySettings(unit="example", epsilon=4.0, noise=1.5, orders=100)
+    run = begun(ledger(tmp_path), asked=asked)
+    assert 1 < run.orders < 100 and run.noise == 1.5
+    assert epsilon_of([run.spent(run.orders)], 1e-5) <= 4 < epsilon_of([run.spent(run.orders + 1)], 1e-5)
+
+
+def test_other_steps_of_one_run_share_its_orders(tmp_path: Path) -> None:
+    kept = ledger(tmp_path)
+    kept.charge(begun(kept), "order", "a")
+    changed = kept.begin("f/", ASKED, 0.2, 10)
+    assert changed.orders == 2
+    assert kept.planned(changed) <= 4
+
+
+def test_a_damaged_ledger_is_not_replaced(tmp_path: Path) -> None:
+    kept = ledger(tmp_path)
+    kept.charge(begun(kept), "order", "a")
+    [file] = (tmp_path / "privacy").glob("*/ledger.json")
+    assert file.stat().st_mode & 0o077 == 0
+    assert len(msgspec.json.decode(file.read_bytes())["secret"]) == 64
+    file.write_bytes(b"{}")
+    with pytest.raises(HomeMismatch, match=r"cannot be read.*Restore it from a backup"):
+        ledger(tmp_path)
+
+
+def test_runs_at_the_same_time_together_keep_to_the_budget(tmp_path: Path) -> None:
+    kept = ledger(tmp_path)
+    runs = [begun(kept, name) for name in ("f/one", "f/two")]
+    started = 0
+    for number in range(3):
+        for run in runs:
+            try:
+                kept.charge(run, f"order{number}", "a")
+            except BudgetSpent:
+                continue
+            started += 1
+    assert 3 <= started < 6
+    assert kept.epsilon(1e-5) <= 4

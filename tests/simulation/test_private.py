@@ -1,0 +1,127 @@
+"""Federations whose devices train with noise: what is refused before round 1, and that a simulation repeats its noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from torch import nn
+
+import attune
+from attune.common.config import PrivacySettings
+from attune.common.errors import AttuneError, FederationFailed, LimitExceeded, SettingError, ShardError
+from attune.common.methods.fit import check_no_batch_statistics
+from attune.common.plan import Profile
+from attune.fedclient.limits import PrivacyLimits
+from attune.fedserver.core.planning import make_plan, resolve
+
+RANGE = {"unit": "example", "epsilon": 4.0, "insecure_seed": 1, "ranges": [[-3, 3]]}
+
+
+def shards(count: int = 3, samples: int = 60) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    draws = np.random.default_rng(0)
+    weights = draws.normal(size=(6, 3))
+    made = {}
+    for number in range(count):
+        x = draws.normal(size=(samples + number, 6)).clip(-3, 3).astype("float32")
+        made[f"device{number}"] = (x, (x @ weights).argmax(1))
+    return made
+
+
+def simulated(method: str = "fedper", privacy: dict[str, Any] = RANGE, **given: Any) -> Any:
+    rounds = given.pop("rounds", 2)
+    settings = {"train": {"local_epochs": 2, **given.pop("train", {})}, "privacy": privacy}
+    loop = given.pop("loop", None)
+    return attune.simulate(
+        shards(), method=method, model="dnn", rounds=rounds, settings=settings, progress=False, train=loop, **given
+    )
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "ditto", "fedrep", "fedmcsa", "pfedhn"])
+def test_a_seed_repeats_the_noise_in_both_executors(method: str) -> None:
+    one, same, stacked = (simulated(method, executor=executor) for executor in ("sequential", "sequential", "stacked"))
+    assert one.digests == same.digests
+    for row, other in zip(one.table(), stacked.table(), strict=True):
+        assert row.accuracy == pytest.approx(other.accuracy, abs=0.06)
+
+
+def test_without_a_seed_every_simulation_has_other_noise() -> None:
+    privacy = {key: value for key, value in RANGE.items() if key != "insecure_seed"}
+    assert simulated(privacy=privacy).digests != simulated(privacy=privacy).digests
+
+
+@pytest.mark.parametrize(
+    ("method", "train", "privacy", "answer"),
+    [
+        ("per-fedavg", {}, RANGE, "per-fedavg cannot train with privacy.unit = .*uses the samples of two batches"),
+        ("pfedme", {}, RANGE, "pfedme cannot train .*several steps on the samples of each batch"),
+        ("fedrod", {}, RANGE, "fedrod cannot train .*frequency of each class"),
+        ("pfedgp", {}, RANGE, "pfedgp cannot train .*Gaussian processes"),
+        ("fedavg", {"mixed_precision": "bf16"}, RANGE, "mixed_precision = 'bf16' is too coarse"),
+        ("fedavg", {}, {"unit": "example"}, "needs privacy.epsilon or privacy.noise"),
+        ("fedavg", {}, {**RANGE, "ranges": [[3, -3]]}, r"the range \[3, -3\] is none"),
+        ("fedavg", {}, {**RANGE, "ranges": [[-3, 3]] * 2}, "has 2 ranges, and the data have 6 columns"),
+        ("fedavg", {}, {**RANGE, "unit": "group"}, "data name none: say which column is the group"),
+    ],
+)
+def test_what_cannot_be_private_is_refused_by_name(method: str, train: Any, privacy: Any, answer: str) -> None:
+    with pytest.raises(SettingError, match=answer):
+        simulated(method, privacy, train=train)
+
+
+def test_scaling_by_own_statistics_is_refused() -> None:
+    with pytest.raises(ShardError, match=r"is standardised by its own statistics.*Let its operator set privacy.ranges"):
+        simulated(privacy={"unit": "example", "epsilon": 4.0})
+
+
+def test_a_loop_of_the_users_own_is_refused() -> None:
+    with pytest.raises(SettingError, match="does not clip the gradients of single samples"):
+        simulated("fedavg", loop=lambda model, data, context: None)
+
+
+def test_layers_with_statistics_over_a_batch_are_refused() -> None:
+    for layer in (nn.BatchNorm1d(4), nn.SyncBatchNorm(4), nn.InstanceNorm1d(4, track_running_stats=True)):
+        with pytest.raises(SettingError, match=rf"1 \({type(layer).__name__}\) has statistics over a batch"):
+            check_no_batch_statistics(nn.Sequential(nn.Linear(4, 4), layer), "x")
+    check_no_batch_statistics(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4)), "x")
+
+
+def test_the_owner_of_a_device_decides() -> None:
+    settings = {"method": {"name": "fedavg"}, "round": {"rounds": 7}}
+    profile = Profile("tabular", (6,), [0, 1], 60, 20)
+    open_plan = make_plan(resolve(settings), {"a": profile}, "f")
+    private = make_plan(resolve({**settings, "privacy": RANGE}), {"a": profile}, "f")
+    assert private.privacy == PrivacySettings("example", 4.0, orders=7, ranges=[(-3, 3)], insecure_seed=1)
+    assert private.scale is not None and private.scale.std == [3.0] * 6
+    plain = msgspec.structs.replace(private, privacy=None)
+    for limits, plan, answer in (
+        (PrivacyLimits(epsilon=3), private, r"privacy.epsilon = 4; this device allows 3 \(--max-epsilon\)"),
+        (PrivacyLimits(delta=1e-6), private, r"privacy.delta = 1e-05; this device allows 1e-06 \(--max-delta\)"),
+        (PrivacyLimits(epsilon=8), open_plan, "train without noise"),
+        (PrivacyLimits(samples=61), open_plan, r"60 training samples; it takes part from 61 on \(--min-samples\)"),
+    ):
+        with pytest.raises(LimitExceeded, match=answer) as refused:
+            limits.check_plan(plan, 60)
+        assert refused.value.kind == "limit-exceeded"
+    PrivacyLimits(epsilon=4, delta=1e-5, samples=60).check_plan(private, 60)
+    tells = [PrivacyLimits(metrics=said).tells_scores(plan) for said in (None, "none", "all") for plan in (private, plain)]
+    assert tells == [False, True, False, False, True, True]
+    assert issubclass(LimitExceeded, AttuneError)
+
+
+def test_a_device_whose_budget_is_spent_is_excused_and_evaluates(caplog: pytest.LogCaptureFixture) -> None:
+    noise = {**RANGE, "noise": 3.0}  # a device with fewer samples spends more in an order
+    data = {**shards(), "small": tuple(part[:20] for part in shards()["device0"])}
+    settings = {"train": {"local_epochs": 2, "batch_size": 8}, "privacy": noise, "round": {"min_clients": 2}}
+    result = attune.simulate(data, method="fedavg", model="dnn", rounds=8, settings=settings, progress=False)
+    assert all(row.accuracy is not None for row in result.table())
+    assert "small: its privacy budget is spent" in caplog.text
+    spent = [report["epsilon"] for report in result.reports.values()]
+    assert all(0 < epsilon <= 4 for epsilon in spent) and len(spent) == 4
+
+
+def test_too_few_devices_with_a_budget_end_a_simulation() -> None:
+    with pytest.raises(FederationFailed, match=r"device.: its privacy budget is spent"):
+        simulated("fedavg", {**RANGE, "orders": 2}, rounds=4)
