@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from msgspec.structs import replace as changed
 
 from attune.common.errors import UpdateRefused
@@ -23,7 +24,6 @@ from attune.common.secure.statements import (
     certificate_der,
     check_issued,
     check_signed,
-    holder_of,
     keys_statement,
     signed,
     survivors_statement,
@@ -150,9 +150,9 @@ class Participant:
             self._check_cohort(state, message)
             state = changed(state, members=message.members, threshold=message.threshold)
         shares = masks.shares_of(state.root, state.threshold, len(state.members))
-        sealed = []
+        sealed, private = [], masks.share_key(state.root)
         for member, pair in zip(state.members, shares, strict=True):
-            key, context = self._sealing(state, member, sender=self._name)
+            key, context = self._sealing(state, private, member, sender=self._name)
             sealed.append(SecureMember(member.name, secret=masks.seal(pair, key, context)))
         return state, sealed
 
@@ -171,12 +171,12 @@ class Participant:
         mine, entry = self._entry(state), {member.name: member for member in members}.get(self._name, SecureMember(""))
         if (entry.mask_key, entry.share_key, entry.certificate) != (mine.mask_key, mine.share_key, mine.certificate):
             raise UpdateRefused("the cohort's list does not have this device's keys")
-        occasion = self._occasion(state)
+        occasion, holders = self._occasion(state), []
         for member in members:
             check_issued(member, self._authority_pem)
-            check_signed(member, member.signature, keys_statement(occasion, member))
+            holders.append(check_signed(member, member.signature, keys_statement(occasion, member)))
         keys: list[list[object]] = [
-            [holder_of(member).public_numbers() for member in members],
+            [holder.public_numbers() for holder in holders],
             [member.mask_key for member in members],
             [member.share_key for member in members],
         ]
@@ -188,11 +188,11 @@ class Participant:
         if count < least:
             raise UpdateRefused(f"a sum over {count} devices is asked for; this device hands in to sums of at least {least}")
 
-    def _sealing(self, state: MemberState, other: SecureMember, sender: str) -> tuple[bytes, bytes]:
+    def _sealing(self, state: MemberState, private: X25519PrivateKey, other: SecureMember, sender: str) -> tuple[bytes, bytes]:
         """Return the key and the context of the shares that `sender`, one of the two, seals for the other one."""
         receiver = other.name if sender == self._name else self._name
         context = msgspec.json.encode([sender, receiver]) + self._occasion(state).context
-        return masks.agreed(masks.share_key(state.root), other.share_key, b"shares " + context), context
+        return masks.agreed(private, other.share_key, b"shares " + context), context
 
     # --- exchange 3: masks with every device that has shared its secrets
 
@@ -203,8 +203,7 @@ class Participant:
         if not state.sealed:
             self._check_names(state, message.members, {member.name for member in state.members}, "has shared secrets")
             state = changed(state, sealed=sealed)
-            for name in sealed:
-                self._share_from(state, name)
+            self._shares_from(state)
         return state, []
 
     def _check_names(self, state: MemberState, members: Sequence[SecureMember], among: set[str], what: str) -> None:
@@ -213,13 +212,15 @@ class Participant:
             raise UpdateRefused(f"the list of who {what} has a device twice, a stranger, or not this device")
         self._check_number(len(names), state.threshold)
 
-    def _share_from(self, state: MemberState, name: str) -> bytes:
-        """Return the pair of shares that another device has sealed for this one, or that this one keeps of itself."""
-        other = next(member for member in state.members if member.name == name)
-        pair = masks.opened(state.sealed[name], *self._sealing(state, other, sender=name))
-        if len(pair) != 2 * SHARE_BYTES:
-            raise UpdateRefused(f"the shares of {name} have a wrong length")
-        return pair
+    def _shares_from(self, state: MemberState) -> dict[str, bytes]:
+        """Return the pairs of shares that devices have sealed for this one, or that this one keeps of itself, by name."""
+        private, members = masks.share_key(state.root), {member.name: member for member in state.members}
+        pairs = {}
+        for name, sealed in state.sealed.items():
+            pairs[name] = masks.opened(sealed, *self._sealing(state, private, members[name], sender=name))
+            if len(pairs[name]) != 2 * SHARE_BYTES:
+                raise UpdateRefused(f"the shares of {name} have a wrong length")
+        return pairs
 
     def seeds(self, state: MemberState) -> list[tuple[bytes, bool]]:
         """Return the seed of each mask of this device, and whether the mask is subtracted."""
@@ -253,16 +254,13 @@ class Participant:
         """
         state = self._fixed(state, message.members)
         statement = survivors_statement(self._occasion(state), list(state.survivors))
-        members, signatures = {member.name: member for member in state.members}, 0
-        for member in message.members:
-            if member.signature:
-                check_signed(members[member.name], member.signature, statement)
-                signatures += 1
-        if signatures < state.threshold:
-            raise UpdateRefused(f"{signatures} devices have signed the survivors; {state.threshold} must")
+        members, signed_by = {member.name: member for member in state.members}, [m for m in message.members if m.signature]
+        if len(signed_by) < state.threshold:
+            raise UpdateRefused(f"{len(signed_by)} devices have signed the survivors; {state.threshold} must")
+        for member in signed_by[: state.threshold]:
+            check_signed(members[member.name], member.signature, statement)
         shares = []
-        for name in state.sealed:
-            pair = self._share_from(state, name)
+        for name, pair in self._shares_from(state).items():
             kept = pair[:SHARE_BYTES] if name in state.survivors else pair[SHARE_BYTES:]
             shares.append(SecureMember(name, secret=kept))
         return state, shares

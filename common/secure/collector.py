@@ -60,15 +60,7 @@ class Unmasking(msgspec.Struct, frozen=True, dict=True):
 
     def mask(self, part: str, tensor: int, size: int) -> np.ndarray:
         """Return what must be added to the sum of one tensor, (size,) uint32, modulo 2^32."""
-        return total_mask(self.seeds, part, tensor, size)
-
-
-def total_mask(seeds: Iterable[tuple[bytes, bool]], part: str, tensor: int, size: int) -> np.ndarray:
-    """Return the sum of masks of one tensor, (size,) uint32. seeds: of each mask, and whether it is subtracted."""
-    total = np.zeros(size, dtype=np.uint32)
-    for seed, subtract in seeds:
-        masks.add(total, masks.mask(seed, part, tensor, size), subtract)
-    return total
+        return masks.total_mask(self.seeds, part, tensor, size)
 
 
 @dataclass(frozen=True)

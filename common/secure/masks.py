@@ -7,8 +7,7 @@ stretches a key to a mask. Masks are 32-bit numbers, which are added modulo 2^32
 from __future__ import annotations
 
 import secrets
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -25,6 +24,7 @@ from attune.common.secure.sharing import PRIME, SECRET_BYTES, SHARE_BYTES, split
 KEY_BYTES = 32
 SEALED_BYTES = 2 * SHARE_BYTES + 16  # two shares and the tag
 _COEFFICIENT_BYTES = 48  # 16 more than the prime has, so that the remainder is uniform
+PIECE = 1 << 15  # numbers
 _NO_NONCE = bytes(12)  # each key seals one message
 
 
@@ -109,14 +109,6 @@ def opened(sealed: bytes, key: bytes, context: bytes) -> bytes:
         raise UpdateRefused("a share is not what another device has sealed for this one") from None
 
 
-def mask(seed: bytes, part: str, tensor: int, size: int) -> np.ndarray:
-    """Return the mask (size,) of one tensor of a part, uint32; `tensor` is its number in the part."""
-    zeros = bytes(4 * size)
-    stream = Cipher(ChaCha20(_derived(seed, b"mask of " + part.encode()), bytes(4) + tensor.to_bytes(12, "little")), None)
-    numbers = np.frombuffer(stream.encryptor().update(zeros), dtype="<u4")
-    return numbers if sys.byteorder == "little" else numbers.astype(np.uint32)
-
-
 def pair_masks(name: str, key: X25519PrivateKey, others: Mapping[str, bytes], context: bytes) -> Iterator[tuple[bytes, bool]]:
     """Yield the mask's seed that a device shares with each other device, and whether this device subtracts it.
 
@@ -130,6 +122,24 @@ def pair_masks(name: str, key: X25519PrivateKey, others: Mapping[str, bytes], co
         yield agreed(key, its_key, b"pair mask " + context), name > other
 
 
-def add(total: np.ndarray, numbers: np.ndarray, subtract: bool = False) -> None:
-    """Add numbers to a total, or subtract them, modulo 2^32, in place; both are uint32."""
-    (np.subtract if subtract else np.add)(total, numbers, out=total)
+def total_mask(seeds: Iterable[tuple[bytes, bool]], part: str, tensor: int, size: int) -> np.ndarray:
+    """Return the sum of the masks of one tensor modulo 2^32, (size,) uint32. It is made in pieces that stay in the cache.
+
+    Args:
+        seeds: Of each mask, and whether it is subtracted.
+        part: The part.
+        tensor: The tensor's number in the part.
+        size: How many numbers it has.
+    """
+    total_N = np.zeros(size, dtype=np.uint32)
+    zeros, stream_B = bytes(4 * min(size, PIECE)), bytearray(4 * min(size, PIECE))
+    piece_N, nonce = np.frombuffer(stream_B, dtype="<u4"), bytes(4) + tensor.to_bytes(12, "little")
+    for seed, subtract in seeds:
+        combine = np.subtract if subtract else np.add
+        cipher = Cipher(ChaCha20(_derived(seed, b"mask of " + part.encode()), nonce), None).encryptor()
+        for start in range(0, size, PIECE):
+            count = min(PIECE, size - start)
+            cipher.update_into(zeros[: 4 * count] if count < PIECE else zeros, stream_B)
+            target_N = total_N[start : start + count]
+            combine(target_N, piece_N[:count], out=target_N)
+    return total_N

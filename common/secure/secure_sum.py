@@ -25,8 +25,8 @@ from attune.common.exchange.transform import (
     SealedTensors,
     Unchanged,
 )
-from attune.common.secure.collector import total_mask
 from attune.common.secure.fixed_point import ONE, decode, encode, weight_units
+from attune.common.secure.masks import total_mask
 from attune.common.wire.checks import check_manifest
 from attune.common.wire.header import Manifest, TensorSpec
 from attune.common.wire.tensors import DTYPES, TensorSource
@@ -85,8 +85,7 @@ class SecureSum(Unchanged):
             if context.before is None:
                 raise UpdateRefused(f"secure aggregation sums changes, and the order serves no {context.part} values")
             change = {name: tensor - context.before[name] for name, tensor in change.items()}
-        norm = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in change.values()))
-        factor = min(1.0, settings.norm / norm) if settings.norm and norm else 1.0
+        factor = _bounded(change, settings.norm) if settings.norm else 1.0
         weight = ONE if settings.uniform else weight_units(update.weight, max(1, settings.most_samples))
         generator = torch.Generator().manual_seed(context.seed("secure rounding"))
         numbers = {name: encode(change[name] * factor, weight, settings.clip, generator) for name in sorted(change)}
@@ -111,6 +110,12 @@ class SecureSum(Unchanged):
             raise UpdateRefused(f"nothing can unmask the {cohort.part} updates of this cohort")
         total = Unmasked(cohort, self.name, before, context.unmasking, self._settings.clip)
         return Cohort(cohort.part, (PartUpdate("the sum of the cohort", total.weight / ONE, total),))
+
+
+def _bounded(change: Mapping[str, torch.Tensor], most: float) -> float:
+    """Return the factor that brings the L2 norm of a change down to `most`, if it is larger."""
+    norm = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in change.values()))
+    return min(1.0, most / norm) if norm else 1.0
 
 
 class Unmasked(TensorSource):

@@ -73,16 +73,18 @@ def holder_of(member: SecureMember) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def check_signed(member: SecureMember, signature: bytes, statement: bytes) -> None:
-    """Check a member's signature against its certificate.
+def check_signed(member: SecureMember, signature: bytes, statement: bytes) -> ec.EllipticCurvePublicKey:
+    """Check a member's signature against its certificate, and return the certificate's key.
 
     Raises:
         UpdateRefused: It does not fit, or as `holder_of`.
     """
+    key = holder_of(member)
     try:
-        holder_of(member).verify(signature[:SIGNATURE_BYTES], statement, ec.ECDSA(SHA256()))
+        key.verify(signature[:SIGNATURE_BYTES], statement, ec.ECDSA(SHA256()))
     except InvalidSignature:
         raise UpdateRefused(f"the signature of {member.name} in the cohort's list is not of its certificate") from None
+    return key
 
 
 def check_issued(member: SecureMember, authority_pem: bytes) -> None:

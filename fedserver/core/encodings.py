@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from attune.common.config import RoundSettings
 from attune.common.errors import SettingError, nearest
-from attune.common.exchange.registry import SPOKEN_AS
+from attune.common.exchange.registry import SECURE_SUM, SPOKEN_AS
 from attune.common.exchange.transform import TransformSettings, check_combination
 from attune.common.methods.method import PartKind
 from attune.common.methods.settings.aggregators import AggregatorSettings
@@ -66,9 +66,8 @@ class Encodings:
                 )
         for transform in self.on_devices:
             if f"{SPOKEN_AS}{transform}" not in known:
-                raise SettingError(
-                    f"{name} does not have the transform {transform} of this federation: install the package that offers it"
-                )
+                remedy = "update fedclient" if transform == SECURE_SUM else "install the package that offers it"
+                raise SettingError(f"{name} does not have the transform {transform} of this federation: {remedy}")
         if len(set(self.handed_in.values())) > 1 and PER_PART not in known:
             raise SettingError(
                 f"{name} cannot write each part in its own encoding (round.encodings of this federation): update fedclient"

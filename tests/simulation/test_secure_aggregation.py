@@ -12,6 +12,7 @@ import torch
 import attune
 from attune.common.errors import AttuneError, SettingError
 from attune.common.metrics import Metrics, metrics_of
+from attune.common.protocol import SPOKEN
 from attune.common.text import from_json
 from attune.common.wire.files import read_tensors
 from attune.fedserver.core.planning import resolve
@@ -132,6 +133,13 @@ def test_what_secure_aggregation_cannot_be_combined_with_is_refused_by_name(assi
 def test_the_transform_itself_is_no_setting() -> None:
     with pytest.raises(SettingError, match=r"secure-sum is set by privacy\.secure_aggregation"):
         resolve({"transforms": {"secure-sum": {}}})
+
+
+def test_an_older_device_is_refused_by_name_before_round_1() -> None:
+    encodings = resolve({"method": {"name": "fedavg"}, "privacy": {"secure_aggregation": True}}).encodings
+    encodings.check_device("kiel", (*SPOKEN, "transform:secure-sum"))
+    with pytest.raises(SettingError, match="kiel does not have the transform secure-sum of this federation: update fedclient"):
+        encodings.check_device("kiel", SPOKEN)
 
 
 def test_a_method_without_secure_aggregation_keeps_its_bounds() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors, SecureMember, SecureMessage
+from attune.common.secure import masks
 from attune.common.secure.collector import CohortRule, Collector
 from attune.common.secure.statements import Occasion
 from tests.common.secure.cohort import FEDERATION, NAMES, RUN, SIZE, Cohort
@@ -131,3 +132,15 @@ def test_wrong_shares_give_no_sum() -> None:
     cohort.server.take("ada", SecureMessage(answer.order_id, 1, "unmasking", wrong))
     with pytest.raises(UpdateRefused, match="no sum is made"):
         cohort.total()
+
+
+@pytest.mark.parametrize("size", [1, masks.PIECE, masks.PIECE + 1, 3 * masks.PIECE + 7])
+def test_masks_are_the_stream_of_their_key_whatever_their_length(size: int) -> None:
+    seed, longer = bytes(range(31)), 4 * masks.PIECE
+    whole = masks.total_mask([(seed, False)], "shared", 2, longer)
+    np.testing.assert_array_equal(masks.total_mask([(seed, False)], "shared", 2, size), whole[:size])
+    assert not masks.total_mask([(seed, False), (seed, True)], "shared", 2, size).any()
+    others = [masks.total_mask([(seed, False)], part, number, longer) for part, number in (("shared", 3), ("generated", 2))]
+    assert all(not np.array_equal(whole, other) for other in others)
+    counts = np.unpackbits(whole.view(np.uint8))
+    assert abs(float(counts.mean()) - 0.5) < 0.005
