@@ -1,16 +1,40 @@
-"""`fedserver privacy plan`: what a guarantee costs before anything is trained."""
+"""`fedserver privacy`: what was spent, and what a guarantee costs before anything is trained."""
 
 from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import click
 
+from attune.fedserver.cli.shared import HOME, place_of
 
-@click.group()
-def privacy() -> None:
-    """Plan a guarantee of differential privacy."""
+
+@click.group(invoke_without_command=True)
+@HOME
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def privacy(context: click.Context, /, home: Path | None, as_json: bool) -> None:
+    """Show what each device has spent of its privacy budget; with `plan`, compute what a guarantee costs."""
+    if context.invoked_subcommand is not None:
+        return
+    from attune.fedserver.view.homes import privacy_of
+
+    report = privacy_of(place_of(home))
+    if as_json:
+        click.echo(json.dumps(report))
+        return
+    unit, epsilon = report["unit"], report["epsilon"]
+    if unit == "none":
+        click.echo("devices train without noise (privacy.unit)")
+        return
+    budget = "no budget" if epsilon is None else f"budget epsilon = {epsilon:g}"
+    click.echo(
+        f"noise on the devices, for each {unit}: {budget} at delta = {report['delta']:g}, {report['orders']} orders at most"
+    )
+    for device, spent in report["spent"].items():
+        click.echo(f"{device}  {'nothing reported' if spent is None else f'spent epsilon = {spent:.3g}'}")
 
 
 @privacy.command()

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from attune.common.methods.private_training import with_orders
 from attune.common.plan import run_name
-from attune.fedserver.core.accuracy import accuracies, over_all
+from attune.fedserver.core.accuracy import accuracies, latest_metrics, over_all
 from attune.fedserver.home import ServerHome
 from attune.fedserver.stores.inbox import Inbox
 from attune.fedserver.view.status import status
@@ -26,6 +27,28 @@ def status_of(home: ServerHome, troubles: Sequence[str] = ()) -> dict[str, Any]:
     snapshot = home.snapshot()
     reported = Inbox(home.open().blobs).names(*snapshot.record.open_orders)
     return status(snapshot, reported, home.served_at(), troubles, time.time())
+
+
+def privacy_of(home: ServerHome) -> dict[str, Any]:
+    """Return the object of `fedserver privacy --json`: the guarantee of the present run, and what each device reports as spent.
+
+    Raises:
+        HomeMismatch: There is no federation, or its ledger is damaged.
+        LedgerBusy: The ledger cannot be read now.
+    """
+    snapshot = home.snapshot()
+    asked = with_orders(snapshot.settings.privacy, snapshot.settings.round.rounds)
+    reports = latest_metrics(snapshot.rows)
+    spent = {device.name: reports.get(device.name, {}).get("epsilon") for device in snapshot.devices}
+    return {
+        "unit": asked.unit,
+        "epsilon": asked.epsilon,
+        "delta": asked.delta,
+        "clip": asked.clip,
+        "orders": asked.orders,
+        "secure_aggregation": asked.secure_aggregation,
+        "spent": spent,
+    }
 
 
 class ListedRun(msgspec.Struct, frozen=True):

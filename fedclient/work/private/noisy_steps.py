@@ -6,6 +6,7 @@ Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang, 'Deep Learning with Dif
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,7 +64,7 @@ class NoisyGradients:
     def __repr__(self) -> str:
         return f"NoisyGradients({self._job!r})"
 
-    @property
+    @cached_property
     def split(self) -> Split:
         """How the gradients are computed."""
         job = self._job
