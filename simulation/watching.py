@@ -9,9 +9,7 @@ import click
 
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.web import serving
-from attune.fedserver.web.page_tokens import Keyring, new_token
 from attune.fedserver.web.serving import PageAddress
-from attune.fedserver.web.sources import LedgerSource, RunningServer, listening
 from attune.simulation.simulation_state import SimulationState
 
 Dashboard = bool | int | str | None
@@ -39,6 +37,10 @@ def serve_page(address: PageAddress | None, coordinator: Coordinator, state: Sim
     if address is None:
         yield
         return
+    # They import the database, which a simulation without a page does not need.
+    from attune.fedserver.web.page_tokens import Keyring, new_token
+    from attune.fedserver.web.sources import LedgerSource, RunningServer, listening
+
     listener, token = serving.bind(address), new_token()
     with listening() as feed:
         source = LedgerSource("simulation", state.storage, RunningServer(coordinator, HERE, feed))

@@ -115,14 +115,18 @@ class OrderSender:
             self._streams.send(name, order.carrying({digest: data[digest] for digest in inline}))
 
     async def _prior(self, record: Record, number: int) -> Prior:
-        """Return what devices found before this evaluation; nothing from fewer than `fewest` devices. It is read once.
+        """Return what devices found before this evaluation. It is read once.
+
+        From fewer than `fewest` devices it is empty, unless all of them disclose statistics: those report a constant answer.
 
         Its rows change only when a device is revoked, so the prior is the same after a restart.
         """
         if number not in self._priors:
             rows = await self._ledger.last_evaluations(number, range(record.given_up_after + 1, record.given_up + 1))
             votes = votes_of(rows)
-            prior = await self._executors.disk(lambda: prior_of(votes)) if len(votes) >= self._fewest else NO_PRIOR
+            disclosed = all(row.accuracy_constant is not None for row in rows if row.client in votes)
+            enough = disclosed or len(votes) >= self._fewest
+            prior = await self._executors.disk(lambda: prior_of(votes)) if enough else NO_PRIOR
             self._priors = {number: prior}
         return self._priors[number]
 

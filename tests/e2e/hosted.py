@@ -60,7 +60,13 @@ def host(
     address = hosted.home.address()
     assert address is not None
     common = DeviceOptions(
-        Path(), ServerAddress("localhost", address.port), folder / "devices", device="cpu", keep=keep, allow_models=allow_models
+        Path(),
+        ServerAddress("localhost", address.port),
+        folder / "devices",
+        device="cpu",
+        keep=keep,
+        allow_models=allow_models,
+        disclose=("statistics",),  # as in a simulation
     )
     listed = shards.members(list(members.values()), common)
     named = [

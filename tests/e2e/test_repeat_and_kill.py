@@ -17,6 +17,7 @@ FEDTP = ("round.rounds=3", "train.local_epochs=1")
 FEDMCSA = (
     *("method.name=fedmcsa", "model.name=mlr", "round.rounds=3", "round.train=all", "round.clients=2", "train.local_steps=4"),
 )
+TOLD = ("--disclose", "statistics")  # as all devices of a simulation do
 BY_THE_CLOCK = ("seconds", "bytes_down")  # metrics that kills change: a killed device downloads again
 
 
@@ -78,7 +79,7 @@ def test_kill_of_either_side_in_every_phase_loses_nothing(fedtp, federation_at, 
     names = [shard.name for shard in three_shards]
 
     server = federation.server("--min-clients", "3", *flags(FEDTP))
-    devices = {shard.name: federation.device(shard) for shard in (one, two)}
+    devices = {shard.name: federation.device(shard, *TOLD) for shard in (one, two)}
     federation.await_status(lambda status: [client["state"] for client in status["clients"]] == ["idle", "idle"])
     assert federation.status()["state"] == "waiting"
     server.kill()
@@ -86,7 +87,7 @@ def test_kill_of_either_side_in_every_phase_loses_nothing(fedtp, federation_at, 
 
     # Training: two updates have arrived, and the third device is at work. The server and that device are killed.
     server = federation.server()
-    devices[three.name] = federation.device(three, fault=IN_TRAINING)
+    devices[three.name] = federation.device(three, *TOLD, fault=IN_TRAINING)
     devices[three.name].await_fault()
     accepted = {f"train-1-{name}" for name in names[:2]}
     status = federation.await_status(lambda status: [entry["name"] for entry in status["awaited"]] == [three.name])
@@ -104,7 +105,7 @@ def test_kill_of_either_side_in_every_phase_loses_nothing(fedtp, federation_at, 
 
     # It is killed while it aggregates, when the new state is written and not yet committed.
     server = federation.server(fault=IN_AGGREGATION)
-    devices[three.name] = federation.device(three)
+    devices[three.name] = federation.device(three, *TOLD)
     server.await_fault()
     assert federation.status()["state"] == "aggregating"
     server.kill()
@@ -120,7 +121,7 @@ def test_kill_of_either_side_in_every_phase_loses_nothing(fedtp, federation_at, 
     stopped = federation.status()
     assert (stopped["state"], stopped["accuracy"]) == ("done", status["accuracy"])
     server = federation.server()
-    back = federation.device(one)
+    back = federation.device(one, *TOLD)
     assert back.code() == 0, back.text
     assert Outcome.of(federation, three_shards) == fedtp
     # Accepted updates were not requested again: each round is logged once.
@@ -138,15 +139,15 @@ def test_kill_in_mid_run_where_all_train_gives_the_same_bits(fedmcsa, federation
     """Use FedMCSA, which keeps state for devices outside the cohort on both sides: it must not be lost or counted twice."""
     federation = federation_at("killed-mcsa")
     server = federation.server("--min-clients", "3", *flags(FEDMCSA), fault=IN_AGGREGATION)
-    devices = federation.devices(three_shards)
+    devices = [federation.device(shard, *TOLD) for shard in three_shards]
     server.await_fault()
     server.kill()
     devices[0].kill()
     federation.server()
-    devices[0] = federation.device(three_shards[0])
+    devices[0] = federation.device(three_shards[0], *TOLD)
     federation.await_status(lambda status: status["round"] >= 1)
     devices[1].signal(signal.SIGTERM)
     if devices[1].code():  # unless it was done already
-        devices[1] = federation.device(three_shards[1])
+        devices[1] = federation.device(three_shards[1], *TOLD)
     assert [process.code() for process in devices] == [0, 0, 0], [process.text for process in devices]
     assert Outcome.of(federation, three_shards) == fedmcsa

@@ -639,15 +639,27 @@ WEIGHS = {
 }
 
 
-async def until(server: Server, streams: Sequence[Stream], work: str, number: int, losses: Mapping[int, float]) -> list[Order]:
-    """Return the orders of this work and round. In answers to earlier ones the model trained alone is far likelier."""
+async def until(
+    server: Server,
+    streams: Sequence[Stream],
+    work: str,
+    number: int,
+    losses: Mapping[int, float],
+    constant: float | None = None,
+) -> list[Order]:
+    """Return the orders of this work and round. In answers to earlier ones the model trained alone is far likelier.
+
+    Devices that disclose statistics report the accuracy of a `constant` answer.
+    """
     while True:
         orders = [await next_order(stream) for stream in streams]
         if (orders[0].work, orders[0].round) == (work, number):
             return orders
         for order in orders:
             found = {"likelihood_common": -80.0, "likelihood_local": -1.0} if order.work == "evaluate" else {}
-            row = Report(round=order.round, work=order.work, client=id_of(order).client, samples=10, **found)
+            row = Report(
+                round=order.round, work=order.work, client=id_of(order).client, samples=10, accuracy_constant=constant, **found
+            )
             server.coordinator.inbox.accept(id_of(order), row, {})
             await server.coordinator.report(id_of(order), losses.get(order.round) if order.work == "train" else None)
 
@@ -676,10 +688,14 @@ def test_who_is_revoked_has_no_say_any_more_in_this_process_as_in_the_next(world
     process(world, restarted, WEIGHS, one_owner=True)
 
 
-@pytest.mark.parametrize(("devices", "told"), [("ab", False), ("abcd", False), ("abcde", True)])
-def test_what_fewer_than_five_devices_found_is_told_to_none_of_them(world: World, devices: str, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("devices", "constant", "told"), [("ab", None, False), ("ab", 0.5, True), ("abcd", None, False), ("abcde", None, True)]
+)
+def test_what_fewer_than_five_devices_found_is_told_if_all_disclose(
+    world: World, devices: str, constant: float | None, told: bool
+) -> None:
     async def scenario(server: Server) -> None:
-        orders = await until(server, server.connect(*devices), "evaluate", 3, {})
+        orders = await until(server, server.connect(*devices), "evaluate", 3, {}, constant)
         assert [bool(order.prior) for order in orders] == [told] * len(devices)
 
     process(world, scenario, WEIGHS | {"round": WEIGHS["round"] | {"min_clients": len(devices)}}, devices)
