@@ -92,6 +92,9 @@ class Cohort:
     updates: tuple[PartUpdate, ...]
 
 
+SUMMED = ("loss", "accuracy_before", "accuracy_after")  # metrics of an order that can be handed in with others' alone
+
+
 @dataclass
 class DeviceContext:
     """Facts that a transform may use on the device.
@@ -102,6 +105,7 @@ class DeviceContext:
         owed: What the last update lost by rounding, by tensor.
         errors: What this update loses by rounding; transforms add to it.
         seed: Return the seed for a purpose, of this device and round.
+        measured: Metrics of the order, which a transform may hand in with others' alone.
     """
 
     client: str
@@ -113,6 +117,7 @@ class DeviceContext:
     owed: Mapping[str, Tensor]
     seed: Callable[[str], int]
     errors: dict[str, Tensor] = field(default_factory=dict)
+    measured: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass

@@ -16,6 +16,7 @@ import torch
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.registry import SecureSumSettings
 from attune.common.exchange.transform import (
+    SUMMED,
     ArrivalContext,
     Cohort,
     DeviceContext,
@@ -31,7 +32,10 @@ from attune.common.wire.checks import check_manifest
 from attune.common.wire.header import Manifest, TensorSpec
 from attune.common.wire.tensors import DTYPES, TensorSource
 
-WEIGHT = "+weight"  # the device's weight, in units of 1 / ONE, among the tensors of a part
+# Among the tensors of a part: the device's weight in units of 1 / ONE; then for each metric the weight, if the device has
+# measured it, and the weight times the metric over its bound.
+REPORT = "+report"
+BOUNDS = dict.fromkeys(SUMMED, 1.0) | {"loss": 64.0}  # a larger value counts as the bound
 NUMBERS = "I32"
 
 
@@ -42,7 +46,8 @@ class NotASum(ArithmeticError):
 def sealed_manifest(manifest: Mapping[str, TensorSpec]) -> Manifest:
     """Return the manifest of a masked part. Whole-number tensors, such as counters of batches, are not handed in."""
     floating = {name: spec for name, spec in manifest.items() if DTYPES[spec.dtype].is_floating_point}
-    return {name: TensorSpec(NUMBERS, spec.shape) for name, spec in floating.items()} | {WEIGHT: TensorSpec(NUMBERS, (1,))}
+    report = TensorSpec(NUMBERS, (1 + 2 * len(BOUNDS),))
+    return {name: TensorSpec(NUMBERS, spec.shape) for name, spec in floating.items()} | {REPORT: report}
 
 
 def masked(part: str, tensors: Mapping[str, torch.Tensor], seeds: list[tuple[bytes, bool]]) -> dict[str, torch.Tensor]:
@@ -89,7 +94,7 @@ class SecureSum(Unchanged):
         weight = ONE if settings.uniform else weight_units(update.weight, max(1, settings.most_samples))
         generator = torch.Generator().manual_seed(context.seed("secure rounding"))
         numbers = {name: encode(change[name] * factor, weight, settings.clip, generator) for name in sorted(change)}
-        return replace(update, tensors=numbers | {WEIGHT: torch.tensor([weight], dtype=torch.int32)})
+        return replace(update, tensors=numbers | {REPORT: _report(weight, context.measured)})
 
     def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
         """Check the form. Values behind masks can be any numbers."""
@@ -109,7 +114,15 @@ class SecureSum(Unchanged):
         if before is None or context.unmasking is None:
             raise UpdateRefused(f"nothing can unmask the {cohort.part} updates of this cohort")
         total = Unmasked(cohort, self.name, before, context.unmasking, self._settings.clip)
-        return Cohort(cohort.part, (PartUpdate("the sum of the cohort", total.weight / ONE, total),))
+        return Cohort(cohort.part, (PartUpdate("the sum of the cohort", total.weight / ONE, total, facts=total.means),))
+
+
+def _report(weight: int, measured: Mapping[str, float]) -> torch.Tensor:
+    numbers = [weight]
+    for name, bound in BOUNDS.items():
+        share = max(-1.0, min(1.0, measured[name] / bound)) if name in measured else 0.0
+        numbers += [weight if name in measured else 0, round(weight * share)]
+    return torch.tensor(numbers, dtype=torch.int32)
 
 
 def _bounded(change: Mapping[str, torch.Tensor], most: float) -> float:
@@ -130,6 +143,7 @@ class Unmasked(TensorSource):
 
     Attributes:
         weight: Of all updates together, in units of 1 / ONE.
+        means: Weighted means of the metrics that the devices have measured.
     """
 
     def __init__(self, cohort: Cohort, by: str, before: TensorSource, unmasking: MaskRemover, clip: float) -> None:
@@ -137,9 +151,12 @@ class Unmasked(TensorSource):
         self._sources = [tensors.opened(by) for tensors in sealed if isinstance(tensors, SealedTensors)]
         self._part, self._before, self._unmasking, self._clip = cohort.part, before, unmasking, clip
         self._numbers = {name: number for number, name in enumerate(sorted(self._sources[0].manifest))}
-        self.weight = int(self._sum(WEIGHT))
-        if not 0 < self.weight <= ONE * len(self._sources):
+        self.weight, *sums = self._sum(REPORT).tolist()
+        counts = dict(zip(BOUNDS, zip(sums[::2], sums[1::2], strict=True), strict=True))
+        fits = all(0 <= count <= self.weight and abs(value) <= count for count, value in counts.values())
+        if not fits or not 0 < self.weight <= ONE * len(self._sources):
             raise NotASum(f"the weights of the {cohort.part} updates are no sum of {len(self._sources)} devices")
+        self.means = {name: BOUNDS[name] * value / count for name, (count, value) in counts.items() if count}
 
     @property
     def manifest(self) -> Manifest:

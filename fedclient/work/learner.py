@@ -21,7 +21,7 @@ from attune.common.errors import Forbidden, HomeMismatch, NoModel, WireError
 from attune.common.exchange.encodings import PartEncoding
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.exchange.registry import settings_of, transforms_for
-from attune.common.exchange.transform import Chain, DeviceContext, PartUpdate
+from attune.common.exchange.transform import SUMMED, Chain, DeviceContext, PartUpdate
 from attune.common.faults import fail_at
 from attune.common.methods.fit import check_no_batch_statistics
 from attune.common.methods.method import assign
@@ -206,7 +206,7 @@ class Learner:
             trained = {name: theta[name] for names in self.dial.values() for name in names}
         parts, owed = {}, dict(self.owed)
         for part, names in returns.items():
-            parts[part], errors = self._written(part, names, theta, received, order)
+            parts[part], errors = self._written(part, names, theta, received, order, result)
             owed |= errors
         kept_beside = ((LOCAL, local), (TRAINED, trained), (OWED, owed), (LOOP, loop), (LOOP_LOCAL, loop_local))
         beside |= {what: dict(tensors) for what, tensors in kept_beside if tensors}
@@ -286,7 +286,7 @@ class Learner:
         return common
 
     def _written(
-        self, part: str, names: Iterable[str], theta: Tensors, received: Tensors, order: Order
+        self, part: str, names: Iterable[str], theta: Tensors, received: Tensors, order: Order, result: OrderResult
     ) -> tuple[Tensors, Tensors]:
         """Return the encoded tensors of a part, and the errors of the encoding.
 
@@ -296,7 +296,9 @@ class Learner:
         before = received if change or any(ref.part == part for ref in order.downloads) else None
         values = {name: theta[name] - received[name] if change else theta[name] for name in names}
         encoding, seed = order.encodings.get(part, ""), self._seeds(order.round)
-        context = DeviceContext(self.name, part, order.round, encoding, change, before, self.owed, seed)
+        noisy = self.plan.privacy is not None and self.plan.privacy.on_devices  # then no metric may leave without noise
+        measured = {} if noisy else {name: value for name in SUMMED if (value := getattr(result, name)) is not None}
+        context = DeviceContext(self.name, part, order.round, encoding, change, before, self.owed, seed, measured=measured)
         chain = Chain([*transforms_for(part, self.transforms), PartEncoding()])
         update = chain.on_device(PartUpdate(self.name, float(len(self.data.train_x)), values), context)
         return dict(update.tensors), context.errors

@@ -268,6 +268,9 @@ class RoundCloser:
         founders = await self._orders.founders(updates)
         adaptation = self._adaptation if state.record.adapting else None
         outcome = await self._lab.aggregate(updates, founders, adaptation, unmasking)
+        if total is not None and outcome.metrics:
+            means = ", ".join(f"{name} {value:.3g}" for name, value in sorted(outcome.metrics.items()))
+            LOG.info("round %d: means over the devices of the sum, by their samples: %s", number, means)
         refused = refused or outcome.refused
         for name in updates if not refused else ():
             marks.setdefault(name, {})["contributed"] = number

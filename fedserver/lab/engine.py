@@ -312,6 +312,8 @@ class Engine:
             aggregator = self._aggregators[part]
             with ExitStack() as stack:
                 updates = self._updates(part, entries, votes, stack)
+                if self._chains[part].sealed_by:
+                    metrics |= {key: value for update in updates for key, value in update.facts.items()}
                 numbers = aggregator.close_round(updates) if votes else aggregator.fit(updates)
                 metrics |= {f"{part}.{key}": value for key, value in numbers.items()}
         return metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from attune.common.errors import UpdateRefused, WireError
 from attune.common.exchange.registry import SECURE_SUM, SecureSumSettings, transforms_for
 from attune.common.exchange.transform import ArrivalContext, Chain, Cohort, DeviceContext, PartUpdate, RoundContext
 from attune.common.secure.fixed_point import ONE, decode, encode, weight_units
-from attune.common.secure.secure_sum import WEIGHT, NotASum, SecureSum, masked, sealed_manifest
+from attune.common.secure.secure_sum import REPORT, NotASum, SecureSum, masked, sealed_manifest
 from attune.common.wire.blobs import LocalFile
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.tensors import Tensors, manifest_of
@@ -20,6 +21,7 @@ from tests.common.secure.cohort import Cohort as Devices
 
 SAMPLES = dict(zip(NAMES, (60, 7, 100, 33, 1, 88), strict=True))
 CLIP = 0.5
+NOTHING: Mapping[str, float] = {}
 
 
 def settings(**changes: object) -> SecureSumSettings:
@@ -44,8 +46,10 @@ def trained(name: str, size: float = 0.1) -> Tensors:
     }
 
 
-def on_device(name: str, tensors: Tensors, options: SecureSumSettings, change: bool = False) -> Tensors:
-    context = DeviceContext(name, "shared", 7, "", change, served(), {}, lambda purpose: 5)
+def on_device(
+    name: str, tensors: Tensors, options: SecureSumSettings, change: bool = False, measured: Mapping[str, float] = NOTHING
+) -> Tensors:
+    context = DeviceContext(name, "shared", 7, "", change, served(), {}, lambda purpose: 5, measured=measured)
     chain = Chain(transforms_for("shared", {SECURE_SUM: options}))
     return dict(chain.on_device(PartUpdate(name, float(SAMPLES[name]), tensors), context).tensors)
 
@@ -76,7 +80,7 @@ def summed(folder: Path, vectors: dict[str, Tensors], options: SecureSumSettings
             updates.append(update)
     context = RoundContext("shared", 7, lambda client: base, unmasking=devices.server.unmasking())
     [total] = transform.on_cohort(Cohort("shared", tuple(updates)), context).updates
-    return {name: total.tensors[name] for name in served()}
+    return {name: total.tensors[name] for name in served()} | {REPORT: total.facts}  # type: ignore[dict-item]
 
 
 def plain_mean(tensors: dict[str, Tensors], names: tuple[str, ...], uniform: bool = False) -> Tensors:
@@ -100,12 +104,25 @@ def test_the_mean_is_the_plain_one_to_1e_5_of_the_clipping_bound(tmp_path: Path,
     assert result["norm.num_batches_tracked"] == 3
 
 
+def test_metrics_arrive_as_their_weighted_mean_alone(tmp_path: Path) -> None:
+    losses = dict(zip(NAMES, (0.5, 2.0, 100.0, 1.0, 3.0, 0.25), strict=True))
+    vectors = {
+        name: on_device(
+            name, trained(name), settings(), measured={"loss": losses[name]} | ({"accuracy_after": 0.5} if name == "bo" else {})
+        )
+        for name in NAMES
+    }
+    means = summed(tmp_path, vectors, settings())[REPORT]
+    expected = sum(min(64.0, losses[name]) * SAMPLES[name] for name in NAMES) / sum(SAMPLES.values())
+    assert means == {"loss": pytest.approx(expected, abs=1e-3), "accuracy_after": pytest.approx(0.5, abs=1e-4)}
+
+
 def test_changes_are_clipped_to_the_bound_and_the_norm() -> None:
     far = {key: value + 100 if value.is_floating_point() else value for key, value in served().items()}
     numbers = on_device("cy", far, settings())
     assert all(int(tensor.abs().max()) == ONE for tensor in numbers.values())
     bounded = on_device("cy", far, settings(norm=0.1))
-    lengths = torch.cat([tensor.reshape(-1).double() for name, tensor in bounded.items() if name != WEIGHT])
+    lengths = torch.cat([tensor.reshape(-1).double() for name, tensor in bounded.items() if name != REPORT])
     assert abs(float(lengths.norm()) * CLIP / ONE - 0.1) < 1e-4
 
 
@@ -137,7 +154,7 @@ def test_numbers_that_are_no_sum_are_refused(tmp_path: Path) -> None:
     vectors["ada"]["layer.weight"] = vectors["ada"]["layer.weight"] * 100
     with pytest.raises(NotASum, match=r"layer\.weight of the shared updates"):
         summed(tmp_path, vectors, settings())
-    vectors["ada"][WEIGHT] = torch.tensor([ONE * 50], dtype=torch.int32)
+    vectors["ada"][REPORT] = torch.tensor([ONE * 50, 0, 0, 0, 0, 0, 0], dtype=torch.int32)
     with pytest.raises(NotASum, match="the weights of the shared updates"):
         summed(tmp_path, vectors, settings())
 
@@ -173,5 +190,5 @@ def test_1024_devices_at_the_bound_fit_into_the_sum() -> None:
 def test_the_sealed_form_has_whole_numbers_of_the_same_shapes() -> None:
     sealed = sealed_manifest(manifest_of(served()))
     assert {name: spec.dtype for name, spec in sealed.items()} == dict.fromkeys(
-        ("layer.weight", "layer.bias", "scale", WEIGHT), "I32"
+        ("layer.weight", "layer.bias", "scale", REPORT), "I32"
     )
