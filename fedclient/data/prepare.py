@@ -149,9 +149,11 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     check_labelled_alike(shard, spec, plan.task, plan.classes)
     check_columns(shard, plan.column_names)
     seed = derive(plan.seed, "validation")
-    targets = (plan.targets or _own_scale(shard)) if plan.task == "regression" else None
+    targets = (plan.targets or _own_scale(shard, plan)) if plan.task == "regression" else None
     y_train, y_test = y_of(shard, plan.task, plan.classes, targets)
-    fitted, held = hold_out(strata(y_train, plan.task), plan.train.validation, seed, shard.kind, shard.groups)
+    # With privacy, the label of one sample must not decide which others are trained on.
+    layers = np.zeros(len(y_train), np.int64) if plan.is_private else strata(y_train, plan.task)
+    fitted, held = hold_out(layers, plan.train.validation, seed, shard.kind, shard.groups)
     standardiser = _standardiser(shard, plan, fitted)
     x = [prepare_features(part, spec, standardiser, f"shard {shard.name}") for part in (shard.train_x, shard.test_x)]
     y = [torch.from_numpy(part) for part in (y_train, y_test)]
@@ -198,7 +200,12 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
     return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std), shard.fill, shard.missing_words)
 
 
-def _own_scale(shard: Shard) -> Scale:
+def _own_scale(shard: Shard, plan: Plan) -> Scale:
+    if plan.is_private:
+        raise ShardError(
+            f"the numbers to predict of shard {shard.name} would be scaled by their own statistics, which tell of its samples: "
+            "the server must be updated, since its plan has no scale for them"
+        )
     fitted = Standardiser.fit(shard.train_y)
     return Scale(fitted.mean.tolist(), fitted.std.tolist())
 

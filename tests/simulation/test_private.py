@@ -14,7 +14,10 @@ from attune.common.config import PrivacySettings
 from attune.common.errors import AttuneError, FederationFailed, LimitExceeded, SettingError, ShardError
 from attune.common.methods.fit import check_no_batch_statistics
 from attune.common.plan import Profile
+from attune.fedclient.data.lazy_shard import shard_of
+from attune.fedclient.data.prepare import prepare
 from attune.fedclient.limits import PrivacyLimits
+from attune.fedclient.read_options import ReadOptions
 from attune.fedserver.core.planning import make_plan, resolve
 
 RANGE = {"unit": "example", "epsilon": 4.0, "insecure_seed": 1, "ranges": [[-3, 3]]}
@@ -125,3 +128,31 @@ def test_a_device_whose_budget_is_spent_is_excused_and_evaluates(caplog: pytest.
 def test_too_few_devices_with_a_budget_end_a_simulation() -> None:
     with pytest.raises(FederationFailed, match=r"device.: its privacy budget is spent"):
         simulated("fedavg", {**RANGE, "orders": 2}, rounds=4)
+
+
+def test_the_label_of_one_sample_does_not_decide_which_others_are_trained_on() -> None:
+    x, y = shards()["device0"]
+    settings = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}}
+    profile = Profile("tabular", (6,), [0, 1, 2], 60, 20)
+    trained = {}
+    for private in (True, False):
+        plan = make_plan(resolve({**settings, "privacy": RANGE if private else {}}), {"a": profile}, "f")
+        parts = [prepare(shard_of("a", (x, labels)).load(), plan).train_x for labels in (y, np.roll(y, 7))]
+        trained[private] = parts[0].equal(parts[1])
+    assert trained == {True: True, False: False}
+
+
+def test_numbers_to_predict_are_scaled_by_public_ranges_or_not_at_all() -> None:
+    x, _ = shards()["device0"]
+    settings = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}}
+    profile = Profile("tabular", (6,), ["dose"], 60, 20, task="regression")
+    shard = shard_of("a", (x, 10 * x[:, :1]), ReadOptions(task="regression")).load()
+    raw = None
+    for ranges, mean, half in (([], 0.0, 1.0), ([[-40, 60]], 10.0, 50.0)):
+        plan = make_plan(resolve({**settings, "privacy": {**RANGE, "target_ranges": ranges}}), {"a": profile}, "f")
+        assert plan.targets is not None and (plan.targets.mean, plan.targets.std) == ([mean], [half])
+        scaled = prepare(shard, msgspec.structs.replace(plan, classes=shard.labels)).train_y
+        raw = scaled if raw is None else raw
+        assert np.allclose(scaled * half + mean, raw, atol=1e-4)
+    with pytest.raises(ShardError, match="scaled by their own statistics"):
+        prepare(shard, msgspec.structs.replace(plan, classes=shard.labels, targets=None))
