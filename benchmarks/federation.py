@@ -128,7 +128,7 @@ def federation(method: str, shards: Path, flags: Sequence[str], baseline: bool =
         with home.server("--method", method, "--min-clients", clients, "--exit-when-done", *flags) as (address, process):
             rivals = ("--baseline", "local") if baseline else ()
             try:
-                home.run("fedclient", "--data", f"{shards}/*/", "--server", address, *rivals)
+                home.run("fedclient", "--data", f"{shards}/*/", "--server", address, "--disclose", "statistics", *rivals)
                 code = process.wait(timeout=60)
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 raise RuntimeError(f"{error}\nserver, exit code {process.poll()}: {home.log()}") from None
