@@ -6,8 +6,8 @@ Of n samples, one model does better on `won` and the other one on `lost`; on the
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from statistics import NormalDist
+from collections.abc import Collection, Mapping, Sequence
+from statistics import NormalDist, fmean, stdev
 from typing import Literal, TypeVar
 
 from attune.common.task import TaskName
@@ -63,6 +63,19 @@ def _within(t: float, freedom: int) -> float:
         total += term
         term *= math.cos(angle) ** 2 * k / (k + 1)
     return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+
+
+def student_p(t: float, freedom: int) -> float:
+    """Return the two-sided p-value of Student's t with so many degrees of freedom, at least one."""
+    return max(0.0, 1.0 - _within(abs(t), freedom))
+
+
+def interval_of_mean(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return Student's interval at LEVEL of the mean of a sample; None below two values, which show no deviation."""
+    if len(values) < 2:
+        return None
+    mean, half = fmean(values), student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
 
 
 def mcnemar(won: int, lost: int) -> float:

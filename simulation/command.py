@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from attune.fedclient.work.executor import EXECUTORS
 )
 @click.option("--rounds", type=click.IntRange(1), help="Rounds to train (default 40).")
 @click.option("--seed", type=int, help="Seed of every random draw (default 0).")
+@click.option("--seeds", metavar="N,N", help="Run each method with each of these seeds, and compare their means.")
 @click.option(
     "--set",
     "assignments",
@@ -49,6 +51,13 @@ from attune.fedclient.work.executor import EXECUTORS
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), help="Write the results of each method below this folder."
 )
+@click.option(
+    "--table",
+    "table_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a row for each method to FILE.csv, .tex or .html.",
+)
 @click.option("--dashboard", metavar="[HOST:]PORT", help="Serve a page to watch it in a browser (0: a free port).")
 def simulate(
     data: tuple[str, ...],
@@ -57,6 +66,7 @@ def simulate(
     model: str | None,
     rounds: int | None,
     seed: int | None,
+    seeds: str | None,
     assignments: tuple[str, ...],
     config: Path | None,
     baseline: Literal["local"] | None,
@@ -64,20 +74,27 @@ def simulate(
     try_executors: bool,
     home: Path | None,
     out: Path | None,
+    table_file: Path | None,
     dashboard: str | None,
     label: str,
     **table: Any,
 ) -> None:
     """Run whole federations in this process, without a network, and compare methods on the same shards."""
+    listed = None if seeds is None else seeds_in(seeds, seed)
     if benchmark is not None:
+        if table_file is not None:
+            raise click.UsageError("--benchmark writes its rows into --out, and takes no --table")
         check_folder(out or Path("benchmark-out"))
-        run_recipe(benchmark, data, out or Path("benchmark-out"), seed)
+        run_recipe(benchmark, data, out or Path("benchmark-out"), listed or (() if seed is None else (seed,)))
         return
     if not data:
         raise click.UsageError("say --data SHARD, or --benchmark NAME")
     from attune.simulation.arguments import data_by_name, read_shards, warnings_of
     from attune.simulation.compared_methods import Comparison
     from attune.simulation.comparison_table import comparison
+    from attune.simulation.method_table import comparison_over_seeds, method_table
+    from attune.simulation.over_seeds import SeedResults
+    from attune.simulation.result_table import check_table
     from attune.simulation.simulate import simulate as run
     from attune.simulation.trial import try_executors as measure_executors
 
@@ -85,6 +102,8 @@ def simulate(
     for folder, option in ((out, "--out"), (home, "--home")):
         if folder is not None:
             check_folder(folder, option)
+    if table_file is not None:
+        check_table(table_file)
     names = list(dict.fromkeys(filter(None, (name.strip() for name in methods.split(",")))))
     if not names:
         raise click.UsageError("--method names no method")
@@ -95,32 +114,53 @@ def simulate(
     if try_executors:
         click.echo(repr(measure_executors(members, names[0], settings=compared[0].settings)))
         return
-    results, unsaved = {}, None
+    results: dict[str, SeedResults] = {}
+    unsaved = None
     for method in compared:
         click.echo(f"{method.name} ...", err=True)
+        given = {"settings": method.settings, "baseline": baseline, "executor": executor, "dashboard": dashboard}
         place = home / method.name if home else None
-        results[method.name] = run(
-            members,
-            method.name,
-            settings=method.settings,
-            baseline=baseline,
-            home=place,
-            executor=executor,
-            dashboard=dashboard,
-        )
+        if listed is None:
+            result = run(members, method.name, home=place, **given)
+            results[method.name] = SeedResults({result.summary["seed"]: result})
+        else:
+            result = results[method.name] = run(members, method.name, home=place, seeds=listed, **given)
         if out is not None:
             try:
-                results[method.name].save(out / method.name)
+                result.save(out / method.name)
             except (AttuneError, OSError) as error:  # the results of the other methods shall not be lost
                 unsaved = unsaved or error
                 click.echo(f"the files of {method.name} are not written: {error}", err=True)
-    for line in comparison(compared, results, members):
+    if listed is None:
+        shown = comparison(compared, {name: next(iter(of.values())) for name, of in results.items()}, members)
+    else:
+        shown = comparison_over_seeds(compared, results)
+    for line in shown:
         click.echo(line)
+    if table_file is not None:
+        click.echo(f"table in {method_table(results).save(table_file)}", err=True)
     if unsaved is not None:
         raise unsaved
 
 
-def run_recipe(name: str, data: tuple[str, ...], out: Path, seed: int | None) -> None:
+def seeds_in(text: str, seed: int | None) -> list[int]:
+    """Return the seeds of --seeds.
+
+    Raises:
+        click.UsageError: They are no whole numbers, or --seed is given too.
+    """
+    if seed is not None:
+        raise click.UsageError("give --seed or --seeds, not both")
+    try:
+        seeds = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--seeds takes whole numbers with commas between them, such as 0,1,2; not {text!r}") from None
+    if len(set(seeds)) < len(seeds):
+        raise click.UsageError(f"--seeds {text}: a seed comes twice")
+    return seeds
+
+
+def run_recipe(name: str, data: tuple[str, ...], out: Path, seeds: Sequence[int]) -> None:
     """Run a recipe, print its table, and write rows and a picture into `out`.
 
     Raises:
@@ -134,9 +174,7 @@ def run_recipe(name: str, data: tuple[str, ...], out: Path, seed: int | None) ->
         raise click.UsageError(
             f"--benchmark {name} takes " + (f"--data, one path of {recipe.data}" if recipe.data else "no --data")
         )
-    rows = run(
-        recipe, data[0] if data else None, out, lambda text: click.echo(text, err=True), seeds=() if seed is None else (seed,)
-    )
+    rows = run(recipe, data[0] if data else None, out, lambda text: click.echo(text, err=True), seeds=seeds)
     for line in picture.lines(recipe, rows):
         click.echo(line)
     click.echo(f"rows in {out / recipe.name}.csv, picture in {picture.picture(recipe, rows, out / f'{recipe.name}.png')}")

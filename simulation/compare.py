@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 import msgspec
 
@@ -16,6 +16,7 @@ from attune.fedserver.core.accuracy import latest_metrics, mean_metrics
 from attune.fedserver.core.records import Report
 from attune.fedserver.home import ServerHome
 from attune.fedserver.view.summary import Summary, read_rows, read_summary, summarise
+from attune.simulation.over_seeds import FOLDER, SeedDifference, difference_over_seeds
 
 
 class AgainstFirst(msgspec.Struct, frozen=True):
@@ -27,6 +28,24 @@ class AgainstFirst(msgspec.Struct, frozen=True):
     p: float
     difference: float  # mean over these devices
     verdict: str  # better, worse or unclear
+
+
+class OverSeeds(msgspec.Struct, frozen=True):
+    """Runs of one name with several seeds.
+
+    Attributes:
+        name: The name of these runs.
+        seeds: Their seeds.
+        mean: Mean over seeds of the mean over the devices that all these runs have; None if there are none.
+        deviation: Standard deviation over seeds of that mean.
+        against_first: Comparison with the runs that have the name of the first run, on the devices that all of them have.
+    """
+
+    name: str
+    seeds: list[int]
+    mean: float | None
+    deviation: float | None
+    against_first: SeedDifference | None
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
@@ -54,6 +73,7 @@ class ComparedRun(msgspec.Struct, frozen=True):
     slowest_s: float | None  # work of each round's slowest device, over all rounds
     metrics: dict[str, float]  # mean over devices of what each reported last, by name as in common.metrics
     against_first: AgainstFirst | None  # None: it is the first, or has no device in common with it
+    over_seeds: OverSeeds | None = None  # of all runs with its name, if they are several
 
     @property
     def no_better(self) -> bool:
@@ -69,6 +89,7 @@ class RunData(msgspec.Struct, frozen=True):
     path: str
     summary: Summary
     rows: list[Report]
+    group: str = ""  # the name that it has in common with runs of other seeds; empty if it is alone
 
     @property
     def accuracies(self) -> dict[str, float]:
@@ -79,10 +100,11 @@ class RunData(msgspec.Struct, frozen=True):
 def read(given: Sequence[str], place: ServerHome) -> list[RunData]:
     """Read runs, each given as `[NAME=]WHERE`: the name of a run of the home `place`, or else a folder.
 
-    Write `./first` for a folder that has the name of a run.
+    Write `./first` for a folder that has the name of a run. A folder with the results of several seeds is read as a run for
+    each. Runs of one name with different seeds belong together.
 
     Raises:
-        SettingError: It is something else, or two runs have one name.
+        SettingError: It is something else, or two runs have one name and one seed.
         NoModel: A run has no closed round.
     """
     runs: list[RunData] = []
@@ -90,14 +112,22 @@ def read(given: Sequence[str], place: ServerHome) -> list[RunData]:
         name, equals, where = text.partition("=")
         if not equals:
             name, where = "", text
-        runs.append(_read(name, where, place))
-    doubled = [name for name, count in Counter(run.name for run in runs).items() if count > 1]
-    if doubled:
-        raise SettingError(f"two runs are called {doubled[0]}: give each a name of its own, such as first={runs[0].path}")
-    return runs
+        runs += _read(name, where, place)
+    named: dict[str, list[RunData]] = {}
+    for run in runs:
+        named.setdefault(run.name, []).append(run)
+    for name, of in named.items():
+        if len({run.summary.seed for run in of}) < len(of):
+            raise SettingError(f"two runs are called {name}: give each a name of its own, such as first={of[0].path}")
+    return [
+        msgspec.structs.replace(run, name=f"{run.name}/{FOLDER}{run.summary.seed}", group=run.name)
+        if len(named[run.name]) > 1
+        else run
+        for run in runs
+    ]
 
 
-def _read(name: str, where: str, place: ServerHome) -> RunData:
+def _read(name: str, where: str, place: ServerHome) -> list[RunData]:
     path = _run_of(place, where)
     if path is None:
         path = Path(where).expanduser()
@@ -105,15 +135,28 @@ def _read(name: str, where: str, place: ServerHome) -> RunData:
         name = name or where
     if not path.is_dir():
         raise SettingError(f"{where} is neither a folder nor a run of {place.path} (`fedserver run list` names them)")
+    return [_read_one(name or _called(path), one) for one in _folders(path)]
+
+
+def _folders(path: Path) -> list[Path]:
+    """Return the folder, or those of its seeds, if `simulate` has written it for several."""
+    if ServerHome(path).exists() or (path / "summary.json").exists():
+        return [path]
+    seeds = [folder for folder in path.glob(f"{FOLDER}*") if folder.name.removeprefix(FOLDER).lstrip("-").isdecimal()]
+    seeds.sort(key=lambda folder: int(folder.name.removeprefix(FOLDER)))
+    return [folder / "server" if (folder / "server").is_dir() else folder for folder in seeds] or [path]
+
+
+def _read_one(name: str, path: Path) -> RunData:
     home = ServerHome(path)
     if not home.exists():
-        return RunData(name or _called(path), str(path), read_summary(path), read_rows(path))
+        return RunData(name, str(path), read_summary(path), read_rows(path))
     snapshot = home.snapshot()
     if snapshot.plan is None or not snapshot.rows:
         raise NoModel(f"{path} has no rounds yet: there is nothing to compare before the first is closed")
     settings, closed = snapshot.settings, snapshot.record.round
     summary = summarise(snapshot.rows, settings, snapshot.plan.model.name, closed, snapshot.plan.task)
-    return RunData(name or _called(path), str(path), summary, list(snapshot.rows))
+    return RunData(name, str(path), summary, list(snapshot.rows))
 
 
 def _run_of(place: ServerHome, name: str) -> Path | None:
@@ -133,10 +176,38 @@ def _called(path: Path) -> str:
 
 def compared(runs: Sequence[RunData]) -> list[ComparedRun]:
     """Compare runs with the first one; return them in the order given."""
-    return [_compared(run, runs[0] if position else None) for position, run in enumerate(runs)]
+    over_seeds = _over_seeds(runs)
+    return [_compared(run, runs[0] if position else None, over_seeds.get(run.group)) for position, run in enumerate(runs)]
 
 
-def _compared(run: RunData, first: RunData | None) -> ComparedRun:
+def _over_seeds(runs: Sequence[RunData]) -> dict[str, OverSeeds]:
+    """Return the means of the runs of each name that has several, by the name."""
+    named: dict[str, list[RunData]] = {}
+    for run in runs:
+        named.setdefault(run.group or run.name, []).append(run)
+    first = next(iter(named.values()))
+    return {name: _means(name, of, None if of is first else first) for name, of in named.items() if of[0].group}
+
+
+def _means(name: str, runs: Sequence[RunData], first: Sequence[RunData] | None) -> OverSeeds:
+    alone = list(_by_seed(runs, runs).values())
+    against = None if first is None else difference_over_seeds(_by_seed(runs, first), _by_seed(first, runs))
+    return OverSeeds(
+        name,
+        [run.summary.seed for run in runs],
+        fmean(alone) if alone else None,
+        stdev(alone) if alone else None,
+        against,
+    )
+
+
+def _by_seed(runs: Sequence[RunData], others: Sequence[RunData]) -> dict[int, float]:
+    """Return for each seed the mean accuracy of the devices that all runs and all others have; empty if there are none."""
+    devices = set.intersection(*(set(run.accuracies) for run in (*runs, *others)))
+    return {run.summary.seed: fmean(run.accuracies[name] for name in devices) for run in runs if devices}
+
+
+def _compared(run: RunData, first: RunData | None, over_seeds: OverSeeds | None) -> ComparedRun:
     summary = run.summary
     latest = summary.latest.get("accuracy")
     gains = [client.gain for client in summary.clients if client.gain is not None]
@@ -160,6 +231,7 @@ def _compared(run: RunData, first: RunData | None) -> ComparedRun:
         slowest_s=slowest(run.rows),
         metrics=mean_metrics(latest_metrics(run.rows).values()),
         against_first=against(run.accuracies, first.accuracies) if first else None,
+        over_seeds=over_seeds,
     )
 
 

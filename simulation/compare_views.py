@@ -24,7 +24,7 @@ def render(compared: Sequence[ComparedRun], runs: Sequence[RunData]) -> str:
     notes = [f"... and {len(listed) - SHOWN} more devices: --json and --out have them all"] if len(listed) > SHOWN else []
     if beaten := [run.name for run in compared if run.no_better]:
         notes.append(f"no better than a constant answer over clients: {', '.join(beaten)}")
-    notes += [sentence(run.name, compared[0].name, run.against_first) for run in compared[1:]]
+    notes += sentences(compared)
     return text_of(tables[0], "", tables[1], *notes)
 
 
@@ -59,6 +59,18 @@ def devices_of(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
     return [(name, *(share(of_run.get(name)) for of_run in accuracies)) for name in natural(set().union(*accuracies))]
 
 
+def sentences(compared: Sequence[ComparedRun]) -> list[str]:
+    """Return the comparisons with the first run: one for each run, and one for all runs of a name with several seeds."""
+    first = compared[0].over_seeds
+    lines = [sentence(run.name, compared[0].name, run.against_first) for run in compared[1:] if not (first and run.over_seeds)]
+    for over_seeds in {run.over_seeds.name: run.over_seeds for run in compared if run.over_seeds}.values():
+        mean, deviation = share(over_seeds.mean), share(over_seeds.deviation)
+        lines.append(f"{over_seeds.name}: {mean} ± {deviation} over clients, with {len(over_seeds.seeds)} seeds")
+        if over_seeds.against_first is not None:
+            lines.append(over_seeds.against_first.words(over_seeds.name, first.name if first else compared[0].name))
+    return lines
+
+
 def sentence(name: str, first: str, comparison: AgainstFirst | None) -> str:
     """Return the comparison of a run with the first one as a sentence."""
     if comparison is None:
@@ -84,8 +96,7 @@ def write(
 
 
 def _overview(compared: Sequence[ComparedRun]) -> Section:
-    first = compared[0].name
-    caption = " ".join(f"{sentence(run.name, first, run.against_first)}." for run in compared[1:])
+    caption = " ".join(f"{line}." for line in sentences(compared))
     rows: list[list[Cell]] = [list(line_of(run)) for run in compared]
     return Section("Which run is better?", caption, None, PageTable(HEADS, rows))
 

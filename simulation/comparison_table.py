@@ -21,6 +21,10 @@ from attune.simulation.result import DeviceRow, SimulationResult, score_text
 RIVAL_METHODS: Mapping[str, Rival] = {"local": "local", "fedavg": "common"}  # methods -> what they are rivals as
 HEADS = ("device", "samples", "method", "kept", "own", "served", "verdict", "harmed", "probably", "keeps")
 LEFT = [HEADS.index(head) for head in ("device", "method", "keeps")]  # columns of words
+COLUMN_NOTES = (
+    "own: of the method's own model on the device",
+    "served: of what the server sends, with the parts that stay on the device, before it trains",
+)
 
 Right = Mapping[str, Tensor]  # for each device, the scores of its model on its test samples, (N,) or (N, T)
 
@@ -53,7 +57,7 @@ def comparison(
     shown = [at for at, head in enumerate(HEADS) if head != "method" or len(results) > 1]
     left = [place for place, at in enumerate(shown) if at in LEFT]
     table = aligned([[line[at] for at in shown] for line in lines], left)
-    return [*_head(methods, results), *table, *_notes(results, harm, verdicts)]
+    return [*model_lines(methods, results), *table, *_notes(results, harm, verdicts)]
 
 
 def harmed(mine: Tensor, rivals: Mapping[Rival, Tensor], groups: Places | None = None) -> bool | None:
@@ -101,7 +105,7 @@ def _compared(method: str, right: Mapping[str, Right], members: Mapping[str, Laz
     return numbers
 
 
-def _head(methods: Sequence[ComparedMethod], results: Mapping[str, SimulationResult]) -> list[str]:
+def model_lines(methods: Sequence[ComparedMethod], results: Mapping[str, SimulationResult]) -> list[str]:
     """Return a line with the model of the methods, and one for each method that cannot use the model of the others."""
     by_model: dict[str, list[str]] = {}
     for name, result in results.items():
@@ -153,8 +157,7 @@ def _notes(
     metric = TASKS[next(iter(results.values())).task].metric
     lines += [
         f"kept: {metric} of what the device predicts with in the end, which the last column describes",
-        "own: of the method's own model on the device",
-        "served: of what the server sends, with the parts that stay on the device, before it trains",
+        *COLUMN_NOTES,
         "verdict: the own model against the common one, and against one that was trained alone (--baseline local)",
     ]
     if any(value is not None for of in harm.values() for value in of.values()):

@@ -29,6 +29,7 @@ from attune.fedserver.core.evidence import Call
 from attune.fedserver.core.fleet_verdict import FleetVerdict, call_of, fleet_verdicts
 from attune.fedserver.view.status import status
 from attune.simulation.federation import FederationOutcome
+from attune.simulation.result_table import Cell, ResultTable
 from attune.simulation.simulation_state import SimulationState
 
 if TYPE_CHECKING:
@@ -265,6 +266,40 @@ class DeviceTable(Sequence[DeviceRow]):
         """Return the mean of a column of accuracies over the devices that have a value, or None if there are none."""
         values = [value for row in self._rows if (value := getattr(row, column)) is not None]
         return sum(values) / len(values) if values else None
+
+    def formatted(self) -> ResultTable:
+        """Return the table as it is written into files. The best model of each device, and on average, is in bold."""
+        names = ("local", "common", "personalized", "accuracy", "kept", "served", "constant")
+        rows: list[list[Cell]] = [
+            [row.device, row.samples, *(getattr(row, name) for name in names), *(row.interval or (None, None)), row.verdict,
+             row.probably, row.keeps]
+            for row in self._rows
+        ]  # fmt: skip
+        means: list[Cell] = ["mean", None, *map(self.mean, names), None, None, None, None, None]
+        heads = ("device", "samples", *names, "low", "high", "verdict", "probably", "keeps")
+        return ResultTable(heads, [*rows, means], ("local", "common", "personalized", "kept"), "row")
+
+    def to_csv(self) -> str:
+        """Return the table as CSV, with a row of means."""
+        return self.formatted().to_csv()
+
+    def to_latex(self) -> str:
+        """Return the table as a tabular of LaTeX with the rules of its package booktabs."""
+        return self.formatted().to_latex()
+
+    def to_html(self) -> str:
+        """Return the table as a table element of HTML."""
+        return self.formatted().to_html()
+
+    _repr_html_ = to_html  # a notebook shows it
+
+    def save(self, path: str | Path) -> Path:
+        """Write the table into a file .csv, .tex or .html.
+
+        Raises:
+            SettingError: The file has another suffix, or cannot be written.
+        """
+        return self.formatted().save(path)
 
     def to_pandas(self) -> Any:
         """Return a DataFrame, in which the interval has two columns, low and high. Needs pandas."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from attune.common.aio import Stopped, run_in_thread
 from attune.common.config import convert
+from attune.common.errors import SettingError
 from attune.common.outputs import check_folder
 from attune.common.plan import DataSettings
 from attune.common.plugins import installed
@@ -25,6 +26,7 @@ from attune.simulation import arguments
 from attune.simulation.arguments import Shards, data_by_name, read_shards
 from attune.simulation.executors import executor_of
 from attune.simulation.federation import NOWHERE, Federation
+from attune.simulation.over_seeds import SeedResults, run_seeds
 from attune.simulation.own_models import model_name
 from attune.simulation.progress import ProgressFunction, watcher
 from attune.simulation.result import SimulationResult
@@ -42,7 +44,39 @@ COLLECTED_OBJECTS = 50_000  # new objects before a collection of the youngest ge
 NO_SETTINGS: Mapping[str, Any] = {}
 
 
+@overload
 def simulate(
+    shards: Shards,
+    method: arguments.Method | None = ...,
+    model: str | Factory | nn.Module | None = ...,
+    rounds: int | None = ...,
+    seed: int | None = ...,
+    settings: Mapping[str, Any] = ...,
+    baseline: Literal["local"] | None = ...,
+    home: str | Path | None = ...,
+    executor: Literal["sequential", "stacked", "auto", "processes", "ray"] | Executor | None = ...,
+    progress: bool | ProgressFunction | None = ...,
+    keep: Literal["best", "personalized"] = ...,
+    device: str = ...,
+    threads: int = ...,
+    awake_bytes: int = ...,
+    train: Train | None = ...,
+    evaluate: Evaluate | None = ...,
+    dashboard: Dashboard = ...,
+    label: str = ...,
+    task: str = ...,
+    table: Mapping[str, Any] = ...,
+    workers: int | None = ...,
+    config: str | Path | None = ...,
+    seeds: None = ...,
+) -> SimulationResult: ...
+
+
+@overload
+def simulate(shards: Shards, *args: Any, seeds: Sequence[int], **kwargs: Any) -> SeedResults: ...
+
+
+def simulate(  # type: ignore[misc]  # the second overload has these arguments too, and Any stands for their types
     shards: Shards,
     method: arguments.Method | None = None,
     model: str | Factory | nn.Module | None = None,
@@ -65,7 +99,8 @@ def simulate(
     table: Mapping[str, Any] = NO_SETTINGS,
     workers: int | None = None,
     config: str | Path | None = None,
-) -> SimulationResult:
+    seeds: Sequence[int] | None = None,
+) -> SimulationResult | SeedResults:
     """Train a federation with one device for each shard, from the first round to every device's own model.
 
     With the same number of threads, the models have the same bits as those of a federation over the network with these
@@ -103,14 +138,17 @@ def simulate(
         table: Other options of tables, by the names that `fedclient` gives them, such as {"columns": "age,dose"}.
         workers: Number of processes; None: one for each processor.
         config: Path of a federation.toml. The other arguments win over it.
+        seeds: Run a simulation for each of these seeds in place of `seed`. With a home, each has the folder seed-N in it.
 
     Returns:
-        The result, with tables, models and pictures.
+        The result, with tables, models and pictures. With `seeds`, a SeedResults with the result of each seed.
 
     Raises:
         AttuneError: An argument is wrong, or the federation cannot go on.
         KeyboardInterrupt: The user has stopped it. All state is safe.
     """
+    if seeds is not None:
+        return _once_a_seed(seeds, locals())
     given = data_by_name(shards)
     name = None if model is None else model_name(model, home is not None, executor in IN_OTHER_PROCESSES)
     overrides = arguments.overrides(len(given), method, name, rounds, seed, settings, config)
@@ -145,6 +183,18 @@ def simulate(
 
         with chosen if isinstance(chosen, RemoteExecutor) else nullcontext(), _rare_collection():
             return run_in_thread(run)
+
+
+def _once_a_seed(seeds: Sequence[int], given: Mapping[str, Any]) -> SeedResults:
+    """Call `simulate` for each seed with the same other arguments.
+
+    Raises:
+        SettingError: A seed is given beside the seeds.
+    """
+    if given["seed"] is not None or "seed" in given["settings"]:
+        raise SettingError("there is a seed and there are seeds: give one of them")
+    home = None if given["home"] is None else Path(given["home"]).expanduser()
+    return run_seeds(seeds, home, lambda seed, place: simulate(**{**given, "seeds": None, "seed": seed, "home": place}))
 
 
 @contextmanager

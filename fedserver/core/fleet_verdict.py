@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from attune.common.metrics import KEPT_RIVALS, Rival
 from attune.common.paired import Pair, pairs_of
-from attune.common.statistics import mcnemar, student
+from attune.common.statistics import interval_of_mean, mcnemar
 from attune.fedserver.core.evidence import LEAST_DIFFERENCE, LEAST_GROUPS, Call, beliefs_of_counts, beliefs_of_gains
 
 RIVAL_WORDS: Mapping[Rival, str] = {"local": "training alone", "common": "the common model"}
@@ -92,13 +92,9 @@ def call_of(verdicts: Sequence[FleetVerdict], device: str) -> Call | None:
 def _verdict(listed: tuple[tuple[str, Pair], ...]) -> FleetVerdict:
     pairs = [pair for _, pair in listed]
     gains = [pair.difference for pair in pairs]
-    mean, interval = fmean(gains), None
-    if len(gains) > 1:
-        half = student(len(gains) - 1) * stdev(gains) / len(gains) ** 0.5
-        interval = (mean - half, mean + half)
     better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
     calls = dict(zip((device for device, _ in listed), _calls(pairs), strict=True))
-    return FleetVerdict(pairs[0].rival, mean, interval, better, worse, mcnemar(better, worse), calls)
+    return FleetVerdict(pairs[0].rival, fmean(gains), interval_of_mean(gains), better, worse, mcnemar(better, worse), calls)
 
 
 def _calls(pairs: Sequence[Pair]) -> list[Call | None]:

@@ -25,7 +25,7 @@ from tests.pictures import check_pictures
 COLUMNS = ("round", "work", "client", "samples", *METRICS)
 
 
-def saved(folder, accuracies, method="fedavg", won=30, seconds=2.0, constant=None):
+def saved(folder, accuracies, method="fedavg", won=30, seconds=2.0, constant=None, seed=0):
     """Write the files of `fedserver export` for a run of one round, in which every device has its accuracy on 40 samples."""
     rows = [
         Report(
@@ -39,7 +39,7 @@ def saved(folder, accuracies, method="fedavg", won=30, seconds=2.0, constant=Non
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(msgspec.structs.asdict(row) for row in rows)
-    settings = resolve({"method": {"name": method}, "round": {"rounds": 1}})
+    settings = resolve({"method": {"name": method}, "round": {"rounds": 1}, "seed": seed})
     (folder / "summary.json").write_bytes(msgspec.json.encode(summarise(rows, settings, "mlr", 1)))
     return folder
 
@@ -82,6 +82,25 @@ def test_nine_of_nine_devices_are_for_certain(tmp_path):
     found = compare.compared(runs)[1].against_first
     assert (found.p, found.verdict) == (2 / 2**9, "better")
     assert "high against low: better on 9 of 9 devices" in compare_views.render(compare.compared(runs), runs)
+
+
+def test_runs_of_one_name_are_seeds_of_one_method(tmp_path):
+    """Compare means .5, .6 and .7 with .6, .72 and .84: differences .1, .12 and .14, on the device that all six runs have."""
+    given = []
+    for seed in range(3):
+        one = saved(tmp_path / f"a{seed}", {"x": 0.5 + 0.1 * seed, "y": 0.0}, seed=seed)
+        two = saved(tmp_path / f"b{seed}", {"x": 0.6 + 0.12 * seed}, seed=seed)
+        given += [f"a={one}", f"b={two}"]
+    runs = compare.read(given, ServerHome(tmp_path))
+    assert [run.name for run in runs[:2]] == ["a/seed-0", "b/seed-0"]
+    found = compare.compared(runs)
+    assert found[0].over_seeds.against_first is None and found[0].over_seeds.mean == pytest.approx(0.3)
+    second = found[1].over_seeds
+    assert (second.name, second.seeds, second.mean) == ("b", [0, 1, 2], pytest.approx(0.72))
+    assert second.deviation == pytest.approx(0.12)
+    against = second.against_first
+    assert (against.difference, against.deviation, against.verdict) == (pytest.approx(0.12), pytest.approx(0.02), "better")
+    assert "b against a: +0.1200 ± 0.0200 over 3 seeds" in compare_views.render(found, runs)
 
 
 def test_runs_without_a_device_in_common_are_not_compared_with_each_other(tmp_path):
