@@ -1,8 +1,10 @@
-"""Choice of the processor for tensors, and of its number of threads."""
+"""Choice of the processor for tensors, and of its number of threads; name of this machine's processor."""
 
 from __future__ import annotations
 
+import platform
 import re
+from pathlib import Path
 
 import torch
 
@@ -32,3 +34,12 @@ def choose(name: str, where: str = "--device") -> torch.device:
 def set_threads(threads: int) -> None:
     """Set the number of threads of one operator for the calling thread; at least one."""
     torch.set_num_threads(max(threads, 1))
+
+
+def processor_name() -> str:
+    """Return the model of this machine's processor, or else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

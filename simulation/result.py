@@ -29,6 +29,7 @@ from attune.fedserver.core.evidence import Call
 from attune.fedserver.core.fleet_verdict import FleetVerdict, call_of, fleet_verdicts
 from attune.fedserver.view.status import status
 from attune.simulation.federation import FederationOutcome
+from attune.simulation.manifest import Manifest, manifest_of
 from attune.simulation.result_table import Cell, ResultTable
 from attune.simulation.simulation_state import SimulationState
 
@@ -60,8 +61,10 @@ class Pictures:
 class SimulationResult:
     """Result of a finished simulation."""
 
-    def __init__(self, outcome: FederationOutcome, state: SimulationState, executor: Executor | None = None) -> None:
-        self._outcome, self._state, self._executor = outcome, state, executor
+    def __init__(
+        self, outcome: FederationOutcome, state: SimulationState, executor: Executor | None = None, data: str = ""
+    ) -> None:
+        self._outcome, self._state, self._executor, self._data = outcome, state, executor, data
 
     def __repr__(self) -> str:
         facts = self.status
@@ -171,12 +174,17 @@ class SimulationResult:
         return {f"{slot.part}/{slot.key}": slot.digest for slot in self._outcome.snapshot.slots}
 
     @property
+    def manifest(self) -> Manifest:
+        """Circumstances of this result: versions, commit, machine, digest of the data, command, method and seed."""
+        return manifest_of(self._data, self.summary["method"], self.summary["seed"], self.executor)
+
+    @property
     def bytes_moved(self) -> int:
         """Bytes of models that all devices together sent and received, over all rounds."""
         return sum((row.bytes_up or 0) + (row.bytes_down or 0) for row in self._outcome.snapshot.rows)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the files of `fedserver export`, table.csv, status.json, and every device's finished model in models/NAME.
+        """Write the files of `fedserver export`, table.csv, status.json, manifest.json, and finished models in models/NAME.
 
         Returns:
             The folder.
@@ -197,6 +205,7 @@ class SimulationResult:
             writer = csv.DictWriter(file, [column.name for column in fields(DeviceRow)])
             writer.writeheader()
             writer.writerows({name: csv_cell(value) for name, value in asdict(row).items()} for row in self.table())
+        (out / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(self.manifest)) + b"\n")
         for name in self._outcome.results:
             model = self.model(name)
             save(out / "models" / name, model.info, {kind: member.tensors for kind, member in model.members.items()})

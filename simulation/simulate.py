@@ -26,6 +26,7 @@ from attune.simulation import arguments
 from attune.simulation.arguments import Shards, data_by_name, read_shards
 from attune.simulation.executors import executor_of
 from attune.simulation.federation import NOWHERE, Federation
+from attune.simulation.manifest import data_digest
 from attune.simulation.over_seeds import SeedResults, run_seeds
 from attune.simulation.own_models import model_name
 from attune.simulation.progress import ProgressFunction, watcher
@@ -179,7 +180,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
 
         async def run(stopped: Stopped) -> SimulationResult:
             outcome = await Federation(members, overrides, common, state, shown, stopped, chosen, awake_bytes, page).run()
-            return SimulationResult(outcome, state, chosen)
+            return SimulationResult(outcome, state, chosen, data_digest(members))
 
         with chosen if isinstance(chosen, RemoteExecutor) else nullcontext(), _rare_collection():
             return run_in_thread(run)
