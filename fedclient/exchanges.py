@@ -10,7 +10,7 @@ import msgspec
 
 from attune.common.errors import HomeMismatch, SettingError, UpdateRefused
 from attune.common.exchange.messages import SecureMessage
-from attune.common.exchange.registry import SECURE_SUM, SecureSumSettings, settings_of
+from attune.common.exchange.registry import SecureSumSettings, secure_sum_in
 from attune.common.faults import fail_at
 from attune.common.identity.certificates import subject
 from attune.common.identity.credential import Credential, load_certificate
@@ -26,21 +26,11 @@ from attune.fedclient.work.orders import OrderStore, masked_name
 from attune.fedclient.work.worker import LearnerSlot, Worker
 
 
-def settings_in(plan: Plan) -> SecureSumSettings | None:
-    """Return the plan's settings of secure aggregation; None without it."""
-    options = plan.transforms.get(SECURE_SUM)
-    if options is None:
-        return None
-    settings = settings_of({SECURE_SUM: options})[SECURE_SUM]
-    assert isinstance(settings, SecureSumSettings)  # noqa: S101 (a built-in name)
-    return settings
-
-
 def exchanges_of(
     plan: Plan, options: DeviceOptions, link: Link, worker: Worker, say: Callable[[str], None]
 ) -> Exchanges | None:
     """Return a device's part in the secure aggregation of a plan; None without it. Errors are those of `signer_of`."""
-    settings = settings_in(plan)
+    settings = secure_sum_in(plan.transforms)
     if settings is None:
         return None
     signer_of(options, link.identity)  # wrong options are told at once

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from attune.common.errors import HomeMismatch, LimitExceeded, SettingError, WireError
+from attune.common.exchange.registry import secure_sum_in
 from attune.common.identity.names import check_name
 from attune.common.methods.registry import configured_on_device, packages_on_devices
 from attune.common.plan import Plan
@@ -75,6 +76,7 @@ class PrivacyLimits:
         delta: Largest delta; None: no limit.
         samples: Fewest training samples with which the device takes part.
         metrics: What the server is told of losses and scores. None: all of it without noise in training, nothing with it.
+        devices: Fewest devices of whose updates the server learns the sum alone; 0: it may read single updates.
         new_data: Data with another digest than before are of other people, so nothing was spent on them.
     """
 
@@ -83,6 +85,7 @@ class PrivacyLimits:
     samples: int = 0
     metrics: Literal["none", "all"] | None = None
     new_data: bool = False
+    devices: int = 0
 
     def check_plan(self, plan: Plan, samples: int) -> None:
         """Check a plan before anything is trained. What it costs these data is checked with their ledger.
@@ -93,6 +96,12 @@ class PrivacyLimits:
         if samples < self.samples:
             raise LimitExceeded(
                 f"this device has {samples} training samples; it takes part from {self.samples} on (--min-samples)"
+            )
+        secure = secure_sum_in(plan.transforms)
+        if (least := secure.devices if secure else 1) < self.devices:
+            raise LimitExceeded(
+                f"this federation's server reads sums of {least} updates (privacy.secure_aggregation, privacy.secure_devices); "
+                f"this device hands in to sums of at least {self.devices} (--min-devices)"
             )
         asks = plan.privacy if plan.is_private else None
         if asks is None and (self.epsilon is not None or self.delta is not None):

@@ -59,6 +59,13 @@ def settings_of(transforms: Mapping[str, Any]) -> dict[str, TransformSettings]:
     }
 
 
+def secure_sum_in(transforms: Mapping[str, Any]) -> SecureSumSettings | None:
+    """Return the settings of secure aggregation in a plan's transforms; None without it. Errors are those of `settings_of`."""
+    if SECURE_SUM not in transforms:
+        return None
+    return cast(SecureSumSettings, settings_of({SECURE_SUM: transforms[SECURE_SUM]})[SECURE_SUM])
+
+
 def transforms_for(part: str, settings: Mapping[str, TransformSettings]) -> list[Transform]:
     """Make the transforms of a part, in order."""
     chosen = {name: options for name, options in settings.items() if options.applies_to(part)}

@@ -127,6 +127,10 @@ class DeviceCommands(ExtensibleGroup):
     help="statistics: sums of targets, and of columns that meta.json wants scaled over the federation, and class shares.",
 )  # fmt: skip
 @click.option(
+    "--min-devices", type=click.IntRange(3), metavar="N",
+    help="Take part only where the server learns sums of at least N devices' updates.",
+)  # fmt: skip
+@click.option(
     "--authority",
     metavar="PEM",
     help="In secure aggregation, trust devices with certificates of this authority, not the server's.",
@@ -171,7 +175,12 @@ def _train(given: dict[str, Any]) -> None:
         connect_timeout_s=given["connect_timeout"],
         limits=OrderLimits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
         privacy=PrivacyLimits(
-            given["max_epsilon"], given["max_delta"], given["min_samples"] or 0, given["metrics"], given["new_data"]
+            given["max_epsilon"],
+            given["max_delta"],
+            given["min_samples"] or 0,
+            given["metrics"],
+            given["new_data"],
+            given["min_devices"] or 0,
         ),
         resources=ResourceLimits(
             given["nice"], given["max_memory"] or 0, given["max_disk"] or 0, given["max_rate"] or 0.0, tuple(given["only_when"])

@@ -68,6 +68,7 @@ class Learner:
         baseline: As in DeviceOptions.
         hooks: As in DeviceOptions.
         private: How it trains with noise; None: without.
+        tells_scores: Whether losses and scores may leave the device, be it in a sum with others'.
 
     Raises:
         SettingError: The model or the method cannot be built here.
@@ -84,8 +85,9 @@ class Learner:
         baseline: Literal["local"] | None = None,
         hooks: Hooks = NONE,
         private: PrivateLearning | None = None,
+        tells_scores: bool = True,
     ) -> None:
-        self.plan, self.name, self.orders, self.private = plan, name, orders, private
+        self.plan, self.name, self.orders, self.private, self.tells_scores = plan, name, orders, private, tells_scores
         configured = configured_on_device(plan)
         method = configured.method
         if hooks.train is not None:
@@ -296,8 +298,8 @@ class Learner:
         before = received if change or any(ref.part == part for ref in order.downloads) else None
         values = {name: theta[name] - received[name] if change else theta[name] for name in names}
         encoding, seed = order.encodings.get(part, ""), self._seeds(order.round)
-        noisy = self.plan.privacy is not None and self.plan.privacy.on_devices  # then no metric may leave without noise
-        measured = {} if noisy else {name: value for name in SUMMED if (value := getattr(result, name)) is not None}
+        scores = {name: value for name in SUMMED if (value := getattr(result, name)) is not None}
+        measured = scores if self.tells_scores else {}
         context = DeviceContext(self.name, part, order.round, encoding, change, before, self.owed, seed, measured=measured)
         chain = Chain([*transforms_for(part, self.transforms), PartEncoding()])
         update = chain.on_device(PartUpdate(self.name, float(len(self.data.train_x)), values), context)
@@ -377,7 +379,8 @@ def make_learner(
     device = hardware.choose(options.device)
     prepared = prepare(shard.load(), plan)
     private = private_learning(plan, options, name, shard.digest, len(prepared.train_x), prepared.train_groups)
-    return Learner(plan, prepared, name, orders(name), device, options.keep, options.baseline, options.hooks, private)
+    tells, hooks = options.privacy.tells_scores(plan), options.hooks
+    return Learner(plan, prepared, name, orders(name), device, options.keep, options.baseline, hooks, private, tells)
 
 
 def _on_device(data: Prepared, device: torch.device) -> Prepared:

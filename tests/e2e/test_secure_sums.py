@@ -12,6 +12,7 @@ import torch
 import attune
 from attune.common.config import load_settings
 from attune.common.wire.files import read_tensors
+from tests.common.secure.cohort import Authority
 from tests.e2e.harness import Process, digit_shards
 
 EXCHANGES = ("keys", "shares", "masked", "survivors", "unmasking")
@@ -96,3 +97,31 @@ def test_a_device_that_never_returns_is_left_out_or_counts_without_it(federation
     # Weights are relative to the largest device of the plan: rounding differs, the mean does not.
     for name, values in simulated(others).items():
         torch.testing.assert_close(shared(federation.home)[name], values, atol=1e-5, rtol=0)
+
+
+def test_devices_may_trust_an_authority_that_is_not_the_servers(federation_at, shards, tmp_path):
+    org = Authority()
+    (tmp_path / "org.pem").write_bytes(org.pem)
+    federation = federation_at("authority")
+    server = federation.server(*flags(60, 3), "--exit-when-done")
+    devices = []
+    for shard in shards[:3]:
+        credential = org.credential(shard.name)
+        (tmp_path / f"{shard.name}.pem").write_bytes(credential.key_pem + credential.certificate_pem)
+        trust = ("--authority", str(tmp_path / "org.pem"), "--signer", str(tmp_path / f"{shard.name}.pem"))
+        devices.append(federation.device(shard, *trust, "--min-devices", "3"))
+    assert [process.code() for process in (*devices, server)] == [0, 0, 0, 0], server.text
+    assert "3 of 3 updates are summed" in server.text
+
+
+def test_devices_refuse_one_that_their_authority_has_not_certified(federation_at, shards, tmp_path):
+    org = Authority()
+    (tmp_path / "org.pem").write_bytes(org.pem)
+    credential = org.credential(shards[0].name)
+    (tmp_path / "one.pem").write_bytes(credential.key_pem + credential.certificate_pem)
+    federation = federation_at("stranger")
+    server = federation.server(*flags(2, 3), "--exit-when-done")
+    trust = ("--authority", str(tmp_path / "org.pem"), "--signer", str(tmp_path / "one.pem"))
+    devices = [federation.device(shards[0], *trust), *federation.devices(shards[1:3])]
+    server.wait_for("counts for nothing: secure aggregation: .* devices have shared their secrets, and 3 must; no sum is made")
+    assert "is not of this device's authority (--authority)" in devices[0].text

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from attune.common.errors import HomeMismatch, SettingError
+from attune.common.config import TrainSettings
+from attune.common.errors import HomeMismatch, LimitExceeded, SettingError
 from attune.common.exchange.messages import SecureMessage
+from attune.common.plan import ModelSpec, Plan
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.exchanges import _kept, report_of, signer_of
 from attune.fedclient.home import Identity
+from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.messages import OrderResult, Part
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.secure_member import MaskableOrder, MemberState, Participant
@@ -65,6 +70,17 @@ def test_options_that_do_not_fit_are_told(wrong: str, org: Authority, tmp_path: 
         signer_of(given, AT_THE_SERVER)
 
 
+def test_a_device_may_demand_sums_of_many_devices() -> None:
+    spec = ModelSpec("mlr", "tabular", (3,), 2)
+    single = Plan("fed", 0, spec, [0, 1], "fedavg", {}, TrainSettings())
+    summed = replace(single, transforms={"secure-sum": {"devices": 5}})
+    for plan, demanded in ((single, 0), (summed, 0), (summed, 5)):
+        PrivacyLimits(devices=demanded).check_plan(plan, 60)
+    for plan, demanded, least in ((single, 3, 1), (summed, 6, 5)):
+        with pytest.raises(LimitExceeded, match=rf"reads sums of {least} updates.*at least {demanded} \(--min-devices\)"):
+            PrivacyLimits(devices=demanded).check_plan(plan, 60)
+
+
 def test_what_is_kept_comes_back_as_it_was(tmp_path: Path) -> None:
     orders = FolderOrders(tmp_path / "orders", "ada")
     assert _kept(orders) == MemberState()
@@ -72,8 +88,6 @@ def test_what_is_kept_comes_back_as_it_was(tmp_path: Path) -> None:
     trained = MaskableOrder("train-1-ada", 1, "digest")
     state, _ = member.answer(MemberState(), SecureMessage("train-1-ada", 1, "keys"), trained)
     (tmp_path / "orders").mkdir()
-    import msgspec
-
     orders.keep_secure_state(msgspec.json.encode(state))
     assert _kept(FolderOrders(tmp_path / "orders", "ada")) == state
     assert (tmp_path / "orders" / "secure.json").stat().st_mode & 0o077 == 0, "it has secrets"
