@@ -100,7 +100,7 @@ class Baselines:
         return self._trainer.state
 
     def keep(self, local: Tensors | None, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on from a committed order."""
+        """Continue from a committed order."""
         self.local, self._trainer.state = local, state
 
     def finished(

@@ -108,8 +108,8 @@ class Evaluation:
             weighed = yield from baselines.weighed(candidates, self._own, data, order.prior)
         members = weighed.members
         # The dial was set by these samples, so they say too much for its model: their likelihood is not reported.
-        told = [name for name in weighed.likelihood if name in LIKELIHOODS]  # nothing is reported of finished models
-        said = {name: weighed.likelihood[name] for name in told} if mixed is None and len(told) > 1 else {}
+        reported = [name for name in weighed.likelihood if name in LIKELIHOODS]  # nothing is reported of finished models
+        said = {name: weighed.likelihood[name] for name in reported} if mixed is None and len(reported) > 1 else {}
         blended = (yield from self._blended(list(members.values()))) if members and right else None
         against = [comparison.compared(right[self._own], right[name], RIVALS[name], data.test_groups) for name in others]
         if right:

@@ -156,3 +156,17 @@ def test_numbers_to_predict_are_scaled_by_public_ranges_or_not_at_all() -> None:
         assert np.allclose(scaled * half + mean, raw, atol=1e-4)
     with pytest.raises(ShardError, match="scaled by their own statistics"):
         prepare(shard, msgspec.structs.replace(plan, classes=shard.labels, targets=None))
+
+
+def test_finishing_needs_no_noise_and_changes_nothing_that_leaves_a_device() -> None:
+    """With a small budget what is exchanged is poor; what a device keeps was trained for itself alone, without noise."""
+    small = RANGE | {"epsilon": 0.5}
+    plain, finished = (simulated("fedavg", small, train={"finish": finish, "lr": 0.1}) for finish in ("off", "auto"))
+    assert finished.digests == plain.digests
+    assert all("finished-common" in finished.model(name).members for name in finished.devices)
+    noiseless = [finished.model(name).members["finished-common"].tensors for name in finished.devices]
+    again = simulated("fedavg", small, train={"finish": "auto", "lr": 0.1})
+    for name, tensors in zip(finished.devices, noiseless, strict=True):
+        same = again.model(name).members["finished-common"].tensors
+        assert all(tensors[key].equal(same[key]) for key in tensors)
+    assert finished.table().mean("kept") > plain.table().mean("kept") + 0.1
