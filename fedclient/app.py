@@ -14,6 +14,7 @@ from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.device import Device
+from attune.fedclient.disclosure_log import DisclosureLog
 from attune.fedclient.home import DeviceHome, DeviceInfo, Identity, ShardRecord, check_name, local_token
 from attune.fedclient.link.enrol import enrol, stay_enrolled
 from attune.fedclient.link.grpc_link import GrpcLink
@@ -55,7 +56,8 @@ async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, conso
         console.say(f"warning: {warning}")
     identity = await identity_of(options, home, console.say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
-    link = GrpcLink(options.server, identity, home.keep, Allowance(options.resources.bytes_per_s))
+    allowance = Allowance(options.resources.bytes_per_s)
+    link = GrpcLink(options.server, identity, home.keep, allowance, log=DisclosureLog(home.path))
     await Device(options, shard, FolderStore(home), link, console, worker).run()
     return home.model
 

@@ -20,6 +20,7 @@ from attune.common.outputs import check_folder
 from attune.common.plan import Plan, run_name
 from attune.common.text import clean, from_json
 from attune.fedclient.address import ServerAddress
+from attune.fedclient.disclosure_log import moved
 
 FORMAT_FILE, FORMAT = "format", 1  # of all files of the home; higher if an older fedclient must not use it
 ORDERS_DONE = "orders-done"  # a number in the folder of a run that was put aside
@@ -280,6 +281,7 @@ class DeviceHome:
         except OSError:
             return False
         (joined.path / "device.json").unlink(missing_ok=True)
+        moved(joined.path, self.path)
         return True
 
 

@@ -1,7 +1,8 @@
-"""Commands for this device itself: join, doctor, verify and shard."""
+"""Commands for this device itself: join, doctor, verify, disclosed and shard."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,26 @@ def verify(data: tuple[str, ...], server: str | None, home: Path | None) -> None
         for line in lines or [f"{place.path} is whole"]:
             click.echo(line)
     sys.exit(HomeMismatch.exit_code if any(lines for _, lines in reports) else 0)
+
+
+@click.command()
+@data_option("The device's shard. A quoted pattern means several devices.")
+@server_option()
+@home_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each device.")
+def disclosed(data: tuple[str, ...], server: str | None, home: Path | None, as_json: bool) -> None:
+    """Show what has left this device: each kind of message with count, bytes and what the last one said."""
+    from attune.fedclient.disclosure_log import FILE, as_object, lines_of, read_log
+    from attune.fedclient.doctor import meant
+
+    for place in meant(home, server, data):
+        log = read_log(place.path / FILE)
+        if as_json:
+            click.echo(json.dumps({"home": str(place.path)} | as_object(log)))
+        else:
+            click.echo(f"{place.path}:")
+            for line in lines_of(log):
+                click.echo(line)
 
 
 @click.command()

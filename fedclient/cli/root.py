@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 COMMANDS = (
-    device_commands.join, device_commands.doctor, device_commands.verify,
+    device_commands.join, device_commands.doctor, device_commands.verify, device_commands.disclosed,
     model_commands.evaluate, model_commands.predict, model_commands.plot, model_commands.export,
     device_commands.shard,
 )  # fmt: skip

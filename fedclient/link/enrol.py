@@ -31,6 +31,7 @@ from attune.common.identity.credential import (
 from attune.common.identity.names import check_name
 from attune.common.identity.token import JoinToken
 from attune.fedclient.address import ServerAddress, backoff_s
+from attune.fedclient.disclosure_log import DisclosureLog
 from attune.fedclient.home import DeviceHome, DeviceInfo, Identity
 from attune.fedclient.link.diagnose import diagnose
 
@@ -124,7 +125,7 @@ async def _certify(
     """Get a certificate for `key`, check it and keep it."""
     token = JoinToken.parse(token_text)
     request = EnrolRequest(check_name(record.name), csr_der(key, record.name))
-    answer = await _ask(address, token, request, connect_timeout_s, say)
+    answer = await _ask(address, token, request, connect_timeout_s, say, DisclosureLog(home.path))
     credential = Credential(key, answer.certificate_pem)
     token.check_authority(answer.ca_pem)
     check_issued(credential, answer.ca_pem, record.name)
@@ -137,18 +138,24 @@ async def _certify(
 
 
 async def _ask(
-    address: ServerAddress, token: JoinToken, request: EnrolRequest, connect_timeout_s: float, say: Callable[[str], None]
+    address: ServerAddress,
+    token: JoinToken,
+    request: EnrolRequest,
+    connect_timeout_s: float,
+    say: Callable[[str], None],
+    log: DisclosureLog,
 ) -> IssuedCertificate:
     anchor, bootstrap = token.trust_anchor_pem(), token.bootstrap()
-    started, failures = time.monotonic(), 0
+    started, failures, data = time.monotonic(), 0, ENROL.request.write(request)
     while True:
+        log.note(request, len(data))
         # A new channel for every try: an old one would wait by gRPC's own back-off.
         async with grpc.aio.secure_channel(
             str(address), channel_credentials(anchor, bootstrap), channel_options(anchor)
         ) as channel:
             try:
-                ask: Any = channel.unary_unary(ENROL.path, ENROL.request.write, ENROL.reply.read)
-                answer: IssuedCertificate = await ask(request, timeout=CALL_S)
+                ask: Any = channel.unary_unary(ENROL.path, None, ENROL.reply.read)
+                answer: IssuedCertificate = await ask(data, timeout=CALL_S)
                 return answer
             except AioRpcError as error:
                 named = from_rpc(error)

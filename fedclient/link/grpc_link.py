@@ -14,7 +14,7 @@ import grpc
 from grpc.aio import AioRpcError
 
 from attune.common import aio
-from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, Unreachable
+from attune.common.errors import AttuneError, CertificateRefused, DiskFull, FingerprintMismatch, Unreachable
 from attune.common.exchange.messages import (
     Beat,
     DownloadRequest,
@@ -37,6 +37,7 @@ from attune.common.protocol import PROCESS_KEY, UPLOAD_KEY
 from attune.common.pulse import Pulse
 from attune.common.text import clean
 from attune.fedclient.address import ServerAddress
+from attune.fedclient.disclosure_log import DisclosureLog
 from attune.fedclient.home import Identity
 from attune.fedclient.link.diagnose import diagnose
 from attune.fedclient.link.enrol import DIAGNOSIS_S, check_issued, check_usable
@@ -48,11 +49,22 @@ C = TypeVar("C")
 
 
 class GrpcChannel:
-    """gRPC channel that can end all its calls with a reason. `judged` turns a server's refusal into an error."""
+    """gRPC channel that can end all its calls with a reason, and notes what is sent.
 
-    def __init__(self, channel: grpc.aio.Channel, judged: Callable[[AioRpcError], Exception | None]) -> None:
+    Args:
+        channel: The channel. It gets messages as bytes alone, so none can be sent that was not noted.
+        judged: Turns a server's refusal into an error.
+        log: Notes what is sent.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        judged: Callable[[AioRpcError], Exception | None] = from_rpc,
+        log: DisclosureLog | None = None,
+    ) -> None:
         self.channel = channel
-        self._judged = judged
+        self._judged, self._log = judged, log
         self._cut_by = ""
         self._calls: set[Any] = set()
 
@@ -61,19 +73,32 @@ class GrpcChannel:
 
     def unary(self, call: Call) -> Any:
         """Return what makes a call with one request and one reply."""
-        return self.channel.unary_unary(call.path, call.request.write, call.reply.read)
+        made = self.channel.unary_unary(call.path, None, call.reply.read)
+        return lambda message, timeout: made(self.written(call, message), timeout=timeout)
 
     def receiving(self, call: Call) -> Any:
         """Return what makes a call whose replies are a stream."""
-        return self.channel.unary_stream(call.path, call.request.write, call.reply.read)
+        made = self.channel.unary_stream(call.path, None, call.reply.read)
+        return lambda message: made(self.written(call, message))
 
     def sending(self, call: Call) -> Any:
-        """Return what makes a call whose requests are a stream."""
-        return self.channel.stream_unary(call.path, call.request.write, call.reply.read)
+        """Return what makes a call whose requests are a stream of bytes."""
+        return self.channel.stream_unary(call.path, None, call.reply.read)
 
     def streams(self, call: Call) -> Any:
-        """Return what makes a call with streams both ways."""
-        return self.channel.stream_stream(call.path, call.request.write, call.reply.read)
+        """Return what makes a call with streams both ways. Its requests are bytes, as `written` returns them."""
+        return self.channel.stream_stream(call.path, None, call.reply.read)
+
+    def written(self, call: Call, message: Any) -> bytes:
+        """Note a message, and return its bytes.
+
+        Raises:
+            DiskFull: It cannot be noted, so it must not be sent.
+        """
+        data = call.request.write(message)
+        if self._log is not None:
+            self._log.note(message, len(data))
+        return data
 
     @contextlib.contextmanager
     def call(self, call: C) -> Iterator[C]:
@@ -121,7 +146,16 @@ LAST_WORD_S = 5.0  # for the server to read the last message
 
 
 class GrpcLink:
-    """One device's connection. `keep`: stores a renewed identity. `stall_s`: how long a transfer may make no progress."""
+    """One device's connection.
+
+    Args:
+        address: The server.
+        identity: The device.
+        keep: Stores a renewed identity.
+        allowance: Bound on the rate of bytes.
+        stall_s: How long a transfer may make no progress.
+        log: Notes what is sent.
+    """
 
     def __init__(
         self,
@@ -130,12 +164,13 @@ class GrpcLink:
         keep: Callable[[Identity], None],
         allowance: Allowance | None = None,
         stall_s: float = 60.0,
+        log: DisclosureLog | None = None,
     ) -> None:
-        self.address, self.identity, self.stall_s = address, identity, stall_s
+        self.address, self.identity, self.stall_s, self._log = address, identity, stall_s, log
         self._keep, self._allowance = keep, allowance or Allowance(0.0)
         self.open = asyncio.Event()
         self.inline_bytes, self.waits = 0, False
-        self._outbox: asyncio.Queue[ToServer | Beat | None] = asyncio.Queue(OUTBOX)
+        self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue(OUTBOX)
         self._over = asyncio.Event()  # the present stream is gone
         self._pulse = Pulse()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -156,7 +191,7 @@ class GrpcLink:
         connecting = ("grpc.min_reconnect_backoff_ms", CONNECT_MS)  # also limits one attempt to connect
         options = [*channel_options(self.identity.ca_pem), connecting]
         credentials = channel_credentials(self.identity.ca_pem, self.identity.credential)
-        return GrpcChannel(grpc.aio.secure_channel(str(self.address), credentials, options), self.judged)
+        return GrpcChannel(grpc.aio.secure_channel(str(self.address), credentials, options), self.judged, self._log)
 
     def judged(self, error: AioRpcError) -> Exception | None:
         """Return the error that the server named; None if it named none.
@@ -181,6 +216,9 @@ class GrpcLink:
         await old.cut(reason)
 
     async def close(self) -> None:
+        if self._log is not None:
+            with contextlib.suppress(DiskFull):  # only signs of life are not noted then
+                self._log.flush()
         await self._wire.cut("this device is ending")
 
     async def renew(self) -> bool:
@@ -223,7 +261,7 @@ class GrpcLink:
         tasks: list[asyncio.Task[None]] = []
         try:
             with self._wire.call(self._wire.streams(CONNECT)(metadata=((PROCESS_KEY, self._process),))) as call:
-                await call.write(hello)
+                await call.write(self._wire.written(CONNECT, hello))
                 self.open.set()
                 tasks.append(asyncio.create_task(_speak(call, self._outbox)))
                 await handle(StreamOpened())
@@ -282,9 +320,8 @@ class GrpcLink:
                 await self._over.wait()
 
     def _tell(self, message: ToServer | Beat | None) -> None:
-        if self.open.is_set():
-            with contextlib.suppress(asyncio.QueueFull):
-                self._outbox.put_nowait(message)
+        if self.open.is_set() and not self._outbox.full():
+            self._outbox.put_nowait(None if message is None else self._wire.written(CONNECT, message))
 
     # --- bulk
 
@@ -306,10 +343,14 @@ class GrpcLink:
 
     async def upload(self, target: UploadTarget, frames: Iterator[bytes]) -> None:
         metadata = ((UPLOAD_KEY, TARGET.write(target)),)
+        if self._log is not None:
+            self._log.note_part(target)
         with self._pulse.transfer(), self._wire.call(self._wire.sending(UPLOAD)(metadata=metadata)) as call:
             # If the server answers before the last frame, writing fails, and its answer says why.
             with contextlib.suppress(asyncio.InvalidStateError):
                 for frame in frames:
+                    if self._log is not None:
+                        self._log.note_bytes(target, len(frame))
                     async with aio.timeout(self.stall_s):
                         await call.write(frame)
                     self._pulse.heard()  # the server has made room in the window, so it is alive
@@ -321,14 +362,18 @@ class GrpcLink:
             raise Broken(f"the server has {received} of {target.size} bytes")
 
     async def submit(self, update: Update) -> bool:
-        with self._wire.call(self._wire.unary(SUBMIT)(update, timeout=self.stall_s)) as call:
+        data = self._wire.written(SUBMIT, update)
+        if self._log is not None:
+            await asyncio.to_thread(self._log.sync)
+        submit = self._wire.channel.unary_unary(SUBMIT.path, None, SUBMIT.reply.read)
+        with self._wire.call(submit(data, timeout=self.stall_s)) as call:
             receipt: Receipt | None = await call
         if receipt is None:
             raise AttuneError("the server answered an update with a receipt of no known kind")
         return not receipt.late
 
 
-async def _speak(call: Any, outbox: asyncio.Queue[ToServer | Beat | None]) -> None:
+async def _speak(call: Any, outbox: asyncio.Queue[bytes | None]) -> None:
     """Send the messages in the outbox until the stream ends. None ends this side of the stream."""
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         while (message := await outbox.get()) is not None:
