@@ -50,7 +50,7 @@ _KINDS: Mapping[type, str] = {
 
 
 class Disclosed(msgspec.Struct, omit_defaults=True):
-    """What has left of one kind: `kind` is what it is, `last` when (unix time), `sample` what the last message said."""
+    """Messages of one kind: how many, their bytes, when the last one was sent (unix time) and what it said."""
 
     kind: str
     count: int = 0
