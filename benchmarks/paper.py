@@ -22,6 +22,7 @@ import torch
 
 from attune.common.errors import SettingError
 from attune.common.hardware import choose
+from attune.simulation.grid import best
 from attune.simulation.recipes.run import Right, harmed
 from benchmarks.federation import Ended, simulated
 from benchmarks.machine import machine
@@ -177,7 +178,7 @@ class Paper:
             key = first.key(settings, grid.rounds)
             row = known(self.trials, key) or self._trial(first, settings, key, grid.share)
             found[settings] = float(row["validation_over_samples"])
-        return max(found, key=lambda settings: found[settings])
+        return best(found)
 
     def _trial(self, cell: Cell, settings: tuple[str, ...], key: dict[str, Any], share: float) -> dict[str, Any]:
         shards = cut(self._study, cell.task, cell.seed, self.files, self.scratch)

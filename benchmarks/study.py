@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 
 from attune.common.config import CountOrZero, convert, read_toml
-from attune.fedclient.data.holdout import hold_out
 from attune.fedclient.data.shard import load_shard
+from attune.simulation.validation import validation_places
 from benchmarks.federation import CLIENT_COLUMNS, Ended, Home, client_rows, federation, simulated, table
 from benchmarks.grid import Grid, alternatives, chosen
 from benchmarks.rows import COLUMNS, TRIAL, figures, trial_figures
@@ -152,10 +152,9 @@ def validation(shards: Path, share: float, seed: int) -> Path:
         made = out / folder.name
         made.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / "meta.json", made)
-        shard = load_shard(folder)
+        parts = validation_places(load_shard(folder), share, seed)
         with np.load(folder / "train.npz") as file:
             arrays = dict(file)
-        parts = hold_out(arrays["y"], share, seed, shard.kind, shard.groups)
         for part, places in zip(("train", "test"), parts, strict=True):
             np.savez(made / f"{part}.npz", **{name: array[places] for name, array in arrays.items()})
     return out

@@ -37,6 +37,12 @@ from attune.fedclient.work.executor import EXECUTORS
     metavar="[METHOD:]A.B=C",
     help="Any setting, such as method.sigma=50; for one method of several: fedavg+ft:method.tune_epochs=20.",
 )
+@click.option(
+    "--grid",
+    multiple=True,
+    metavar="A.B=C,D",
+    help="Choose this setting of each method that has it on parts of the training data, such as method.sigma=10,50,450.",
+)
 @click.option("--config", type=click.Path(path_type=Path), help="A federation.toml.")
 @click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on each device alone, for comparison.")
 @click.option(
@@ -68,6 +74,7 @@ def simulate(
     seed: int | None,
     seeds: str | None,
     assignments: tuple[str, ...],
+    grid: tuple[str, ...],
     config: Path | None,
     baseline: Literal["local"] | None,
     executor: Any,
@@ -82,8 +89,8 @@ def simulate(
     """Run whole federations in this process, without a network, and compare methods on the same shards."""
     listed = None if seeds is None else seeds_in(seeds, seed)
     if benchmark is not None:
-        if table_file is not None:
-            raise click.UsageError("--benchmark writes its rows into --out, and takes no --table")
+        if table_file is not None or grid:
+            raise click.UsageError("--benchmark writes its rows into --out, and takes no --table and no --grid")
         check_folder(out or Path("benchmark-out"))
         run_recipe(benchmark, data, out or Path("benchmark-out"), listed or (() if seed is None else (seed,)))
         return
@@ -92,6 +99,7 @@ def simulate(
     from attune.simulation.arguments import data_by_name, read_shards, warnings_of
     from attune.simulation.compared_methods import Comparison
     from attune.simulation.comparison_table import comparison
+    from attune.simulation.grid_search import search
     from attune.simulation.method_table import comparison_over_seeds, method_table
     from attune.simulation.over_seeds import SeedResults
     from attune.simulation.result_table import check_table
@@ -110,10 +118,17 @@ def simulate(
     members = read_shards(data_by_name(data), read_options({"label": label, **table}))
     for warning in warnings_of(members):
         click.echo(f"warning: {warning}", err=True)
-    compared = Comparison(names, members, model, rounds, seed).methods(config, assignments)
+    asked = Comparison(names, members, model, rounds, seed)
+    compared = asked.methods(config, assignments)
     if try_executors:
         click.echo(repr(measure_executors(members, names[0], settings=compared[0].settings)))
         return
+    if grid:
+        searched = search(asked, compared, grid, (listed or [seed or 0])[0], executor, lambda text: click.echo(text, err=True))
+        compared = searched.chosen
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            searched.table().save(out / "grid.csv")
     results: dict[str, SeedResults] = {}
     unsaved = None
     for method in compared:
@@ -135,7 +150,7 @@ def simulate(
         shown = comparison(compared, {name: next(iter(of.values())) for name, of in results.items()}, members)
     else:
         shown = comparison_over_seeds(compared, results)
-    for line in shown:
+    for line in [*shown, *(searched.lines() if grid else ())]:
         click.echo(line)
     if table_file is not None:
         click.echo(f"table in {method_table(results).save(table_file)}", err=True)

@@ -119,7 +119,7 @@ class Comparison:
         failed: dict[str, Exception] = {}
         for name in self.names:
             try:
-                self._try(name, settings[name])
+                self.check(name, settings[name])
             except SettingError as error:
                 failed[name] = error
         if len(failed) == len(self.names):
@@ -135,7 +135,7 @@ class Comparison:
             try:
                 if "name" in models[name]:
                     raise failed[name]
-                self._try(name, usual)
+                self.check(name, usual)
                 model = settings[name].get("model", {}).get("name", "the model")
                 compared.append(ComparedMethod(name, usual, f"{name} cannot use {model}: {failed[name]}"))
             except SettingError:
@@ -144,7 +144,7 @@ class Comparison:
             raise together(problems)
         return compared
 
-    def _try(self, name: str, settings: Mapping[str, Any]) -> None:
+    def check(self, name: str, settings: Mapping[str, Any]) -> None:
         """Make the plan and the model of a method, as a server does before round 1.
 
         Raises:

@@ -154,6 +154,24 @@ def custom_method(options: Mapping[str, Any], aggregators_elsewhere: bool = Fals
     )
 
 
+def setting_names(method: Method) -> frozenset[str]:
+    """Return the names of the settings that a method's [method] table may have.
+
+    Raises:
+        SettingError: A component of the method is not known here.
+    """
+    structs, _ = _aggregators_of(method, None)
+    return _all_keys(
+        *structs.values(),
+        OBJECTIVES.require(method.objective, "objective"),
+        PREDICTORS.require(method.predictor, "predictor"),
+    )
+
+
+def _all_keys(*structs: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset[str]().union(*map(keys_of, structs))
+
+
 def configure(method: Method, options: Mapping[str, Any], returns: Mapping[str, Returns] | None = None) -> ConfiguredMethod:
     """Parse the [method] table, over the method's defaults: each component gets the keys that it declares.
 
@@ -171,7 +189,7 @@ def configure(method: Method, options: Mapping[str, Any], returns: Mapping[str, 
     structs, elsewhere = _aggregators_of(method, returns)
     objective = OBJECTIVES.require(method.objective, "objective")
     predictor = PREDICTORS.require(method.predictor, "predictor")
-    known = frozenset[str]().union(*(keys_of(struct) for struct in (*structs.values(), objective, predictor)))
+    known = _all_keys(*structs.values(), objective, predictor)
     for key in values:
         if key not in known and not elsewhere:
             hint = nearest(key, known) if known else " (it has none)"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from attune.common.errors import SettingError
+from attune.simulation.grid import SHARED
 from benchmarks import tables
-from benchmarks.grid import SHARED, Grid, alternatives, chosen
+from benchmarks.grid import Grid, alternatives, chosen
 
 TRAIN = [["train.lr=0.01", "train.batch_size=16"], ["train.lr=0.1", "train.batch_size=32"]]
 

@@ -11,9 +11,10 @@ from click.testing import CliRunner
 
 from attune.common.config import convert, parse_assignment, read_toml
 from attune.fedserver.core.planning import resolve
+from attune.simulation.grid import SHARED
 from benchmarks import rows, study
 from benchmarks.coarse import write_labels
-from benchmarks.grid import EVERY_METHOD, SHARED, alternatives
+from benchmarks.grid import EVERY_METHOD, alternatives
 
 SMALL = """
 methods = ["fedavg"]
