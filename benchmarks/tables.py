@@ -10,7 +10,8 @@ import msgspec
 
 from attune.common.config import Count, CountOrZero, convert, read_toml
 from attune.common.methods.registry import get
-from benchmarks.grid import Grid, Settings, alternatives
+from attune.simulation.grid import Settings
+from benchmarks.grid import Grid, alternatives
 
 FOLDER = Path(__file__).parent / "papers"
 PRINTED = FOLDER / "printed.csv"

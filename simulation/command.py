@@ -125,7 +125,7 @@ def simulate(
         return
     if grid:
         searched = search(asked, compared, grid, (listed or [seed or 0])[0], executor, lambda text: click.echo(text, err=True))
-        compared = searched.chosen
+        compared = list(searched.chosen)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             searched.table().save(out / "grid.csv")

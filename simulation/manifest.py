@@ -24,7 +24,7 @@ GIT_S = 10.0  # seconds for git to answer
 _FOLDERS = re.compile(r"""(?<![^=,:'"\[(])(?:~[^/\\=,:'"]*|[A-Za-z]:|\.\.)?[/\\](?:[^=,:'"]*[/\\])?""")
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class ResultManifest(msgspec.Struct, frozen=True):
     """Circumstances of a result.
 
     Attributes:
@@ -58,7 +58,7 @@ class Manifest(msgspec.Struct, frozen=True):
     executor: str
 
 
-def manifest_of(data: str, method: str, seed: int, executor: str) -> Manifest:
+def manifest_of(data: str, method: str, seed: int, executor: str) -> ResultManifest:
     """Return the manifest of a result of this process.
 
     Args:
@@ -67,7 +67,7 @@ def manifest_of(data: str, method: str, seed: int, executor: str) -> Manifest:
         seed: Seed of every random draw.
         executor: Name of the executor.
     """
-    return Manifest(
+    return ResultManifest(
         attune=version(attune.DISTRIBUTION),
         torch=version("torch"),
         numpy=version("numpy"),

@@ -29,7 +29,7 @@ from attune.fedserver.core.evidence import Call
 from attune.fedserver.core.fleet_verdict import FleetVerdict, call_of, fleet_verdicts
 from attune.fedserver.view.status import status
 from attune.simulation.federation import FederationOutcome
-from attune.simulation.manifest import Manifest, manifest_of
+from attune.simulation.manifest import ResultManifest, manifest_of
 from attune.simulation.result_table import Cell, ResultTable
 from attune.simulation.simulation_state import SimulationState
 
@@ -174,7 +174,7 @@ class SimulationResult:
         return {f"{slot.part}/{slot.key}": slot.digest for slot in self._outcome.snapshot.slots}
 
     @property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> ResultManifest:
         """Circumstances of this result: versions, commit, machine, digest of the data, command, method and seed."""
         return manifest_of(self._data, self.summary["method"], self.summary["seed"], self.executor)
 

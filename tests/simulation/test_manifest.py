@@ -14,7 +14,7 @@ import torch
 
 import attune
 from attune.simulation.arguments import data_by_name, read_shards
-from attune.simulation.manifest import Manifest, commit_of, data_digest, neutral
+from attune.simulation.manifest import ResultManifest, commit_of, data_digest, neutral
 
 DATA = {f"site{i}": (np.random.default_rng(i).normal(size=(24, 3)), np.arange(24) % 2) for i in range(2)}
 
@@ -46,7 +46,7 @@ def test_a_saved_result_has_its_manifest(tmp_path: Path, monkeypatch: pytest.Mon
     result = attune.simulate(DATA, "fedavg", rounds=1, settings=settings, progress=False, seed=7)
     text = (result.save(tmp_path / "out") / "manifest.json").read_text(encoding="utf-8")
     saved = json.loads(text)
-    assert set(saved) == set(Manifest.__struct_fields__)
+    assert set(saved) == set(ResultManifest.__struct_fields__)
     assert (saved["method"], saved["seed"], saved["executor"]) == ("fedavg", 7, "sequential")
     assert (saved["python"], saved["numpy"]) == (platform.python_version(), np.__version__)
     assert torch.__version__.startswith(saved["torch"].partition("+")[0])
