@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from benchmarks import method_tables, recipe_tables, report, robust_tables
-from docs import settings_tables, tables
+from docs import disclosed, settings_tables, tables
 from docs.markdown import table
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +49,7 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "layers": layers,
     **tables.REGIONS,
     **settings_tables.REGIONS,
+    **disclosed.REGIONS,
     "papers": report.papers,
     "recipes": recipe_tables.sections,
     "attackers": robust_tables.sections,
