@@ -26,7 +26,7 @@ from attune.common.methods.registry import configured_from
 from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.metrics import Choice
 from attune.common.models.registry import build, size_bytes
-from attune.common.plan import Label, ModelSpec, Scale
+from attune.common.plan import Label, ModelSpec, Plan, Scale
 from attune.common.plugins import check_installed, check_model_allowed
 from attune.common.task import TASKS, TaskName
 from attune.common.text import from_json
@@ -35,8 +35,9 @@ from attune.fedclient.data.prepare import Standardiser, check_columns, check_lab
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.data.table import may_be_table
 from attune.fedclient.home import DeviceHome
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.read_options import PLAIN, ReadOptions
-from attune.fedclient.work.blend import Member, answers_of
+from attune.fedclient.work.blend import ORIGINS, Member, answers_of
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.executor import AnyLearner
 from attune.fedclient.work.measures import MEASURES, mean_score
@@ -45,6 +46,22 @@ from attune.fedclient.work.trainer import Tensors, Trainer
 
 MOST_BYTES = 64 << 20  # of model.json: classes and columns may be many
 SMALL_BYTES = 64 << 20  # of a model: what a description may declare beyond its files
+
+
+class PrivacyGuarantee(msgspec.Struct, frozen=True):
+    """What training with noise guarantees of a finished model (docs/privacy.md).
+
+    Attributes:
+        unit: "example" or "group".
+        epsilon: What was spent on the device's data, in all runs; None if it is not known.
+        delta: Chance that the guarantee fails.
+        finished: Models that were fine-tuned without noise: nothing is guaranteed of them.
+    """
+
+    unit: str
+    epsilon: float | None
+    delta: float
+    finished: list[Choice]
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -71,6 +88,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     task: TaskName = "classes"
     targets: Scale | None = None  # of predicted numbers: their mean and standard deviation, by which the model scales them
     seed: int = 0  # that the model is built with
+    privacy: PrivacyGuarantee | msgspec.UnsetType = msgspec.UNSET  # of training with noise; left out without it
     files: dict[str, str] = {}  # file beside this one -> digest
     plugins: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # the plan's, left out where it has none
 
@@ -176,8 +194,16 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors
         targets=learner.targets,
         seed=plan.seed,
         plugins=plan.plugins or msgspec.UNSET,
+        privacy=_guarantee_of(plan, result, tensors),
     )
     return info, tensors
+
+
+def _guarantee_of(plan: Plan, result: OrderResult, models: Collection[Choice]) -> PrivacyGuarantee | msgspec.UnsetType:
+    if plan.privacy is None or not plan.is_private:
+        return msgspec.UNSET
+    without_noise = sorted(name for name in models if name in ORIGINS or name == "local")
+    return PrivacyGuarantee(plan.privacy.unit, result.epsilon, plan.privacy.delta, without_noise)
 
 
 def read_info(folder: Path) -> ModelInfo:

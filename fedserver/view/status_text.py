@@ -80,6 +80,10 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
     yield _table(status["clients"], status["metric"])
     if status["accuracy"]:
         yield f"{described(status['metric'])}: {_averages(status['accuracy'])}"
+    if guarantee := status["privacy"]:
+        budget = "no budget" if guarantee["epsilon"] is None else f"a budget of {guarantee['epsilon']:g}"
+        spent = "nothing spent yet" if guarantee["spent"] is None else f"at most {guarantee['spent']:.3g} spent by a device"
+        yield f"privacy: by {guarantee['unit']}, epsilon with {budget} at delta {guarantee['delta']:g}; {spent}"
     for verdict in status["fleet"]:
         yield f"what devices keep {verdict['words']}"
     if status["accuracy"] and status["constant"]:

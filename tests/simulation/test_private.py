@@ -169,4 +169,7 @@ def test_finishing_needs_no_noise_and_changes_nothing_that_leaves_a_device() -> 
     for name, tensors in zip(finished.devices, noiseless, strict=True):
         same = again.model(name).members["finished-common"].tensors
         assert all(tensors[key].equal(same[key]) for key in tensors)
+    guarantee = finished.model("device0").info.privacy
+    assert (guarantee.unit, guarantee.delta, guarantee.finished) == ("example", 1e-5, ["finished-common"])
+    assert finished.status["privacy"] == {"unit": "example", "epsilon": 0.5, "delta": 1e-5, "spent": guarantee.epsilon}
     assert finished.table().mean("kept") > plain.table().mean("kept") + 0.1

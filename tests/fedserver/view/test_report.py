@@ -65,7 +65,13 @@ def test_the_latest_of_each_metric_is_of_the_latest_training_or_evaluation():
     assert latest_metrics([*rows, later]) == {"a": {"loss": 1.5, "accuracy_before": 0.7}}, "it compared with nothing"
 
 
-def shown(accuracy: float, constant: float | None, no_better: list[str], clients: Sequence[dict] = ()) -> list[str]:
+def shown(
+    accuracy: float,
+    constant: float | None,
+    no_better: list[str],
+    clients: Sequence[dict] = (),
+    privacy: dict | None = None,
+) -> list[str]:
     """Return the last lines of a status whose averages are `accuracy` over clients, and a tenth more over samples."""
     both = {"mean_over_clients": accuracy, "over_samples": accuracy + 0.1}
     of_constant = None if constant is None else {"mean_over_clients": constant, "over_samples": constant}
@@ -90,6 +96,7 @@ def shown(accuracy: float, constant: float | None, no_better: list[str], clients
         "awaited": [],
         "adapting": [],
         "fleet": [],
+        "privacy": privacy,
         "clients": list(clients),
         "accuracy": both,
         "constant": of_constant,
@@ -112,6 +119,15 @@ def test_status_says_of_each_device_whether_its_model_is_better():
     client |= {"name": "kiel", "state": "done", "samples": 9, "accuracy": 0.5, "verdict": "worse", "probably": "harmed"}
     [row] = [line for line in shown(0.5, None, [], [client]) if line.startswith("kiel")]
     assert row.split()[-3:] == ["worse", "harmed", "-"], "and nothing is kept yet"
+
+
+def test_status_says_what_privacy_has_cost():
+    spent = {"unit": "example", "epsilon": 4.0, "delta": 1e-5, "spent": 1.2345}
+    assert "privacy: by example, epsilon with a budget of 4 at delta 1e-05; at most 1.23 spent by a device" in shown(
+        0.8, None, [], privacy=spent
+    )
+    unlimited = shown(0.8, None, [], privacy=spent | {"epsilon": None, "spent": None})
+    assert "privacy: by example, epsilon with no budget at delta 1e-05; nothing spent yet" in unlimited
 
 
 def test_one_line_about_a_round():
