@@ -49,7 +49,7 @@ SMALL_BYTES = 64 << 20  # of a model: what a description may declare beyond its 
 
 
 class PrivacyGuarantee(msgspec.Struct, frozen=True):
-    """What training with noise guarantees of a finished model (docs/privacy.md).
+    """Guarantee of a finished model by training with noise (docs/privacy.md).
 
     Attributes:
         unit: "example" or "group".
