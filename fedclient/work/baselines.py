@@ -96,7 +96,7 @@ class Baselines:
 
     @property
     def state(self) -> Mapping[str, torch.Tensor]:
-        """What the user's training keeps of the local model's training."""
+        """State that the user's training keeps of the local model's training."""
         return self._trainer.state
 
     def keep(self, local: Tensors | None, state: Mapping[str, torch.Tensor]) -> None:

@@ -22,7 +22,7 @@ from attune.fedserver.federation.steps import Clock, Turns
 from attune.fedserver.federation.streams import Streams
 
 if TYPE_CHECKING:
-    from attune.common.secure.collector import Collector, Unmasking
+    from attune.fedserver.core.collector import Collector, Unmasking
 
 LOG = logging.getLogger("fedserver")
 ATTEMPTS = 3  # of a process, before a round ends without a sum
@@ -73,8 +73,8 @@ class SecureRounds:
 
     async def sum(self, run: str, record: Record, number: int, cohort: frozenset[str]) -> UnmaskedSum:
         """Carry the exchanges out with a round's cohort, or go on with the survivors that an earlier process has fixed."""
-        from attune.common.secure.collector import CohortRule, Collector
         from attune.common.secure.statements import Occasion
+        from attune.fedserver.core.collector import CohortRule, Collector
 
         names, why = tuple(sorted(cohort)), ""
         attempt, fixed = record.attempt, record.fixed

@@ -29,13 +29,13 @@ from attune.common.models.body import body_of, forget
 from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
-from attune.common.secure.collector import Unmasking
 from attune.common.secure.secure_sum import NotASum
 from attune.common.wire.blobs import Blob
 from attune.common.wire.files import TensorFile, TensorWriter, write_tensors
 from attune.common.wire.header import Manifest, layout_of
 from attune.common.wire.tensors import Cast, TensorSource, manifest_of
 from attune.fedserver.core.adaptation import AdaptationSpec
+from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, write
 from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START

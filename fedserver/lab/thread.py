@@ -17,7 +17,7 @@ from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served, Started
 
 if TYPE_CHECKING:
-    from attune.common.secure.collector import Unmasking
+    from attune.fedserver.core.collector import Unmasking
     from attune.fedserver.lab.build import Maker
     from attune.fedserver.lab.cluster.worker_pool import WorkerPool
     from attune.fedserver.lab.engine import Engine

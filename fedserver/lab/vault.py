@@ -14,13 +14,13 @@ import msgspec
 import torch
 from typing_extensions import Self
 
-from attune.common.secure.collector import Unmasking
 from attune.common.text import from_json
 from attune.common.wire.blobs import Blob
 from attune.common.wire.checks import is_finite
 from attune.common.wire.files import TensorFile, TensorWriter
 from attune.common.wire.header import Manifest
 from attune.fedserver.core.adaptation import AdaptationSpec
+from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot
 from attune.fedserver.ports.blobs import STATE, Blobs, blob_of
 

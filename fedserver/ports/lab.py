@@ -16,7 +16,7 @@ from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 
 if TYPE_CHECKING:
-    from attune.common.secure.collector import Unmasking
+    from attune.fedserver.core.collector import Unmasking
 
 Served = dict[str, dict[str, Blob]]  # client -> part -> what it is served
 

@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from attune.common.exchange.messages import SecureMessage
 from attune.common.identity.certificates import AUTHORITY, CLIENT, Lifetime, authority_certificate, leaf_certificate, subject
 from attune.common.identity.credential import Credential, key_pem
-from attune.common.secure.collector import CohortRule, Collector
 from attune.common.secure.masks import total_mask
 from attune.common.secure.statements import Occasion
 from attune.fedclient.secure_member import MaskableOrder, MemberState, Participant
+from attune.fedserver.core.collector import CohortRule, Collector
 
 FEDERATION, RUN, SIZE = "fed", "first", 5
 NAMES = ("ada", "bo", "cy", "dan", "eva", "flo")

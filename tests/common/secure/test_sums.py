@@ -10,8 +10,8 @@ import pytest
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors, SecureMember, SecureMessage
 from attune.common.secure import masks
-from attune.common.secure.collector import CohortRule, Collector
 from attune.common.secure.statements import Occasion
+from attune.fedserver.core.collector import CohortRule, Collector
 from tests.common.secure.cohort import FEDERATION, NAMES, RUN, SIZE, Cohort
 
 SUBSETS = [subset for size in range(len(NAMES) + 1) for subset in combinations(NAMES, size)]

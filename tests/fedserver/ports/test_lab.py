@@ -20,6 +20,7 @@ from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedserver.core.adaptation import AdaptationSpec
+from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import AcceptedUpdate, Report, Slot, Smaller
 from attune.fedserver.executors import Executors
@@ -67,10 +68,15 @@ class FarLab:
         return sent(await self._lab.arrive(client, part, sent(blob, Blob), encoding, served, max_norm), Arrived)
 
     async def aggregate(
-        self, entries: Mapping[str, AcceptedUpdate], founders: Sequence[str] = (), adaptation: AdaptationSpec | None = None
+        self,
+        entries: Mapping[str, AcceptedUpdate],
+        founders: Sequence[str] = (),
+        adaptation: AdaptationSpec | None = None,
+        unmasking: Unmasking | None = None,
     ) -> RoundOutcome:
         spec = sent(adaptation, AdaptationSpec) if adaptation else None
-        done = self._lab.aggregate(sent(entries, dict[str, AcceptedUpdate]), sent(founders, list[str]), spec)
+        secrets = sent(unmasking, Unmasking) if unmasking else None
+        done = self._lab.aggregate(sent(entries, dict[str, AcceptedUpdate]), sent(founders, list[str]), spec, secrets)
         return sent(await done, RoundOutcome)
 
     async def go_back(self, to: int) -> RoundOutcome:
