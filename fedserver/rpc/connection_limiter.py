@@ -24,6 +24,7 @@ DESCRIPTORS = Path("/dev/fd")
 LOOK_S, BUSY_S = 0.5, 0.05  # between looks; and after one that found connections beyond a bound
 FEWEST_AN_ADDRESS = 16  # the smallest bound on the unfinished connections of one address
 CONNECTIONS_A_CALLER = 8
+SEVERAL, WITHIN_S = 3, 60.0  # connections without a call that end within this time: fewer are a look whether the port is open
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class ConnectionLimiter:
         self._since: dict[Peer, float] = {}
         self.unread = UnreadBytes()
         self.called = 0  # connections that have made a call, ever
+        self._failed = 0  # connections that have ended without a call, ever
+        self._failed_at: list[float] = []  # times of the last ones
 
     def came(self, peer: str, fingerprint: str) -> None:
         """Note a call on this connection under a certificate. An empty fingerprint means a join token, which may only enrol.
@@ -95,6 +98,24 @@ class ConnectionLimiter:
         known = address_of(peer)
         self.called += known not in self._callers
         self._callers[known] = fingerprint
+
+    def failing(self, begun: int, unfinished: int, now: float) -> bool:
+        """Return whether more connections have ended without a call, and several did lately.
+
+        `fedclient doctor` and a load balancer open one only to see whether the port answers. A device with an expired
+        certificate opens four.
+
+        Args:
+            begun: Handshakes that have begun, ever.
+            unfinished: Connections that are open and have made no call.
+            now: The time (monotonic).
+        """
+        more = begun - self.called - unfinished - self._failed
+        if more <= 0:
+            return False
+        self._failed += more
+        self._failed_at = [*self._failed_at, *[now] * min(more, SEVERAL)][-SEVERAL:]
+        return len(self._failed_at) == SEVERAL and self._failed_at[0] > now - WITHIN_S
 
     def look(self, port: int, now: float) -> ConnectionReport:
         """Return the connections at this port that must be shut.

@@ -107,7 +107,7 @@ class GrpcServer:
 
     async def _guard(self) -> None:
         """Enforce the limits on connections, and tell the operator which were dropped."""
-        reported, pause_s = 0, LOOK_S
+        pause_s = LOOK_S
         while True:
             await asyncio.sleep(pause_s)
             begun = self._registrar.tls.handshakes
@@ -128,7 +128,5 @@ class GrpcServer:
                 self._refusals.tell(
                     LimitExceeded.kind, f"{number} connections were dropped whose bytes belong to no message", address
                 )
-            failed = begun - self._connections.called - look.unfinished
-            if failed > reported:
-                reported = failed
+            if self._connections.failing(begun, look.unfinished, time.monotonic()):
                 self._refusals.tell(HANDSHAKE, "connections ended before their first call", "somebody")

@@ -14,11 +14,15 @@ from tests.fedserver.web.conftest import Page
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "1", "--rounds", "1")
 
 
-def test_doctor_after_join_knows_the_device_and_leaves_no_refusal(federation_at: Callable[[str], Federation]) -> None:
+def test_doctor_before_and_after_join_leaves_no_refusal_and_then_knows_the_device(federation_at: Callable[[str], Federation]) -> None:
     federation = federation_at("joined")
     server = federation.server(*FLAGS)
     address = f"localhost:{server.port}"
     shard = str(tabular_shard(federation.folder / "ada", seed=1))
+    said = federation.command("fedclient", "doctor", "--server", address, "--data", shard).stdout
+    assert f"ok    server: a process listens at {address}" in said
+    time.sleep(2 * LOOK_S + 1)
+    assert "refused" not in server.text, "before it has joined"
     federation.command("fedclient", "join", "--server", address, "--token", server.join_token, "--name", "ada")
     for words in (("--server", address), ("--server", address, "--data", shard), ("--data", shard), ()):
         said = federation.command("fedclient", "doctor", *words).stdout

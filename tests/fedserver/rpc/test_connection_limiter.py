@@ -112,3 +112,16 @@ def test_real_sockets_of_the_port_are_found_and_shut_and_no_others(family: socke
             assert mine.recv(1) == b""
             theirs.sendall(b"x")
             assert apart.recv(1) == b"x"
+
+
+def test_several_connections_without_a_call_in_a_minute_are_told_and_a_look_at_the_port_is_not() -> None:
+    keeper = ConnectionLimiter(Bounds.of(256), 10.0)
+    assert not keeper.failing(1, 1, 0.0), "it is open"
+    assert not keeper.failing(2, 0, 1.0), "doctor, twice"
+    assert not keeper.failing(3, 0, 100.0)
+    assert not keeper.failing(4, 0, 101.0)
+    assert keeper.failing(5, 0, 102.0)
+    assert not keeper.failing(5, 0, 103.0), "no more than was told"
+    keeper.came("ipv4:10.0.0.2:1000", "ada")
+    assert not keeper.failing(6, 0, 104.0), "it has made a call"
+    assert keeper.failing(10, 0, 300.0), "four at once, as of a device with an expired certificate"
