@@ -1,9 +1,10 @@
-"""Checks that results can be written, made before hours of work."""
+"""Output of programs: checks that results can be written, made before hours of work, and a stdout that nobody reads any more."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import sys
 from pathlib import Path
 
 from attune.common.durable import NO_SPACE, sync
@@ -67,3 +68,21 @@ def _error(folder: Path, error: OSError, option: str) -> SettingError | DiskFull
     if error.errno in NO_SPACE:
         return DiskFull(f"no space left in {folder}; free some, or choose another {option}")
     return SettingError(f"cannot write to {folder}: {error.strerror or error}; choose another {option}")
+
+
+def forget_output(line: str) -> None:
+    """Say on stderr that nobody reads stdout, and write to it no more: each further line would fail again.
+
+    Args:
+        line: What to say.
+    """
+    dead = [sys.stdout]
+    try:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+    except OSError:
+        dead.append(sys.stderr)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in dead:
+        os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from attune.common.estimate import Estimate
+from attune.common.outputs import forget_output
 from attune.common.statistics import Finding, interval_of
 from attune.common.task import TASKS
 from attune.fedclient.work.comparison import comparisons_of, finding_of
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from attune.fedclient.messages import OrderResult
 
+CLOSED = "fedclient: nobody reads this output any more; the device goes on without it"
 WORDS: dict[Finding, str] = {
     "better": "helps here",
     "worse": "does not help here",
@@ -34,7 +36,10 @@ class Console:
     def say(self, text: str) -> None:
         """Write a line."""
         self.last_line = text
-        click.echo(text)
+        try:
+            click.echo(text)
+        except BrokenPipeError:
+            forget_output(CLOSED)
 
     @cached_property
     def _estimate(self) -> Estimate:
@@ -91,7 +96,7 @@ class TerminalConsole(Console):
 
 def console() -> Console:
     """Return a terminal console if stdout is a terminal, else a plain one."""
-    return TerminalConsole() if sys.stdout.isatty() else Console()
+    return TerminalConsole() if sys.stdout and sys.stdout.isatty() else Console()
 
 
 def line_of(result: OrderResult, *who: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Literal, TextIO
 
 import msgspec
+
+from attune.common.outputs import forget_output
 
 Form = Literal["text", "json"]
 LOGGER = "fedserver"
@@ -64,23 +65,9 @@ class OutputHandler(logging.StreamHandler[TextIO]):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         if isinstance(sys.exc_info()[1], BrokenPipeError):
-            forget_output()
+            forget_output(CLOSED)
         else:
             super().handleError(record)
-
-
-def forget_output() -> None:
-    """Say on stderr that nobody reads stdout, and write to it no more: each further line would fail again."""
-    dead = [sys.stdout]
-    try:
-        sys.stderr.write(f"{CLOSED}\n")
-        sys.stderr.flush()
-    except OSError:
-        dead.append(sys.stderr)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in dead:
-        os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
 
 
 def begin(form: Form, verbosity: int) -> None:
@@ -114,6 +101,6 @@ def speaker(form: Form, verbosity: int, say: Callable[[str], None]) -> Callable[
         try:
             say(text)
         except BrokenPipeError:
-            forget_output()
+            forget_output(CLOSED)
 
     return logging.getLogger(LOGGER).info if form == "json" else safely

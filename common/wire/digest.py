@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 
+import msgspec
+
 from attune.common.wire.malformed import Malformed
 
 ALGORITHM = "sha256"
@@ -29,6 +31,14 @@ class Digest:
 def digest_of(data: bytes | bytearray | memoryview) -> str:
     """Return the digest of these bytes."""
     return f"{ALGORITHM}:{hashlib.sha256(data).hexdigest()}"
+
+
+def check_of(text: bytes) -> str:
+    """Return the digest of a JSON object without its field `check`, in which it is kept.
+
+    Another version may know other fields, so the text decides, and not the object that this version reads from it.
+    """
+    return digest_of(msgspec.json.encode(msgspec.json.decode(text) | {"check": ""}))
 
 
 def check_digest(digest: str, who: str) -> None:

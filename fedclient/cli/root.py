@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import contextlib
 import os
 import signal
 import sys
@@ -196,7 +197,8 @@ def _train(given: dict[str, Any]) -> None:
     def leave(signum: int, frame: object) -> None:
         # The state on disk is safe at every moment, so there is no need to wait for the current batch or the network.
         screen.close()
-        sys.stdout.flush()
+        with contextlib.suppress(AttributeError, BrokenPipeError):  # there is no stdout, or nobody reads it
+            sys.stdout.flush()
         os.write(2, b"fedclient: stopped; finished work is saved, start again to continue\n")
         os._exit(128 + signum)
 

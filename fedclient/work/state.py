@@ -133,7 +133,7 @@ class FolderOrders:
                 digests[blob.name] = blob.digest
             bytes_up = sum(part.size for part in handed_in)
             result = msgspec.structs.replace(result, parts=tuple(handed_in), bytes_up=bytes_up, files=digests, state_parts=held)
-            result = msgspec.structs.replace(result, check=_check_of(msgspec.json.encode(result)))
+            result = msgspec.structs.replace(result, check=check_of(msgspec.json.encode(result)))
             write_file(folder / UPDATE, msgspec.json.format(msgspec.json.encode(result)), PUBLIC, durable=False)
             fail_at(self.who, result.round, "state-written")
         self._keep({result.order_id, self._present})
@@ -177,7 +177,7 @@ class FolderOrders:
                 text = path.read_bytes()
                 result = from_json(text, OrderResult)
                 # Homes of older versions have no check.
-                if result.order_id != folder.name or (result.check and result.check != _check_of(text)):
+                if result.order_id != folder.name or (result.check and result.check != check_of(text)):
                     raise HomeMismatch("its text is not what was written")
                 readable.append(result)
             except (OSError, msgspec.DecodeError, HomeMismatch) as error:
@@ -194,11 +194,6 @@ def damaged_files(folder: Path, files: Mapping[str, str]) -> Iterator[str]:
                     yield f"{folder / name} is damaged"
         except OSError as error:
             yield f"{folder / name} cannot be read ({error.strerror})"
-
-
-def _check_of(text: bytes) -> str:
-    """Return the digest of a result as it is written. Another version may know other fields, so it is not written again."""
-    return digest_of(msgspec.json.encode(msgspec.json.decode(text) | {"check": ""}))
 
 
 def _held(part: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> bool:

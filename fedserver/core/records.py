@@ -62,3 +62,4 @@ class AcceptedUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
     parts: Mapping[str, Blob]
     facts: Mapping[str, Mapping[str, float]] = {}
     attempt: int = 0  # of secure aggregation, whose keys mask the parts
+    check: str = ""  # digest of the file without it, so that a changed byte is noticed; homes of older versions have none

@@ -16,6 +16,7 @@ from attune.common.faults import SERVER, fail_at
 from attune.common.metrics import within_bounds
 from attune.common.text import from_json
 from attune.common.wire.blobs import Blob
+from attune.common.wire.digest import check_of
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.ports.blobs import INBOX, STATE, Blobs, Damaged, is_later
@@ -47,7 +48,7 @@ class Inbox:
             for part, blob in parts.items():
                 kept[part] = self._blobs.keep(blob, f"{INBOX}{order}/{part}.safetensors")
             fail_at(SERVER, order.round, "inbox-renamed")
-            self._blobs.put(_entry_name(order), msgspec.json.encode(AcceptedUpdate(row, kept, facts or {})))
+            self._put(_entry_name(order), AcceptedUpdate(row, kept, facts or {}))
         except BaseException:
             self._blobs.remove([blob.name for blob in kept.values()])
             raise
@@ -62,8 +63,7 @@ class Inbox:
         """
         entry = self._entry(_entry_name(order))
         kept = {part: self._blobs.keep(blob, f"{INBOX}{order}/{part}.{attempt}.safetensors") for part, blob in parts.items()}
-        entry_now = msgspec.structs.replace(entry, parts=kept, attempt=attempt)
-        self._blobs.put(_entry_name(order), msgspec.json.encode(entry_now))
+        self._put(_entry_name(order), msgspec.structs.replace(entry, parts=kept, attempt=attempt))
         names = {blob.name for blob in kept.values()}
         self._blobs.remove([blob.name for blob in entry.parts.values() if blob.name not in names])
         fail_at(SERVER, order.round, "update-accepted")
@@ -142,9 +142,16 @@ class Inbox:
         kept = tuple(f"{INBOX}{prefix}" for prefix in prefixes)
         self._discard([name for name in self._names("") if not name.startswith(kept)])
 
+    def _put(self, name: str, entry: AcceptedUpdate) -> None:
+        bare = msgspec.json.encode(msgspec.structs.replace(entry, check=""))
+        self._blobs.put(name, msgspec.json.encode(msgspec.structs.replace(entry, check=check_of(bare))))
+
     def _entry(self, name: str) -> AcceptedUpdate:
         try:
-            entry = from_json(self._blobs.get(name), AcceptedUpdate)
+            text = self._blobs.get(name)
+            entry = from_json(text, AcceptedUpdate)
+            if entry.check and entry.check != check_of(text):
+                raise Damaged(f"{name} is damaged (its text is not what was written)")
             return msgspec.structs.replace(entry, row=within_bounds(entry.row))
         except (KeyError, msgspec.DecodeError) as error:
             raise Damaged(f"{name} is damaged ({error})") from None

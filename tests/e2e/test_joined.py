@@ -14,7 +14,9 @@ from tests.fedserver.web.conftest import Page
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "1", "--rounds", "1")
 
 
-def test_doctor_before_and_after_join_leaves_no_refusal_and_then_knows_the_device(federation_at: Callable[[str], Federation]) -> None:
+def test_doctor_before_and_after_join_leaves_no_refusal_and_then_knows_the_device(
+    federation_at: Callable[[str], Federation],
+) -> None:
     federation = federation_at("joined")
     server = federation.server(*FLAGS)
     address = f"localhost:{server.port}"

@@ -132,9 +132,9 @@ def test_a_start_keeps_the_open_round_and_the_last_closed_one(blobs: Blobs) -> N
     assert list(again.entries("train", 5)) == ["b"]
 
 
-@pytest.mark.parametrize("file", ["shared.safetensors", "update.json"])
+@pytest.mark.parametrize(("file", "at"), [("shared.safetensors", 0), ("update.json", 0), ("update.json", "a digit")])
 def test_a_damaged_update_is_named_and_thrown_away_so_that_it_is_sent_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, at: int | str
 ) -> None:
     blobs = FolderBlobs(tmp_path)
     inbox = Inbox(blobs)
@@ -142,7 +142,7 @@ def test_a_damaged_update_is_named_and_thrown_away_so_that_it_is_sent_again(
     accept(blobs, inbox, "train", 3, "bonn")
     path = tmp_path / "inbox" / "train-3-kiel" / file
     data = bytearray(path.read_bytes())
-    data[0] ^= 1
+    data[data.index(b'"round":3') + 8 if isinstance(at, str) else at] ^= 1
     path.write_bytes(data)
     again = Inbox(FolderBlobs(tmp_path))
     [line] = again.damaged()
