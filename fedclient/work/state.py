@@ -20,7 +20,7 @@ from attune.common.faults import fail_at
 from attune.common.identity.names import has_letters_of_names
 from attune.common.text import from_json
 from attune.common.wire.blobs import LocalFile, digest_in
-from attune.common.wire.digest import digest_of
+from attune.common.wire.digest import check_of
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.messages import OrderResult, Part
 from attune.fedclient.work.orders import masked_name
