@@ -1,4 +1,4 @@
-"""Output of programs: checks that results can be written, made before hours of work, and a stdout that nobody reads any more."""
+"""Output: checks that results can be written, made before hours of work, and a stdout that nobody reads any more."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ from attune.fedserver.web.live import Operator, page
 
 LOG = logging.getLogger("fedserver")
 ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104
-REFRESH_S = 3600.0
+REFRESH_S = 30.0  # between two looks whether tokens have ended, and whether a clock that was set makes a new certificate due
 JOIN_TTL_S = 86400.0
 KEPT_JOIN_TOKENS = 8  # of those printed at a start; every live token costs a little at each handshake
 

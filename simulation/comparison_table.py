@@ -13,8 +13,7 @@ from attune.common.task import TASKS
 from attune.common.text import aligned
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.work.comparison import Places, compared
-from attune.fedserver.core.evidence import Call
-from attune.fedserver.core.fleet_verdict import FleetVerdict, call_of, fleet_verdicts
+from attune.fedserver.core.fleet_verdict import Call, FleetVerdict, call_of, fleet_verdicts
 from attune.simulation.compared_methods import ComparedMethod
 from attune.simulation.result import DeviceRow, SimulationResult, score_text
 

@@ -25,8 +25,7 @@ from attune.fedclient.work.comparison import comparisons_of, finding_of
 from attune.fedclient.work.executor import SEQUENTIAL, Executor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
-from attune.fedserver.core.evidence import Call
-from attune.fedserver.core.fleet_verdict import FleetVerdict, call_of, fleet_verdicts
+from attune.fedserver.core.fleet_verdict import Call, FleetVerdict, call_of, fleet_verdicts
 from attune.fedserver.view.status import status
 from attune.simulation.federation import FederationOutcome
 from attune.simulation.manifest import ResultManifest, manifest_of

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Call = Literal["helped", "harmed"]
+from attune.fedserver.core.fleet_verdict import Call
+
 Floats = NDArray[np.float64]
 
 SPIKE = np.array([0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0])  # shares of devices without any effect

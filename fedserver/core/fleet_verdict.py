@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from attune.common.metrics import KEPT_RIVALS, Rival
 from attune.common.paired import Pair, pairs_of
 from attune.common.statistics import interval_of_mean, mcnemar
-from attune.fedserver.core.evidence import LEAST_DIFFERENCE, LEAST_GROUPS, Call, beliefs_of_counts, beliefs_of_gains
 
+Call = Literal["helped", "harmed"]
 RIVAL_WORDS: Mapping[Rival, str] = {"local": "training alone", "common": "the common model"}
 
 
@@ -99,6 +99,8 @@ def _verdict(listed: tuple[tuple[str, Pair], ...]) -> FleetVerdict:
 
 def _calls(pairs: Sequence[Pair]) -> list[Call | None]:
     """Return the call about each device: from counts where a score is right or wrong, else from gains and their errors."""
+    from attune.fedserver.core.evidence import LEAST_DIFFERENCE, LEAST_GROUPS, beliefs_of_counts, beliefs_of_gains  # numpy
+
     calls: list[Call | None] = [None] * len(pairs)
     counted = [i for i, pair in enumerate(pairs) if pair.gain is None]
     beliefs = beliefs_of_counts([(pairs[i].better, pairs[i].worse) for i in counted])

@@ -26,8 +26,7 @@ from attune.common.statistics import Finding
 from attune.common.task import TASKS, TaskName
 from attune.common.text import from_json
 from attune.fedserver.core import accuracy as of_rows
-from attune.fedserver.core.evidence import Call
-from attune.fedserver.core.fleet_verdict import call_of, fleet_verdicts
+from attune.fedserver.core.fleet_verdict import Call, call_of, fleet_verdicts
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.records import Report
 

@@ -114,7 +114,7 @@ def test_real_sockets_of_the_port_are_found_and_shut_and_no_others(family: socke
             assert apart.recv(1) == b"x"
 
 
-def test_several_connections_without_a_call_in_a_minute_are_told_and_a_look_at_the_port_is_not() -> None:
+def test_several_connections_without_a_call_are_told_and_a_look_at_the_port_is_not() -> None:
     keeper = ConnectionLimiter(Bounds.of(256), 10.0)
     assert not keeper.failing(1, 1, 0.0), "it is open"
     assert not keeper.failing(2, 0, 1.0), "doctor, twice"
