@@ -86,19 +86,23 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     A device's owner sets limits of his own (`fedclient --max-epsilon`).
     """
 
-    # Whom the guarantee protects: nobody (none), each sample of a device (example), or each group of a device's samples, such
-    # as the rows of one patient (group).
-    unit: Literal["none", "example", "group"] = "none"
-    # Budget of each device over the whole run. none: not limited, if `privacy.noise` is set.
+    # Whom the guarantee protects: nobody (none), each sample of a device (example), each group of a device's samples, such as
+    # the rows of one patient (group), or each device (client: the server adds the noise).
+    unit: Literal["none", "example", "group", "client"] = "none"
+    # Budget over the whole run, of each device or (client) of the run. none: not limited, if `privacy.noise` is set.
     epsilon: Positive | None = None
-    # Chance that the guarantee fails. Set it well below 1 / (samples of a device).
+    # Chance that the guarantee fails. Set it well below 1 / (samples of a device), or (client) 1 / (devices).
     delta: Probability = 1e-5
-    # Largest L2 norm of the gradient of one sample, or of one group's samples together. `train.clip_norm` is not used.
+    # Largest L2 norm of the gradient of one sample, or of one group's samples together; `train.clip_norm` is not used. client:
+    # of one device's change of the shared part.
     clip: Positive = 1.0
     # Noise multiplier: deviation of the noise in units of `privacy.clip`. none: the smallest that keeps to `privacy.epsilon`.
     noise: NonNegative | None = None
     # Most training orders that a device carries out. Its noise is set for so many. 0: as many as `round.rounds`.
     orders: CountOrZero = 0
+    # client: number of devices in the federation, a public number. Each round draws each device with the chance
+    # `round.clients` / `privacy.devices` (1 if `round.clients` is 0).
+    devices: CountOrZero = 0
     # Public range [lowest, highest] of each feature or channel, or one for all: they are scaled by it, and not by the device's
     # statistics, which would tell of its samples.
     ranges: list[tuple[float, float]] = []
@@ -129,6 +133,11 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     def on_devices(self) -> bool:
         """Whether devices train with noise."""
         return self.unit in ("example", "group")
+
+    @property
+    def on_server(self) -> bool:
+        """Whether the server adds noise to what devices share."""
+        return self.unit == "client"
 
 
 Days = Annotated[float, msgspec.Meta(ge=0.0007)]  # a minute

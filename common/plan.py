@@ -114,11 +114,17 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     device_transforms: list[str] = []  # those of them that devices run
     returns: dict[str, Literal["values", "change"]] = {}  # what devices hand in of a part whose aggregator is a plug-in
     privacy: PrivacySettings | None = None  # None: all settings of [privacy] have their defaults
+    expected_devices: int = 0  # client-level privacy: devices that a round draws on average, by which sums are divided
 
     @property
     def is_private(self) -> bool:
         """Whether devices train with noise."""
         return self.privacy is not None and self.privacy.on_devices
+
+    @property
+    def noisy_sums(self) -> PrivacySettings | None:
+        """The settings with which the server adds noise to what devices share; None if it adds none."""
+        return self.privacy if self.privacy is not None and self.privacy.on_server else None
 
 
 def standardisation(plan: Plan) -> str:

@@ -20,6 +20,7 @@ from attune.common.models.options import cautions
 from attune.common.supervisor import supervised
 from attune.fedserver import logs, process, runs
 from attune.fedserver.core import planning
+from attune.fedserver.core.client_settings import check_secret
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
@@ -87,7 +88,9 @@ async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
     home.check()
     if not home.exists():
         # A first start that cannot work leaves no home behind.
-        await asyncio.to_thread(check_declared, planning.resolve(overrides))
+        first = planning.resolve(overrides)
+        check_secret(first.privacy)
+        await asyncio.to_thread(check_declared, first)
     try:
         async with _opened(options, home, overrides) as opened:
             await _serve(options, opened)
@@ -117,6 +120,7 @@ async def _opened(options: ServerOptions, home: ServerHome, overrides: dict[str,
             merged = planning.reconcile(snapshot.overrides, overrides)
             authority = home.open_authority()
             settings = planning.resolve(merged)
+            check_secret(settings.privacy)
             storage.blobs.sweep()
             async with _laboratory(options, settings.server, storage.blobs, executors) as lab:
                 yield _Opened(home, authority, storage, lab, executors, merged, settings)

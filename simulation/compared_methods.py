@@ -13,7 +13,7 @@ from typing import Any
 from attune.common.config import load_settings, merge
 from attune.common.errors import AttuneError, SettingError, together
 from attune.common.methods import registry as methods
-from attune.common.methods.fit import check_model
+from attune.common.methods.fit import NO_PRIVACY, check_model
 from attune.common.models.registry import model_for
 from attune.common.plan import Kind, Profile
 from attune.fedclient.data.lazy_shard import LazyShard
@@ -152,7 +152,7 @@ class Comparison:
         """
         resolved = planning.resolve(self._overrides(name, settings))
         plan = planning.make_plan(resolved, self.profiles, FEDERATION, fewest=1)
-        check_model(plan.model, resolved.configured, resolved.seed, plan.is_private)
+        check_model(plan.model, resolved.configured, resolved.seed, plan.privacy or NO_PRIVACY)
 
 
 def _by_method(assignments: Sequence[str], names: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:

@@ -164,6 +164,8 @@ class RoundContext:
         without_vote: Devices whose updates do not count; transforms add to it.
         norms: Norms of the latest changes of the fleet's devices, oldest first; the bound on changes adds those of the cohort.
         unmasking: Secrets that take the masks off the cohort's sum, under secure aggregation.
+        inputs: Digests of what the next value follows from: the part's present value, and the cohort's updates.
+        attempt: The attempt of the round, under secure aggregation.
     """
 
     part: str
@@ -174,6 +176,8 @@ class RoundContext:
     without_vote: set[str] = field(default_factory=set)
     norms: dict[str, float] = field(default_factory=dict)
     unmasking: MaskRemover | None = None
+    inputs: tuple[str, ...] = ()
+    attempt: int = 0
 
 
 class Transform(Protocol):

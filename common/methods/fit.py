@@ -5,14 +5,17 @@ B samples, T positions, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
-from attune.common.methods.method import ConfiguredMethod, Method, assign
+from attune.common.methods.method import ConfiguredMethod, Method, PartKind, assign
 from attune.common.models.body import training_mode
 from attune.common.models.output import logits_of
 from attune.common.models.registry import build
@@ -20,24 +23,27 @@ from attune.common.models.structure import roles
 from attune.common.plan import ModelSpec
 
 SAMPLES = 2
+NO_PRIVACY = PrivacySettings()
 
 
-def check_model(spec: ModelSpec, configured: ConfiguredMethod, seed: int = 0, private: bool = False) -> None:
+def check_model(spec: ModelSpec, configured: ConfiguredMethod, seed: int = 0, privacy: PrivacySettings = NO_PRIVACY) -> None:
     """Try the model with the method: build it, assign its tensors to parts, score two samples, and compute gradients.
 
     Args:
         spec: The model.
         configured: The method.
         seed: Seed of the first weights.
-        private: Devices train it with noise.
+        privacy: Who adds noise, if anybody does.
 
     Raises:
         SettingError: It names what is wrong with the model, or what the method needs and the model lacks.
     """
     model, method = build(spec, seed), configured.method
-    assign(method, model)
-    if private:
+    parts = assign(method, model)
+    if privacy.on_devices:
         check_no_batch_statistics(model, spec.name)
+    if privacy.on_server:
+        check_no_shared_buffers(model, parts, spec.name)
     head = _head(model) if configured.objective.needs_features or configured.predictor.needs_features else None
     if head == "":
         raise SettingError(
@@ -59,6 +65,20 @@ def check_no_batch_statistics(model: nn.Module, name: str) -> None:
             raise SettingError(
                 f"model {name} cannot be trained with privacy.unit: {path} ({type(module).__name__}) has statistics over a "
                 "batch, through which a sample changes the gradients of others. Take GroupNorm or LayerNorm in its place"
+            )
+
+
+def check_no_shared_buffers(model: nn.Module, parts: Mapping[str, PartKind], name: str) -> None:
+    """Refuse buffers that leave the device, such as running statistics and counters: noise is for trained numbers alone.
+
+    Raises:
+        SettingError: It names the buffer.
+    """
+    for buffer, _ in model.named_buffers():
+        if parts.get(buffer, "private") != "private":
+            raise SettingError(
+                f'model {name} cannot be used with privacy.unit = "client": devices share {buffer}, a statistic of their data. '
+                "Take GroupNorm or LayerNorm in the place of BatchNorm, or a method that keeps it private (fedbn)"
             )
 
 

@@ -16,9 +16,10 @@ from attune.fedserver.cli.shared import HOME, place_of
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def privacy(context: click.Context, /, home: Path | None, as_json: bool) -> None:
-    """Show what each device has spent of its privacy budget; with `plan`, compute what a guarantee costs."""
+    """Show what was spent of the privacy budget, by each device or by the server; with `plan`, compute what a guarantee costs."""
     if context.invoked_subcommand is not None:
         return
+    from attune.fedserver.view.guarantee import guarantee_lines
     from attune.fedserver.view.homes import privacy_of
 
     report = privacy_of(place_of(home))
@@ -28,6 +29,10 @@ def privacy(context: click.Context, /, home: Path | None, as_json: bool) -> None
     unit, epsilon = report["unit"], report["epsilon"]
     if unit == "none":
         click.echo("devices train without noise (privacy.unit)")
+        return
+    if report["released"] is not None:
+        facts = report["released"]
+        click.echo("\n".join([*guarantee_lines(facts), facts["adjacency"], facts["visible"]]))
         return
     budget = "no budget" if epsilon is None else f"budget epsilon = {epsilon:g}"
     click.echo(

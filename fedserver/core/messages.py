@@ -258,6 +258,7 @@ class Record(msgspec.Struct, frozen=True):
     paused: bool = False  # no further training round opens until the operator resumes
     attempt: int = 0  # the latest attempt of secure aggregation in the open step; 0: none
     fixed: FixedSurvivors | None = None  # of this attempt, once they are: the step ends with their sum, or without any
+    releases: int = 0  # noisy sums that were released, or may have been, under client-level privacy
 
     def revive(self) -> Record:
         """Return the record with the failed step open again; the record itself if none has failed."""

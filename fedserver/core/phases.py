@@ -36,11 +36,13 @@ class Rules:
     Attributes:
         settings: `adapt_rounds` must be 0 for a method that has nothing to adapt.
         common: Whether adapting newcomers changes what the other devices are served.
+        noisy: Whether each new state is the release of a noisy sum, which is counted.
     """
 
     settings: RoundSettings
     policy: Policy
     common: bool = False
+    noisy: bool = False
 
 
 class PhaseKey(StrEnum):
@@ -148,6 +150,8 @@ class TrainingPhase(OpenPhase):
     def enter(self, rules: Rules, state: Round, now: float) -> Step:
         asked = rules.policy.ask(state)
         opened = state.ordering(Phase.TRAINING, asked.devices, asked.cohort, now, rules.settings.deadline_s)
+        if not asked.devices:  # the draw took no device
+            return self.progress(rules, opened, now)
         return Step(opened, (Open("train", state.record.round + 1, asked.devices),))
 
     def progress(self, rules: Rules, state: Round, now: float) -> Step:
@@ -288,6 +292,7 @@ class AggregatingPhase(PhaseVerbs):
                 spoiled="",
                 attempt=0,
                 fixed=None,
+                releases=record.releases + (rules.noisy and not setback),
                 setback=f"round {number}: {setback}" if setback else record.setback,
             ),
             newcomers=state.newcomers - counted,

@@ -17,8 +17,17 @@ from attune.common.methods.registry import configured_from, method_from_options,
 from attune.common.models import registry as models
 from attune.common.plan import FEWEST, DataSettings, Plan, Profile
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
+from attune.fedserver.core.client_settings import (
+    check_client,
+    check_public,
+    client_defaults,
+    drawn_rate,
+    expected_devices,
+    with_noise,
+)
 from attune.fedserver.core.encodings import Encodings, encodings_of
 from attune.fedserver.core.phases import Rules
+from attune.fedserver.core.poisson_rounds import PoissonRounds
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.scale import declared_scale, declared_targets, scale_of, scale_of_targets
 from attune.fedserver.core.schema import columns_of
@@ -57,7 +66,17 @@ class ResolvedSettings:
         """The rules of the round. Newcomers get no rounds if the method has nothing that they could fit."""
         settings = self.round if self.adaptation else msgspec.structs.replace(self.round, adapt_rounds=0)
         common = self.adaptation is not None and self.adaptation.common
-        return Rules(settings, Synchronous(settings, self.seed), common)
+        privacy = self.privacy
+        if not privacy.on_server:
+            return Rules(settings, Synchronous(settings, self.seed), common)
+        most = settings.rounds if privacy.epsilon is not None else 0
+        policy = PoissonRounds(settings, self.seed, drawn_rate(privacy, settings), most, privacy.insecure_seed)
+        return Rules(settings, policy, noisy=True)
+
+    @property
+    def compares_drawn(self) -> bool:
+        """Whether rounds draw some of the devices, and bound their changes by one another's."""
+        return bool(self.round.clients) and not self.privacy.on_server
 
     def fixed(self) -> dict[str, Any]:
         """Return the settings that a home is bound to, by their dotted names.
@@ -97,6 +116,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     given.pop("name", None)
     privacy = convert(PrivacySettings, overrides.get("privacy", {}), "privacy.")
     usual = merge(method.preset(preset, overrides.get("model", {}).get("name")), defaults_of(privacy, method))
+    usual = merge(usual, client_defaults(privacy, method))
     full = merge(usual, {**overrides, "method": given})
     options = dict(full["method"])
     configured = configured_from({**options, "name": method.name})
@@ -108,6 +128,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     check_settings(privacy, configured, rounds, full.get("transforms", {}))
     transforms = {**full.get("transforms", {}), **transform_of(privacy, configured)}
     server = convert(ServerSettings, full.get("server", {}), "server.")
+    check_client(privacy, configured, rounds, server)
     encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
     encodings.check_here()
     encodings.check_combinations(configured.aggregators, server.max_update_norm)
@@ -164,8 +185,9 @@ def make_plan(
         SettingError: The settings do not fit the devices' data, classes look alike, or the plan is too long.
     """
     ordered = [profiles[name] for name in sorted(profiles)]
-    declared = settings.data
+    declared, privacy = settings.data, with_noise(settings.privacy, settings.round)
     first = ordered[0]
+    check_public(privacy, declared, first)
     if first.task == "classes":
         classes = united_classes(profiles, declared.classes)
     else:
@@ -190,16 +212,15 @@ def make_plan(
         method=settings.method.name,
         method_options=settings.method_options,
         train=settings.train,
-        scale=declared_scale(settings.privacy, first) if settings.privacy.on_devices else scale_of(profiles, fewest),
+        scale=declared_scale(privacy, first) if privacy.unit != "none" else scale_of(profiles, fewest),
         column_names=declared.columns or columns_of(profiles),
         task=first.task,
-        targets=declared_targets(settings.privacy, first)
-        if settings.privacy.on_devices
-        else scale_of_targets(profiles, fewest),
+        targets=declared_targets(privacy, first) if privacy.unit != "none" else scale_of_targets(profiles, fewest),
         run=run,
         transforms=settings.transforms,
         device_transforms=settings.encodings.on_devices,
-        privacy=with_orders(settings.privacy, settings.round.rounds) if settings.privacy != PrivacySettings() else None,
+        privacy=with_orders(privacy, settings.round.rounds) if privacy != PrivacySettings() else None,
+        expected_devices=expected_devices(privacy, settings.round) if privacy.on_server else 0,
     )
     packages = packages_on_devices(plan.method, plan.method_options, spec.name, settings.encodings.on_devices)
     plugins = {package.name: package.version for package in packages}

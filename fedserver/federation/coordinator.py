@@ -202,7 +202,7 @@ class Coordinator:
             LOG.info("%s", how)
         if why := planning.why_this_model(self.settings, plan):
             LOG.info("a %s, because %s", plan.model.name, why)
-        if (why := outvoted(self.settings.round, len(profiles), SUSPECTED)) and self.settings.round.clients:
+        if self.settings.compares_drawn and (why := outvoted(self.settings.round, len(profiles), SUSPECTED)):
             LOG.warning("%s; changes are bounded by those of earlier rounds alone (round.attackers refuses such cohorts)", why)
         for name in profiles:
             self.streams.send(name, self.welcome(plan))

@@ -33,7 +33,7 @@ def check_declared(settings: ResolvedSettings) -> None:
     errors = []
     for spec in specs:
         try:
-            check_model(spec, settings.configured, settings.seed, settings.privacy.on_devices)
+            check_model(spec, settings.configured, settings.seed, settings.privacy)
             return
         except SettingError as error:
             errors.append(error)

@@ -11,16 +11,13 @@ from typing import cast, get_args
 
 import msgspec
 
-from attune.common.exchange.encodings import PartEncoding
-from attune.common.exchange.registry import growth_of, settings_of, transforms_for
+from attune.common.exchange.registry import growth_of, settings_of
 from attune.common.exchange.transform import (
     ArrivalContext,
-    Chain,
     Cohort,
     PartUpdate,
     RoundContext,
     SealedTensors,
-    TransformSettings,
 )
 from attune.common.faults import SERVER, fail_at
 from attune.common.methods.method import PartKind, assign
@@ -40,7 +37,8 @@ from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, write
 from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START
 from attune.fedserver.lab.build import Maker, aggregators_for, made
-from attune.fedserver.lab.checks import ChangeBound, FiniteCheck, NormLimit, SampleBound, ShapeCheck, read_through
+from attune.fedserver.lab.chains import chain_of, noise_of
+from attune.fedserver.lab.checks import read_through
 from attune.fedserver.lab.packing import Packing
 from attune.fedserver.lab.vault import Norms, NotFinite, StateRecipe, StateVault, kept_slots
 from attune.fedserver.ports.blobs import SERVED, STATE, Blobs, Damaged, blob_of
@@ -88,7 +86,8 @@ class Engine:
         self._aggregators: dict[PartKind, Aggregator] = self._make()
         self._settings = configured.aggregators
         transforms = settings_of(plan.transforms)
-        self._chains = {part: self._chain(part, transforms) for part in self._aggregators}
+        self._noise = noise_of(plan, blobs, len(self._aggregators))
+        self._chains = {part: chain_of(part, self._settings[part], transforms, self._noise) for part in self._aggregators}
         self._growth = {part: growth_of(part, transforms) for part in self._aggregators}
         self._bounded: dict[str, float] = {}  # client -> medians, of the round closed last
         self._without_vote: set[str] = set()  # those of them that did not count in some part
@@ -110,16 +109,6 @@ class Engine:
         self._generated_before: dict[tuple[str, str], Blob] = {}  # from the state before
         self._keeps_generated = False  # True once deltas from generated values are served
         self._packing = Packing(blobs, self._write_served)
-
-    def _chain(self, part: PartKind, transforms: Mapping[str, TransformSettings]) -> Chain:
-        """Return the transforms of a part: bounds within a cohort, checks on arrival, those of the plan, and the encoding."""
-        settings = self._settings[part]
-        said_above = max(
-            settings.bound, settings.bound_change
-        )  # clipping changes half of a cohort in every round: that is no news
-        bounds = [SampleBound(settings.bound_samples), ChangeBound(settings.bound, settings.no_vote, said_above)]
-        checks = [NormLimit(), FiniteCheck(), ShapeCheck()]
-        return Chain([*bounds, *checks, *transforms_for(part, transforms), PartEncoding()])
 
     def max_bytes(self) -> dict[str, int]:
         """Return for each part that devices hand in, in a fixed order, the largest blob that can be an answer."""
@@ -326,10 +315,20 @@ class Engine:
         base = partial(self._base, part=part, stack=stack)
         number, secrets = self._closed + 1, self._unmasking
         context = RoundContext(part, number, base, votes, self._bounded, norms=norms, unmasking=secrets)
+        context.inputs = self._inputs(part, entries)
+        context.attempt = max((entry.attempt for entry in entries.values()), default=0)
         cohort = Cohort(part, tuple(self._update(part, name, entry, stack) for name, entry in sorted(entries.items())))
         cohort = self._chains[part].on_cohort(cohort, context)
         self._without_vote |= context.without_vote
         return list(cohort.updates)
+
+    def _inputs(self, part: PartKind, entries: Mapping[str, AcceptedUpdate]) -> tuple[str, ...]:
+        """Return the digests of what a part's next value follows from, for a value that all clients share."""
+        slot = self._aggregators[part].slot("")
+        if self._noise is None or slot is None:
+            return ()
+        present = self._vaults[part].blob(slot).digest
+        return tuple(sorted([present, *(entry.parts[part].digest for entry in entries.values())]))
 
     def _update(self, part: PartKind, name: str, entry: AcceptedUpdate, stack: ExitStack) -> PartUpdate:
         file, sealed_by = self._opened(entry.parts[part], stack), self._chains[part].sealed_by

@@ -83,13 +83,13 @@ class ThreadLab:
         torch.set_num_threads(self._threads)
         accelerator.use(self._device)
         if not slots:
-            from attune.common.methods.fit import check_model
+            from attune.common.methods.fit import NO_PRIVACY, check_model
             from attune.common.methods.registry import configured_in
             from attune.fedserver.lab.declared import check_size
 
             if self._max_model_bytes:
                 check_size(plan.model, self._max_model_bytes)
-            check_model(plan.model, configured_in(plan), plan.seed, plan.is_private)
+            check_model(plan.model, configured_in(plan), plan.seed, plan.privacy or NO_PRIVACY)
         self._engine, remade = take_up(plan, slots, self._blobs, closed, self._maker())
         return Started(self._engine.max_bytes(), self._engine.staged_slots(), remade, self._engine.body_digest)
 

@@ -31,7 +31,7 @@ from attune.fedserver.home import LEFT_ASIDE, ServerHome
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE, Authority
 from attune.fedserver.identity.trust import differences_in, settle
 from attune.fedserver.lab.vault import kept_slots, name_of, recipes_of
-from attune.fedserver.ports.blobs import Blobs, blob_of
+from attune.fedserver.ports.blobs import NOISE_SECRET, Blobs, blob_of
 from attune.fedserver.ports.ledger import AuditEntry, LedgerReader, Snapshot
 from attune.fedserver.stores.audit import entries
 from attune.fedserver.stores.folder import link
@@ -111,7 +111,8 @@ def _taken_aside(home: ServerHome, aside: Path) -> Snapshot:
 def _state_of(blobs: Blobs, snapshot: Snapshot) -> list[str]:
     """Return the names of the blobs of the state, and of what is kept to make them again."""
     recipes = recipes_of(blobs, snapshot.record.round)
-    return sorted([*(blob_of(slot).name for slot in kept_slots(snapshot.slots, recipes)), *(made.name for made in recipes)])
+    state = [*(blob_of(slot).name for slot in kept_slots(snapshot.slots, recipes)), *(made.name for made in recipes)]
+    return sorted([*state, *blobs.names(NOISE_SECRET)])
 
 
 def _copied(source: Path, out: Path) -> dict[str, CopiedFile]:
@@ -208,7 +209,23 @@ def _brought_up(home: ServerHome, manifest: Manifest, newer_log: Path | None, re
             return await settle(storage, readmitted)
 
     yield from (f"since the backup: {line}; taken over" for line in aio.run(work()))
+    yield from aio.run(_charged(home))
     yield from (f"{name} is readmitted" for name in readmitted)
+
+
+async def _charged(home: ServerHome) -> list[str]:
+    """Charge all noisy sums that the lost home may have released since the backup, and return a line about it.
+
+    Nobody knows how many those were, so each round that was left is counted.
+    """
+    async with home.open() as storage:
+        snapshot = await storage.ledger.snapshot()
+        record, settings = snapshot.record, snapshot.settings
+        left = settings.round.rounds - record.round
+        if not settings.privacy.on_server or snapshot.plan is None or left <= 0:
+            return []
+        await storage.ledger.put_record(msgspec.structs.replace(record, releases=record.releases + left))
+        return [f"{left} rounds after the backup are charged to the privacy ledger: the lost home may have released them"]
 
 
 def _verified(source: Path) -> Manifest:

@@ -13,6 +13,7 @@ from attune.common.plan import run_name
 from attune.fedserver.core.accuracy import accuracies, latest_metrics, over_all
 from attune.fedserver.home import ServerHome
 from attune.fedserver.stores.inbox import Inbox
+from attune.fedserver.view.guarantee import guarantee
 from attune.fedserver.view.status import status
 from attune.fedserver.view.status_text import share, text_of, text_table
 
@@ -30,7 +31,9 @@ def status_of(home: ServerHome, troubles: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def privacy_of(home: ServerHome) -> dict[str, Any]:
-    """Return the object of `fedserver privacy --json`: the guarantee of the present run, and what each device reports as spent.
+    """Return the object of `fedserver privacy --json`: the guarantee of the present run, and what was spent.
+
+    "spent" has what each device reports; "released" what the server's noisy sums have cost, None without them.
 
     Raises:
         HomeMismatch: There is no federation, or its ledger is damaged.
@@ -48,6 +51,7 @@ def privacy_of(home: ServerHome) -> dict[str, Any]:
         "orders": asked.orders,
         "secure_aggregation": asked.secure_aggregation,
         "spent": spent,
+        "released": guarantee(snapshot) if asked.on_server else None,
     }
 
 

@@ -19,6 +19,7 @@ from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
 from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.ports.ledger import Certificate, Snapshot
+from attune.fedserver.view.guarantee import guarantee
 
 TRY_AGAIN = "remove the cause, then start the server again: it tries the same step again"
 SOON_S, LONG_LIFE_S = 14 * 86400.0, 90 * 86400.0
@@ -83,6 +84,7 @@ def status(
         ],
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
         "standardisation": (standardisation(snapshot.plan) or None) if snapshot.plan else None,
+        "privacy": guarantee(snapshot),
         "metric": TASKS[task].metric,
         "accuracy": over_all(latest),
         "constant": over_all({name: constant[name] for name in constant.keys() & latest.keys()}),

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from attune.common.task import described
 from attune.fedserver.identity.admin import TokenView
+from attune.fedserver.view.guarantee import guarantee_lines
 
 COMPARED = ("accuracy_common", "accuracy_local", "accuracy_constant")
 SHOWN_REFUSALS = 5  # the latest; --json has them all
@@ -91,6 +92,8 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
     yield from _no_better(status)
     if status["standardisation"]:
         yield status["standardisation"]
+    if status["privacy"]:
+        yield from guarantee_lines(status["privacy"])
 
 
 def _averages(averages: dict[str, float]) -> str:

@@ -1,0 +1,46 @@
+"""The chain of transforms of a part on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from attune.common.exchange.encodings import PartEncoding
+from attune.common.exchange.registry import transforms_for
+from attune.common.exchange.transform import Chain, Transform, TransformSettings
+from attune.common.methods.settings.aggregators import AggregatorSettings
+from attune.common.plan import Plan
+from attune.fedserver.lab.checks import ChangeBound, FiniteCheck, NormLimit, SampleBound, ShapeCheck
+from attune.fedserver.lab.client_noise import ClientNoise, home_key
+from attune.fedserver.ports.blobs import Blobs
+
+
+def chain_of(
+    part: str, settings: AggregatorSettings, transforms: Mapping[str, TransformSettings], noise: ClientNoise | None
+) -> Chain:
+    """Return the transforms of a part: bounds within a cohort, checks on arrival, those of the plan, and the encoding.
+
+    With `noise`, clipping and noise take the place of the bounds.
+    """
+    said_above = max(settings.bound, settings.bound_change)  # clipping changes half of a cohort in every round: that is no news
+    bounds: list[Transform] = [
+        SampleBound(settings.bound_samples),
+        ChangeBound(settings.bound, settings.no_vote, said_above),
+    ]
+    checks = [NormLimit(), FiniteCheck(), ShapeCheck()]
+    return Chain([*(bounds if noise is None else [noise]), *checks, *transforms_for(part, transforms), PartEncoding()])
+
+
+def noise_of(plan: Plan, blobs: Blobs, blocks: int) -> ClientNoise | None:
+    """Return the transform that makes noisy sums of a cohort's changes; None without client-level privacy.
+
+    Args:
+        plan: The plan.
+        blobs: The blobs of the home, with its secret.
+        blocks: The number of parts that are released.
+    """
+    privacy = plan.noisy_sums
+    if privacy is None:
+        return None
+    key = partial(home_key, blobs, privacy.insecure_seed, plan.run)
+    return ClientNoise(privacy.clip, privacy.noise or 0.0, plan.expected_devices, blocks, key)
