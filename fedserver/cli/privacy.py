@@ -16,7 +16,7 @@ from attune.fedserver.cli.shared import HOME, place_of
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def privacy(context: click.Context, /, home: Path | None, as_json: bool) -> None:
-    """Show what was spent of the privacy budget, by each device or by the server; with `plan`, compute what a guarantee costs."""
+    """Show what was spent of the privacy budget, by devices or by the server; with `plan`, compute what a guarantee costs."""
     if context.invoked_subcommand is not None:
         return
     from attune.fedserver.view.guarantee import guarantee_lines
