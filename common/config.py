@@ -86,8 +86,8 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     A device's owner sets limits of his own (`fedclient --max-epsilon`).
     """
 
-    # Whom the guarantee protects: nobody (none), each sample of a device (example), each group of samples, such as one patient's
-    # rows (group), or each device (client: the server adds noise).
+    # Whom the guarantee protects: nobody (none), each sample of a device (example), each group of samples, such as one
+    # patient's rows (group), or each device (client: the server adds noise).
     unit: Literal["none", "example", "group", "client"] = "none"
     # Budget over the whole run, of each device or (client) of the run. none: not limited, if `privacy.noise` is set.
     epsilon: Positive | None = None
