@@ -81,7 +81,9 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
     yield _table(status["clients"], status["metric"])
     if status["accuracy"]:
         yield f"{described(status['metric'])}: {_averages(status['accuracy'])}"
-    if guarantee := status["privacy"]:
+    if (guarantee := status["privacy"]) and "releases" in guarantee:
+        yield from guarantee_lines(guarantee)
+    elif guarantee:
         budget = "no budget" if guarantee["epsilon"] is None else f"a budget of {guarantee['epsilon']:g}"
         spent = "nothing spent yet" if guarantee["spent"] is None else f"at most {guarantee['spent']:.3g} spent by a device"
         yield f"privacy: by {guarantee['unit']}, epsilon with {budget} at delta {guarantee['delta']:g}; {spent}"
@@ -92,8 +94,6 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
     yield from _no_better(status)
     if status["standardisation"]:
         yield status["standardisation"]
-    if status["privacy"]:
-        yield from guarantee_lines(status["privacy"])
 
 
 def _averages(averages: dict[str, float]) -> str:

@@ -63,7 +63,7 @@ def test_what_was_spent_is_in_the_ledger_and_in_what_is_exported(tmp_path: Path)
     assert (facts["unit"], facts["releases"], facts["rate"]) == ("client", ROUNDS, DRAWN / 12)
     assert facts["spent"] == pytest.approx(epsilon_of([NoisySteps(DRAWN / 12, 0.8, ROUNDS)], 0.04))
     lines = CliRunner().invoke(cli, ["privacy", "--home", str(tmp_path / "home/server")]).output
-    assert f"epsilon {facts['spent']:.3g} spent for {ROUNDS} released sums, no limit, at delta = 0.04" in lines
+    assert f"epsilon = {facts['spent']:.3g} spent on {ROUNDS} released sums, with no budget at delta 0.04" in lines
     assert "noise comes from a seed, so it protects nobody" in lines
     home = ServerHome(tmp_path / "home/server")
     export_home(home, tmp_path / "out")

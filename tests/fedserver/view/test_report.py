@@ -93,7 +93,6 @@ def shown(
         "setback": None,
         "taken_back": [],
         "standardisation": None,
-        "privacy": None,
         "awaited": [],
         "adapting": [],
         "fleet": [],
