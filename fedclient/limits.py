@@ -15,10 +15,10 @@ from attune.common.errors import HomeMismatch, LimitExceeded, SettingError, Wire
 from attune.common.exchange.registry import secure_sum_in
 from attune.common.identity.names import check_name
 from attune.common.methods.registry import configured_on_device, packages_on_devices
-from attune.common.plan import Plan
+from attune.common.plan import Plan, run_name
 from attune.common.plugins import check_allowed, check_installed, check_model_allowed
 from attune.common.protocol import SPENT
-from attune.common.text import clean, from_json
+from attune.common.text import clean, from_json, listed
 
 if TYPE_CHECKING:
     from attune.fedclient.options import DeviceOptions
@@ -27,12 +27,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OrderLimits:
-    """The defaults are the command's. epochs: passes over the device's samples in one order. orders: in a home's whole life."""
+    """Bounds on orders and plans; the defaults are the command's.
+
+    Attributes:
+        epochs: Passes over the device's samples in one order.
+        model_bytes: Size of the model.
+        order_s: Seconds of one order.
+        orders: Orders in a home's whole life.
+        models: Names of the models that may run; empty: all.
+        runs: Names of the runs that the device takes part in; empty: all.
+    """
 
     epochs: int = 1000
     model_bytes: int = 4 << 30
     order_s: float = 86_400.0
     orders: int = 100_000
+    models: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
 
     def check_plan(self, plan: Plan, samples: int) -> None:
         """Check a plan before anything is built from it. Errors of `build` are raised too.
@@ -42,6 +53,12 @@ class OrderLimits:
         """
         from attune.common.models.registry import size_bytes
 
+        if self.runs and (run := run_name(plan.run)) not in self.runs:
+            raise LimitExceeded(f"this device takes no part in the run {run}, only in {', '.join(self.runs)} (--only-run)")
+        if self.models and plan.model.name not in self.models:
+            raise LimitExceeded(
+                f"the server's model is {clean(plan.model.name)}; this device runs only {', '.join(self.models)} (--only-model)"
+            )
         if (epochs := epochs_of(plan, samples)) > self.epochs:
             raise LimitExceeded(
                 f"the server asks for {epochs:,.0f} passes over this device's samples in one order; it allows {self.epochs:,} "
@@ -86,6 +103,11 @@ class PrivacyLimits:
     metrics: Literal["none", "all"] | None = None
     new_data: bool = False
     devices: int = 0
+
+    def __post_init__(self) -> None:
+        for name, bound in (("epsilon", self.epsilon), ("delta", self.delta)):
+            if bound is not None and not math.isfinite(bound):  # no plan would ever be above it
+                raise SettingError(f"--max-{name} is a finite number, not {bound}; without the option there is no bound")
 
     def check_plan(self, plan: Plan, samples: int) -> None:
         """Check a plan before anything is trained. What it costs these data is checked with their ledger.
@@ -159,11 +181,17 @@ def accept_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None
     Raises:
         HomeMismatch: The home is bound to another federation.
         SettingError: The plan runs code that is not allowed or not installed here.
+        LimitExceeded: The plan uses other columns than the owner allows.
     """
     before = _plan_before(plan, store)
     check_model_allowed(plan.model.name, options.allow_models, "the federation's model")
     check_allowed(plan.plugins, options.allow_plugins)
     check_installed(plan.plugins)
+    if (allowed := options.table.columns) and (beyond := [name for name in plan.column_names if name not in allowed]):
+        raise LimitExceeded(
+            f"this federation's plan uses the columns {clean(listed(beyond))}; this device uses only {listed(allowed)} "
+            "(--columns)"
+        )
     # Do not trust the plan's list: a package whose code the names in the plan would load must be in it.
     for package in packages_on_devices(plan.method, plan.method_options, plan.model.name, plan.device_transforms):
         if package.name not in plan.plugins:

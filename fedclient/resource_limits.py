@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from attune.common.errors import LimitExceeded, SettingError
 
-When = Literal["idle", "charging"]
+STATES = ("idle", "charging")
+_HOURS = re.compile(r"(?P<begin>([01]\d|2[0-3]):[0-5]\d)-(?P<end>([01]\d|2[0-3]):[0-5]\d)")
 POWER = Path("/sys/class/power_supply")
 BUSY_SHARE = 0.25  # load for each processor up to which the machine counts as idle
 LOOK_S = 10.0
@@ -23,13 +24,31 @@ LOOK_S = 10.0
 
 @dataclass(frozen=True)
 class ResourceLimits:
-    """The defaults set no bounds. nice: 0 to 19. memory_bytes: of this process. disk_bytes: of the home."""
+    """Bounds on the machine's resources; the defaults set none.
+
+    Attributes:
+        nice: 0 to 19.
+        memory_bytes: Most memory of this process.
+        disk_bytes: Most bytes in the home.
+        bytes_per_s: Most bytes per second in both directions together.
+        when: "idle", "charging" and hours such as "22:00-06:00", in local time. With several hours, one of them must be.
+
+    Raises:
+        SettingError: A word of `when` is none of these.
+    """
 
     nice: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
     bytes_per_s: float = 0.0
-    when: tuple[When, ...] = ()
+    when: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if wrong := [word for word in self.when if word not in STATES and not _HOURS.fullmatch(word)]:
+            raise SettingError(
+                f"a device trains only when it is idle or charging, or at hours such as 22:00-06:00, not {wrong[0]!r} "
+                "(--only-when)"
+            )
 
     def apply(self) -> None:
         """Set priority and memory for the whole process.
@@ -74,21 +93,36 @@ def size_of(folder: Path) -> int:
     return total
 
 
-def unmet(when: Collection[When], load: Callable[[], float] = lambda: os.getloadavg()[0], power: Path = POWER) -> str:
+def unmet(
+    when: Collection[str],
+    load: Callable[[], float] = lambda: os.getloadavg()[0],
+    power: Path = POWER,
+    clock: Callable[[], str] = lambda: time.strftime("%H:%M"),
+) -> str:
     """Return in words why the device does not train now; empty if it may.
 
     Args:
         when: The conditions.
         load: Returns how many processes want to run, as a mean over a minute.
         power: The folder with the system's power supplies.
+        clock: Returns the local time as HH:MM.
     """
+    hours = [match for match in map(_HOURS.fullmatch, when) if match]
+    now = clock()
+    if hours and not any(_is_within(now, match["begin"], match["end"]) for match in hours):
+        return f"it is {now}, and this device trains at {', '.join(match[0] for match in hours)}"
     if "charging" in when and on_battery(power):
         return "it runs on its battery"
     if "idle" in when:
         processors = os.cpu_count() or 1
-        if (now := load()) > BUSY_SHARE * processors:
-            return f"the machine is busy ({now:.1f} of {processors} processors)"
+        if (wanting := load()) > BUSY_SHARE * processors:
+            return f"the machine is busy ({wanting:.1f} of {processors} processors)"
     return ""
+
+
+def _is_within(now: str, begin: str, end: str) -> bool:
+    """Return whether a time of day is within hours, which may go over midnight. Equal ends mean the whole day."""
+    return begin <= now < end if begin < end else now >= begin or now < end
 
 
 def on_battery(power: Path = POWER) -> bool:
@@ -110,7 +144,7 @@ def _word(path: Path) -> str:
         return ""
 
 
-async def until_met(when: Collection[When], say: Callable[[str], None], why: Callable[[Collection[When]], str] = unmet) -> None:
+async def until_met(when: Collection[str], say: Callable[[str], None], why: Callable[[Collection[str]], str] = unmet) -> None:
     """Wait until the device may train, and say once why it waits."""
     said = False
     while reason := why(when) if when else "":

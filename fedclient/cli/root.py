@@ -25,6 +25,7 @@ from attune.fedclient.cli.shared import (
     token_file_option,
     token_in,
 )
+from attune.fedclient.cli.site_file import decided
 from attune.fedclient.table_options import NAMES, table_options
 
 if TYPE_CHECKING:
@@ -120,8 +121,16 @@ class DeviceCommands(ExtensibleGroup):
 @click.option("--max-disk", type=click.IntRange(1), metavar="BYTES", help="Most bytes in this device's home.")
 @click.option("--max-rate", type=click.FloatRange(1024), metavar="BYTES", help="Most bytes per second to and from the server.")
 @click.option(
-    "--only-when", multiple=True, type=click.Choice(["idle", "charging"]),
-    help="Train only while the device is idle or charging (may be given twice).",
+    "--only-when", multiple=True, metavar="WHEN",
+    help="Train only while the machine is idle or charging, or at these hours, such as 22:00-06:00 (may be repeated).",
+)  # fmt: skip
+@click.option(
+    "--only-model", multiple=True, metavar="NAME", help="Take part only with these models.  [default: all built-in ones]"
+)
+@click.option("--only-run", multiple=True, metavar="NAME", help="Take part only in these runs.  [default: all]")
+@click.option(
+    "--site", type=click.Path(path_type=Path, dir_okay=False), metavar="TOML",
+    help="File with the decisions of the data's owner, which the command line may not change.",
 )  # fmt: skip
 @click.option(
     "--disclose", multiple=True, type=click.Choice(["statistics"]),
@@ -154,7 +163,7 @@ def main(ctx: click.Context, /, **given: Any) -> None:
         return
     if not given["data"] or given["server"] is None:
         raise click.UsageError("Missing option '--data' or '--server'. Try: fedclient --data SHARD --server HOST:PORT", ctx)
-    _train(given)
+    _train(given | (decided(given["site"], ctx) if given["site"] else {}))
 
 
 def _train(given: dict[str, Any]) -> None:
@@ -174,7 +183,14 @@ def _train(given: dict[str, Any]) -> None:
         disclose=given["disclose"],
         token=token_in(given["token"], given["token_file"]),
         connect_timeout_s=given["connect_timeout"],
-        limits=OrderLimits(given["max_epochs"], given["max_model_bytes"], given["max_order"], given["max_orders"]),
+        limits=OrderLimits(
+            given["max_epochs"],
+            given["max_model_bytes"],
+            given["max_order"],
+            given["max_orders"],
+            given["only_model"],
+            given["only_run"],
+        ),
         privacy=PrivacyLimits(
             given["max_epsilon"],
             given["max_delta"],
