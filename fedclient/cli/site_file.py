@@ -11,7 +11,7 @@ import click
 from attune.common.config import read_toml
 from attune.common.errors import SettingError, nearest
 
-# The options that may stand in the file, which are the owner's decisions. A key is the option's name without the dashes before it.
+# The options that may stand in the file: the owner's decisions. A key is the option's name without the dashes before it.
 KEYS = (
     "columns", "disclose", "metrics",
     "max-epsilon", "max-delta", "min-samples", "min-devices", "authority", "signer",

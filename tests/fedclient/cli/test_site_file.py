@@ -64,7 +64,7 @@ def test_every_key_is_an_option_and_stands_in_the_documents() -> None:
     options = {name for parameter in main.params if isinstance(parameter, click.Option) for name in parameter.opts}
     assert {f"--{key}" for key in KEYS} <= options
     page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
-    assert [key for key in KEYS if f"`{key}`" not in page] == []
+    assert [key for key in KEYS if f"`{key}`" not in page and f"{key} = " not in page] == []
 
 
 @pytest.mark.parametrize(
