@@ -52,6 +52,7 @@ def _parameters(command: click.Command) -> dict[str, click.Option]:
 
 def _converted(path: Path, key: str, value: Any, option: click.Option, ctx: click.Context) -> Any:
     """Return a value of the file as the option has it."""
+    option_value: Any  # None: it is of another type
     if key == "columns":  # a list in the file, which is easier to read
         option_value, wanted = ",".join(map(_quoted, value)) if _is_texts(value) else None, "a list with at least one name"
     elif option.multiple:
