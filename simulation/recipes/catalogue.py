@@ -101,6 +101,11 @@ def _natural(source: Source, seed: int, *, by: str, group: str = "") -> Partitio
     return partition(source, "natural", None, seed, by=by, group=group)
 
 
+def _persons(source: Source, seed: int, *, samples: int) -> Partition:
+    """Divide WISDM by person, with at most `samples` training windows of each; the largest person has 204."""
+    return cuts.fewer(_natural(source, seed, by="user"), samples, seed)
+
+
 def _roles(source: Source, seed: int) -> Partition:
     return partition(source, "roles", 20, seed, at_least=10_000)
 
@@ -156,6 +161,13 @@ RECIPES = {
             "hospitals", "Heart disease, four hospitals", "all patients", (RecipePoint(1, partial(_natural, by="hospital")),),
             IMAGES, 20, TRAIN | {"model.name": "transformer"}, data="heart_disease.npz",
             read={"label": "num>0", "missing": "median", "apart": ("hospital",)},
+        ),
+        Recipe(
+            "wisdm", "WISDM, thirty-six persons with a phone, a linear model", "training windows per person, at most",
+            tuple(RecipePoint(n, partial(_persons, samples=n)) for n in (20, 50, 250)),
+            (*BASELINES, RecipeMethod("MR-MTL", "mr-mtl"), *MCSA), 20,
+            {"model.name": "mlr", "train.lr": 0.1, "train.momentum": 0.9}, data="wisdm.npz",
+            read={"missing": "median", "apart": ("user",)},
         ),
         Recipe(
             "persons", "UCI-HAR, thirty persons", "all windows",

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from attune.common.methods.registry import method_from_options
+from attune.fedclient.read_options import ReadOptions
 from attune.fedserver.cli import cli
 from attune.fedserver.core.planning import resolve
 from attune.simulation.partition.datasets import load_source
@@ -201,3 +202,16 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     row = RecipeRow("", 2.0, 0, "Local", 3, 10.5, 0.5, 0.5, 0.25, None, None, 0.5, 0.0, 0.0, 0, 1.5)
     write(tmp_path / "r.csv", [row])
     assert read(tmp_path / "r.csv") == [row]
+
+
+def test_wisdm_is_divided_by_person_and_missing_features_are_filled_in(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 4)).astype(np.float32)
+    x[5, 2] = np.nan
+    np.savez(tmp_path / "wisdm.npz", x=x, y=np.arange(120) % 3, user=np.repeat([1, 2, 7], 40))
+    recipe = catalogue.get("wisdm")
+    source = load_source(str(tmp_path / "wisdm.npz"), 0, ReadOptions.of(**recipe.read))
+    small, whole = (point.cut(source, 0) for point in (recipe.points[0], recipe.points[-1]))
+    assert small.names == ("shard-user1", "shard-user2", "shard-user7")
+    assert [len(positions) for positions in small.train] == [20] * 3 and [len(p) for p in whole.test] == [10] * 3
+    assert all(np.isfinite(whole.arrays(client, "train")[0]).all() for client in range(3))

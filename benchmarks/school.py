@@ -1,0 +1,115 @@
+"""School: exam scores of 139 schools by a linear model, trained alone, in common, and pulled towards a common model.
+
+`python -m benchmarks.school --data school.npz --out benchmarks/results/school.csv` runs what is missing. A quarter of each
+school's pupils, drawn at random, is its test part. The figure is the mean squared error over all test pupils of what schools
+keep. Learning rate and strength of the pull are chosen on validation parts, which are cut from the training parts.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+import attune
+from attune.fedclient.data.lazy_shard import LazyShard
+from attune.simulation.arguments import data_by_name, read_shards
+from attune.simulation.grid import Settings, best, parse_grid
+from attune.simulation.result import SimulationResult
+from attune.simulation.validation import validation_members
+from benchmarks.study import Results
+
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+KEY = ("at_most", "method", "seed", "settings", "part")
+METHODS = ("local", "fedavg", "mr-mtl")
+GRID = ("train.lr=0.005,0.05", "method.mu=1,4")
+MOST = (20, 1000)  # training pupils of a school, at most; the largest school has fewer than 1,000
+ROUNDS = 15
+SETTINGS = {"model.name": "mlr", "train.momentum": 0.9, "train.local_epochs": 5}
+META = '{"task": "regression", "standardise": "federation"}'
+
+
+def write_schools(data: Arrays, at_most: int, seed: int, out: Path) -> None:
+    """Write a shard for each school.
+
+    Args:
+        data: x (N, 28), y (N,) and school (N,).
+        at_most: Number of training pupils of a school, at most. A smaller number keeps a part of a larger one.
+        seed: Decides which pupils are tested, and which are kept.
+        out: The folder of the shards.
+    """
+    for school in np.unique(data["school"]).tolist():
+        places = np.random.default_rng([seed, school]).permutation(np.flatnonzero(data["school"] == school))
+        test, train = np.split(places, [len(places) // 4])
+        folder = out / f"school{school}"
+        folder.mkdir(parents=True)
+        (folder / "meta.json").write_text(META, encoding="utf-8")
+        for part, kept in (("train", train[:at_most]), ("test", test)):
+            np.savez(folder / f"{part}.npz", x=data["x"][kept], y=data["y"][kept])
+
+
+def squared_error(result: SimulationResult, members: Mapping[str, LazyShard]) -> float:
+    """Return the mean squared error over all test samples of what devices keep."""
+    errors = []
+    for name, member in members.items():
+        shard = member.load()
+        if len(shard.test_y):
+            errors.append(np.square(np.ravel(result.model(name).predict(shard.test_x)) - np.ravel(shard.test_y)))
+    return float(np.concatenate(errors).mean())
+
+
+def measured(results: Results, key: Mapping[str, Any], members: Mapping[str, LazyShard], settings: Mapping[str, Any]) -> float:
+    """Return the error of a run, which is carried out if the table does not have it yet."""
+    wanted = {name: str(value) for name, value in key.items()}
+    for row in results.rows():
+        if wanted.items() <= row.items():
+            return float(row["mse"])
+    result = attune.simulate(
+        members, key["method"], None, ROUNDS, key["seed"], {**SETTINGS, **settings}, executor="stacked", progress=False
+    )
+    error = round(squared_error(result, members), 2)
+    results.add([{**key, "mse": error}])
+    return error
+
+
+def point(results: Results, members: Mapping[str, LazyShard], at_most: int, seed: int) -> None:
+    """Run the trials of each method on validation parts, and the method with the chosen settings on the test parts."""
+    held = validation_members(members, seed)
+    for method, listed in parse_grid(GRID, METHODS).items():
+        key = {"at_most": at_most, "method": method, "seed": seed}
+        scores: dict[Settings, float] = {}
+        for settings in listed if len(listed) > 1 else ():
+            trial = key | {"settings": " ".join(settings), "part": "validation"}
+            scores[settings] = -measured(results, trial, held, _values(settings))
+        chosen = best(scores) if scores else listed[0]
+        run = key | {"settings": " ".join(chosen), "part": "test"}
+        click.echo(f"{run}: {measured(results, run, members, _values(chosen))}")
+
+
+def _values(settings: Settings) -> dict[str, float]:
+    return {key: float(value) for key, _, value in (text.partition("=") for text in settings)}
+
+
+@click.command()
+@click.option("--data", type=click.Path(path_type=Path, exists=True), required=True, help="school.npz")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A CSV file.")
+@click.option("--seed", "seeds", type=int, multiple=True, default=(0, 1, 2), show_default=True)
+def main(data: Path, out: Path, seeds: tuple[int, ...]) -> None:
+    """Run what is left."""
+    results = Results(out, (*KEY, "mse"))
+    with np.load(data) as file:
+        arrays = dict(file)
+    for seed in seeds:
+        for at_most in MOST:
+            with tempfile.TemporaryDirectory(prefix="attune-school-") as folder:
+                write_schools(arrays, at_most, seed, Path(folder))
+                point(results, read_shards(data_by_name(f"{folder}/*")), at_most, seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""School: pupils are divided by school, and what is left to do does not depend on an interruption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import school
+from benchmarks.study import Results
+
+
+def data(schools: int, pupils: int) -> dict[str, np.ndarray]:
+    """Return pupils whose first feature is their number, and whose scores follow the second one."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(schools * pupils, 3))
+    x[:, 0] = np.arange(len(x))
+    return {"x": x, "y": 3 * x[:, 1] + 20, "school": np.repeat(np.arange(schools), pupils)}
+
+
+def test_a_quarter_is_tested_and_a_smaller_number_keeps_a_part_of_a_larger_one(tmp_path: Path) -> None:
+    for at_most in (5, 1000):
+        school.write_schools(data(3, 40), at_most, 1, tmp_path / str(at_most))
+    for number in range(3):
+        numbers = {}
+        for at_most in (5, 1000):
+            for part in ("train", "test"):
+                with np.load(tmp_path / str(at_most) / f"school{number}" / f"{part}.npz") as file:
+                    numbers[at_most, part] = set(file["x"][:, 0].astype(int))
+        assert numbers[5, "test"] == numbers[1000, "test"] and len(numbers[5, "test"]) == 10
+        assert len(numbers[5, "train"]) == 5 and numbers[5, "train"] < numbers[1000, "train"]
+        assert numbers[1000, "train"] | numbers[1000, "test"] == set(range(40 * number, 40 * number + 40))
+
+
+def test_rows_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(school, "MOST", (24,))
+    monkeypatch.setattr(school, "ROUNDS", 1)
+    np.savez(tmp_path / "school.npz", **data(2, 40))
+    words = ["--data", str(tmp_path / "school.npz"), "--out", str(tmp_path / "out.csv"), "--seed", "3"]
+    done = CliRunner().invoke(school.main, words, catch_exceptions=False)
+    rows = Results(tmp_path / "out.csv", ()).rows()
+    assert [(row["method"], row["part"]) for row in rows] == [
+        (method, part)
+        for method, trials in (("local", 2), ("fedavg", 2), ("mr-mtl", 4))
+        for part in [*["validation"] * trials, "test"]
+    ]
+    tried = {row["settings"]: float(row["mse"]) for row in rows[-5:-1]}
+    assert rows[-1]["settings"] == min(tried, key=lambda settings: tried[settings])
+    monkeypatch.setattr(school.attune, "simulate", None)
+    assert CliRunner().invoke(school.main, words, catch_exceptions=False).output == done.output
