@@ -14,7 +14,18 @@ from attune.common.methods.fit import check_model
 from attune.common.methods.registry import configure, get
 from attune.common.plan import Columns, ModelSpec, Profile
 from attune.fedserver.core.client_settings import check_secret
-from attune.fedserver.core.messages import Aggregate, Aggregated, Connected, Disconnected, Open, Phase, Record, Reported, Tick
+from attune.fedserver.core.messages import (
+    Aggregate,
+    Aggregated,
+    Connected,
+    Disconnected,
+    Open,
+    Phase,
+    Record,
+    Reported,
+    Resumed,
+    Tick,
+)
 from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.core.poisson_rounds import PoissonRounds
 from attune.fedserver.core.round import step
@@ -159,6 +170,18 @@ def test_a_round_waits_for_each_device_by_itself() -> None:
     gone = step(rules, state, Disconnected("e", 2.0)).state
     assert step(rules, gone, Connected("z", 20.0)).effects == (), "no device takes another one's place"
     assert step(rules, gone, Tick(33.0)).effects == (Aggregate(1, tuple("abcd")),)
+
+
+def test_a_restart_keeps_the_cohort_that_was_drawn() -> None:
+    rules = settings(**{"privacy.devices": 2, "round.clients": 1, "round.min_clients": 4}).rules
+    for _ in range(20):
+        state = Round()
+        for name in "abcd":
+            state = step(rules, state, Connected(name, 0)).state
+        record = state.record
+        if record.phase is Phase.TRAINING:
+            again = step(rules, Round.of(record, set()), Resumed(0.0)).state
+            assert (again.record.cohort, again.record.phase) == (record.cohort, Phase.TRAINING)
 
 
 def test_a_round_without_any_answer_releases_noise_and_is_charged() -> None:

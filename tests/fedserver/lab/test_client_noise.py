@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from attune.common.exchange.transform import Cohort, PartUpdate, RoundContext
 from attune.common.plan import Plan, Profile
 from attune.common.wire.files import TensorFile, write_tensors
+from attune.common.wire.tensors import manifest_of
 from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.core.records import AcceptedUpdate, Report
-from attune.fedserver.lab.client_noise import NormalStream, noise_key, nonce_of, secret_of
+from attune.fedserver.lab.client_noise import ClientNoise, NormalStream, _Values, noise_key, nonce_of, secret_of
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.lab.recovery import take_up
 from attune.fedserver.ports.blobs import NOISE_SECRET, Blobs, Damaged, blob_of
@@ -207,9 +209,6 @@ def test_a_damaged_state_is_made_again_with_its_noise() -> None:
 
 def test_parts_share_the_budget() -> None:
     """Several released parts: each has noise for sqrt(B) times its bound."""
-    from attune.common.exchange.transform import Cohort, RoundContext
-    from attune.fedserver.lab.client_noise import ClientNoise
-
     lab = Lab(1.0, {"name": "fedavg"})
     deviations = []
     for blocks in (1, 4):
@@ -219,3 +218,19 @@ def test_parts_share_the_budget() -> None:
         change = torch.cat([(one.tensors[name].double() - before[name].double()).ravel() for name in before.manifest])
         deviations.append(float(change.std()) * DRAWN / CLIP)
     assert deviations == pytest.approx([1.0, 2.0], rel=0.15)
+
+
+def test_a_change_whose_norm_no_number_can_hold_leaves_the_sum_of_the_others() -> None:
+    lab, draws = Lab(0.0, {"name": "fedavg"}), torch.Generator().manual_seed(3)
+    before = TensorFile(lab.blobs.open(blob_of(lab.slots["shared", "value"])))
+    good = moved(lab.value, 0.1, draws)
+    wide = {name: torch.full(tensor.shape, 1e308, dtype=torch.float64) for name, tensor in good.items()}
+    released = []
+    for tensors in ({"a": good}, {"a": good, "b": {name: -tensor for name, tensor in wide.items()}}):
+        updates = tuple(PartUpdate(name, 1.0, _Values(dict(one), manifest_of(one))) for name, one in tensors.items())
+        noise = ClientNoise(CLIP, 0.0, DRAWN, 1, partial(noise_key, SECRET, ""))
+        context = RoundContext("shared", 1, lambda _: before)
+        (one,) = noise.on_cohort(Cohort("shared", updates), context).updates
+        released.append({name: one.tensors[name] for name in good})
+    assert all(torch.isfinite(tensor).all() for tensor in released[1].values())
+    assert distance(*released) <= CLIP / DRAWN * 1.0001
