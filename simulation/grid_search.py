@@ -51,7 +51,7 @@ class GridSearch:
         return [
             f"{name}: {' '.join(settings)}, the best of {counts[name]} on validation parts of the training data"
             if counts[name]
-            else f"{name}: the grid has no choice for it"
+            else f"{name}: {' '.join(settings) or 'none of the settings of the grid'}, without a choice"
             for name, settings in self.settings.items()
         ]
 

@@ -167,7 +167,9 @@ def run_seeds(seeds: Sequence[int], home: Path | None, run: Callable[[int, Path 
     Raises:
         SettingError: There is no seed, or one is no whole number, or comes twice.
     """
-    if isinstance(seeds, (str, Integral)) or not all(isinstance(seed, Integral) and seed is not True for seed in seeds):
+    if isinstance(seeds, (str, Integral)) or not all(
+        isinstance(seed, Integral) and not isinstance(seed, bool) for seed in seeds
+    ):
         raise SettingError(f"seeds are whole numbers, such as (0, 1, 2), not {seeds!r}")
     listed = [int(seed) for seed in seeds]
     if not listed or len(set(listed)) < len(listed):

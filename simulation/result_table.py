@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from attune.common.durable import PUBLIC, write_file
 from attune.common.errors import SettingError
-from attune.common.outputs import check_file
+from attune.common.outputs import check_folder
 from attune.common.text import aligned, csv_cell
 
 DIGITS = 3
@@ -112,6 +112,7 @@ class ResultTable:
         text = FORMS[file.suffix.lower()](self)
         if file.suffix.lower() == ".html":
             text = f'<!doctype html>\n<meta charset="utf-8">\n<title>{html.escape(file.stem)}</title>\n{text}'
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_file(file, text.encode(), PUBLIC)
         return file
 
@@ -162,13 +163,15 @@ def check_table(path: Path, option: str = "--table") -> Path:
     """Return the path, expanded, after a check that a table can be written there.
 
     Raises:
-        SettingError: Its suffix is none of FORMS, or the file cannot be written.
+        SettingError: Its suffix is none of FORMS, it is a folder, or the file cannot be written.
         DiskFull: The disk has no space.
     """
     file = path.expanduser()
     if file.suffix.lower() not in FORMS:
         raise SettingError(f"{option} {path}: a table is a file {', '.join(FORMS)}; give it one of these suffixes")
-    check_file(file, option)
+    if file.is_dir():
+        raise SettingError(f"{option} {path} is a folder, and a file is needed")
+    check_folder(file.parent, option)
     return file
 
 

@@ -120,6 +120,13 @@ def test_settings_are_chosen_on_parts_of_the_training_data(data: str, tmp_path: 
     assert means[0][2:5] == ["local", *str(result.table().rows[-1][6]).split()[:2]]
 
 
+def test_a_single_value_is_used_without_a_trial(data: str) -> None:
+    done = run(data, "--method", "local,fedprox", "--grid", "method.mu=0.5")
+    assert done.exit_code == 0 and "on validation parts" not in done.output, done.output
+    assert "fedprox: method.mu=0.5, without a choice" in done.output
+    assert "local: none of the settings of the grid, without a choice" in done.output
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

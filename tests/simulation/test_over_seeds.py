@@ -118,7 +118,7 @@ def test_results_are_saved_for_each_seed_and_compared_again(three: SeedResults, 
     assert f"second against first: {found.difference:+.4f} ± {found.deviation:.4f} over 3 seeds" in done.output
 
 
-@pytest.mark.parametrize("seeds", [(), (1, 1), "012", ("0",), 3, (True,)])
+@pytest.mark.parametrize("seeds", [(), (1, 1), "012", ("0",), 3, (True,), (False, 1)])
 def test_wrong_seeds_are_refused(seeds: object) -> None:
     with pytest.raises(SettingError, match="seeds are"):
         attune.simulate(data(), "fedavg", seeds=seeds)

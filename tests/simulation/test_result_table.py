@@ -67,11 +67,20 @@ def test_a_file_has_the_form_of_its_suffix(tmp_path: Path, suffix: str, begins: 
     assert TABLE.save(tmp_path / f"t.{suffix}").read_text(encoding="utf-8").startswith(begins)
 
 
-def test_another_suffix_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
+def test_another_suffix_a_folder_and_a_file_in_place_of_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"a table is a file \.csv, \.tex, \.html"):
         TABLE.save(tmp_path / "t.xlsx")
-    with pytest.raises(SettingError, match="there is no folder"):
-        check_table(tmp_path / "absent" / "t.csv")
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(SettingError, match="is a folder, and a file is needed"):
+        check_table(tmp_path / "folder.csv")
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingError, match="cannot be a folder"):
+        check_table(tmp_path / "file" / "t.csv")
+
+
+def test_a_folder_is_made_when_the_table_is_written(tmp_path: Path) -> None:
+    assert check_table(tmp_path / "out" / "t.csv") and not (tmp_path / "out").exists(), "a check makes nothing"
+    assert TABLE.save(tmp_path / "out" / "t.csv").exists()
 
 
 def test_a_deviation_is_that_of_a_sample_and_a_missing_value_leaves_no_mean() -> None:
