@@ -214,6 +214,10 @@ def _made(factory: Callable[..., Any], spec: ModelSpec, *options: ModelOptions) 
         return factory(spec, *options)
     except SettingError:
         raise
+    except ImportError as error:
+        raise SettingError(
+            f"model {spec.name} needs what is not installed here ({error}): install it on the server and on every device"
+        ) from error
     except Exception as error:
         raise SettingError(
             f"model {spec.name} could not be made for {spec.kind} of shape {spec.shape} and {spec.classes} classes: "

@@ -23,7 +23,6 @@ from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import summary
 from attune.fedserver.core.advice import for_devices
-from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.policy import SUSPECTED, often_taken_back, outvoted
 from attune.fedserver.core.round import left_s, next_wake, step
 from attune.fedserver.core.state import Round
@@ -52,7 +51,7 @@ class Coordinator:
         ledger: Ledger,
         blobs: Blobs,
         lab: Lab,
-        settings: ResolvedSettings,
+        settings: planning.ResolvedSettings,
         federation: str,
         executors: Executors,
         clock: Clock = Clock(),  # noqa: B008 - it is immutable
@@ -171,10 +170,12 @@ class Coordinator:
     # --- the plan
 
     async def try_plan(self, profiles: Mapping[str, Profile]) -> bool:
-        """Make a plan, and return whether there is one now. Data that fit no model do not end the server."""
+        """Make a plan, and return whether there is one now. Data that fit no model do not end the server; missing code does."""
         try:
             await self._make_plan(profiles)
         except AttuneError as error:
+            if isinstance(error.__cause__, ImportError):
+                raise
             self.cannot_begin(error)
             return False
         self.troubles.clear(PLANNING)
@@ -364,17 +365,16 @@ class Coordinator:
     async def _fail(self, error: Exception) -> None:
         """Record that the step failed. The status has the reason, and a restart tries the same step again.
 
-        After damage this process ends, because something must be restored first.
+        After damage this process ends, because something must be restored first; so it does if a package must be installed.
         """
-        known = isinstance(error, AttuneError)
-        LOG.error("failed: %s", error, exc_info=None if known else error)
+        LOG.error("failed: %s", error, exc_info=None if isinstance(error, AttuneError) else error)
         self.error = error if isinstance(error, AttuneError) else FederationFailed(f"{type(error).__name__}: {error}")
         self.round = step(self._rules, self.round, events.StepFailed(str(self.error)), self.clock.unix()).state
         with contextlib.suppress(Exception):  # what failed may be the ledger itself
             await self._ledger.put_record(self.round.record)
             self._saved_record = self.round.record
         self.finished.set()
-        if isinstance(error, Damaged):
+        if isinstance(error, Damaged) or isinstance(error.__cause__, ImportError):
             self.unusable.set()
 
     # --- time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 
@@ -46,6 +47,24 @@ def test_a_server_says_that_it_ends_because_all_is_done(federation_at: Callable[
     device = federation.device(tabular_shard(federation.folder / "ada", seed=1))
     assert (server.code(), device.code()) == (0, 0)
     assert server.text.rstrip().endswith("stopping: all rounds are closed, and the devices have left (--exit-when-done)")
+
+
+def test_a_server_whose_model_needs_a_missing_package_ends_at_once_and_names_it(
+    federation_at: Callable[[str], Federation],
+) -> None:
+    """Before, it said "(trying again)" and waited: only the call of the factory imports the package."""
+    federation = federation_at("late")
+    (federation.folder / "late_model.py").write_text("def make(spec):\n    import no_such_package\n")
+    places = os.pathsep.join(filter(None, [str(federation.folder), os.environ.get("PYTHONPATH", "")]))
+    federation.environment |= {"PYTHONPATH": places}
+    server = federation.server("--method", "fedavg", "--model", "late_model:make", "--min-clients", "1")
+    device = federation.device(tabular_shard(federation.folder / "ada", seed=1))
+    assert server.code() == 2, server.text
+    assert "Traceback" not in server.text
+    [line] = [line for line in server.text.splitlines() if line.startswith("fedserver: ")]
+    assert "No module named 'no_such_package'" in line
+    assert "install it on the server and on every device" in line
+    device.kill()
 
 
 def test_a_server_that_cannot_write_says_why_to_the_device(federation_at: Callable[[str], Federation]) -> None:
