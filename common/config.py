@@ -67,6 +67,14 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # auto: before its last evaluation a device fine-tunes its models for 20 epochs, for itself alone
     # (docs/does-it-help.md#finishing). none: off.
     finish: Literal["auto", "off"] | msgspec.UnsetType = msgspec.UNSET
+    # Rounds after which all devices report how likely held-out samples are under what they would keep. The dial gets a second
+    # held-out share. `--method auto` sets this. none: no round.
+    score_after: tuple[Count, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def scored_rounds(self) -> tuple[int, ...]:
+        """The rounds after which devices report a score of what they would keep."""
+        return () if self.score_after is msgspec.UNSET else self.score_after
 
     @property
     def finishes(self) -> bool:
@@ -249,6 +257,13 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
 
+class AutoSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The race of `fedserver simulate --method auto`: docs/choosing.md."""
+
+    # Methods in the race: a list of names, or a table of method settings for each name. Empty: those of docs/choosing.md.
+    candidates: tuple[str, ...] | dict[str, dict[str, Any]] = ()
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole federation.toml."""
 
@@ -269,6 +284,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: dict[str, Any] = {}
     # The section [privacy].
     privacy: dict[str, Any] = {}
+    # The section [auto].
+    auto: dict[str, Any] = {}
     # The sections [transforms.NAME]: transforms on updates, each with its settings.
     transforms: dict[str, dict[str, Any]] = {}
 

@@ -113,6 +113,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     likelihood_personalized: Finite | None = None
     likelihood_common: Finite | None = None
     likelihood_local: Finite | None = None
+    likelihood_kept: Finite | None = None
     dial_mean: Share | None = None
     dial_own: Share | None = None
     test_samples: Count | None = None
@@ -190,6 +191,7 @@ _DESCRIPTORS = (
     _D("likelihood_personalized", "likelihood, own model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
     _D("likelihood_common", "likelihood, common model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
     _D("likelihood_local", "likelihood, local model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
+    _D("likelihood_kept", "likelihood, kept model", "The same, each sample under weights found without it", "nats", HIGHER),
     _D("dial_mean", "dial at the common value", "Share of the attended components at the common value"),
     _D("dial_own", "dial at the own value", "Share of the attended components at the value that the device trained alone"),
     _D("test_samples", "test samples", "Samples of the test part, the weights of averages over samples", "samples"),

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 
-from attune.common.config import PrivacySettings, RoundSettings, ServerSettings, Settings, TrainSettings
+from attune.common.config import AutoSettings, PrivacySettings, RoundSettings, ServerSettings, Settings, TrainSettings
 from attune.common.methods.method import DEFAULT_AGGREGATORS, CustomMethod, Method, PartKind
 from attune.common.methods.registry import METHODS
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
@@ -158,6 +158,7 @@ REGIONS = {
     "settings-data": lambda: struct_table(DataSettings, "data"),
     "settings-train": lambda: struct_table(TrainSettings, "train"),
     "settings-round": lambda: struct_table(RoundSettings, "round"),
+    "settings-auto": lambda: struct_table(AutoSettings, "auto"),
     "settings-privacy": lambda: struct_table(PrivacySettings, "privacy"),
     "settings-server": lambda: struct_table(ServerSettings, "server"),
     "settings-methods": built_in_methods,

@@ -10,7 +10,9 @@ import click
 
 from attune.common import homes
 from attune.common.command_group import FORMAT
+from attune.common.config import load_settings
 from attune.common.errors import AttuneError
+from attune.common.methods.registry import AUTO
 from attune.common.outputs import check_folder
 from attune.fedclient.table_options import read_options, table_options
 from attune.fedclient.work.executor import EXECUTORS
@@ -22,7 +24,9 @@ from attune.fedclient.work.executor import EXECUTORS
 )
 @table_options
 @click.option("--benchmark", metavar="NAME", help="A recipe that compares methods: docs/choosing.md has them.")
-@click.option("--method", "methods", default="fedtp", show_default=True, help="Methods, with commas between them.")
+@click.option(
+    "--method", "methods", default="fedtp", show_default=True, help="Methods, with commas between them; auto: find the best."
+)
 @click.option(
     "--model",
     help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data, one that all methods can use).",
@@ -98,7 +102,7 @@ def simulate(
         raise click.UsageError("say --data SHARD, or --benchmark NAME")
     from attune.simulation.arguments import data_by_name, read_shards, warnings_of
     from attune.simulation.compared_methods import Comparison
-    from attune.simulation.comparison_table import comparison
+    from attune.simulation.comparison_table import comparison, course
     from attune.simulation.grid_search import search
     from attune.simulation.method_table import comparison_over_seeds, method_table
     from attune.simulation.over_seeds import SeedResults
@@ -115,9 +119,22 @@ def simulate(
     names = list(dict.fromkeys(filter(None, (name.strip() for name in methods.split(",")))))
     if not names:
         raise click.UsageError("--method names no method")
+    if AUTO in names and (len(names) > 1 or try_executors):
+        raise click.UsageError(
+            "--method auto compares methods itself: give it alone, and name others with --set auto.candidates"
+        )
     members = read_shards(data_by_name(data), read_options({"label": label, **table}))
     for warning in warnings_of(members):
         click.echo(f"warning: {warning}", err=True)
+    if names == [AUTO]:
+        settings = load_settings(config, assignments, {})
+        place = home / AUTO if home else None
+        raced = run(members, AUTO, model, rounds, seed, settings, baseline, place, executor, dashboard=dashboard)
+        for line in course(raced, members):
+            click.echo(line)
+        if out is not None:
+            raced.save(out / AUTO)
+        return
     asked = Comparison(names, members, model, rounds, seed)
     compared = asked.methods(config, assignments)
     if try_executors:

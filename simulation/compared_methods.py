@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from attune.common.config import load_settings, merge
@@ -75,18 +76,42 @@ class Comparison:
         )
         settings: dict[str, dict[str, Any]] = {}
         alone: dict[str, dict[str, Any]] = {}
-        resolved: dict[str, planning.ResolvedSettings] = {}
         problems: dict[str, Exception] = {}
         for name in self.names:
             try:
                 alone[name] = load_settings(None, single[name], {})
                 settings[name] = merge(load_settings(config, common, flags), alone[name])
+            except AttuneError as error:
+                problems[name] = error
+        models = {name: of.get("model", {}) for name, of in alone.items()}
+        return self.fitted(settings, models, problems, common)
+
+    def fitted(
+        self,
+        given: Mapping[str, Mapping[str, Any]],
+        models: Mapping[str, Mapping[str, Any]],
+        problems: Mapping[str, Exception] = MappingProxyType({}),
+        common: Sequence[str] = (),
+    ) -> list[ComparedMethod]:
+        """Return the methods with one model for all that can use it, tried with these data.
+
+        Args:
+            given: Settings of each method, by section.
+            models: What the user said about the model of each method alone.
+            problems: What is wrong with the settings of methods already.
+            common: The assignments for all methods, for hints.
+
+        Raises:
+            SettingError: As in `methods`.
+        """
+        settings, resolved, problems = dict(given), dict[str, planning.ResolvedSettings](), dict(problems)
+        for name in settings:
+            try:
                 resolved[name] = planning.resolve(self._overrides(name, {**settings[name], "model": {}}))
             except AttuneError as error:
                 problems[name] = error
         if problems:
             raise together({name: _with_hint(error, common, list(resolved)) for name, error in problems.items()})
-        models = {name: of.get("model", {}) for name, of in alone.items()}
         chosen = self.model or self._usual_for_all(resolved, settings)
         for name in self.names if chosen else ():
             settings[name] = merge(settings[name], {"model": {"name": models[name].get("name", chosen)}})

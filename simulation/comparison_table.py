@@ -59,6 +59,18 @@ def comparison(
     return [*model_lines(methods, results), *table, *_notes(results, harm, verdicts)]
 
 
+def course(result: SimulationResult, members: Mapping[str, LazyShard]) -> list[str]:
+    """Return the table of the methods that `auto` trained to the end, its choice first, and the lines of its race.
+
+    Args:
+        result: A result of `auto`.
+        members: The shard of each device.
+    """
+    assert result.auto is not None  # noqa: S101 (the method was auto)
+    results = {result.auto.chosen: result, **result.rivals}
+    return [*comparison([ComparedMethod(name, {}) for name in results], results, members), *result.auto.words()]
+
+
 def harmed(mine: Tensor, rivals: Mapping[Rival, Tensor], groups: Places | None = None) -> bool | None:
     """Return whether a device's model is worse than a rival by more than chance; None without rivals.
 

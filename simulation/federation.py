@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from attune.fedclient.work.executor import Executor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor, RemoteWorker
 from attune.fedclient.work.worker import Worker
 from attune.fedserver.core import planning
+from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import InlineExecutors
 from attune.fedserver.federation.coordinator import Coordinator
@@ -93,6 +94,8 @@ class Federation:
         executor: Executor of cohorts, or the pool of processes with the learners. None: one order after the other.
         awake_bytes: Most bytes that waiting learners may hold in memory.
         page: Address of the dashboard, if it is served.
+        until: Stop after this round and its evaluation. A later federation with the same state goes on from there. None: run
+            all rounds.
     """
 
     def __init__(
@@ -106,16 +109,18 @@ class Federation:
         executor: Executor | None,
         awake_bytes: float,
         page: PageAddress | None = None,
+        until: int | None = None,
     ) -> None:
         self._shards, self._overrides, self._common = shards, overrides, common
         self._state, self._watcher, self._stopped = state, watcher, stopped
         self._executor, self._awake_bytes, self._page = executor, awake_bytes, page
         self._spent: set[str] = set()
         self._fewest = 1
+        self._until, self._stopped_there = until, asyncio.Event()
         self._trouble: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> FederationOutcome:
-        """Run the federation to its end.
+        """Run the federation to its end, or to the round after which it stops.
 
         Raises:
             AttuneError: The server or a device cannot go on.
@@ -124,6 +129,9 @@ class Federation:
         try:
             settings = await self._settings()
             self._fewest = max(1, settings.round.quorum or settings.round.min_clients)
+            before = await ledger.snapshot()
+            if self._is_there(before.record):
+                return FederationOutcome(before, frozenset(), [], {})
             await self._enrol()
             coordinator = self._coordinator(settings)
             await coordinator.start()
@@ -149,9 +157,15 @@ class Federation:
         """
         ledger = self._state.storage.ledger
         merged = planning.reconcile((await ledger.snapshot()).overrides, dict(self._overrides))
-        settings = planning.resolve(merged)
+        settings = replace(planning.resolve(merged), until=self._until)
         await ledger.set_overrides(merged)
         return settings
+
+    def _is_there(self, record: Record) -> bool:
+        """Return whether the round after which this federation stops is closed and evaluated."""
+        if self._until is None or record.round < self._until:
+            return False
+        return record.round > self._until or record.revive().phase is Phase.WAITING
 
     async def _enrol(self) -> None:
         for name in sorted(self._shards):
@@ -176,7 +190,13 @@ class Federation:
         ledger, blobs = self._state.storage.ledger, self._state.storage.blobs
         members = Members(coordinator, ledger)
         updates = Updates(coordinator, members, Uploads(self._state.storage), ledger, InlineExecutors())
-        server = InProcessServer(members, updates, coordinator, blobs, self._fail, worker.answered)
+
+        def answered() -> None:
+            worker.answered()
+            if self._is_there(coordinator.round.record):
+                self._stopped_there.set()
+
+        server = InProcessServer(members, updates, coordinator, blobs, self._fail, answered)
         consoles = {name: CountingConsole(self._watcher) for name in self._shards}
         lives = [
             asyncio.create_task(
@@ -184,17 +204,18 @@ class Federation:
             )
             for name, shard in self._shards.items()
         ]
-        failure = asyncio.create_task(self._failure(coordinator))
+        failure, stop = asyncio.create_task(self._failure(coordinator)), asyncio.create_task(self._stopped_there.wait())
         whole: asyncio.Future[Any] = asyncio.gather(*lives)
         try:
-            await asyncio.wait([whole, failure], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([whole, failure, stop], return_when=asyncio.FIRST_COMPLETED)
             if failure.done():
                 raise failure.result()
-            await whole
+            if not stop.done():
+                await whole
         finally:
-            for task in (*lives, failure):
+            for task in (*lives, failure, stop):
                 task.cancel()
-            await asyncio.gather(*lives, failure, whole, return_exceptions=True)
+            await asyncio.gather(*lives, failure, stop, whole, return_exceptions=True)
         return {name: console.last for name, console in consoles.items() if console.last is not None}
 
     def _fail(self, name: str, reason: str) -> None:

@@ -109,4 +109,5 @@ def orders_of(settings: ResolvedSettings, devices: int, closed: int) -> int:
     policy, rules = settings.round, settings.rules.policy
     sampled = math.ceil(min(devices, policy.clients or devices) * (1 + policy.over_selection))
     train = devices if policy.train == "all" else min(devices, sampled)
-    return sum(train + devices * rules.evaluates(number) for number in range(closed + 1, policy.rounds + 1))
+    last = policy.rounds if settings.until is None else settings.until
+    return sum(train + devices * rules.evaluates(number) for number in range(closed + 1, last + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from attune.common.durable import PUBLIC, write_file
 from attune.common.errors import SettingError, nearest
 from attune.common.methods.registry import configured_in
 from attune.common.metrics import reported_by
@@ -26,6 +27,7 @@ from attune.fedclient.work.executor import SEQUENTIAL, Executor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
 from attune.fedserver.core.fleet_verdict import Call, FleetVerdict, call_of, fleet_verdicts
+from attune.fedserver.core.racing import RaceResult
 from attune.fedserver.view.status import status
 from attune.simulation.federation import FederationOutcome
 from attune.simulation.manifest import ResultManifest, manifest_of
@@ -64,6 +66,8 @@ class SimulationResult:
         self, outcome: FederationOutcome, state: SimulationState, executor: Executor | None = None, data: str = ""
     ) -> None:
         self._outcome, self._state, self._executor, self._data = outcome, state, executor, data
+        self.auto: RaceResult | None = None  # how `auto` chose the method, if it did
+        self.rivals: Mapping[str, SimulationResult] = {}  # the other methods that `auto` trained to the end, by name
 
     def __repr__(self) -> str:
         facts = self.status
@@ -85,6 +89,11 @@ class SimulationResult:
     def reports(self) -> dict[str, dict[str, Any]]:
         """The metrics of each device's last order, by name."""
         return {name: reported_by(result) for name, result in self._outcome.results.items()}
+
+    def scores(self, round_: int) -> dict[str, float]:
+        """Return the likelihoods (nats) that devices reported after this round of what they would keep, by device."""
+        rows = [row for row in self._outcome.snapshot.rows if (row.work, row.round) == ("evaluate", round_)]
+        return {row.client: row.likelihood_kept for row in rows if row.likelihood_kept is not None}
 
     @property
     def verdicts(self) -> list[FleetVerdict]:
@@ -185,6 +194,8 @@ class SimulationResult:
     def save(self, folder: str | Path) -> Path:
         """Write the files of `fedserver export`, table.csv, status.json, manifest.json, and finished models in models/NAME.
 
+        If `auto` chose the method, auto.json has all scores.
+
         Returns:
             The folder.
 
@@ -205,6 +216,8 @@ class SimulationResult:
             writer.writeheader()
             writer.writerows({name: csv_cell(value) for name, value in asdict(row).items()} for row in self.table())
         (out / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(self.manifest)) + b"\n")
+        if self.auto is not None:
+            write_file(out / "auto.json", msgspec.json.format(msgspec.json.encode(self.auto.report())), PUBLIC)
         for name in self._outcome.results:
             model = self.model(name)
             save(out / "models" / name, model.info, {kind: member.tensors for kind, member in model.members.items()})

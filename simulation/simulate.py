@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from attune.common.aio import Stopped, run_in_thread
 from attune.common.config import convert
 from attune.common.errors import SettingError
+from attune.common.methods.registry import AUTO
 from attune.common.outputs import check_folder
 from attune.common.plan import DataSettings
 from attune.common.plugins import installed
@@ -21,17 +19,17 @@ from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.executor import IN_OTHER_PROCESSES
-from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.simulation import arguments
 from attune.simulation.arguments import Shards, data_by_name, read_shards
-from attune.simulation.executors import executor_of
-from attune.simulation.federation import NOWHERE, Federation
+from attune.simulation.auto import race
+from attune.simulation.federation import NOWHERE
 from attune.simulation.manifest import data_digest
 from attune.simulation.over_seeds import SeedResults, run_seeds
 from attune.simulation.own_models import model_name
 from attune.simulation.progress import ProgressFunction, watcher
 from attune.simulation.result import SimulationResult
-from attune.simulation.simulation_state import open_state
+from attune.simulation.simulation_state import MemoryState
+from attune.simulation.simulator import Simulator
 from attune.simulation.watching import Dashboard, page_address
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from attune.simulation.own_models import Factory
 
 AWAKE_BYTES = 2 << 30
-COLLECTED_OBJECTS = 50_000  # new objects before a collection of the youngest generation; Python's default is 700
 NO_SETTINGS: Mapping[str, Any] = {}
 
 
@@ -110,7 +107,8 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
     Args:
         shards: A pattern ("shards/*"), one or several folders, or a mapping from names to data. Data are arrays (x, y) or
             (train_x, train_y, test_x, test_y), a torch Dataset, or two of them (train, test).
-        method: Name of the method, or its settings as in [method] of federation.toml.
+        method: Name of the method, or its settings as in [method] of federation.toml. "auto" compares several methods on the
+            way, and goes on with the best (docs/choosing.md); the setting "auto.candidates" names them.
         model: A name, "package.module:factory", a function of a ModelSpec, or a module, whose weights all devices start from.
         rounds: Number of rounds.
         seed: Seed of every random draw.
@@ -142,7 +140,8 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         seeds: Run a simulation for each of these seeds in place of `seed`. With a home, each has the folder seed-N in it.
 
     Returns:
-        The result, with tables, models and pictures. With `seeds`, a SeedResults with the result of each seed.
+        The result, with tables, models and pictures. With "auto" it is that of the chosen method, and `auto` has all scores.
+        With `seeds`, a SeedResults with the result of each seed.
 
     Raises:
         AttuneError: An argument is wrong, or the federation cannot go on.
@@ -157,33 +156,26 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
     members = read_shards(given, ReadOptions.of(label, **{"task": task, **table}), declared)
     if any(shard is not given[key] and WHOLE_NUMBERS in shard.warnings for key, shard in members.items()):
         sys.stderr.write(f"note: {WHOLE_NUMBERS}\n")
-    common = DeviceOptions(
+    options = DeviceOptions(
         Path(),
         NOWHERE,
         device=device,
         threads=threads,
         keep=keep,
         baseline=baseline,
-        allow_models=tuple(filter(None, [overrides.get("model", {}).get("name")])),  # the caller of this function chose it
         allow_plugins=installed(),
         disclose=("statistics",),  # all devices are the caller's own
         privacy=PrivacyLimits(metrics="all"),
         simulated=True,
         hooks=Hooks(train, evaluate),
     )
-    page = page_address(dashboard)
+    simulator = Simulator(members, options, executor, workers, awake_bytes, page_address(dashboard), data_digest(members))
     shown, folder = watcher(progress), None if home is None else Path(home).expanduser()
     if folder is not None:
         check_folder(folder, "home")
-    with open_state(members, folder) as state:
-        chosen = executor_of(executor, folder, workers)
-
-        async def run(stopped: Stopped) -> SimulationResult:
-            outcome = await Federation(members, overrides, common, state, shown, stopped, chosen, awake_bytes, page).run()
-            return SimulationResult(outcome, state, chosen, data_digest(members))
-
-        with chosen if isinstance(chosen, RemoteExecutor) else nullcontext(), _rare_collection():
-            return run_in_thread(run)
+    if overrides.get("method", {}).get("name") == AUTO:
+        return race(simulator, overrides, folder, shown)
+    return simulator.run(overrides, folder or MemoryState(members), shown)
 
 
 def _once_a_seed(seeds: Sequence[int], given: Mapping[str, Any]) -> SeedResults:
@@ -196,23 +188,3 @@ def _once_a_seed(seeds: Sequence[int], given: Mapping[str, Any]) -> SeedResults:
         raise SettingError("there is a seed and there are seeds: give one of them")
     home = None if given["home"] is None else Path(given["home"]).expanduser()
     return run_seeds(seeds, home, lambda seed, place: simulate(**{**given, "seeds": None, "seed": seed, "home": place}))
-
-
-@contextmanager
-def _rare_collection() -> Iterator[None]:
-    """Make garbage collection rare during the block, and skip the objects that exist at its beginning.
-
-    A round makes some hundred objects for each device, and few of them are in cycles. With Python's defaults, looking at all
-    objects of torch and Python again and again took a fifth of a round of small models.
-    """
-    before, frozen = gc.get_threshold(), gc.get_freeze_count()
-    if before[0]:
-        gc.set_threshold(max(COLLECTED_OBJECTS, before[0]), *before[1:])
-    if not frozen:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        if not frozen:
-            gc.unfreeze()

@@ -119,16 +119,13 @@ def write_record(folder: Path, executor: str, why: str = "") -> None:
 
 
 @contextmanager
-def open_state(names: Iterable[str], folder: Path | None) -> Iterator[SimulationState]:
-    """Open the state of the devices with these names, in memory if there is no folder. A folder is locked during the block.
+def open_state(names: Iterable[str], folder: Path) -> Iterator[SimulationState]:
+    """Open the state of the devices with these names in a folder, which is locked during the block.
 
     Raises:
         HomeBusy: Another process uses the folder.
         HomeMismatch: The folder is damaged.
     """
-    if folder is None:
-        yield MemoryState(names)
-        return
     from attune.fedserver.home import ServerHome
 
     server = ServerHome(folder / "server")

@@ -17,7 +17,7 @@ from attune.common.models.registry import MODELS
 from attune.common.plan import Plan
 from attune.common.plugins import Package, PluginRegistry, check_installed
 
-DEFAULT, CUSTOM = "fedtp", "custom"
+DEFAULT, CUSTOM, AUTO = "fedtp", "custom", "auto"
 _ON_SERVER, _ON_DEVICE = "on_server", "on_device"  # where a plan keeps its method with typed settings, as each side sees it
 _ROWS = (
     *(averaged.LOCAL, averaged.FEDAVG, averaged.FEDAVG_FT, averaged.FEDPROX, averaged.PER_FEDAVG),
@@ -58,6 +58,11 @@ def method_from_options(options: Mapping[str, Any], aggregators_elsewhere: bool 
         SettingError: For an unknown name, or a description that is not one.
     """
     name = options.get("name", DEFAULT)
+    if name == AUTO:
+        raise SettingError(
+            "a server cannot choose the method itself: run `fedserver simulate --method auto --data 'shards/*'` on shards like "
+            "those of the devices, then start the server with the --method that it names"
+        )
     return custom_method(options, aggregators_elsewhere) if name == CUSTOM else get(name)
 
 

@@ -98,6 +98,15 @@ class Standardiser:
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """Samples that are held out of training: x and y as the model takes them, and weights as Prepared.validation_weight."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A shard's tensors as the model takes them. The samples for validation are not trained on.
 
@@ -115,6 +124,8 @@ class Prepared:
         validation_weight: Weight of each validation sample, (V,) float64, such that a group counts as one sample. None if
             every sample counts as one.
         train_groups: Number of each training sample's group, (N,) int64, from 0. None without groups.
+        validation_groups: Group of each validation sample, (V,), numbered from 0. None without groups.
+        dial: The samples by which the dial is set, if they are others than those for validation.
     """
 
     train_x: Tensor
@@ -128,6 +139,13 @@ class Prepared:
     validation_weight: Tensor | None = None
     targets: Scale | None = None
     train_groups: Tensor | None = None
+    validation_groups: npt.NDArray[np.intp] | None = None
+    dial: HeldOut | None = None
+
+    @property
+    def dial_samples(self) -> HeldOut:
+        """The samples by which a dial is set."""
+        return self.dial or HeldOut(self.validation_x, self.validation_y, self.validation_weight)
 
 
 def prepare(shard: Shard, plan: Plan) -> Prepared:
@@ -154,15 +172,38 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     # With privacy, the label of one sample must not decide which others are trained on.
     layers = np.zeros(len(y_train), np.int64) if plan.is_private else strata(y_train, plan.task)
     fitted, held = hold_out(layers, plan.train.validation, seed, shard.kind, shard.groups)
+    fitted, dialled = _held_out_for_dial(shard, plan, layers, fitted)
     standardiser = _standardiser(shard, plan, fitted)
     x = [prepare_features(part, spec, standardiser, f"shard {shard.name}") for part in (shard.train_x, shard.test_x)]
     y = [torch.from_numpy(part) for part in (y_train, y_test)]
     groups = None if shard.test_groups is None else np.unique(shard.test_groups, return_inverse=True)[1]
-    weight = None if shard.groups is None else torch.from_numpy(_group_weights(shard.groups[held]))
     numbers = None if shard.groups is None else torch.from_numpy(np.unique(shard.groups[fitted], return_inverse=True)[1])
+    held_groups = None if shard.groups is None else np.unique(shard.groups[held], return_inverse=True)[1]
+    dial = None if dialled is None else HeldOut(x[0][dialled], y[0][dialled], _weights(shard, dialled))
     return Prepared(
-        x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups, weight, targets, numbers
-    )
+        x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups, _weights(shard, held), targets,
+        numbers, held_groups, dial,
+    )  # fmt: skip
+
+
+def _held_out_for_dial(
+    shard: Shard, plan: Plan, layers: Array, fitted: npt.NDArray[np.intp]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp] | None]:
+    """Return the indices to train on, and those by which the dial is set; None: by the samples for validation.
+
+    A dial makes the model out of the samples by which it is set. So where devices score what they would keep, these are
+    others than those that score it.
+    """
+    if not plan.train.scored_rounds or not plan.method_options.get("dial"):
+        return fitted, None
+    groups = None if shard.groups is None else shard.groups[fitted]
+    seed = derive(plan.seed, "dial")
+    rest, held = hold_out(layers[fitted], plan.train.validation, seed, shard.kind, groups)
+    return fitted[rest], fitted[held]
+
+
+def _weights(shard: Shard, held: npt.NDArray[np.intp]) -> Tensor | None:
+    return None if shard.groups is None else torch.from_numpy(_group_weights(shard.groups[held]))
 
 
 def _group_weights(groups: Array) -> npt.NDArray[np.float64]:

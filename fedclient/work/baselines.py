@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -185,10 +186,12 @@ class Weighed(NamedTuple):
     """members: the models of the blend; empty if the device keeps its own model alone.
 
     likelihood: log-likelihood of the held-out samples under each model, nats; empty without such samples.
+    probability: of each held-out sample's label under each model, (V,) or (V, T); empty likewise.
     """
 
     members: dict[Choice, Member]
     likelihood: dict[Choice, float]
+    probability: Mapping[Choice, torch.Tensor] = MappingProxyType({})
 
 
 def weighed(candidates: Candidates, own_choice: Choice, data: Prepared, prior: Mapping[Choice, float]) -> Jobs[Weighed]:
@@ -210,4 +213,5 @@ def weighed(candidates: Candidates, own_choice: Choice, data: Prepared, prior: M
         {name: fit.probability for name, fit in fits.items()}, prior, data.validation_weight
     )
     members = {name: Member(weights[name], *candidates[name], fit.sharpness) for name, fit in fits.items()}
-    return Weighed(members, {name: log_likelihood(fit.probability, data.validation_weight) for name, fit in fits.items()})
+    probability = {name: fit.probability for name, fit in fits.items()}
+    return Weighed(members, {name: log_likelihood(p, data.validation_weight) for name, p in probability.items()}, probability)

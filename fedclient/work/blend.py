@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ PSEUDO_COUNT = 1.0
 ORIGINS: Mapping[Choice, Choice] = {"finished-personalized": "personalized", "finished-common": "common"}
 NOTHING: Mapping[Choice, float] = MappingProxyType({})  # no device has found anything yet
 LOCAL_SHARE = 1 / 3  # weight of the model that was trained alone, where no sample was held out
+LEFT_OUT_AT_ONCE = 256  # samples that are left out in turn, whose weights are found together; bounds the memory
 ITERATIONS = 200  # converged to about 1e-6 for tens of samples; each iteration is K * V numbers
 
 
@@ -78,6 +80,41 @@ def weights_of(
         count_K = w_K * (p_KN @ (v_N / (w_K @ p_KN))) / labels + before_K
         w_K = count_K / count_K.sum()
     return dict(zip(probability, w_K.tolist(), strict=True))
+
+
+def leave_one_out(
+    probability: Mapping[Choice, Tensor],
+    prior: Mapping[Choice, float] = NOTHING,
+    weight: Tensor | None = None,
+    groups: npt.NDArray[np.intp] | None = None,
+) -> float:
+    """Return the log-likelihood (nats) of V samples under the mixture, each with the weights that are found without it.
+
+    The weights of `weights_of` suit the samples by which they were found, so they say too much about them.
+
+    Args:
+        probability: As in `weights_of`.
+        prior: As in `pseudo_counts`.
+        weight: As in `weights_of`.
+        groups: Group of each sample, (V,), numbered from 0: a sample is left out with its whole group. None: with no other.
+    """
+    p_KVT = torch.stack([p.double().reshape(len(p), -1).clamp_min(FLOOR) for p in probability.values()]).numpy()
+    models, samples, labels = p_KVT.shape
+    p_KN, before_K = p_KVT.reshape(models, -1), np.array(pseudo_counts(probability, prior))
+    value_V = np.ones(samples) if weight is None else weight.numpy()
+    group_V = np.arange(samples) if groups is None else groups
+    each_V = np.empty(samples)
+    for first in range(0, group_V.max() + 1, LEFT_OUT_AT_ONCE):
+        left_G = np.arange(first, min(first + LEFT_OUT_AT_ONCE, group_V.max() + 1))
+        value_GN = np.repeat(value_V * (group_V != left_G[:, None]), labels, axis=1)
+        w_GK = np.full((len(left_G), models), 1.0 / models)
+        for _ in range(ITERATIONS):
+            count_GK = w_GK * ((value_GN / (w_GK @ p_KN)) @ p_KN.T) / labels + before_K
+            w_GK = count_GK / count_GK.sum(axis=1, keepdims=True)
+        for left, w_K in zip(left_G, w_GK, strict=True):
+            scored = group_V == left
+            each_V[scored] = np.log(np.tensordot(w_K, p_KVT[:, scored], axes=1)).mean(axis=1)
+    return float(each_V @ value_V)
 
 
 @dataclass(frozen=True)

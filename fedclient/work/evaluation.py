@@ -17,7 +17,7 @@ from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import Hooks
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work import baselines, comparison
-from attune.fedclient.work.blend import Member, answering, blended_logits
+from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out
 from attune.fedclient.work.calibration import log_likelihood
 from attune.fedclient.work.dial import Dialled, Position, dialled
 from attune.fedclient.work.job import Jobs
@@ -57,7 +57,7 @@ class Evaluation:
         dial: Mapping[str, Sequence[str]], hooks: Hooks,
     ) -> None:  # fmt: skip
         self._data, self._trainer, self._rivals, self._own, self._dial = data, trainer, rivals, own_choice, dial
-        self._blends = blends and plan.train.validation > 0
+        self._blends, self._scored_rounds = blends and plan.train.validation > 0, plan.train.scored_rounds
         # Of its own loop a device does not know what one more epoch would do; a head that training does not use stays as drawn.
         self._finishes = hooks.train is None and configured_on_device(plan).objective.uses_head
         self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.task]
@@ -110,6 +110,7 @@ class Evaluation:
         # The dial was set by these samples, so they say too much for its model: their likelihood is not reported.
         reported = [name for name in weighed.likelihood if name in LIKELIHOODS]  # nothing is reported of finished models
         said = {name: weighed.likelihood[name] for name in reported} if mixed is None and len(reported) > 1 else {}
+        likelihood_kept = (yield from self._scored(weighed, candidates, order)) if order.round in self._scored_rounds else None
         blended = (yield from self._blended(list(members.values()))) if members and right else None
         against = [comparison.compared(right[self._own], right[name], RIVALS[name], data.test_groups) for name in others]
         if right:
@@ -125,6 +126,7 @@ class Evaluation:
             weights={name: member.weight for name, member in members.items()},
             sharpness={name: member.sharpness for name, member in members.items()},
             validation_samples=len(data.validation_x) if weighed.likelihood else 0,
+            likelihood_kept=likelihood_kept,
             **{LIKELIHOODS[name]: value for name, value in said.items()},
             **{name: value for numbers in against for name, value in numbers.items()},
         )
@@ -157,6 +159,20 @@ class Evaluation:
             finished[name] = self._rivals.alone(tuned)
         return finished
 
+    def _scored(self, weighed: baselines.Weighed, candidates: baselines.Candidates, order: Order) -> Jobs[float | None]:
+        """Return the log-likelihood of the held-out samples under what the device would keep; None without such samples.
+
+        In a blend each sample is scored with weights that are found without it.
+        """
+        data, probability = self._data, weighed.probability
+        if not len(data.validation_x):
+            return None
+        if not probability:
+            trainer, tensors = candidates[self._own]
+            fit = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y, data.validation_weight)
+            probability = {self._own: fit.probability.nan_to_num(0.0)}
+        return leave_one_out(probability, order.prior, data.validation_weight, data.validation_groups)
+
     def _far_behind(self, common: Tensors, theta: Tensors) -> Jobs[bool]:
         """Return whether the common model explains held-out samples by FAR_BEHIND nats a sample less than the own one."""
         data, nats = self._data, []
@@ -173,8 +189,8 @@ class Evaluation:
 
     def _dialled(self, held: DeviceModels, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[Dialled | None]:
         """Return the dial's choice for the attended part; None without a dial or without held-out samples."""
-        data = self._data
-        x, y, weight = data.validation_x, data.validation_y, data.validation_weight
+        set_by = self._data.dial_samples
+        x, y, weight = set_by.x, set_by.y, set_by.weight
         if not self._dial or not len(x):
             return None
 

@@ -55,6 +55,7 @@ class ResolvedSettings:
     seed: int
     transforms: dict[str, dict[str, Any]]  # name -> settings
     adaptation: AdaptationSpec | None  # how newcomers are fitted; None: the method has nothing personal to fit
+    until: int | None = None  # of one process, not of the run: no round opens after this one
 
     @property
     def method(self) -> Method:
@@ -68,10 +69,11 @@ class ResolvedSettings:
         common = self.adaptation is not None and self.adaptation.common
         privacy = self.privacy
         if not privacy.on_server:
-            return Rules(settings, Synchronous(settings, self.seed), common)
+            policy = Synchronous(settings, self.seed, score_after=self.train.scored_rounds, until=self.until)
+            return Rules(settings, policy, common)
         most = settings.rounds if privacy.epsilon is not None else 0
-        policy = PoissonRounds(settings, self.seed, drawn_rate(privacy, settings), most, privacy.insecure_seed)
-        return Rules(settings, policy, noisy=True)
+        poisson = PoissonRounds(settings, self.seed, drawn_rate(privacy, settings), most, privacy.insecure_seed)
+        return Rules(settings, poisson, noisy=True)
 
     @property
     def compares_drawn(self) -> bool:

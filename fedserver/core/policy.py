@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Protocol
 
@@ -98,12 +98,23 @@ def outvoted(settings: RoundSettings, devices: int, share: float) -> str:
 
 @dataclass(frozen=True)
 class Synchronous:
-    """Rounds one after the other; an update counts in its round or not at all."""
+    """Rounds one after the other; an update counts in its round or not at all.
+
+    Attributes:
+        settings: The settings of rounds.
+        seed: Seed of the cohorts.
+        score_after: Rounds whose state is evaluated in any case.
+        until: No round opens after this one, although rounds are left; None: all rounds open.
+    """
 
     settings: RoundSettings
     seed: int
+    score_after: Collection[int] = field(default=(), kw_only=True)
+    until: int | None = field(default=None, kw_only=True)
 
     def opens(self, state: Round) -> bool:
+        if self.until is not None and state.record.round >= self.until:
+            return False
         return len(state.connected) >= self.settings.min_clients and not self.refuses(state)
 
     def refuses(self, state: Round) -> str:
@@ -128,7 +139,12 @@ class Synchronous:
         settings = self.settings
         late_enough = not settings.evaluate_last or closed > settings.rounds - settings.evaluate_last
         periodic = bool(settings.evaluate_every) and closed % settings.evaluate_every == 0 and late_enough
-        return periodic or closed > settings.rounds - settings.evaluate_each_last or closed >= settings.rounds
+        return (
+            periodic
+            or closed in self.score_after
+            or closed > settings.rounds - settings.evaluate_each_last
+            or closed >= settings.rounds
+        )
 
     def complete(self, state: Round, now: float) -> bool:
         updates = len(state.updates)

@@ -35,6 +35,7 @@ from attune.fedserver.stores.inbox import Inbox
 LOG = logging.getLogger("fedserver")
 HAS_ORDER = "has its order, and begins"
 FINISH_EPOCHS = 20  # of fine-tuning on a device before its last evaluation
+SCORE_EPOCHS = 5  # likewise, before an evaluation that scores what the device would keep if training ended there
 
 
 class OrderSender:
@@ -76,8 +77,7 @@ class OrderSender:
         served = await self._lab.serve(record.devices, _founders(known, record.devices))
         cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         prior = await self._prior(record, number) if work == "evaluate" else NO_PRIOR
-        last = work == "evaluate" and number >= self._settings.round.rounds
-        finish_epochs = FINISH_EPOCHS if last and self._settings.train.finishes else 0
+        finish_epochs = self._finish_epochs(number) if work == "evaluate" else 0
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         takes = {name: served[name] if self._needs_download(record, known.get(name), work) else {} for name in devices}
         smaller = await self._smaller(record, known, takes, cold_start)
@@ -113,6 +113,15 @@ class OrderSender:
                 whole = all(ref.sent.digest in inline for ref in (*order.downloads, *order.cold_start))
                 self._activity.enter(name, WORK[work] if whole else DeviceStage.WAITING, "" if whole else HAS_ORDER)
             self._streams.send(name, order.carrying({digest: data[digest] for digest in inline}))
+
+    def _finish_epochs(self, number: int) -> int:
+        """Return for how many epochs devices fine-tune their models before the evaluation after round `number`."""
+        train = self._settings.train
+        if not train.finishes:
+            return 0
+        if number >= self._settings.round.rounds:
+            return FINISH_EPOCHS
+        return SCORE_EPOCHS if number in train.scored_rounds else 0
 
     async def _prior(self, record: Record, number: int) -> Prior:
         """Return what devices found before this evaluation. It is read once.

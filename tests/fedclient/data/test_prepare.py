@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
+from attune.common.config import TrainSettings
 from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError, UndeclaredLabels
 from attune.common.plan import ModelSpec
 from attune.fedclient.data.prepare import Standardiser, prepare, prepare_features
@@ -57,6 +59,20 @@ def test_samples_of_a_group_are_one_in_the_comparison_and_where_models_are_weigh
     assert len(ready.validation_x) == 6 and ready.validation_weight.tolist() == [pytest.approx(1 / 6)] * 6, "one group of six"
     plain = prepare(load_shard(write(x, [0, 1] * 12, meta={})), plan_for("tabular", (2,), [0, 1]))
     assert plain.test_groups is None and plain.validation_weight is None
+
+
+def test_a_dial_gets_samples_of_its_own_where_devices_score_what_they_would_keep(write, plan_for):
+    x = np.arange(60, dtype=np.float32).reshape(60, 1)
+    shard = load_shard(write(x, [0, 1] * 30, meta={"standardise": False}))
+    plain = plan_for("tabular", (1,), [0, 1])
+    scored = msgspec.structs.replace(plain, train=TrainSettings(score_after=(1,)), method_options={"dial": True})
+    ready, usual = prepare(shard, scored), prepare(shard, plain)
+    assert ready.validation_x.equal(usual.validation_x), "what scores is the same for every method"
+    parts = [set(part.flatten().tolist()) for part in (ready.train_x, ready.validation_x, ready.dial.x)]
+    assert [len(part) for part in parts] == [37, 4, 4] and len(set.union(*parts)) == 45
+    assert ready.dial_samples is ready.dial and usual.dial_samples.x.equal(usual.validation_x)
+    for other in (msgspec.structs.replace(scored, method_options={}), msgspec.structs.replace(scored, train=TrainSettings())):
+        assert prepare(shard, other).dial is None
 
 
 def test_features_stay_as_they_are_where_meta_says_so(write, plan_for):

@@ -1,0 +1,183 @@
+"""Race of candidate methods by held-out scores: who goes on at a rung, and who wins in the end (`--method auto`).
+
+Successive halving (Jamieson, Talwalkar: Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016)
+with two rungs. At the second one the rule of one standard error (Breiman et al.: Classification and Regression Trees, 1984)
+keeps a candidate that is not clearly worse. Scores are log-likelihoods in nats, one for each device: the higher, the better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import stdev
+from typing import Any
+
+ALONE = "local"  # the method that trains each device alone; it takes part to the end, whatever its score
+PERCENT = (15, 30)  # shares of the rounds at which the rungs are
+KEPT = 2  # candidates that go on at the first rung
+FEWEST_ROUNDS = 3  # with fewer there is no room for two rungs and an end
+
+Scores = Mapping[str, float]  # by device
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Difference of two candidates' summed scores over the devices that both have scored.
+
+    Attributes:
+        first: The candidate with the higher sum; of equal ones the one that was named first.
+        second: The other one.
+        nats: Sum of the first minus sum of the second.
+        error: Standard error of the difference, from its spread over devices; None with one device.
+        devices: Number of devices.
+    """
+
+    first: str
+    second: str
+    nats: float
+    error: float | None
+    devices: int
+
+    @property
+    def clear(self) -> bool:
+        """Whether the difference exceeds one standard error. One device alone shows no error, so nothing is clear."""
+        return self.error is not None and self.nats > self.error
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Decision at a rung or at the end.
+
+    Attributes:
+        totals: Summed score of each candidate, from the best to the worst.
+        kept: The candidates that go on; at the end the winner alone.
+        difference: The best candidate against the next one, if there are two.
+    """
+
+    totals: Mapping[str, float]
+    kept: tuple[str, ...]
+    difference: PairedDifference | None
+
+
+def rungs_of(rounds: int) -> tuple[int, int]:
+    """Return the rounds after which candidates are compared for the first and the second time.
+
+    Args:
+        rounds: Number of all rounds, FEWEST_ROUNDS at least.
+    """
+    first, second = (-(-percent * rounds // 100) for percent in PERCENT)  # rounded up, without floats
+    return first, max(second, first + 1)
+
+
+def paired(first: str, second: str, scores: Mapping[str, Scores]) -> PairedDifference:
+    """Return the difference of two candidates on the devices that both have scored; there is at least one."""
+    devices = sorted(scores[first].keys() & scores[second].keys())
+    gains = [scores[first][device] - scores[second][device] for device in devices]
+    error = math.sqrt(len(gains)) * stdev(gains) if len(gains) > 1 else None
+    return PairedDifference(first, second, math.fsum(gains), error, len(gains))
+
+
+def at_rung(rung: int, scores: Mapping[str, Scores]) -> Decision:
+    """Decide which candidates go on.
+
+    Two are kept at the first rung. At the second one both are kept unless their paired difference exceeds one standard error.
+
+    Args:
+        rung: 0 or 1.
+        scores: Of each candidate that is in the race, in the order in which the user named them. Not of ALONE.
+    """
+    totals = _totals(scores)
+    best = list(totals)[:KEPT]
+    difference = paired(best[0], best[1], scores) if len(best) > 1 else None
+    alone = rung > 0 and difference is not None and difference.clear
+    return Decision(totals, tuple(best[:1] if alone else best), difference)
+
+
+def at_end(scores: Mapping[str, Scores]) -> Decision:
+    """Decide who wins: the candidate with the highest sum. ALONE wins a tie, because it needs no federation.
+
+    Args:
+        scores: Of ALONE and of each candidate that is left.
+    """
+    order = sorted(scores, key=lambda name: name != ALONE)  # stable
+    totals = _totals({name: scores[name] for name in order})
+    names = list(totals)
+    return Decision(totals, (names[0],), paired(names[0], names[1], scores) if len(names) > 1 else None)
+
+
+def scored_by_all(scores: Mapping[str, Scores]) -> list[str]:
+    """Return the devices that every candidate has scored, sorted."""
+    return sorted(set.intersection(*(set(of) for of in scores.values()))) if scores else []
+
+
+def _totals(scores: Mapping[str, Scores]) -> dict[str, float]:
+    """Return the candidates' sums over the devices that all have scored, from the best to the worst; ties stay in order."""
+    devices: Sequence[str] = scored_by_all(scores)
+    sums = {name: math.fsum(of[device] for device in devices) for name, of in scores.items()}
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+@dataclass(frozen=True)
+class Rung:
+    """Comparison after a round.
+
+    Attributes:
+        round: The round.
+        scores: Of ALONE and of each candidate in the race, by name and device.
+        decision: What follows.
+    """
+
+    round: int
+    scores: Mapping[str, Mapping[str, float]]
+    decision: Decision
+
+
+@dataclass(frozen=True)
+class RaceResult:
+    """Course of a race that is over.
+
+    Attributes:
+        rungs: All comparisons. The last one is after all rounds, with ALONE among the candidates.
+        left_out: Why a candidate took no part, or was given up, by name.
+    """
+
+    rungs: Sequence[Rung]
+    left_out: Mapping[str, str]
+
+    @property
+    def chosen(self) -> str:
+        """Name of the winner."""
+        return self.rungs[-1].decision.kept[0]
+
+    @property
+    def pays(self) -> bool:
+        """Whether a federation explains held-out samples better than training alone."""
+        return self.chosen != ALONE
+
+    def report(self) -> dict[str, Any]:
+        """Return all scores and decisions, for JSON."""
+        rungs = [{"round": rung.round, **asdict(rung.decision), "scores": dict(rung.scores)} for rung in self.rungs]
+        return {"chosen": self.chosen, "pays": self.pays, "rungs": rungs, "left_out": dict(self.left_out)}
+
+    def words(self) -> list[str]:
+        """Return the course of the race as lines of text."""
+        lines = ["auto compares what devices would keep, by the likelihood of their held-out samples (nats; higher is better)"]
+        lines += [f"auto leaves out {name}: {why}" for name, why in self.left_out.items()]
+        lines += [_words(rung, last=rung is self.rungs[-1]) for rung in self.rungs]
+        if self.pays:
+            return [*lines, f"auto chooses {self.chosen}"]
+        return [*lines, "auto: federating does not pay here; training alone is best, and devices keep their local models"]
+
+
+def _words(rung: Rung, last: bool) -> str:
+    totals = dict(rung.decision.totals)
+    if ALONE in rung.scores and not last:
+        totals[ALONE] = _totals(rung.scores)[ALONE]
+    listed = ", ".join(f"{name} {nats:.1f}" for name, nats in totals.items())
+    then = "" if last else f"; {' and '.join(rung.decision.kept)} {'go' if len(rung.decision.kept) > 1 else 'goes'} on"
+    if (difference := rung.decision.difference) is None:
+        return f"after round {rung.round}: {listed}{then}"
+    error = "" if difference.error is None else f" with a standard error of {difference.error:.1f}"
+    between = f"{difference.first} is {difference.nats:.1f} ahead of {difference.second}{error}"
+    return f"after round {rung.round}: {listed}; {between}{then}"

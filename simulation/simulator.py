@@ -1,0 +1,99 @@
+"""Whole runs in this process: the common arguments of several runs over the same shards, and their garbage collection."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from attune.common.aio import Stopped, run_in_thread
+from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.options import DeviceOptions
+from attune.fedclient.work.executor import Executor
+from attune.fedclient.work.processes.remote_executor import RemoteExecutor
+from attune.fedserver.web.serving import PageAddress
+from attune.simulation.executors import executor_of
+from attune.simulation.federation import Federation
+from attune.simulation.progress import Watcher
+from attune.simulation.result import SimulationResult
+from attune.simulation.simulation_state import MemoryState, SimulationState, open_state
+
+COLLECTED_OBJECTS = 50_000  # new objects before a collection of the youngest generation; Python's default is 700
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """Runner of federations over the same shards.
+
+    Attributes:
+        members: Data of each device, by its name.
+        options: Options of all devices.
+        executor: As in `attune.simulate`.
+        workers: As in `attune.simulate`.
+        awake_bytes: As in `attune.simulate`.
+        page: Address of the dashboard, if it is served.
+        digest: Digest of the data.
+    """
+
+    members: Mapping[str, LazyShard]
+    options: DeviceOptions
+    executor: str | Executor | None
+    workers: int | None
+    awake_bytes: int
+    page: PageAddress | None
+    digest: str
+
+    def run(
+        self, overrides: Mapping[str, Any], place: Path | MemoryState, shown: Watcher, until: int | None = None
+    ) -> SimulationResult:
+        """Run a federation to its end, or until a round is closed and evaluated. Rounds that are closed are not repeated.
+
+        Args:
+            overrides: The settings, in the shape of a federation.toml.
+            place: The folder or the state of the run, maybe with rounds that are closed.
+            shown: Shows the progress.
+            until: The round after which to stop; None: the last one.
+
+        Raises:
+            AttuneError: The federation cannot go on.
+            KeyboardInterrupt: The user has stopped it. All state is safe.
+        """
+        named = overrides.get("model", {}).get("name")  # the caller of the simulation chose it
+        options = replace(self.options, allow_models=(named,) if named else ())
+        folder = place if isinstance(place, Path) else None
+        opened: AbstractContextManager[SimulationState]
+        opened = open_state(self.members, place) if isinstance(place, Path) else nullcontext(place)
+        with opened as state:
+            chosen = executor_of(self.executor, folder, self.workers)
+
+            async def run(stopped: Stopped) -> SimulationResult:
+                outcome = await Federation(
+                    self.members, overrides, options, state, shown, stopped, chosen, self.awake_bytes, self.page, until
+                ).run()
+                return SimulationResult(outcome, state, chosen, self.digest)
+
+            with chosen if isinstance(chosen, RemoteExecutor) else nullcontext(), _rare_collection():
+                return run_in_thread(run)
+
+
+@contextmanager
+def _rare_collection() -> Iterator[None]:
+    """Make garbage collection rare during the block, and skip the objects that exist at its beginning.
+
+    A round makes some hundred objects for each device, and few of them are in cycles. With Python's defaults, looking at all
+    objects of torch and Python again and again took a fifth of a round of small models.
+    """
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    if before[0]:
+        gc.set_threshold(max(COLLECTED_OBJECTS, before[0]), *before[1:])
+    if not frozen:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        if not frozen:
+            gc.unfreeze()

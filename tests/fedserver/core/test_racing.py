@@ -1,0 +1,93 @@
+"""The race of candidate methods: rungs, paired differences and decisions, by hand and for any scores."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attune.fedserver.core.racing import ALONE, FEWEST_ROUNDS, at_end, at_rung, paired, rungs_of
+
+NUMBERS = st.floats(-1e6, 1e6)
+NAMES = ("fedavg", "fedper", "fedtp", "fedmcsa")
+
+
+@st.composite
+def any_scores(draw: st.DrawFn, names: tuple[str, ...] = NAMES) -> dict[str, dict[str, float]]:
+    devices = draw(st.integers(1, 6))
+    return {name: {str(device): draw(NUMBERS) for device in range(devices)} for name in names}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "rungs"), [(3, (1, 2)), (4, (1, 2)), (10, (2, 3)), (20, (3, 6)), (30, (5, 9)), (100, (15, 30))]
+)
+def test_rungs_lie_at_15_and_30_percent_rounded_up(rounds: int, rungs: tuple[int, int]) -> None:
+    assert rungs_of(rounds) == rungs
+
+
+@given(st.integers(FEWEST_ROUNDS, 5000))
+def test_rungs_are_two_and_before_the_end(rounds: int) -> None:
+    first, second = rungs_of(rounds)
+    assert 1 <= first < second < rounds
+
+
+def test_a_paired_difference_by_hand() -> None:
+    """Gains 1, 2 and 6: their sum is 9, their variance (4 + 1 + 9) / 2 = 7, and the error of the sum is sqrt(3 * 7)."""
+    scores = {"fedper": {"a": -1.0, "b": -2.0, "c": -3.0}, "fedavg": {"a": -2.0, "b": -4.0, "c": -9.0, "d": 0.0}}
+    difference = paired("fedper", "fedavg", scores)
+    assert (difference.nats, difference.devices) == (9.0, 3)
+    assert difference.error == pytest.approx(math.sqrt(21))
+    assert difference.clear
+
+
+def test_two_go_on_at_the_first_rung_however_far_apart_they_are() -> None:
+    scores = {"a": {"x": -9.0, "y": -9.0}, "b": {"x": -5.0, "y": -5.0}, "c": {"x": -1.0, "y": -1.0}}
+    assert at_rung(0, scores).kept == ("c", "b")
+    assert at_rung(1, scores).kept == ("c",)
+    assert at_rung(1, scores).totals == {"c": -2.0, "b": -10.0, "a": -18.0}
+
+
+def test_at_the_second_rung_both_go_on_within_one_standard_error() -> None:
+    """Gains 3 and -1: the sum is 2, the variance 8, the error sqrt(2 * 8) = 4. Gains 3 and 1: sum 4, error 2."""
+    assert at_rung(1, {"a": {"x": 3.0, "y": -1.0}, "b": {"x": 0.0, "y": 0.0}}).kept == ("a", "b")
+    assert at_rung(1, {"a": {"x": 3.0, "y": 1.0}, "b": {"x": 0.0, "y": 0.0}}).kept == ("a",)
+    assert at_rung(1, {"a": {"x": 1.0, "y": 0.0}, "b": {"x": 0.0, "y": 0.0}}).kept == ("a", "b"), "the error is 1, not below 1"
+
+
+def test_one_device_makes_nothing_clear() -> None:
+    assert at_rung(1, {"a": {"x": 0.0}, "b": {"x": -1e6}}).kept == ("a", "b")
+
+
+def test_training_alone_wins_a_tie_and_loses_by_any_difference() -> None:
+    assert at_end({"fedavg": {"x": -1.0}, ALONE: {"x": -1.0}}).kept == (ALONE,)
+    assert at_end({ALONE: {"x": -1.0}, "fedavg": {"x": -0.5}}).kept == ("fedavg",)
+    assert at_end({ALONE: {"x": -1.0}}).kept == (ALONE,)
+
+
+@given(any_scores())
+def test_the_best_sum_always_goes_on(scores: dict[str, dict[str, float]]) -> None:
+    sums = {name: math.fsum(of.values()) for name, of in scores.items()}
+    for rung in (0, 1):
+        decision = at_rung(rung, scores)
+        assert sums[decision.kept[0]] == max(sums.values()) == next(iter(decision.totals.values()))
+        assert 1 <= len(decision.kept) <= 2
+    assert len(at_rung(0, scores).kept) == 2
+    assert set(at_rung(1, scores).kept) <= set(at_rung(0, scores).kept)
+
+
+@given(any_scores(), st.sampled_from(NAMES), NUMBERS)
+def test_a_device_that_one_candidate_lacks_counts_for_none(
+    scores: dict[str, dict[str, float]], lacking: str, extreme: float
+) -> None:
+    more = {name: of | ({"late": extreme} if name != lacking else {}) for name, of in scores.items()}
+    assert at_rung(0, more).totals == at_rung(0, scores).totals
+
+
+@given(any_scores((*NAMES, ALONE)), st.floats(-100, 100))
+def test_an_equal_shift_of_a_device_changes_no_sum_difference(scores: dict[str, dict[str, float]], shift: float) -> None:
+    moved = {name: {device: score + shift for device, score in of.items()} for name, of in scores.items()}
+    before, after = at_end(scores), at_end(moved)
+    assert before.difference is not None and after.difference is not None
+    assert after.difference.nats == pytest.approx(before.difference.nats, abs=1e-6)
