@@ -8,6 +8,8 @@ arrives. When the file is longer than LONGEST_BYTES, it is replaced by one line 
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
@@ -17,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from attune.common.durable import PUBLIC, disk_errors, sync, write_file
-from attune.common.errors import HomeMismatch
+from attune.common.durable import PUBLIC, sync, sync_with_name, write_file
+from attune.common.errors import DiskFull, HomeMismatch
 from attune.common.exchange.messages import (
     Beat,
     DownloadRequest,
@@ -85,7 +87,8 @@ class DisclosureLog:
     def __init__(self, home: Path) -> None:
         self.path = home / FILE
         self._waiting: dict[str, Disclosed] = {}
-        self._size: int | None = None
+        self._size: int | None = None  # bytes of the file, once this process has looked at it
+        self._named = False  # its name is durable
 
     def __repr__(self) -> str:
         return f"DisclosureLog({self.path})"
@@ -94,7 +97,8 @@ class DisclosureLog:
         """Note a message of `size` bytes that is about to be sent.
 
         Raises:
-            DiskFull: The disk has no space, so the message must not be sent.
+            OSError: The file cannot be written, so the message must not be sent. It is no DiskFull, because a server can have
+                that error too, and transfers go on after it.
             HomeMismatch: A newer version of fedclient wrote the log.
         """
         line = Disclosed(_kind(message), 1, size, time.time(), _sample(message))
@@ -121,25 +125,34 @@ class DisclosureLog:
 
     def sync(self) -> None:
         """Make everything that was noted durable against a power cut. This may take a moment."""
-        with disk_errors(self.path):
-            sync(self.path)
+        (sync if self._named else sync_with_name)(self.path)
+        self._named = True
 
     def _append(self, *lines: Disclosed) -> None:
-        if self._size is None or self._size > LONGEST_BYTES:
-            self._compact()
-        text = b"".join(msgspec.json.encode(line) + b"\n" for line in (*self._waiting.values(), *lines))
-        with disk_errors(self.path), self.path.open("ab") as file:
+        start = self._begin() if self._size is None or self._size > LONGEST_BYTES else b""
+        text = start + b"".join(msgspec.json.encode(line) + b"\n" for line in (*self._waiting.values(), *lines))
+        with self.path.open("ab") as file:
             file.write(text)
         self._size = (self._size or 0) + len(text)
         self._waiting = {}
 
-    def _compact(self) -> None:
-        """Replace the file by one line for each kind. A line that a kill has cut off goes."""
+    def _begin(self) -> bytes:
+        """Return the heading of a new file. A file that is too long or was cut off by a kill becomes one line for each kind."""
         kept = read_log(self.path)
-        heading = _Heading(FORMAT, kept.since or time.time())
-        text = b"".join(msgspec.json.encode(line) + b"\n" for line in (heading, *kept.messages))
-        write_file(self.path, text, PUBLIC)
-        self._size = len(text)
+        heading = msgspec.json.encode(_Heading(FORMAT, kept.since or time.time())) + b"\n"
+        if not kept.since:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return heading
+        before = self.path.read_bytes()
+        self._size = len(before)
+        if kept.damaged or not before.endswith(b"\n") or self._size > LONGEST_BYTES:
+            text = heading + b"".join(msgspec.json.encode(line) + b"\n" for line in kept.messages)
+            try:
+                write_file(self.path, text, PUBLIC)
+            except DiskFull:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path)) from None
+            self._size = len(text)
+        return b""
 
 
 def read_log(path: Path) -> Disclosures:

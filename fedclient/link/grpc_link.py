@@ -14,7 +14,7 @@ import grpc
 from grpc.aio import AioRpcError
 
 from attune.common import aio
-from attune.common.errors import AttuneError, CertificateRefused, DiskFull, FingerprintMismatch, Unreachable
+from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, Unreachable
 from attune.common.exchange.messages import (
     Beat,
     DownloadRequest,
@@ -93,7 +93,7 @@ class GrpcChannel:
         """Note a message, and return its bytes.
 
         Raises:
-            DiskFull: It cannot be noted, so it must not be sent.
+            OSError: It cannot be noted, so it must not be sent.
         """
         data = call.request.write(message)
         if self._log is not None:
@@ -217,7 +217,7 @@ class GrpcLink:
 
     async def close(self) -> None:
         if self._log is not None:
-            with contextlib.suppress(DiskFull):  # only signs of life are not noted then
+            with contextlib.suppress(OSError):  # only signs of life are not noted then
                 self._log.flush()
         await self._wire.cut("this device is ending")
 

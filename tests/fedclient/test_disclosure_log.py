@@ -16,7 +16,16 @@ from attune.common.errors import DiskFull, HomeMismatch
 from attune.common.exchange.messages import Beat, BlobRef, Hello, Progress, SecureMember, SecureMessage, Trouble, Update
 from attune.common.pb import federation_pb2 as pb
 from attune.fedclient.cli import main
-from attune.fedclient.disclosure_log import FILE, LONGEST_BYTES, LONGEST_SAMPLE, MOST_KINDS, OTHER, DisclosureLog, read_log
+from attune.fedclient.disclosure_log import (
+    FILE,
+    LONGEST_BYTES,
+    LONGEST_SAMPLE,
+    MOST_KINDS,
+    OTHER,
+    Disclosed,
+    DisclosureLog,
+    read_log,
+)
 
 SECRET = b"\x01tensors\x02"
 
@@ -126,26 +135,39 @@ def test_the_log_holds_neither_tensors_nor_keys(tmp_path: Path) -> None:
     assert '"loss":0.5' in text and kinds(tmp_path)["secure aggregation: shares"] == (1, 90)
 
 
-def test_what_cannot_be_noted_is_not_sent(bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(log: DisclosureLog, *lines: Any) -> None:
-        raise DiskFull("no space left on device")
+@pytest.mark.parametrize("at", ["certificate request", "hello", "question for a blob", "part shared", "update", "report"])
+def test_what_cannot_be_noted_is_not_sent_and_ends_the_device(bench, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    appended, begun = DisclosureLog._append, list[str]()
+
+    def full(log: DisclosureLog, *lines: Disclosed) -> None:
+        begun.extend(line.kind for line in lines)
+        if at in begun:  # from then on
+            raise OSError(errno.ENOSPC, "No space left on device", str(log.path))
+        appended(log, *lines)
 
     monkeypatch.setattr(DisclosureLog, "_append", full)
-    with pytest.raises(DiskFull):
+    with pytest.raises(OSError, match="No space left on device"):
         bench.run()
-    assert not bench.server.seen.enrolled and not bench.server.seen.hellos
+    seen = bench.server.seen
+    sent = {
+        "certificate request": seen.enrolled, "hello": seen.hellos, "question for a blob": seen.downloads,
+        "part shared": [blob for parts in seen.blobs.values() for blob in parts],
+        "update": [update for update in seen.submits if update.parts],
+        "report": [update for update in seen.submits if not update.parts],
+    }  # fmt: skip
+    assert not sent[at]
 
 
-def test_an_error_of_the_disk_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = DisclosureLog(tmp_path)
-    log.note(Hello("test", b"{}"), 10)
+def test_a_log_that_cannot_be_shortened_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    DisclosureLog(tmp_path).note(Hello("test", b"{}"), 10)
+    (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes() + b'{"torn')
 
-    def full(path: Path, *rest: Any) -> Any:
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    def full(*rest: Any) -> Any:
+        raise DiskFull("no space left on device")
 
-    monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(DiskFull):
-        log.note(Hello("test", b"{}"), 10)
+    monkeypatch.setattr("attune.fedclient.disclosure_log.write_file", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        DisclosureLog(tmp_path).note(Hello("test", b"{}"), 10)
 
 
 def test_a_log_of_a_newer_version_is_refused_by_name(tmp_path: Path) -> None:
