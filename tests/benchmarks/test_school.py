@@ -50,3 +50,13 @@ def test_rows_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch: pyte
     assert rows[-1]["settings"] == min(tried, key=lambda settings: tried[settings])
     monkeypatch.setattr(school.attune, "simulate", None)
     assert CliRunner().invoke(school.main, words, catch_exceptions=False).output == done.output
+
+
+def test_committed_settings_are_those_that_were_best_on_validation_parts() -> None:
+    rows = Results(Path(__file__).parents[2] / "benchmarks/results/school.csv", ()).rows()
+    finals = [row for row in rows if row["part"] == "test"]
+    assert len(finals) == len(school.MOST) * len(school.METHODS)
+    for final in finals:
+        same = {name: final[name] for name in ("at_most", "method", "seed")}
+        trials = [row for row in rows if row["part"] == "validation" and same.items() <= row.items()]
+        assert min(trials, key=lambda row: float(row["mse"]))["settings"] == final["settings"]
