@@ -91,13 +91,15 @@ class Attack:
         """Make the attackers' devices hand in the values of this attack during the block."""
         honest: Callable[..., Any] = Learner._written
 
-        def written(learner: Learner, part: str, names: Sequence[str], theta: Tensors, received: Tensors, order: Order) -> Any:
+        def written(
+            learner: Learner, part: str, names: Sequence[str], theta: Tensors, received: Tensors, order: Order, *rest: Any
+        ) -> Any:
             if learner.name not in self.devices:
-                return honest(learner, part, names, theta, received, order)
+                return honest(learner, part, names, theta, received, order, *rest)
             round_ = learner.newest.round if learner.newest else 0
             draw = torch.Generator().manual_seed(derive(0, learner.name, part, round_))
             wrong = {name: self.tensor(received[name], theta[name], draw) for name in names}
-            return honest(learner, part, names, {**theta, **wrong}, received, order)
+            return honest(learner, part, names, {**theta, **wrong}, received, order, *rest)
 
         with patch.object(Learner, "_written", written):
             yield

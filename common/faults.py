@@ -39,6 +39,7 @@ SERVER_STEPS = {
     "upload-whole": "a blob of an update has arrived, and is not durable yet",
     "inbox-renamed": "the blobs of an update are in the inbox, and the entry that makes them count is not",
     "update-accepted": "the entry is durable, and the receipt not sent",
+    "masked-accepted": "the masked parts of an update are durable, and the receipt not sent",
     "secure-keys": "the exchange of secure aggregation in which devices send keys is over",
     "secure-shares": "that in which they send shares is over",
     "secure-masked": "that in which they hand in masked updates is over, and the survivors are durable",

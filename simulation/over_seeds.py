@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from attune.common.errors import SettingError
 from attune.common.outputs import check_folder
 from attune.common.statistics import Finding, finding, interval_of_mean, student_p
-from attune.simulation.result import SimulationResult
 from attune.simulation.result_table import ResultTable, spread_of
+
+if TYPE_CHECKING:
+    from attune.simulation.result import SimulationResult
 
 FEWEST_SEEDS = 3  # below, a deviation over seeds is known too badly for a claim
 ALIKE = 1e-12  # differences over seeds that deviate by less are equal
@@ -71,7 +74,7 @@ def difference_over_seeds(means: Mapping[int, float], first: Mapping[int, float]
     return SeedDifference(len(both), mean, deviation, interval_of_mean(differences), p, finding(mean, 0.0, p))
 
 
-class SeedResults(Mapping[int, SimulationResult]):
+class SeedResults(Mapping[int, "SimulationResult"]):
     """Result of each seed, by the seed, in the order in which they were given."""
 
     def __init__(self, results: Mapping[int, SimulationResult]) -> None:

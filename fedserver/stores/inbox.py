@@ -66,7 +66,7 @@ class Inbox:
         self._put(_entry_name(order), msgspec.structs.replace(entry, parts=kept, attempt=attempt))
         names = {blob.name for blob in kept.values()}
         self._blobs.remove([blob.name for blob in entry.parts.values() if blob.name not in names])
-        fail_at(SERVER, order.round, "update-accepted")
+        fail_at(SERVER, order.round, "masked-accepted")
 
     def holds(self, order: OrderId) -> bool:
         """Return whether an update for this order was accepted."""

@@ -22,7 +22,7 @@ from attune.fedserver.web.prometheus import exposition
 from tests.e2e.harness import tabular_shard
 
 NO_LIMIT = {"loss", "gain_common", "error_common", "gain_local", "error_local", "seconds"}
-NO_LIMIT |= {"kept_gain_common", "kept_error_common", "kept_gain_local", "kept_error_local"}
+NO_LIMIT |= {"epsilon", "kept_gain_common", "kept_error_common", "kept_gain_local", "kept_error_local"}
 NO_LIMIT |= {"likelihood_personalized", "likelihood_common", "likelihood_local"}
 
 
