@@ -118,7 +118,7 @@ def test_a_full_disk_is_waited_for_while_the_others_go_on(bench, folder):
     finally:
         faults.arm("")
     assert [outcome.error for outcome in outcomes[1:]] == [None] * 2
-    assert len(bench.server.seen.streams) == 4, "it came again"
+    assert len(bench.server.seen.streams) == 5, "it came again, and asked the finished federation once more for its model"
     assert any("full" in line and "trying again" in line for line in bench.lines.lines)
 
 
