@@ -35,7 +35,7 @@ from attune.fedserver.ports.blobs import NOISE_SECRET, Blobs, blob_of
 from attune.fedserver.ports.ledger import AuditEntry, LedgerReader, Snapshot
 from attune.fedserver.stores.audit import entries
 from attune.fedserver.stores.folder import link
-from attune.fedserver.stores.inbox import Inbox
+from attune.fedserver.stores.inbox import Inbox, check_age
 from attune.fedserver.stores.sqlite import AUDIT_FILE
 
 MANIFEST = "MANIFEST.json"
@@ -298,11 +298,23 @@ def damages(home: ServerHome) -> Iterator[str]:
             yield str(error)
         else:
             yield from _state(home, storage.blobs, snapshot)
+            yield from _age(reader, storage.blobs)
             if not broken:
                 yield from _trust(reader)
     yield from Inbox(storage.blobs).damaged()
     for blob in storage.spool.all_sealed():
         yield from _fault(partial(storage.blobs.check, blob))
+
+
+def _age(reader: LedgerReader, blobs: Blobs) -> Iterator[str]:
+    """Yield a line if the ledger is older than the blobs, as after the loss of its write-ahead log.
+
+    A running server closes rounds between the two looks. So a difference counts only if it is still there a moment later.
+    """
+    look = partial(_fault, lambda: check_age(blobs, reader.snapshot().record.round))
+    if list(look()):
+        time.sleep(SETTLED_S)
+        yield from look()
 
 
 def _trust(reader: LedgerReader) -> Iterator[str]:

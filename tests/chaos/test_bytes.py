@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -105,3 +106,13 @@ def test_a_flipped_byte_in_any_table_is_named(homes: Path) -> None:
     database.write_bytes(content)
     assert {"meta", "devices", "certificates", "tokens", "slots", "metrics"} <= values.keys()
     assert silent == []
+
+
+def test_a_database_that_is_older_than_the_files_is_named(homes: Path) -> None:
+    """Without its write-ahead log the database is of an earlier round. Only a start said so, and `verify` said "whole"."""
+    inbox = homes / "server" / "inbox"
+    shutil.copytree(inbox / "train-2-host-d0", inbox / "train-5-host-d0")
+    code, said = verified("server", homes / "server")
+    shutil.rmtree(inbox / "train-5-host-d0")
+    assert code == DAMAGED
+    assert "the database (state.sqlite) counts 1 closed rounds" in said
