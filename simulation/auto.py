@@ -113,7 +113,7 @@ class _Race:
                 result = self._simulator.run(
                     self._settings[name], self._places[name], self._legs, stop if stop < rounds else None
                 )
-            except FederationFailed as error:
+            except (FederationFailed, SettingError) as error:
                 if name == ALONE:
                     raise
                 self._left_out[name] = f"it failed before round {stop} was over: {error}"

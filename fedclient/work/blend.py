@@ -26,6 +26,7 @@ PSEUDO_COUNT = 1.0
 ORIGINS: Mapping[Choice, Choice] = {"finished-personalized": "personalized", "finished-common": "common"}
 NOTHING: Mapping[Choice, float] = MappingProxyType({})  # no device has found anything yet
 LOCAL_SHARE = 1 / 3  # weight of the model that was trained alone, where no sample was held out
+MOST_TURNS = 500  # of leaving samples out; of more samples several are left out together, which hardly changes the weights
 LEFT_OUT_AT_ONCE = 256  # samples that are left out in turn, whose weights are found together; bounds the memory
 ITERATIONS = 200  # converged to about 1e-6 for tens of samples; each iteration is K * V numbers
 
@@ -96,13 +97,14 @@ def leave_one_out(
         probability: As in `weights_of`.
         prior: As in `pseudo_counts`.
         weight: As in `weights_of`.
-        groups: Group of each sample, (V,), numbered from 0: a sample is left out with its whole group. None: with no other.
+        groups: Group of each sample, (V,), numbered from 0: a sample is left out with its whole group. None: with no other, up
+            to MOST_TURNS samples.
     """
     p_KVT = torch.stack([p.double().reshape(len(p), -1).clamp_min(FLOOR) for p in probability.values()]).numpy()
     models, samples, labels = p_KVT.shape
     p_KN, before_K = p_KVT.reshape(models, -1), np.array(pseudo_counts(probability, prior))
     value_V = np.ones(samples) if weight is None else weight.numpy()
-    group_V = np.arange(samples) if groups is None else groups
+    group_V = (np.arange(samples) if groups is None else groups) % MOST_TURNS
     each_V = np.empty(samples)
     for first in range(0, group_V.max() + 1, LEFT_OUT_AT_ONCE):
         left_G = np.arange(first, min(first + LEFT_OUT_AT_ONCE, group_V.max() + 1))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 import attune
@@ -146,6 +147,21 @@ def test_a_candidate_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
 def test_mistakes_are_named_before_anything_trains(settings: dict[str, Any], rounds: int, words: str) -> None:
     with pytest.raises(SettingError, match=words):
         run(settings=settings, rounds=rounds)
+
+
+def test_methods_that_an_own_training_loop_does_not_fit_are_left_out() -> None:
+    def train(model: Any, data: Any, context: Any) -> float:
+        optimizer = torch.optim.SGD(context.parameters(), lr=0.01)
+        for x, y in data.batches(32):
+            loss = torch.nn.functional.cross_entropy(model(x), y) + context.penalty()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return float(loss.detach())
+
+    result = run(train=train, settings={"auto.candidates": ["fedavg", "pfedme"]})
+    assert result.auto is not None
+    assert list(result.auto.rungs[0].scores) == ["local", "fedavg"] and "pfedme" in result.auto.left_out
 
 
 def test_devices_with_few_samples_cannot_choose() -> None:

@@ -13,6 +13,8 @@ import attune
 from attune.fedclient.work import blend
 from attune.fedclient.work.blend import leave_one_out
 from attune.fedclient.work.calibration import FLOOR
+from attune.fedclient.work.evaluation import Evaluation
+from attune.fedserver.federation.rounds import FINISH_EPOCHS, SCORE_EPOCHS
 
 SETTINGS: dict[str, Any] = {"train.local_epochs": 1, "train.lr": 0.05, "train.finish": "auto", "train.score_after": [1, 3]}
 
@@ -86,6 +88,16 @@ def test_many_samples_are_left_out_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
     assert at_once < float(torch.stack([share[name] * p for name, p in models.items()]).sum(0).log().sum())
 
 
+def test_of_many_samples_several_are_left_out_together() -> None:
+    p_KV = torch.rand(2, 2 * blend.MOST_TURNS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    models: dict[Any, torch.Tensor] = {"personalized": p_KV[0], "common": p_KV[1]}
+    pairs = np.arange(2 * blend.MOST_TURNS) % blend.MOST_TURNS
+    assert leave_one_out(models) == leave_one_out(models, groups=pairs)
+    assert leave_one_out({name: p[:9] for name, p in models.items()}) != leave_one_out(
+        {name: p[:9] for name, p in models.items()}, groups=pairs[:9] % 3
+    )
+
+
 def scores(result: attune.SimulationResult) -> dict[tuple[str, int], float | None]:
     return {(row.client, row.round): row.likelihood_kept for row in result._outcome.snapshot.rows if row.work == "evaluate"}
 
@@ -98,6 +110,22 @@ def test_devices_report_it_after_these_rounds_alone() -> None:
     plain = attune.simulate(CLOUDS, "fedper", rounds=3, settings={**SETTINGS, "train.score_after": []}, progress=False)
     assert plain.digests == result.digests, "a score changes nothing that is trained"
     assert all(score is None for score in scores(plain).values())
+
+
+def test_finishing_before_a_score_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[tuple[int, int]] = set()
+    before = Evaluation.compared
+
+    def noted(self: Evaluation, result: Any, held: Any, order: Any, *rest: Any) -> Any:
+        asked.add((order.round, order.finish_epochs))
+        return (yield from before(self, result, held, order, *rest))
+
+    monkeypatch.setattr(Evaluation, "compared", noted)
+    attune.simulate(CLOUDS, "fedper", rounds=3, settings=SETTINGS, progress=False)
+    assert asked == {(1, SCORE_EPOCHS), (2, 0), (3, FINISH_EPOCHS)}
+    asked.clear()
+    attune.simulate(CLOUDS, "fedper", rounds=3, settings={**SETTINGS, "train.finish": "off"}, progress=False)
+    assert asked == {(1, 0), (2, 0), (3, 0)}
 
 
 def test_the_method_local_scores_its_only_model() -> None:
