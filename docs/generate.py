@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from benchmarks import method_tables, recipe_tables, report, robust_tables
+from benchmarks import method_tables, recipe_tables, report, robust_tables, shared_optimiser_tables
 from docs import disclosed, settings_tables, tables
 from docs.markdown import table
 
@@ -54,6 +54,7 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "recipes": recipe_tables.sections,
     "attackers": robust_tables.sections,
     "all-methods": method_tables.sections,
+    "shared-optimisers": shared_optimiser_tables.lines,
 }
 
 
