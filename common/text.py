@@ -12,6 +12,19 @@ LONGEST = 500  # characters; our own errors are shorter
 CUT = "..."
 
 
+class _Formatted(msgspec.Struct):
+    format: int = 1
+
+
+def has_newer_format(text: bytes) -> bool:
+    """Return whether a kept JSON object is of a later format than 1, as its field `format` says; 1 is left out.
+
+    Raises:
+        msgspec.DecodeError: It is no such object.
+    """
+    return from_json(text, _Formatted).format > 1
+
+
 def from_json(text: bytes | str, kind: type[T]) -> T:
     """Decode JSON into a typed struct.
 

@@ -22,7 +22,7 @@ from attune.common.config import host_and_port
 from attune.common.durable import sweep_files, write_file
 from attune.common.errors import HomeBusy, HomeMismatch
 from attune.common.outputs import check_folder
-from attune.common.text import from_json
+from attune.common.text import from_json, has_newer_format
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
 from attune.fedserver.ports.ledger import LedgerReader, Snapshot
 from attune.fedserver.stores.disk import DiskStorage
@@ -163,11 +163,14 @@ class ServerHome:
         """Return where this home was served last.
 
         Raises:
-            HomeMismatch: server.json is damaged.
+            HomeMismatch: server.json is damaged, or a newer version wrote it.
         """
         path = self.path / "server.json"
         try:
-            return from_json(path.read_bytes(), ServedAddress)
+            text = path.read_bytes()
+            if has_newer_format(text):
+                raise HomeMismatch(f"{path} was written by a newer version of fedserver: update fedserver")
+            return from_json(text, ServedAddress)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:

@@ -29,7 +29,7 @@ from attune.common.models.registry import build, size_bytes
 from attune.common.plan import Label, ModelSpec, Plan, Scale
 from attune.common.plugins import check_installed, check_model_allowed
 from attune.common.task import TASKS, TaskName
-from attune.common.text import from_json
+from attune.common.text import from_json, has_newer_format
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.data.prepare import Standardiser, check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard, load_shard
@@ -210,10 +210,13 @@ def read_info(folder: Path) -> ModelInfo:
     """Read the description of a finished model.
 
     Raises:
-        NoModel: There is none, or it is damaged.
+        NoModel: There is none, it is damaged, or a newer version wrote it.
     """
     try:
-        return from_json(read_small(folder / "model.json", MOST_BYTES), ModelInfo)
+        text = read_small(folder / "model.json", MOST_BYTES)
+        if has_newer_format(text):
+            raise NoModel(f"{folder / 'model.json'} was written by a newer version of fedclient: update fedclient")
+        return from_json(text, ModelInfo)
     except (OSError, msgspec.DecodeError) as error:
         raise NoModel(f"there is no finished model in {folder} ({error})") from None
 
