@@ -36,6 +36,9 @@ class Policy(Protocol):
     def refuses(self, state: Round) -> str:
         """Explain why no round may open although enough devices are connected; empty if one may."""
 
+    def lacks(self, state: Round) -> str:
+        """Explain which devices keep the open round from its quorum and what to do; empty if none does."""
+
     def ask(self, state: Round) -> Asked:
         """Choose the devices of the round that opens now. Called only if `opens` holds."""
 
@@ -81,6 +84,7 @@ def quorum_of(settings: RoundSettings, record: Record) -> int:
     return min(settings.quorum or settings.min_clients, cohort, settings.clients or cohort)
 
 
+SHOWN = 3  # names in a line for the operator
 SUSPECTED = 0.2  # share of attackers that a warning reckons with
 
 
@@ -121,6 +125,19 @@ class Synchronous:
         attackers, devices = self.settings.attackers, len(state.connected)
         waits = attackers and state.record.phase is Phase.WAITING and devices >= self.settings.min_clients
         return outvoted(self.settings, devices, attackers) if waits else ""
+
+    def lacks(self, state: Round) -> str:
+        """Name the excused devices: they failed, or their update was refused."""
+        needed, excused = quorum_of(self.settings, state.record), sorted(state.record.excused)
+        coming = len(state.updates | (state.awaited & frozenset(state.record.cohort)))
+        if state.record.phase is not Phase.TRAINING or not excused or coming >= needed:
+            return ""
+        names = ", ".join(excused[:SHOWN]) + (f" and {len(excused) - SHOWN} more" if len(excused) > SHOWN else "")
+        return (
+            f"round {state.record.round + 1} needs {needed} updates and cannot get more than {coming}: {names} failed or sent "
+            "an update that was refused (see the note) and will be asked again at the deadline. Repair or revoke such a device, or "
+            "connect another one; in the next run, leave room for failures with a smaller round.quorum"
+        )
 
     def ask(self, state: Round) -> Asked:
         """Skip devices that missed two orders in a row, unless too few devices remain without them."""

@@ -90,6 +90,20 @@ def agree(profiles: Mapping[str, Profile], tokens: Mapping[str, str] | None = No
     return Agreement({name: profile for name, profile in agreed.items() if name not in odd}, odd)
 
 
+def one_token(tokens: Mapping[str, str]) -> str:
+    """Warn that more than two devices joined with one token and no other did, so that votes by token protect nothing.
+
+    Args:
+        tokens: The join token of each device.
+    """
+    if len(tokens) <= 2 or len(set(tokens.values())) > 1 or not all(tokens.values()):
+        return ""
+    return (
+        f"all {len(tokens)} devices joined with one token, so each of them votes on the form of the data, and its holder can "
+        "enrol a majority: give every organisation a token of its own (`fedserver token`) if you do not know all devices"
+    )
+
+
 def columns_of(profiles: Mapping[str, Profile]) -> list[str]:
     """Return the column names that more than half of the devices have; none without such a majority."""
     votes = dict.fromkeys(profiles, Fraction(1))

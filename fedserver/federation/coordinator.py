@@ -230,12 +230,10 @@ class Coordinator:
             return None
 
     async def handle(self, *happened: events.Event) -> bool:
-        """Take one step. Its decisions become durable first, then known, and then they are carried out.
+        """Take one step, and return whether a reported update counts.
 
-        The caller must have the turn. For several events, such as devices that connect at once, the orders are made together.
-
-        Returns:
-            Whether a reported update counts.
+        The caller must have the turn. Decisions become durable first, then known, and then they are carried out. For several
+        events, such as devices that connect at once, the orders are made together.
         """
         before, state = self.round.record, self.round
         effects: list[events.Effect] = []
@@ -251,6 +249,7 @@ class Coordinator:
         if record.phase is events.Phase.DONE and before.phase is not record.phase:
             await self.lab.forget(record.oldest_kept)
         self.troubles.show("opening a round", self._rules.policy.refuses(state))
+        self.troubles.show("closing a round", self._rules.policy.lacks(state))
         return await self._follow(events.together(effects))
 
     async def _save_record(self, record: events.Record) -> None:

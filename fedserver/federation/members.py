@@ -29,10 +29,6 @@ GOODBYE_S, GOODBYE_STEPS = 10.0, 100
 MAX_LABELS = 500  # characters of a device's classes that are kept for pictures
 MAX_NOTE = 500
 TWO_PROCESSES = "two processes use the identity of {}"
-ALL_ALIKE = (
-    "all %d devices joined with one token, so each of them votes on the form of the data, and its holder can enrol a majority: "
-    "give every organisation a token of its own (`fedserver token`) if you do not know all devices"
-)
 SECOND_STREAM = "connected while its older stream was open: it came back after a break, or two processes use its identity"
 
 
@@ -146,8 +142,8 @@ class Members:
         profiles = self._streams.profiles()
         tokens = {device.name: device.token for device in await self._ledger.devices(profiles)}
         agreement = schema.agree(profiles, tokens)
-        if len(tokens) > 2 and len(set(tokens.values())) == 1 and all(tokens.values()):
-            LOG.warning(ALL_ALIKE, len(tokens))
+        if why := schema.one_token(tokens):
+            LOG.warning("%s", why)
         if agreement.tie:
             self._coordinator.cannot_begin(ShapeMismatch(agreement.tie))
             return False

@@ -25,7 +25,7 @@ def chain_of(
     said_above = max(settings.bound, settings.bound_change)  # clipping changes half of a cohort in every round: that is no news
     bounds: list[Transform] = [
         SampleBound(settings.bound_samples),
-        ChangeBound(settings.bound, settings.no_vote, said_above),
+        ChangeBound(settings.bound, settings.no_vote, said_above, settings.amplifies),
     ]
     checks = [NormLimit(), FiniteCheck(), ShapeCheck()]
     return Chain([*(bounds if noise is None else [noise]), *checks, *transforms_for(part, transforms), PartEncoding()])

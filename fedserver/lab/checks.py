@@ -28,6 +28,7 @@ GROWTH = 3.0  # times the fleet's median norm: a cohort's median above it is not
 KEPT_NORMS = 200  # devices whose latest norms are remembered
 UNKNOWN = 10.0  # largest median of a fleet without a history, in norms of the part's values
 STILL, LEAST_STILL = 0.1, 1e-3  # range of the assumed median of a cohort or fleet whose median is 0, in such norms
+EXTREME = 10.0  # times the bound: a change above it does not count where the server's step does not shrink with the changes
 
 
 class ShapeCheck(Unchanged):
@@ -213,12 +214,15 @@ class ChangeBound(Unchanged):
         multiple: A larger change is reduced to at most so many medians; 0: no bound.
         no_vote: A change above so many medians does not count; 0: each counts.
         said_above: Changes above so many medians are shown to the operator. (Clipping changes half of a cohort in every round.)
+        amplified: Whether the server may make a large step of small changes. Then no bound on a change bounds the step, and a
+            change above EXTREME bounds does not count. Where most devices change nothing, no change counts.
     """
 
     name = "change-bound"
 
-    def __init__(self, multiple: float, no_vote: float, said_above: float) -> None:
+    def __init__(self, multiple: float, no_vote: float, said_above: float, amplified: bool = False) -> None:
         self._multiple, self._no_vote, self._said_above = multiple, no_vote, said_above
+        self._amplified = amplified
 
     def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
         """Take the norm now, while the round waits for others."""
@@ -229,8 +233,14 @@ class ChangeBound(Unchanged):
             return cohort
         counted = [update for update in cohort.updates if update.weight > 0]
         norms = {update.client: self._norm(update, context) for update in counted}
+        still = stands_still(norms.values(), context.norms.values())
         over = above_bound(norms, self._multiple, self._reference(cohort, norms, context))
-        without = {name for name, medians in over.items() if context.votes and 0 < self._no_vote < medians}
+        without = {name for name, medians in over.items() if 0 < self._no_vote < medians}
+        if self._amplified:
+            without |= {name for name, medians in over.items() if medians > EXTREME * self._multiple}
+            without |= {name for name, norm in norms.items() if still and norm}
+        if not context.votes:
+            without = set()
         context.without_vote |= without
         for name, medians in over.items():
             if medians > self._said_above:

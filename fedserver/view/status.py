@@ -18,6 +18,7 @@ from attune.fedserver.core.fleet_verdict import call_of, fleet_verdicts
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
 from attune.fedserver.core.records import DeviceRecord
+from attune.fedserver.core.schema import one_token
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 from attune.fedserver.view.guarantee import guarantee
 
@@ -84,6 +85,7 @@ def status(
         ],
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
         "standardisation": (standardisation(snapshot.plan) or None) if snapshot.plan else None,
+        "one_token": one_token({device.name: device.token for device in devices if not device.revoked}) or None,
         "metric": TASKS[task].metric,
         "accuracy": over_all(latest),
         "constant": over_all({name: constant[name] for name in constant.keys() & latest.keys()}),

@@ -94,6 +94,8 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
     yield from _no_better(status)
     if status["standardisation"]:
         yield status["standardisation"]
+    if status["one_token"]:
+        yield f"warning: {status['one_token']}"
 
 
 def _averages(averages: dict[str, float]) -> str:

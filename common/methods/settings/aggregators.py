@@ -48,6 +48,11 @@ class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         return 0.0
 
     @property
+    def amplifies(self) -> bool:
+        """Whether the server may take a large step for small changes, because it divides by their size or generates values."""
+        return False
+
+    @property
     def embeddings(self) -> Literal["none", "trained", "fixed"]:
         """Whether clients have embeddings from which their values are generated, and whether these are trained."""
         return "none"
@@ -120,6 +125,10 @@ class MeanSettings(ClippedSettings, frozen=True, forbid_unknown_fields=True):
             )
 
     @property
+    def amplifies(self) -> bool:
+        return self.shared_optimiser not in ("none", "momentum")
+
+    @property
     def step(self) -> float:
         """The learning rate in force of the server's optimiser."""
         if self.shared_lr is not None:
@@ -175,6 +184,10 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
     def clips(self) -> bool:
         """Changes of generated weights have no coordinates that could be voted on: any robust rule clips them."""
         return self.robust != "none"
+
+    @property
+    def amplifies(self) -> bool:
+        return True
 
     # Whether the server trains the devices' embeddings with the network, or leaves them as drawn.
     embedding: Literal["trained", "fixed"] = "trained"

@@ -7,7 +7,7 @@ import pytest
 
 from attune.common.errors import SettingError
 from attune.common.plan import Profile
-from attune.fedserver.core.schema import agree, too_many_classes
+from attune.fedserver.core.schema import agree, one_token, too_many_classes
 from attune.fedserver.core.united_classes import united_classes
 
 USUAL = Profile(kind="tabular", shape=(3,), labels=[0, 1, 2], samples=20, test_samples=5)
@@ -37,6 +37,12 @@ def test_a_fleet_of_one_token_votes_device_by_device() -> None:
     fleet = {**HONEST, "eve": OTHER}
     assert set(agree(fleet, dict.fromkeys(fleet, "shared")).agreed) == set(HONEST)
     assert set(agree(fleet).agreed) == set(HONEST)
+
+
+def test_a_fleet_of_one_token_is_named() -> None:
+    assert "all 3 devices joined with one token" in one_token(dict.fromkeys(HONEST, "shared"))
+    for tokens in (OWN, dict.fromkeys(HONEST, ""), {"ada": "1", "bob": "1"}, dict.fromkeys(HONEST, "1") | {"dora": "2"}):
+        assert one_token(tokens) == ""
 
 
 def test_one_token_against_one_is_a_tie_however_many_names_each_has() -> None:

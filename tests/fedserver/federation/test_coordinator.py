@@ -30,10 +30,12 @@ from attune.fedserver.federation.streams import Stream
 from attune.fedserver.identity.registrar import Caller
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs, Damaged
-from attune.fedserver.ports.ledger import Certificate, Ledger
+from attune.fedserver.ports.ledger import Certificate, Ledger, Token
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.auth import ABOUT_ORDERS, Auth
 from attune.fedserver.rpc.health import watch
+from attune.fedserver.view.status import status
+from attune.fedserver.view.status_text import render_status
 from tests.fedserver.conftest import World, world_on_disk
 
 PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
@@ -390,6 +392,49 @@ def test_the_operator_is_told_who_is_passed_over_until_it_is_asked_again(world: 
         assert await note(server) == ""
 
     process(world, scenario, SETTINGS | {"round": {"rounds": 9, "min_clients": 1, "quorum": 1, "deadline_s": 1.0}})
+
+
+def test_a_round_that_refused_updates_keep_from_its_quorum_says_what_to_do(world: World) -> None:
+    """The quorum is all devices. One of them is refused in the first round and again after it was asked anew."""
+
+    async def scenario(server: Server) -> None:
+        streams = server.connect("a", "b", "c")
+        orders = [id_of(await next_order(stream)) for stream in streams]
+        for order in orders[:2]:
+            await server.answer(order)
+        assert server.coordinator.troubles.lines == []
+        for number in range(2):
+            if number:
+                await next_order(streams[2])
+                assert server.coordinator.troubles.lines == [], "it may bring a good one now"
+            await server.members.excuse("c", "update refused: c's update is not finite")
+            [line] = server.coordinator.troubles.lines
+            assert "round 1 needs 3 updates and cannot get more than 2: c failed or sent an update that was refused" in line
+            assert "revoke" in line and "round.quorum" in line
+        await server.coordinator.turn(server.coordinator.expel, "c")
+        await server.closed(1)
+        assert server.coordinator.troubles.lines == []
+
+    rounds = SETTINGS["round"] | {"min_clients": 3, "deadline_s": 1.0}
+    process(world, scenario, SETTINGS | {"round": rounds}, "abc")
+
+
+@pytest.mark.parametrize(("second", "alike"), [("one", True), ("two", False)])
+def test_the_status_and_the_log_name_a_fleet_of_one_token(
+    world: World, caplog: pytest.LogCaptureFixture, second: str, alike: bool
+) -> None:
+    async def scenario(server: Server) -> None:
+        for name, token in (("x", "one"), ("y", "one"), ("z", second)):
+            if await server.ledger.token(token) is None:
+                await server.ledger.add_token(Token(token, b"", 9, 1e12, "operator", id=token))
+            await server.ledger.enrol(name, name, Certificate(name, name, "device", 1e12), 0.0, token)
+        for stream in server.connect("x", "y", "z"):
+            await next_order(stream)
+        text = "all 3 devices joined with one token"
+        shown = status(await server.ledger.snapshot(), set())
+        assert (text in caplog.text, text in render_status(shown), bool(shown["one_token"])) == (alike, alike, alike)
+
+    process(world, scenario, SETTINGS | {"round": SETTINGS["round"] | {"min_clients": 3}}, "")
 
 
 def test_an_update_in_the_inbox_is_accepted_although_the_step_after_it_fails(

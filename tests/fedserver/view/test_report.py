@@ -93,6 +93,7 @@ def shown(
         "setback": None,
         "taken_back": [],
         "standardisation": None,
+        "one_token": None,
         "awaited": [],
         "adapting": [],
         "fleet": [],
