@@ -135,7 +135,7 @@ class Synchronous:
         names = ", ".join(excused[:SHOWN]) + (f" and {len(excused) - SHOWN} more" if len(excused) > SHOWN else "")
         return (
             f"round {state.record.round + 1} needs {needed} updates and cannot get more than {coming}: {names} failed or sent "
-            "an update that was refused (see the note) and will be asked again at the deadline. Repair or revoke such a device, or "
+            "an update that was refused (see the note), and is asked again at the deadline. Repair or revoke such a device, or "
             "connect another one; in the next run, leave room for failures with a smaller round.quorum"
         )
 
