@@ -116,6 +116,10 @@ class OrderBook:
             raise UnknownBlob(f"{name} was not offered a blob {digest[:20]!r}: ask for those of the present order")
         return blob
 
+    def withdraw(self) -> None:
+        """Withdraw all blobs that were offered: their orders are closed, and the files may be removed from now on."""
+        self._offers.clear()
+
     def forgets(self, name: str) -> bool:
         """Return whether this device seems to keep nothing between orders, so that changes are of no use to it."""
         return self._misses.get(name, 0) >= MISSES

@@ -293,6 +293,7 @@ class Coordinator:
     async def _close_round(self, number: int, cohort: frozenset[str], back: events.GoBack | None = None) -> None:
         """Aggregate, or go back, without a turn, so that devices come and go meanwhile. Commit in a turn."""
         self._closing_since = self.clock.monotonic()
+        self.book.withdraw()
         step_name = f"closing round {number}"
         try:
             closing = await self.troubles.overcome(

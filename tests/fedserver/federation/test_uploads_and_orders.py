@@ -12,6 +12,7 @@ from attune.common import aio
 from attune.common.errors import LimitExceeded, OrderClosed, UnknownBlob, Unreachable, UpdateRefused, UploadTakenOver
 from attune.common.exchange.messages import Notice, UploadTarget
 from attune.common.plan import Profile
+from attune.common.wire.blobs import Blob
 from attune.common.wire.digest import digest_of, file_name
 from attune.common.wire.malformed import DigestMismatch, Truncated
 from attune.fedserver.core.messages import OrderId
@@ -73,6 +74,18 @@ def test_the_book_knows_the_newest_order_of_each_device():
         book.order("b", "train-2-a")
     with pytest.raises(UnknownBlob):
         book.offer("a", "0" * 64)
+
+
+def test_blobs_of_closed_orders_are_withdrawn(tmp_path):
+    """A device that is not asked any more could fetch a removed file, and the log called the home damaged."""
+    book, blob = OrderBook(), Blob("state/shared.value.1.safetensors", "sha256:" + "0" * 64, 8)
+    book.write(OrderId("train", 1, "a"), {"shared": blob}, ["shared"], 10.0, 0)
+    assert book.offer("a", blob.digest) == blob
+    book.withdraw()
+    with pytest.raises(UnknownBlob):
+        book.offer("a", blob.digest)
+    book.write(OrderId("train", 2, "b"), {"shared": blob}, ["shared"], 10.0, 1)
+    assert book.offer("b", blob.digest) == blob
 
 
 def device(contributed, fetched):
