@@ -386,8 +386,8 @@ def a_message_that_is_too_large(victim: Victim) -> str:
 
 @attack("digest-mismatch")
 def other_bytes_than_announced(victim: Victim) -> str:
-    """Send other bytes than those of the digest."""
-    data = save(good(victim))
+    """Send other bytes than those of the digest, which no other attack has uploaded before."""
+    data = save({name: tensor + np.float32(0.123) for name, tensor in good(victim).items()})
     return answer_to(lambda: eve(victim).upload(order(victim), "shared", [data[::-1]], digest_of(data), len(data)))
 
 

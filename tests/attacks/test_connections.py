@@ -126,9 +126,9 @@ def test_a_handshake_has_ten_seconds_unless_the_operator_says_otherwise() -> Non
 
 def test_a_device_makes_so_many_calls_at_a_time_and_no_more(victim: Victim) -> None:
     mallory = victim.stranger()
-    waiting = [Stream(mallory) for _ in range(40)]
+    waiting = [Stream(mallory) for _ in range(120)]  # some end at once, because their profile is refused
     kinds = []
-    for _ in range(5):
+    while waiting and "too-many" not in kinds:
         try:
             waiting.pop().end()
         except grpc.RpcError as error:
