@@ -102,6 +102,11 @@ PATIENCE_S = 180.0  # longest time of a federation over the network, which needs
 LENGTH = 8  # bytes of a safetensors file with the length of its header
 # Keys of JSON that differ between runs although no bit of a model does.
 VOLATILE = {"seconds", "federation", "check"}
+# Keys that the first revision does not have: metrics of what a device keeps and of privacy, and the form of model.json.
+NEWER_KEYS = {"above_constant", "epsilon", "likelihood_kept", "test_groups", "format", "privacy"}
+NEWER_KEYS |= {
+    f"kept_{name}_{rival}" for name in ("better_than", "worse_than", "gain", "error", "p") for rival in ("common", "local")
+}
 
 
 def shards(kind: str) -> dict[str, tuple[np.ndarray, ...]]:
@@ -154,6 +159,8 @@ def networked(folder: Path, method: str) -> dict[str, str]:
 
     One device has a process of its own; the others are hosted together.
     """
+    from attune.fedclient import options
+
     place = folder / "network" / method
     files = place / "shards"
     files.mkdir(parents=True)
@@ -169,6 +176,8 @@ def networked(folder: Path, method: str) -> dict[str, str]:
         start("fedserver", *flags)
         port = listening(server, PATIENCE_S)
         to = ["--server", f"localhost:{port}", "--device", "cpu", "--threads", "1"]
+        if hasattr(options, "DeviceOptions"):  # the first revision has no such class, and discloses statistics unasked
+            to += ["--disclose", "statistics"]
         start("fedclient", "--data", str(files / "d0.npz"), "--name", "solo-d0", "--home", str(place / "solo"), *to)
         hosted = [word for name in members if name != "d0" for word in ("--data", str(files / f"{name}.npz"))]
         start("fedclient", *hosted, "--name", "host", "--home", str(place / "hosted"), *to)
@@ -266,7 +275,7 @@ def of_tensors(path: Path) -> str:
 
 def of_json(text: bytes) -> str:
     """Return a digest of a JSON object without its volatile keys."""
-    kept = {key: value for key, value in json.loads(text).items() if key not in VOLATILE}
+    kept = {key: value for key, value in json.loads(text).items() if key not in VOLATILE | NEWER_KEYS}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
