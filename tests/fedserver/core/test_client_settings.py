@@ -107,6 +107,7 @@ def test_the_plan_takes_nothing_from_the_data() -> None:
 
 
 def test_the_noise_keeps_to_epsilon_and_agrees_with_the_accountant() -> None:
+    pytest.importorskip("dp_accounting")
     given = {"privacy.noise": None, "privacy.epsilon": 3.0, "privacy.delta": 5e-4, "round.rounds": 20}
     plan = make_plan(settings(**given), {"a": PROFILE}, "f")
     from attune.common.privacy.accountant import NoisySteps, epsilon_of

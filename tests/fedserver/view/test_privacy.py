@@ -15,6 +15,7 @@ from attune.fedserver.cli.root import cli
 
 @pytest.mark.parametrize("unit", ["none", "example"])
 def test_the_budget_and_what_was_spent_are_shown(unit: str, tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
     draws = np.random.default_rng(0)
     shards = {name: (draws.random((60, 4)).astype("float32"), np.arange(60) % 2) for name in ("ann", "ben")}
     privacy = {"unit": unit, "epsilon": 4.0, "insecure_seed": 1, "ranges": [[0, 1]]}
