@@ -73,7 +73,7 @@ def main(out: Path, repeats: int) -> None:
                     for belief, enough, effect in simulated(np.random.default_rng(devices), none, devices, repeats):
                         judged += 1
                         for threshold in THRESHOLDS:
-                            if call := belief.call(enough, threshold):
+                            if call := belief.effect(enough, threshold):
                                 calls[threshold, effect <= 0 if call == "helped" else effect >= 0] += 1
                     for threshold in THRESHOLDS:
                         right, wrong = calls[threshold, False], calls[threshold, True]

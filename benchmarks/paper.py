@@ -9,7 +9,6 @@ docs/reference.md from these files, and `python -m benchmarks.paper_curves` make
 from __future__ import annotations
 
 import shlex
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 from attune.common.errors import SettingError
 from attune.common.hardware import choose
 from attune.simulation.grid import best
+from attune.simulation.manifest import commit_of
 from attune.simulation.recipes.run import Right, harmed
 from benchmarks.federation import Ended, simulated
 from benchmarks.machine import machine
@@ -88,14 +88,6 @@ def known(results: Results, key: Mapping[str, Any]) -> dict[str, str] | None:
     """Return the row with this key."""
     wanted = {name: str(value) for name, value in key.items()}
     return next((row for row in results.rows() if wanted.items() <= row.items()), None)
-
-
-def commit() -> str:
-    """Return the commit that runs, with a + if files differ from it."""
-    said = subprocess.run(
-        ("git", "describe", "--always", "--dirty=+"), cwd=Path(__file__).parent, capture_output=True, text=True
-    )
-    return said.stdout.strip() or "unknown"
 
 
 def here(device: str) -> str:
@@ -197,7 +189,8 @@ class Paper:
 
     def made(self, cell: Cell) -> dict[str, str]:
         command = cell.command if self.device == self.table.device else f"{cell.command} --device {self.device}"
-        return {"method": cell.row.method, "command": command, "commit": commit(), "machine": here(self.device)}
+        commit = commit_of(Path(__file__).parents[1]) or "unknown"
+        return {"method": cell.row.method, "command": command, "commit": commit, "machine": here(self.device)}
 
     @property
     def _study(self) -> Study:

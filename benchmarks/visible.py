@@ -1,4 +1,4 @@
-"""What the server, and another device, can compute about a device's data from what it hands in: a row for each attack.
+"""Attacks on privacy by the server and by another device: what each computes of a device's data from what it hands in.
 
 `python -m benchmarks.visible --out benchmarks/results/visible.csv`. The attacker has what it is sent: the served tensors, the
 tensors that the device hands in, and the numbers of samples. It follows the protocol. The attacks are the known ones: labels
@@ -37,7 +37,7 @@ COLUMNS = ("attacker", "what", "setting", "measure", "value")
 
 
 class Seen:
-    """What each device was served and what it handed in, by device and round."""
+    """Values that each device was served and handed in, by device and round."""
 
     def __init__(self) -> None:
         self.start: dict[tuple[str, int], dict[str, Array]] = {}

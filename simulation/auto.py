@@ -35,6 +35,7 @@ from attune.simulation.simulation_state import MemoryState
 from attune.simulation.simulator import Simulator
 
 USUAL: Mapping[str, Mapping[str, Any]] = {"fedavg": {}, "fedper": {}, "fedtp": {}, "fedmcsa": {"dial": True}}
+_REMEDY = f"devices need {FEWEST} training samples and train.validation above 0. Name a method instead of auto"
 NEEDS_ATTENTION = "fedtp"  # a usual candidate only where the usual model for the data has attention
 
 
@@ -122,9 +123,6 @@ class _Race:
         if not scored_by_all(scores):
             raise SettingError(f"no device holds samples out by which a method could be chosen; {_REMEDY}")
         return scores
-
-
-_REMEDY = f"devices need {FEWEST} training samples and train.validation above 0. Name a method instead of auto"
 
 
 def _checked_rounds(overrides: Mapping[str, Any], members: Mapping[str, LazyShard]) -> int:

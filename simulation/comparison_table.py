@@ -9,11 +9,12 @@ from torch import Tensor
 
 from attune.common.metrics import KEPT_RIVALS, Rival
 from attune.common.paired import findings_of, pairs_of
+from attune.common.statistics import Effect
 from attune.common.task import TASKS
 from attune.common.text import aligned
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.work.comparison import Places, compared
-from attune.fedserver.core.fleet_verdict import Call, FleetVerdict, call_of, fleet_verdicts
+from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts
 from attune.simulation.compared_methods import ComparedMethod
 from attune.simulation.result import DeviceRow, SimulationResult, score_text
 
@@ -48,7 +49,7 @@ def comparison(
     lines: list[Sequence[str]] = [HEADS]
     for device in sorted(members):
         lines += [
-            _cells(name, of[device], harm[name][device], call_of(verdicts[name], device))
+            _cells(name, of[device], harm[name][device], effect_of(verdicts[name], device))
             for name, of in rows.items()
             if device in of
         ]
@@ -128,7 +129,7 @@ def model_lines(methods: Sequence[ComparedMethod], results: Mapping[str, Simulat
     return [f"model: {words}", *(method.why for method in methods if method.why)]
 
 
-def _cells(method: str, row: DeviceRow, harm: bool | None, probably: Call | None) -> tuple[str, ...]:
+def _cells(method: str, row: DeviceRow, harm: bool | None, probably: Effect | None) -> tuple[str, ...]:
     scores = (score_text(row.kept), score_text(row.accuracy), score_text(row.served))
     return row.device, str(row.samples), method, *scores, row.verdict or "-", _yes_or_no(harm), probably or "-", row.keeps
 
@@ -146,7 +147,7 @@ def _means(
 
 def _called(verdicts: Sequence[FleetVerdict]) -> str:
     """Return how many devices are probably helped and harmed."""
-    calls = Counter(call_of(verdicts, device) for device in {device for verdict in verdicts for device in verdict.calls})
+    calls = Counter(effect_of(verdicts, device) for device in {device for verdict in verdicts for device in verdict.effects})
     return f"{calls['helped']} helped, {calls['harmed']} harmed" if verdicts else "-"
 
 

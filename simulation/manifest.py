@@ -58,7 +58,7 @@ class ResultManifest(msgspec.Struct, frozen=True):
     executor: str
 
 
-def manifest_of(data: str, method: str, seed: int, executor: str) -> ResultManifest:
+def result_manifest(data: str, method: str, seed: int, executor: str) -> ResultManifest:
     """Return the manifest of a result of this process.
 
     Args:
@@ -102,12 +102,7 @@ def commit_of(folder: Path) -> str | None:
     """Return the commit of a git checkout, with "+" if its files differ; None if the folder is none, or git is missing."""
     if not (folder / ".git").exists():
         return None
-    commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return commit if commit is None or not changes else f"{commit}+"
-
-
-def _git(folder: Path, *words: str) -> str | None:
-    command = ["git", "-C", str(folder), *words]
+    command = ("git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=True)
     except (OSError, subprocess.SubprocessError):

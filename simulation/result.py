@@ -17,7 +17,7 @@ from attune.common.methods.registry import configured_in
 from attune.common.metrics import reported_by
 from attune.common.outputs import check_folder
 from attune.common.plan import Plan
-from attune.common.statistics import Finding, interval_of
+from attune.common.statistics import Effect, Finding, interval_of
 from attune.common.task import TaskName
 from attune.common.text import aligned, csv_cell
 from attune.fedclient.console import kept_words
@@ -26,11 +26,11 @@ from attune.fedclient.work.comparison import comparisons_of, finding_of
 from attune.fedclient.work.executor import SEQUENTIAL, Executor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
-from attune.fedserver.core.fleet_verdict import Call, FleetVerdict, call_of, fleet_verdicts
+from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts
 from attune.fedserver.core.racing import RaceResult
 from attune.fedserver.view.status import status
 from attune.simulation.federation import FederationOutcome
-from attune.simulation.manifest import ResultManifest, manifest_of
+from attune.simulation.manifest import ResultManifest, result_manifest
 from attune.simulation.result_table import Cell, ResultTable
 from attune.simulation.simulation_state import SimulationState
 
@@ -104,7 +104,7 @@ class SimulationResult:
         """Return a row for each device: its accuracies, and whether its own model is better than the others."""
         served, verdicts = self._served(), self.verdicts
         rows = sorted(self._outcome.results.items())
-        return DeviceTable([_row_of(name, result, served[name], call_of(verdicts, name)) for name, result in rows])
+        return DeviceTable([_row_of(name, result, served[name], effect_of(verdicts, name)) for name, result in rows])
 
     @property
     def devices(self) -> list[str]:
@@ -184,7 +184,7 @@ class SimulationResult:
     @property
     def manifest(self) -> ResultManifest:
         """Circumstances of this result: versions, commit, machine, digest of the data, command, method and seed."""
-        return manifest_of(self._data, self.summary["method"], self.summary["seed"], self.executor)
+        return result_manifest(self._data, self.summary["method"], self.summary["seed"], self.executor)
 
     @property
     def bytes_moved(self) -> int:
@@ -258,7 +258,7 @@ class DeviceRow:
     constant: float | None
     interval: tuple[float, float] | None
     verdict: Finding | None
-    probably: Call | None
+    probably: Effect | None
     keeps: str
 
 
@@ -330,7 +330,7 @@ class DeviceTable(Sequence[DeviceRow]):
         return pandas.DataFrame(rows).drop(columns="interval").set_index("device")
 
 
-def _row_of(name: str, result: OrderResult, served: float | None, probably: Call | None) -> DeviceRow:
+def _row_of(name: str, result: OrderResult, served: float | None, probably: Effect | None) -> DeviceRow:
     """Return a device's row, from the result of its last order."""
     accuracies, samples = result.accuracies, result.test_samples or 0
     accuracy = accuracies[result.own_choice]

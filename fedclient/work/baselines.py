@@ -128,7 +128,7 @@ class Baselines:
         )
         return trained.tensors
 
-    def alone(self, tensors: Tensors) -> tuple[Trainer, Tensors]:
+    def plain(self, tensors: Tensors) -> tuple[Trainer, Tensors]:
         """Return what evaluates a plain model, and its tensors in the model's order."""
         return self._trainer, {name: tensors[name] for name in tensors_of(self._model)}
 

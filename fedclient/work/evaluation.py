@@ -150,13 +150,13 @@ class Evaluation:
             models["finished-common"] = common
         finished: dict[Choice, tuple[Trainer, Tensors]] = {}
         for name, tensors in models.items():
-            start = self._rivals.alone(tensors)[1]
+            start = self._rivals.plain(tensors)[1]
             purposes = partial(_purpose, seeds, name)
             try:
                 tuned = yield from self._rivals.finished(start, data, order.finish_epochs, purposes, cancelled, order.round)
             except TrainingDiverged:
                 continue
-            finished[name] = self._rivals.alone(tuned)
+            finished[name] = self._rivals.plain(tuned)
         return finished
 
     def _scored(self, weighed: baselines.Weighed, candidates: baselines.Candidates, order: Order) -> Jobs[float | None]:
@@ -177,8 +177,8 @@ class Evaluation:
         """Return whether the common model explains held-out samples by FAR_BEHIND nats a sample less than the own one."""
         data, nats = self._data, []
         for tensors in (common, theta):
-            trainer, plain = self._rivals.alone(tensors)
-            fit = yield from trainer.calibrated(plain, data.validation_x, data.validation_y, data.validation_weight)
+            trainer, model = self._rivals.plain(tensors)
+            fit = yield from trainer.calibrated(model, data.validation_x, data.validation_y, data.validation_weight)
             nats.append(log_likelihood(fit.probability, data.validation_weight))
         return nats[0] < nats[1] - FAR_BEHIND * len(data.validation_x)
 

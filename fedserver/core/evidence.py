@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attune.fedserver.core.fleet_verdict import Call
+from attune.common.statistics import Effect
 
 Floats = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ STRENGTHS = np.geomspace(1, 300, 16)  # a + b of its beta distribution, log-unif
 CENTRES = np.linspace(-3, 3, 13)  # mean of the gains, in deviations of the gains
 SPREADS = np.geomspace(0.25, 16, 13)  # deviation of the gains, in median standard errors
 STEP, REACH = 0.1, 12.0  # of the integral over a gain's error, in standard errors
-LEAST_DIFFERENCE = 2  # samples: a smaller difference is never called
+LEAST_DIFFERENCE = 2  # samples: a smaller difference says nothing
 LEAST_GROUPS = 6  # fewer independent groups say too little about their own spread
 THRESHOLD = 0.95
 
@@ -38,7 +38,7 @@ class Belief:
     better: float
     worse: float
 
-    def call(self, enough: bool = True, threshold: float = THRESHOLD) -> Call | None:
+    def effect(self, enough: bool = True, threshold: float = THRESHOLD) -> Effect | None:
         """Return whether the device is probably helped or probably harmed; None if the evidence is too weak."""
         if not enough:
             return None
@@ -104,12 +104,15 @@ def _beliefs(
     with np.errstate(divide="ignore"):
         effect, none = np.log1p(-SPIKE), np.log(SPIKE)
     better, worse = np.zeros(len(slab)), np.zeros(len(slab))
-    logs = [np.logaddexp(none[k] + spike, effect[k] + slab) for k in range(len(SPIKE))]  # of each (K, G)
-    points = np.array([many @ log for log in logs])  # (W, G)
+
+    def log_of(k: int) -> Floats:  # computed twice, because all of them at once would not fit in memory for a large fleet
+        return np.asarray(np.logaddexp(none[k] + spike, effect[k] + slab), np.float64)  # (K, G)
+
+    points = np.array([many @ log_of(k) for k in range(len(SPIKE))])  # (W, G)
     weight = np.exp(points - points.max())
     weight /= weight.sum()
-    for k, log in enumerate(logs):
-        share = np.exp(effect[k] + slab - log) * weight[k]  # that a device of this kind has an effect, and this point
+    for k in range(len(SPIKE)):
+        share = np.exp(effect[k] + slab - log_of(k)) * weight[k]  # that a device of this kind has an effect, and this point
         better += (share * above).sum(1)
         worse += (share * below).sum(1)
     return [Belief(float(better[kind]), float(worse[kind])) for kind in places]

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from attune.common.metrics import KEPT_RIVALS, Rival
 from attune.common.paired import Pair, pairs_of
-from attune.common.statistics import interval_of_mean, mcnemar
+from attune.common.statistics import Effect, interval_of_mean, mcnemar
 
-Call = Literal["helped", "harmed"]
 RIVAL_WORDS: Mapping[Rival, str] = {"local": "training alone", "common": "the common model"}
 
 
@@ -28,7 +27,7 @@ class FleetVerdict:
         better: Number of devices whose gain is positive.
         worse: Number of devices whose gain is negative.
         p: The p-value of the exact sign test over devices.
-        calls: For each device, "helped" or "harmed" if it probably is, else None (fedserver.core.evidence).
+        effects: For each device, "helped" or "harmed" if it probably is, else None (fedserver.core.evidence).
     """
 
     rival: Rival
@@ -37,31 +36,31 @@ class FleetVerdict:
     better: int
     worse: int
     p: float
-    calls: Mapping[str, Call | None]
+    effects: Mapping[str, Effect | None]
 
     @property
     def helped(self) -> int:
         """Number of devices that are probably helped."""
-        return Counter(self.calls.values())["helped"]
+        return Counter(self.effects.values())["helped"]
 
     @property
     def harmed(self) -> int:
         """Number of devices that are probably harmed."""
-        return Counter(self.calls.values())["harmed"]
+        return Counter(self.effects.values())["harmed"]
 
     def report(self) -> dict[str, Any]:
         """Return the figures and the words, for JSON."""
         figures = {
             name: getattr(self, name) for name in ("rival", "gain", "interval", "better", "worse", "p", "helped", "harmed")
         }
-        return {"devices": len(self.calls)} | figures | {"words": self.words()}
+        return {"devices": len(self.effects)} | figures | {"words": self.words()}
 
     def words(self) -> str:
         """Return the verdict as a line of text, the same words in every view."""
         between = "" if self.interval is None else ", 95 % for devices like these {:+.3f} to {:+.3f}".format(*self.interval)
         return (
             f"against {RIVAL_WORDS[self.rival]}: {self.gain:+.3f} on average{between}; better on {self.better} and worse on "
-            f"{self.worse} of {len(self.calls)} devices (sign test p = {self.p:.2g}); {self.helped} probably helped, "
+            f"{self.worse} of {len(self.effects)} devices (sign test p = {self.p:.2g}); {self.helped} probably helped, "
             f"{self.harmed} probably harmed"
         )
 
@@ -80,12 +79,12 @@ def fleet_verdicts(reports: Mapping[str, Mapping[str, Any]]) -> list[FleetVerdic
     return [_verdict(tuple(by_rival[rival].items())) for rival in RIVAL_WORDS if rival in by_rival]
 
 
-def call_of(verdicts: Sequence[FleetVerdict], device: str) -> Call | None:
-    """Return the call about one device: harmed if any rival is probably better, helped if it probably beats each of them."""
-    calls = [verdict.calls[device] for verdict in verdicts if device in verdict.calls]
-    if "harmed" in calls:
+def effect_of(verdicts: Sequence[FleetVerdict], device: str) -> Effect | None:
+    """Return the effect on one device: harmed if any rival is probably better, helped if it probably beats each of them."""
+    effects = [verdict.effects[device] for verdict in verdicts if device in verdict.effects]
+    if "harmed" in effects:
         return "harmed"
-    return "helped" if calls and set(calls) == {"helped"} else None
+    return "helped" if effects and set(effects) == {"helped"} else None
 
 
 @lru_cache(maxsize=32)  # views ask for the same fleet again and again
@@ -93,22 +92,22 @@ def _verdict(listed: tuple[tuple[str, Pair], ...]) -> FleetVerdict:
     pairs = [pair for _, pair in listed]
     gains = [pair.difference for pair in pairs]
     better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
-    calls = dict(zip((device for device, _ in listed), _calls(pairs), strict=True))
-    return FleetVerdict(pairs[0].rival, fmean(gains), interval_of_mean(gains), better, worse, mcnemar(better, worse), calls)
+    effects = dict(zip((device for device, _ in listed), _effects(pairs), strict=True))
+    return FleetVerdict(pairs[0].rival, fmean(gains), interval_of_mean(gains), better, worse, mcnemar(better, worse), effects)
 
 
-def _calls(pairs: Sequence[Pair]) -> list[Call | None]:
-    """Return the call about each device: from counts where a score is right or wrong, else from gains and their errors."""
+def _effects(pairs: Sequence[Pair]) -> list[Effect | None]:
+    """Return the effect on each device: from counts where a score is right or wrong, else from gains and their errors."""
     from attune.fedserver.core.evidence import LEAST_DIFFERENCE, LEAST_GROUPS, beliefs_of_counts, beliefs_of_gains  # numpy
 
-    calls: list[Call | None] = [None] * len(pairs)
+    effects: list[Effect | None] = [None] * len(pairs)
     counted = [i for i, pair in enumerate(pairs) if pair.gain is None]
     beliefs = beliefs_of_counts([(pairs[i].better, pairs[i].worse) for i in counted])
     for i, belief in zip(counted, beliefs, strict=True):
-        calls[i] = belief.call(abs(pairs[i].better - pairs[i].worse) >= LEAST_DIFFERENCE)
+        effects[i] = belief.effect(abs(pairs[i].better - pairs[i].worse) >= LEAST_DIFFERENCE)
     measured = [i for i, pair in enumerate(pairs) if pair.gain is not None and pair.independent >= LEAST_GROUPS]
     if measured:
         beliefs = beliefs_of_gains([(pairs[i].gain or 0.0, pairs[i].error or 0.0, pairs[i].independent) for i in measured])
         for i, belief in zip(measured, beliefs, strict=True):
-            calls[i] = belief.call()
-    return calls
+            effects[i] = belief.effect()
+    return effects

@@ -12,6 +12,7 @@ from typing import Protocol
 from attune.common.config import RoundSettings
 from attune.common.exchange.messages import WorkName
 from attune.common.seeds import derive
+from attune.common.text import listed
 from attune.fedserver.core.attendance import LONGEST_S, STEPS, FleetPace, indebted
 from attune.fedserver.core.messages import EarlierState, GoBack, Phase, Record
 from attune.fedserver.core.state import Round
@@ -132,11 +133,11 @@ class Synchronous:
         coming = len(state.updates | (state.awaited & frozenset(state.record.cohort)))
         if state.record.phase is not Phase.TRAINING or not excused or coming >= needed:
             return ""
-        names = ", ".join(excused[:SHOWN]) + (f" and {len(excused) - SHOWN} more" if len(excused) > SHOWN else "")
         return (
-            f"round {state.record.round + 1} needs {needed} updates and cannot get more than {coming}: {names} failed or sent "
-            "an update that was refused (see the note), and is asked again at the deadline. Repair or revoke such a device, or "
-            "connect another one; in the next run, leave room for failures with a smaller round.quorum"
+            f"round {state.record.round + 1} needs {needed} updates and cannot get more than {coming}: "
+            f"{listed(excused, SHOWN)} failed or sent an update that was refused (see the note), and is asked again at the "
+            "deadline. Repair or revoke such a device, or connect another one; in the next run, leave room for failures with a "
+            "smaller round.quorum"
         )
 
     def ask(self, state: Round) -> Asked:

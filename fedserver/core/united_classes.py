@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from attune.common.classes import look_alikes, other_forms
 from attune.common.errors import SettingError
 from attune.common.plan import Label, Profile
+from attune.common.text import listed
 from attune.fedserver.core.schema import MAX_LABELS
 
 _SHOWN = 4
@@ -63,5 +64,4 @@ def _described(groups: Sequence[Sequence[str]], profiles: Mapping[str, Profile])
 
 
 def _devices_with(label: str, profiles: Mapping[str, Profile]) -> str:
-    names = [name for name in sorted(profiles) if label in map(str, profiles[name].labels)]
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return listed([name for name in sorted(profiles) if label in map(str, profiles[name].labels)], _SHOWN)

@@ -17,6 +17,7 @@ from attune.common.config import PrivacySettings
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors, SecureMessage
 from attune.common.faults import SERVER, fail_at
+from attune.common.text import listed
 from attune.fedserver.core.messages import Attempted, OrderId, Record
 from attune.fedserver.federation.steps import Clock, Turns
 from attune.fedserver.federation.streams import Streams
@@ -131,7 +132,7 @@ class SecureRounds:
                     await self._changed.wait()
         except TimeoutError:
             missing = sorted(collector.pending)
-            LOG.warning("round %d: %s: no answer of %s", collector.occasion.round, collector.exchange, ", ".join(missing[:3]))
+            LOG.warning("round %d: %s: no answer of %s", collector.occasion.round, collector.exchange, listed(missing))
 
     # --- what devices do meanwhile
 

@@ -14,7 +14,7 @@ from attune.common.statistics import interval_of
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, over_all, without_use
 from attune.fedserver.core.advice import advice
-from attune.fedserver.core.fleet_verdict import call_of, fleet_verdicts
+from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
 from attune.fedserver.core.records import DeviceRecord
@@ -79,7 +79,7 @@ def status(
             _client(device, device.name in connected, awaited, reported)
             | {"certificate_ends": ends[device.name].not_after if device.name in ends else None}
             | _accuracy(latest.get(device.name), task)
-            | {"probably": call_of(verdicts, device.name)}
+            | {"probably": effect_of(verdicts, device.name)}
             | _reported(reports.get(device.name, {}))
             for device in devices
         ],

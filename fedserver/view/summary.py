@@ -22,11 +22,11 @@ from attune.common.errors import SettingError
 from attune.common.methods.method import Evaluate
 from attune.common.metrics import within_bounds
 from attune.common.paired import gain_between, gain_of, verdict_of
-from attune.common.statistics import Finding
+from attune.common.statistics import Effect, Finding
 from attune.common.task import TASKS, TaskName
 from attune.common.text import from_json
 from attune.fedserver.core import accuracy as of_rows
-from attune.fedserver.core.fleet_verdict import Call, call_of, fleet_verdicts
+from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.records import Report
 
@@ -104,7 +104,7 @@ class ClientSummary(msgspec.Struct, frozen=True):
     gain: float | None = None  # gain by federation
     gain_interval: tuple[float, float] | None = None
     verdict: Finding | None = None
-    probably: Call | None = None  # of what it keeps, from the evidence of the whole fleet
+    probably: Effect | None = None  # of what it keeps, from the evidence of the whole fleet
 
     @property
     def figures(self) -> dict[Figure, float | None]:
@@ -146,7 +146,7 @@ def summarise(
     by_name = curves(rows, evaluate, policy)
     judged = judged_by(evaluate)
     verdicts = fleet_verdicts(of_rows.latest_metrics(rows))
-    listed = [msgspec.structs.replace(client, probably=call_of(verdicts, client.name)) for client in clients(rows, evaluate)]
+    listed = [msgspec.structs.replace(client, probably=effect_of(verdicts, client.name)) for client in clients(rows, evaluate)]
     return Summary(
         method=settings.method.name,
         model=model,

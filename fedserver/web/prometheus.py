@@ -74,7 +74,7 @@ class FederationCollector:
         verdicts = {word: sum(device["verdict"] == word for device in self._devices) for word in ("better", "unclear", "worse")}
         yield _by("attune_verdicts", "Devices by whether federation helps them.", "verdict", verdicts)
         probably = {word: sum(device["probably"] == word for device in self._devices) for word in ("helped", "harmed")}
-        yield _by("attune_probably", "Devices that what they keep probably helps or harms.", "call", probably)
+        yield _by("attune_probably", "Devices that what they keep probably helps or harms.", "effect", probably)
 
     def _totals(self) -> Iterable[Metric]:
         lines = self._facts.lines

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from attune.common.config import convert
 from attune.common.durable import NO_SPACE, PUBLIC, write_file
 from attune.common.errors import DiskFull, SettingError, ShardError
+from attune.common.text import listed
 from attune.fedclient.data.arrays import Array, write_arrays
 from attune.fedclient.data.meta import Meta
 from attune.simulation.partition import features
@@ -160,8 +161,7 @@ def write_shards(out: Path, parts: Partition) -> list[Path]:
     out = Path(out)
     stale = sorted(path.name for path in out.glob("shard*") if path.is_dir() and path.name not in parts.names)
     if stale:
-        listed = ", ".join(stale[:8]) + (f" and {len(stale) - 8} more" if len(stale) > 8 else "")
-        raise ShardError(f"{out} holds shards of another partition ({listed}); remove them or choose another --out")
+        raise ShardError(f"{out} holds shards of another partition ({listed(stale)}); remove them or choose another --out")
     data = parts.dataset
     meta = Meta(
         classes=data.classes,

@@ -1,4 +1,4 @@
-"""What a device that stalls costs an honest fleet: rounds beside a quiet run, of real servers, in one run of this script.
+"""Cost of a stalling device to an honest fleet: its rounds beside those of a quiet run, with real servers, in one script.
 
 `make stalling` writes benchmarks/results/stalling.json. A run lasts SPAN_S seconds. A stalling device costs a part once, until
 nobody waits for it, and a part again when its debt is paid, after 20 times what it has cost. So the cost of an hour follows

@@ -1,4 +1,4 @@
-"""What the server and another device can compute: the table in docs/security.md is what the attacks measure today."""
+"""Attacks on privacy: the table in docs/security.md has the figures that they measure today."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server is told of a shard's values: neither sums nor the shares of classes, unless the device discloses them."""
+"""Statistics of a shard: neither sums nor the shares of classes leave a device that does not disclose them."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from attune.common.config import PrivacySettings
 from attune.common.durable import write_file
 from attune.common.errors import AttuneError, HomeMismatch
 from attune.common.privacy.accountant import NoisySteps, epsilon_of, noise_for
+from attune.common.privacy.noise import SECRET_BYTES, key_of
 from attune.common.protocol import SPENT
 from attune.common.text import from_json
-from attune.fedclient.work.private.noise import SECRET_BYTES, key_of
 
 LEAST_LEFT = 0.01  # share of a budget; with less, the noise would drown everything
 

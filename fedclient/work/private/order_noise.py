@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from attune.fedclient.work.private.noise import NoiseStream, key_of
+from attune.common.privacy.noise import NoiseStream, key_of
 
 
 @dataclass

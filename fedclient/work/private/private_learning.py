@@ -14,10 +14,10 @@ from attune.common.errors import LimitExceeded, SettingError
 from attune.common.methods.private_training import check_private, steps_per_order
 from attune.common.methods.registry import configured_on_device
 from attune.common.plan import Plan
+from attune.common.privacy.noise import SECRET_BYTES, key_of
 from attune.common.seeds import derive
 from attune.common.wire.files import digest_of_tensors
 from attune.fedclient.work.private.ledger import PrivacyLedger
-from attune.fedclient.work.private.noise import SECRET_BYTES, key_of
 from attune.fedclient.work.private.order_noise import OrderNoise, rate_of
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ def test_other_devices_lend_strength_and_take_it():
     among_helped = beliefs_of_counts([(6, 1)] + [(14, 3)] * 15)[0]
     among_equal = beliefs_of_counts([(6, 1)] + [(8, 8), (7, 9), (9, 7)] * 5)[0]
     assert among_equal.better < alone.better < among_helped.better
-    assert among_helped.call() == "helped" and alone.call() is None and among_equal.call() is None
+    assert among_helped.effect() == "helped" and alone.effect() is None and among_equal.effect() is None
 
 
 def test_harm_is_the_mirror_image_of_help():
@@ -97,8 +97,8 @@ def test_gains_without_any_spread_are_finite():
 
 
 def test_a_call_needs_the_threshold_and_enough_samples():
-    assert Belief(0.96, 0.0).call() == "helped" and Belief(0.0, 0.96).call() == "harmed"
-    assert Belief(0.94, 0.0).call() is None and Belief(0.96, 0.0).call(enough=False) is None
+    assert Belief(0.96, 0.0).effect() == "helped" and Belief(0.0, 0.96).effect() == "harmed"
+    assert Belief(0.94, 0.0).effect() is None and Belief(0.96, 0.0).effect(enough=False) is None
 
 
 def test_few_calls_are_wrong_on_fleets_with_known_effects():
@@ -112,7 +112,7 @@ def test_few_calls_are_wrong_on_fleets_with_known_effects():
             won = draw.binomial(discordant, share)
             counts = list(zip(won.tolist(), (discordant - won).tolist(), strict=True))
             for (b, c), belief, true in zip(counts, beliefs_of_counts(counts), share, strict=True):
-                if call := belief.call(abs(b - c) >= evidence.LEAST_DIFFERENCE):
+                if call := belief.effect(abs(b - c) >= evidence.LEAST_DIFFERENCE):
                     called += 1
                     wrong += true <= 0.5 if call == "helped" else true >= 0.5
         assert wrong <= most * (called if none < 1 else 800), (none, called, wrong)

@@ -3,7 +3,7 @@
 import pytest
 
 from attune.common.metrics import KEPT_RIVALS
-from attune.fedserver.core.fleet_verdict import call_of, fleet_verdicts
+from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
 
 
 def report(better, worse, samples=20, rival="local", **more):
@@ -27,15 +27,15 @@ def test_each_rival_has_a_verdict_and_a_device_needs_all_of_them():
     alone = {f"d{i}": report(15, 1) for i in range(6)}
     verdicts = fleet_verdicts({"both": both} | alone)
     assert [verdict.rival for verdict in verdicts] == ["local", "common"]
-    assert call_of(verdicts, "both") == "harmed", "the common model is better than what it keeps"
-    assert call_of(verdicts, "d0") == "helped" and call_of(verdicts, "nobody") is None
+    assert effect_of(verdicts, "both") == "harmed", "the common model is better than what it keeps"
+    assert effect_of(verdicts, "d0") == "helped" and effect_of(verdicts, "nobody") is None
     assert (verdicts[0].helped, verdicts[0].harmed, verdicts[1].harmed) == (7, 0, 1)
 
 
 def test_devices_that_compared_nothing_are_left_out():
     assert fleet_verdicts({}) == [] and fleet_verdicts({"old": {"test_samples": 9, "better_than_local": 5}}) == []
     [verdict] = fleet_verdicts({"old": {}, "new": report(3, 1)})
-    assert list(verdict.calls) == ["new"] and verdict.interval is None
+    assert list(verdict.effects) == ["new"] and verdict.interval is None
 
 
 def test_a_difference_of_one_sample_is_never_called():
@@ -48,5 +48,5 @@ def test_measured_gains_below_six_groups_are_never_called():
     measured = {names.gain: 0.4, names.error: 0.02}
     few, enough = (report(20, 0, **measured, test_groups=groups) for groups in (5, 6))
     [verdict] = fleet_verdicts({"few": few, **{f"d{i}": enough for i in range(4)}})
-    assert verdict.calls["few"] is None and verdict.calls["d0"] == "helped"
+    assert verdict.effects["few"] is None and verdict.effects["d0"] == "helped"
     assert verdict.report()["helped"] == 4 and verdict.report()["devices"] == 5

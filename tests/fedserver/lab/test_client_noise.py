@@ -14,11 +14,12 @@ import torch
 
 from attune.common.exchange.transform import Cohort, PartUpdate, RoundContext
 from attune.common.plan import Plan, Profile
+from attune.common.privacy.noise import NoiseStream
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.tensors import manifest_of
 from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.core.records import AcceptedUpdate, Report
-from attune.fedserver.lab.client_noise import ClientNoise, NormalStream, _Values, noise_key, nonce_of, secret_of
+from attune.fedserver.lab.client_noise import ClientNoise, _Values, noise_key, nonce_of, secret_of
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.lab.recovery import take_up
 from attune.fedserver.ports.blobs import NOISE_SECRET, Blobs, Damaged, blob_of
@@ -32,7 +33,7 @@ Update = Mapping[str, torch.Tensor]
 
 
 def drawn(secret: bytes = SECRET, run: str = "", part: str = "shared", number: int = 1, attempt: int = 0, *digests: str) -> Any:
-    return NormalStream(noise_key(secret, run, part), nonce_of(number, attempt, digests or ("a", "b"))).draw(COUNT)
+    return NoiseStream(noise_key(secret, run, part), nonce_of(number, attempt, digests or ("a", "b"))).normal(COUNT).numpy()
 
 
 def test_the_noise_is_normal() -> None:

@@ -1,4 +1,4 @@
-"""What an operator looks for on the page: which federation it is, disk and backup, finished devices, and figures that stay."""
+"""The page for an operator: the federation's title, disk and backup, finished devices, and figures that stay."""
 
 from __future__ import annotations
 

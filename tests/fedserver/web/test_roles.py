@@ -1,4 +1,4 @@
-"""Who may do what on the page: the operator's token, viewers and operators by name, and the token that only reads /metrics."""
+"""Roles of the page: the operator's token, viewers and operators by name, and the token that only reads /metrics."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attune.fedclient.work.private.noise import BLOCK, NoiseStream, key_of
+from attune.common.privacy.noise import BLOCK, NoiseStream, key_of
 
 SECRET = b"s" * 32
 

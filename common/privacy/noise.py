@@ -1,5 +1,7 @@
 """Random numbers from a secret: nobody who lacks it can compute them, and the same secret and context give the same numbers.
 
+Devices draw the noise of their steps from it, and the server that of its sums.
+
 Normals are safe against attacks by the gaps between floating-point numbers as Holohan, Braghin, 'Secure Random Sampling in
 Differential Privacy', ESORICS 2021, propose: the sum of four independent ones, divided by two.
 """
@@ -11,7 +13,7 @@ import math
 import numpy as np
 import torch
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 SECRET_BYTES = 32
@@ -20,17 +22,26 @@ BLOCK = 1 << 14  # normals that are made at a time
 _MANTISSA = (1 << 53) - 1
 
 
+def joined(*context: str | int) -> bytes:
+    """Return texts as bytes from which each of them can be told: with their lengths."""
+    return b"".join(len(text := str(part).encode()).to_bytes(4, "big") + text for part in context)
+
+
 def key_of(secret: bytes, *context: str | int) -> bytes:
     """Return the key for one purpose; another secret or context gives a key that has nothing to do with it."""
-    info = b"".join(len(text := str(part).encode()).to_bytes(4, "big") + text for part in context)
-    return HKDF(hashes.SHA256(), SECRET_BYTES, salt=None, info=b"attune noise" + info).derive(secret)
+    return HKDF(hashes.SHA256(), SECRET_BYTES, salt=None, info=b"attune noise" + joined(*context)).derive(secret)
 
 
 class NoiseStream:
-    """Independent random numbers, one after the other, from a key that is used for this stream alone."""
+    """Independent random numbers, one after the other.
 
-    def __init__(self, key: bytes) -> None:
-        self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    Args:
+        key: 32 bytes.
+        nonce: 16 bytes, the first 4 of which are 0. No other stream has the same key and nonce.
+    """
+
+    def __init__(self, key: bytes, nonce: bytes = bytes(16)) -> None:
+        self._cipher = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
         self._normals, self._used = torch.empty(0, dtype=torch.float64), 0
 
     def __repr__(self) -> str:
