@@ -257,7 +257,8 @@ class Device:
 
     def _start(self, order: Order) -> None:
         newest = self._ready().newest
-        self.options.limits.check_order(self.store.spent() + (newest.sequence if newest is not None else 0))
+        done = self.store.spent() + (newest.sequence if newest is not None else 0)
+        self.options.limits.check_order(done, order.finish_epochs)
         stop = threading.Event()
         self.job = OrderInProgress(self._spawn(self._work(order, stop)), stop)
         self._set_deadline(order)

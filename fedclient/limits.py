@@ -71,12 +71,21 @@ class OrderLimits:
                 f"the server's model has {size:,} bytes; this device allows {self.model_bytes:,} (--max-model-bytes)"
             )
 
-    def check_order(self, done: int) -> None:
-        """Check that the home may carry out another order after `done` orders.
+    def check_order(self, done: int, finish_epochs: int = 0) -> None:
+        """Check that the home may carry out another order.
+
+        Args:
+            done: Orders that it has carried out.
+            finish_epochs: Epochs for which the order fine-tunes models; there are two at most.
 
         Raises:
-            LimitExceeded: It may not.
+            LimitExceeded: It may not, or the fine-tuning takes too many passes over the samples.
         """
+        if (epochs := 2 * finish_epochs) > self.epochs:
+            raise LimitExceeded(
+                f"the server asks for up to {epochs:,} passes over this device's samples to finish its models; it allows "
+                f"{self.epochs:,} in one order (--max-epochs)"
+            )
         if done >= self.orders:
             raise LimitExceeded(f"this device has carried out {done:,} orders, as many as it allows (--max-orders)")
 

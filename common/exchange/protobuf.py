@@ -39,7 +39,6 @@ from attune.common.text import clean
 
 SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
 LONGEST_SOFTWARE = 40  # characters
-MAX_FINISH_EPOCHS = 1000  # of fine-tuning that a server may ask for
 LONGEST_TROUBLE = 500  # characters of a reason that a device sends
 _WORK: dict[WorkName, pb.Work] = {"train": pb.WORK_TRAIN, "evaluate": pb.WORK_EVALUATE}
 _WORK_NAMES = {number: name for name, number in _WORK.items()}
@@ -175,7 +174,7 @@ def _order(order: pb.Order) -> Order:
         deadline_s=order.deadline_s,
         encodings={wanted.part: wanted.encoding for wanted in order.returns if wanted.encoding},
         prior={model: order.prior[model] for model in CHOICES if 0 < order.prior.get(model, 0) <= 1},
-        finish_epochs=min(order.finish_epochs, MAX_FINISH_EPOCHS),
+        finish_epochs=order.finish_epochs,
     )
 
 
