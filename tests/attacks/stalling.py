@@ -1,8 +1,9 @@
 """Cost of a stalling device to an honest fleet: its rounds beside those of a quiet run, with real servers, in one script.
 
-`make stalling` writes benchmarks/results/stalling.json. A run lasts SPAN_S seconds. A stalling device costs a part once, until
-nobody waits for it, and a part again when its debt is paid, after 20 times what it has cost. So the cost of an hour follows
-from the lost time that is measured: the wait at the beginning, and as many further waits as fit into an hour of such debts.
+`make stalling` writes benchmarks/results/stalling.json. The quiet federation and one federation for each attack run side by
+side for an hour, so that the load of the machine is the same for all of them. A stalling device costs a part at the beginning,
+until the server no longer waits for it, and a part again when its debt is paid, after 20 times what it has cost. The file has
+the rounds of every tenth of the span, so a reader sees when the time was lost.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,10 @@ from safetensors.numpy import save
 
 from attune.common.pb import federation_pb2 as pb
 from attune.common.wire.digest import digest_of
-from attune.fedserver.core.attendance import SHARE
 from tests.e2e.hand import Hand, Stream
 from tests.e2e.harness import Federation
 
-SPAN_S, TAKES_S, HOUR_S, HONEST = 60.0, 0.3, 3600.0, 3
+SPAN_S, TAKES_S, HONEST, PARTS = 3600.0, 1.0, 3, 10
 SETTINGS = {"round.deadline_s": 30.0, "round.grace_s": 5.0, "round.evaluate_every": 2, "server.inline_bytes": 0}
 Stall = Callable[["Device", pb.Order, int], bool]  # whether the device answers its order of this number
 
@@ -110,40 +111,39 @@ def alternating(device: Device, order: pb.Order, number: int) -> bool:
 ATTACKS: tuple[Stall, ...] = (evalstall, hold, slow, alternating)
 
 
-def rounds(folder: Path, stall: Stall | None, span_s: float) -> int:
-    """Return the rounds of so many seconds with three honest devices. The stalling one is there before round 1."""
+def rounds(folder: Path, stall: Stall | None, span_s: float) -> list[int]:
+    """Return the closed rounds after each tenth of the span, with three honest devices.
+
+    The stalling device is there before round 1.
+    """
     federation = Federation(folder)
     flags = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
     server = federation.server("--method", "fedavg", "--model", "mlr", "--rounds", "100000", "--min-clients", "3", *flags)
     devices = [Device(server.port, server.join_token, "eve", stall)] if stall else []
     devices += [Device(server.port, server.join_token, f"honest{number}") for number in range(HONEST)]
-    time.sleep(span_s)
-    closed = int(federation.status()["round"])
+    start, closed = time.monotonic(), []
+    for part in range(1, PARTS + 1):
+        time.sleep(max(0.0, start + span_s * part / PARTS - time.monotonic()))
+        closed.append(int(federation.status()["round"]))
+        print(f"{folder.name}: {closed[-1]} rounds after {span_s * part / PARTS:.0f} s", flush=True)
     for device in devices:
         device.end()
     federation.close()
     return closed
 
 
-def cost(quiet: int, attacked: int, span_s: float) -> dict[str, Any]:
-    """Return what an attack costs in the measured time, and in an hour."""
-    lost_s = max(0.0, span_s * (1 - attacked / quiet))
-    waits = 1 + HOUR_S / (SHARE * lost_s) if lost_s > 1 else 1
-    return {
-        "rounds": attacked,
-        "lost_s": round(lost_s, 1),
-        "cost_in_run": round(lost_s / span_s, 3),
-        "cost_in_an_hour": round(min(waits * lost_s, HOUR_S) / HOUR_S, 3),
-    }
+def cost(quiet: list[int], attacked: list[int]) -> dict[str, Any]:
+    """Return the share of its rounds that an attack costs the fleet."""
+    return {"rounds": attacked, "cost": round(max(0.0, 1 - attacked[-1] / quiet[-1]), 3)}
 
 
 def main(out: Path, span_s: float = SPAN_S) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        quiet = rounds(Path(scratch) / "quiet", None, span_s)
-        table = {}
-        for stall in ATTACKS:
-            table[stall.__name__] = cost(quiet, rounds(Path(scratch) / stall.__name__, stall, span_s), span_s)
-            print(stall.__name__, table[stall.__name__], flush=True)
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(1 + len(ATTACKS)) as pool:
+        runs: list[Stall | None] = [None, *ATTACKS]
+        names = [stall.__name__ if stall else "quiet" for stall in runs]
+        folders = [Path(scratch) / name for name in names]
+        quiet, *attacked = pool.map(rounds, folders, runs, [span_s] * len(runs))
+    table = {name: cost(quiet, closed) for name, closed in zip(names[1:], attacked, strict=True)}
     command = "python -m tests.attacks.stalling benchmarks/results/stalling.json"
     result = {"command": command, "span_s": span_s, "settings": SETTINGS, "quiet_rounds": quiet, "attacks": table}
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
