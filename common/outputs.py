@@ -20,7 +20,7 @@ def check_folder(folder: Path, option: str = "--out") -> None:
 
     Args:
         folder: The folder.
-        option: What the user can change, for the message.
+        option: Option that the user can change, for the message.
 
     Raises:
         SettingError: It cannot be a folder, or this user may not write there.
@@ -74,7 +74,7 @@ def forget_output(line: str) -> None:
     """Say on stderr that nobody reads stdout, and write to it no more: each further line would fail again.
 
     Args:
-        line: What to say.
+        line: Text of the line.
     """
     dead = [sys.stdout]
     try:

@@ -39,7 +39,7 @@ def register(group: str, name: str, component: object) -> None:
 
     Args:
         group: One of `GROUPS`.
-        name: What settings call it. A second registration of a name takes the place of the first.
+        name: Name in settings. A second registration of a name takes the place of the first.
         component: What an entry point of the group would name (CONTRIBUTING.md, "A package of your own").
 
     Raises:
@@ -91,7 +91,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         """Return the component that settings call `name`.
 
         Args:
-            name: Of the component.
+            name: Name of the component.
             what: How an error names it, such as "method".
 
         Raises:
@@ -157,7 +157,7 @@ def implementation_of(settings: type, name: str) -> object:
 
     Args:
         settings: With an attribute `implementation`: the class, or "package.module:Class", which is imported now.
-        name: What settings call the component.
+        name: Name of the component in settings.
 
     Raises:
         SettingError: If the settings name no class, or one that cannot be imported.
@@ -230,7 +230,7 @@ def check_model_allowed(model: str, allowed: Collection[str], what: str) -> None
     Args:
         model: Name of the model.
         allowed: Names that the user has allowed.
-        what: What has this model, for the error.
+        what: Description of the thing that has this model, for the error.
 
     Raises:
         SettingError: It names the model and how to allow it.

@@ -29,7 +29,7 @@ def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None
 
     Args:
         options: The device's options.
-        console: Where it prints.
+        console: Console for its output.
         shard: Its data; None: those of the options.
 
     Raises:

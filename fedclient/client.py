@@ -37,7 +37,7 @@ class Client:
         evaluate: The user's scores, evaluate(model, data).
         label: The column with the classes, if `data` is a table (.csv, .parquet).
         table: Its other options, by the names that `fedclient` gives them, such as {"columns": "age,dose"}.
-        task: As for `attune.simulate`.
+        task: Same as for `attune.simulate`.
         limits: Bounds on what the server may ask of this device.
         privacy: Demands on the privacy of this device's samples.
         stay: Wait for the federation's next run instead of returning.

@@ -58,9 +58,9 @@ def run(members: Sequence[DeviceOptions], screen: Console, executor: ExecutorNam
 
     Args:
         members: Options of each device.
-        screen: Where they print.
-        executor: As for StackedExecutor; "sequential": one device after the other; "processes": in a process per processor;
-            "ray": in the workers of a Ray cluster, which must see the same files.
+        screen: Screen for their output.
+        executor: Same as for StackedExecutor; "sequential": one device after the other; "processes": in a process per
+            processor; "ray": in the workers of a Ray cluster, which must see the same files.
 
     Raises:
         SettingError: This process may not open enough files.

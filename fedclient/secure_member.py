@@ -38,9 +38,9 @@ class MemberState(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         vector: Digest of what is masked with the attempt's keys.
         root: All secrets of the attempt follow from it.
-        key_pem: With `certificate_pem`, what the device signs with during the attempt.
+        key_pem: Private key with which the device signs during the attempt, beside `certificate_pem`.
         members: The cohort, with their signed keys, in the order of names.
-        sealed: From each device that has shared its secrets: the pair of shares for this device.
+        sealed: Pair of shares for this device, from each device that has shared its secrets.
         survivors: The devices whose updates are summed, once this device has been asked about them.
         answered: The newest round in which it was.
     """

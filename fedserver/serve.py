@@ -35,14 +35,14 @@ def serve(
     """Serve a federation until SIGINT or SIGTERM, or with `exit_when_done` until the last round.
 
     Args:
-        method: As the option of the command `fedserver`, like all arguments here that are not explained.
-        model: As the option.
-        rounds: As the option.
-        min_clients: As the option.
-        clients_per_round: As the option.
-        seed: As the option.
-        settings: As in federation.toml, such as {"method.sigma": 50}: over those of the file `config`, and below the other
-            arguments.
+        method: Same as the option of the command `fedserver`, like all arguments here that are not explained.
+        model: Same as the option.
+        rounds: Same as the option.
+        min_clients: Same as the option.
+        clients_per_round: Same as the option.
+        seed: Same as the option.
+        settings: Same as in federation.toml, such as {"method.sigma": 50}: over those of the file `config`, and below the
+            other arguments.
         config: A federation.toml.
         home: The home; None: the default home of this user.
         host: The address to listen on; None: where this home was served before, else all addresses.
@@ -50,7 +50,7 @@ def serve(
         exit_when_done: Whether to end after the last round.
         join_uses: How many devices the printed token admits.
         dashboard: A port, "HOST:PORT" or "off"; None: where it was before, else on this machine alone.
-        lab: Where rounds are carried out: "local", "ray" (a Ray cluster of this machine) or "ray://HOST:PORT".
+        lab: Place where rounds are carried out: "local", "ray" (a Ray cluster of this machine) or "ray://HOST:PORT".
         lab_workers: How many workers of the cluster carry rounds out; 0: all.
         say: Function that gets each line that the command prints.
 

@@ -78,7 +78,7 @@ def search(
         methods: Its methods with their settings.
         texts: Values of each key, as `section.key=VALUE,VALUE`.
         seed: Seed of the trials, which also decides which training samples are used for validation.
-        executor: As in `attune.simulate`.
+        executor: Same as in `attune.simulate`.
         say: Takes a line about each trial.
 
     Raises:

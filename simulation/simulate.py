@@ -112,8 +112,8 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         model: A name, "package.module:factory", a function of a ModelSpec, or a module, whose weights all devices start from.
         rounds: Number of rounds.
         seed: Seed of every random draw.
-        settings: As in federation.toml, such as {"method.sigma": 50, "round.clients": 5}. `min_clients` is the number of
-            devices by default.
+        settings: Same as in federation.toml, such as {"method.sigma": 50, "round.clients": 5}. `min_clients` is the number
+            of devices by default.
         baseline: "local" also trains a model on each device alone, to compare with.
         home: Folder for all state. To continue an interrupted simulation, call this again with the same folder; it ends with
             the same bits.
@@ -124,8 +124,8 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
             executor that it was begun with.
         progress: None or True for a bar on a terminal, and lines now and then elsewhere. False for silence. Or a function
             that is called with every new share of the work that is done, 0 to 1.
-        keep: As `fedclient --keep`.
-        device: Where torch computes, such as "cpu" or "cuda".
+        keep: Same as `fedclient --keep`.
+        device: Torch device that computes, such as "cpu" or "cuda".
         threads: Number of threads of all computations.
         awake_bytes: Most bytes that waiting devices may hold in memory. Others are made again when their turn comes.
         train: Own training of every device, train(model, data, context); see docs/own-training.md.

@@ -31,9 +31,9 @@ class Simulator:
     Attributes:
         members: Data of each device, by its name.
         options: Options of all devices.
-        executor: As in `attune.simulate`.
-        workers: As in `attune.simulate`.
-        awake_bytes: As in `attune.simulate`.
+        executor: Same as in `attune.simulate`.
+        workers: Same as in `attune.simulate`.
+        awake_bytes: Same as in `attune.simulate`.
         page: Address of the dashboard, if it is served.
         digest: Digest of the data.
     """

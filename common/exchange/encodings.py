@@ -85,9 +85,9 @@ def decoded(
     Args:
         written: The tensors as they came.
         sent: Their manifest.
-        encoding: As in `encode`.
+        encoding: Same as in `encode`.
         manifest: The manifest of the decoded values.
-        base: As in `encode`.
+        base: Same as in `encode`.
         who: The tensors' origin, for errors.
 
     Raises:

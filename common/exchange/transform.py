@@ -102,8 +102,8 @@ class DeviceContext:
     Attributes:
         before: The part as the device received it, from which its training began; None if it began from its own state.
         change: Whether the update holds the change from `before`, instead of values.
-        owed: What the last update lost by rounding, by tensor.
-        errors: What this update loses by rounding; transforms add to it.
+        owed: Rounding error of the last update, by tensor.
+        errors: Rounding error of this update, by tensor; transforms add to it.
         seed: Return the seed for a purpose, of this device and round.
         measured: Metrics of the order, which a transform may hand in with others' alone.
     """
@@ -127,10 +127,10 @@ class ArrivalContext:
     Attributes:
         who: The update as errors name it.
         manifest: Dtype and shape of each tensor of the part.
-        before: What the server holds of the device's part, from which its training began; None if changes are handed in.
+        before: Server's value of the part from which the device's training began; None if changes are handed in.
         served: Whether the device's order served that value.
         max_norm: The largest L2 norm of a change; 0: no limit.
-        facts: What transforms find out; kept with the update until its cohort is aggregated.
+        facts: Findings of the transforms, such as the norm of a change; kept with the update until its cohort is aggregated.
         at_end: Called when all tensors were read. Each may refuse the update.
     """
 
@@ -271,7 +271,7 @@ def check_combination(part: str, excludes: Mapping[str, frozenset[str]], present
     """Check that no two transforms of a part exclude each other.
 
     Args:
-        part: As errors name it.
+        part: Name of the part in errors.
         excludes: The names that each transform excludes, by its own name.
         present: The names of all transforms in the part's chain.
 

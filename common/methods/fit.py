@@ -33,7 +33,7 @@ def check_model(spec: ModelSpec, configured: ConfiguredMethod, seed: int = 0, pr
         spec: The model.
         configured: The method.
         seed: Seed of the first weights.
-        privacy: Who adds noise, if anybody does.
+        privacy: Settings of privacy, which say which side adds noise.
 
     Raises:
         SettingError: It names what is wrong with the model, or what the method needs and the model lacks.

@@ -40,7 +40,7 @@ class Method:
     """One row of the table of methods.
 
     Attributes:
-        name: What settings call it.
+        name: Name in settings.
         citation: The paper, or "ours".
         parts: Pairs (selector, kind); the first match wins. A selector is `@role` (common.models.structure), or a glob over
             the names of tensors.

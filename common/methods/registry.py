@@ -71,7 +71,7 @@ def configured_from(options: Mapping[str, Any], returns: Mapping[str, Returns] |
 
     Args:
         options: The table.
-        returns: As for `configure`.
+        returns: Same as for `configure`.
 
     Raises:
         SettingError: As `method_from_options` and `configure`.

@@ -21,7 +21,7 @@ def encode(change: torch.Tensor, weight: int, clip: float, generator: torch.Gene
 
     Args:
         change: Finite numbers.
-        weight: In units of 1 / ONE.
+        weight: Weight in units of 1 / ONE.
         clip: Largest absolute value that counts.
         generator: Draws the rounding.
     """
@@ -36,6 +36,6 @@ def decode(total: torch.Tensor, weight: int, clip: float) -> torch.Tensor:
     Args:
         total: Sum of encoded changes, int32.
         weight: Sum of their weights.
-        clip: As in `encode`.
+        clip: Same as in `encode`.
     """
     return total.double().mul_(clip / weight)

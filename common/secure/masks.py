@@ -126,7 +126,7 @@ def total_mask(seeds: Iterable[tuple[bytes, bool]], part: str, tensor: int, size
     """Return the sum of the masks of one tensor modulo 2^32, (size,) uint32. It is made in pieces that stay in the cache.
 
     Args:
-        seeds: Of each mask, and whether it is subtracted.
+        seeds: Seed of each mask, and whether the mask is subtracted.
         part: The part.
         tensor: The tensor's number in the part.
         size: How many numbers it has.

@@ -55,8 +55,8 @@ def masked(part: str, tensors: Mapping[str, torch.Tensor], seeds: list[tuple[byt
 
     Args:
         part: The part.
-        tensors: What `on_device` made, int32.
-        seeds: Of each mask, and whether it is subtracted.
+        tensors: Encoded tensors from `on_device`, int32.
+        seeds: Seed of each mask, and whether the mask is subtracted.
     """
     result = {}
     for number, name in enumerate(sorted(tensors)):
@@ -138,11 +138,11 @@ class Unmasked(TensorSource):
         cohort: Its updates, sealed.
         by: The transform that sealed them.
         before: The value from which all devices' changes are.
-        unmasking: What takes the masks off.
+        unmasking: Seeds that take the masks off.
         clip: The bound of one change.
 
     Attributes:
-        weight: Of all updates together, in units of 1 / ONE.
+        weight: Weight of all updates together, in units of 1 / ONE.
         means: Weighted means of the metrics that the devices have measured.
     """
 

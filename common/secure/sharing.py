@@ -47,7 +47,7 @@ def combine(shares: Mapping[int, bytes], weights: Sequence[int]) -> bytes:
     """Return the secret.
 
     Args:
-        shares: As many as the threshold, by number.
+        shares: Shares by number, as many as the threshold.
         weights: Those of `weights_at_zero` for these numbers, in this order.
 
     Raises:

@@ -48,7 +48,7 @@ class TensorWriter:
         Args:
             where: A file's path, or a function that makes the target for a number of bytes.
             manifest: The tensors to come.
-            durable: For a path: the file is on stable storage after `close`.
+            durable: Only for a path: whether the file is on stable storage after `close`.
 
         Raises:
             DiskFull: The disk has no room.

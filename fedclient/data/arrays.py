@@ -28,7 +28,7 @@ def plain_array(values: Any, where: str, classes: bool = False) -> Array:
     Tensors may take gradients, be of bfloat16, sparse or quantized. None becomes NaN.
 
     Args:
-        values: What was given.
+        values: Values from the user.
         where: Name of the array in messages.
         classes: These are labels. Objects and bytes stay as they are: fedclient.data.labels reads them.
 

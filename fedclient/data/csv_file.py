@@ -35,7 +35,7 @@ class TableContent:
     Attributes:
         cells: The cells of every column by its name.
         index: Columns that only number the rows: no features unless the user names them.
-        notes: What was left out, and why.
+        notes: Columns and rows that were left out, with the reason.
     """
 
     cells: Mapping[str, Sequence[Any]]

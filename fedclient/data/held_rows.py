@@ -25,7 +25,7 @@ def row_hashes(x: Array, y: Array, seed: int, groups: Array | None = None, keys:
         y: Labels or targets, (N,) or (N, K).
         seed: Key of the hash.
         groups: Group of each sample, (N,).
-        keys: What tells rows apart, (N,).
+        keys: Keys that tell rows apart, (N,).
     """
     names = groups if groups is not None else keys
     if names is not None:

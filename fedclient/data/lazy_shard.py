@@ -46,10 +46,10 @@ class LazyShard:
         """Read the samples once to check them, and again for every use.
 
         Args:
-            path: As in `load_shard`.
-            options: As in `load_shard`.
+            path: Same as in `load_shard`.
+            options: Same as in `load_shard`.
             held: Hashes of the rows of a table that were held out before.
-            tokens: As in `shard_of`.
+            tokens: Same as in `shard_of`.
 
         Raises:
             AttuneError: As in `load_shard`.

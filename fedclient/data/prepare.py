@@ -114,10 +114,10 @@ class Prepared:
         train_x: Images (N, C, H, W), series (N, T, C) or tabular (N, F) in float32, or tokens (N, T) in int64.
         train_y: Indices in the plan's classes, int64: (N,), or (N, T) if every position has a label. In other tasks (N, K)
             float32.
-        test_x: As `train_x`.
-        test_y: As `train_y`.
-        validation_x: As `train_x`, with V samples.
-        validation_y: As `train_y`.
+        test_x: Same as `train_x`.
+        test_y: Same as `train_y`.
+        validation_x: Same as `train_x`, with V samples.
+        validation_y: Same as `train_y`.
         standardiser: Scaling of the features, or None if they stay as they are.
         test_groups: Group of each test sample, (N,). Samples of one group are not independent.
         targets: Scale of the numbers to predict; None in other tasks.

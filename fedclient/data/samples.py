@@ -32,7 +32,7 @@ class TableSamples(NamedTuple):
 
     Attributes:
         x: Features, (N, F) float32; missing values are NaN.
-        y: As `outputs_of`.
+        y: Same as in `outputs_of`.
         test: Mask of the samples for testing, (N,), or None if no column marks them.
         names: Names of the F columns of x.
         notes: What the user should know about the columns.

@@ -31,8 +31,8 @@ class Shard:
     Attributes:
         train_x: Images (N, H, W, C), tokens (N, T), series (N, T, C) or tabular (N, F).
         train_y: (N,) int64 or text; (N, T) for tokens with a label at every position; (N, K) float64 in other tasks.
-        test_x: As `train_x`.
-        test_y: As `train_y`.
+        test_x: Same as `train_x`.
+        test_y: Same as `train_y`.
         declared_classes: All classes of the federation, if declared; in other tasks the names of the K columns of y.
         vocabulary: Number of tokens; 0 for other kinds.
         standardise: How features of series and tables are scaled.

@@ -31,7 +31,7 @@ class DataSource:
         groups: Group of each training sample, (N,).
         test_groups: Group of each test sample.
         notes: What the user should know about the reading.
-        keys: What tells the rows of a table apart, (N,).
+        keys: Keys that tell the rows of a table apart, (N,).
         table: Whether it is a table of which the device holds rows out itself.
     """
 

@@ -48,7 +48,7 @@ class DataTable:
         cells: The cells of every column by its name. A cell is text, a number, or None.
         words: Words that mean a missing value.
         index: Columns that only number the rows: no features unless the user names them.
-        notes: What was left out, and why.
+        notes: Columns and rows that were left out, with the reason.
     """
 
     path: Path

@@ -53,7 +53,7 @@ class PrivacyGuarantee(msgspec.Struct, frozen=True):
 
     Attributes:
         unit: "example" or "group".
-        epsilon: What was spent on the device's data, in all runs; None if it is not known.
+        epsilon: Epsilon that was spent on the device's data in all runs; None if it is not known.
         delta: Chance that the guarantee fails.
         finished: Models that were fine-tuned without noise: nothing is guaranteed of them.
     """
@@ -268,7 +268,7 @@ class Model:
 
         Args:
             folder: Folder of a finished model.
-            device: Where it computes.
+            device: Torch device that computes.
             allow_models: Model code (`module:factory`) that may run here. A folder cannot allow its own.
 
         Raises:

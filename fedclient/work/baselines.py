@@ -41,7 +41,7 @@ class Baselines:
     Args:
         plan: The plan.
         model: Says how to compute.
-        device: Where it computes.
+        device: Torch device that computes.
         saved: The local model so far; without it a new one starts if `local`.
         local: Whether there is a local model.
         hooks: A user's own training and scores.
@@ -113,7 +113,7 @@ class Baselines:
             tensors: The model to start from.
             data: The device's samples.
             epochs: Passes over the training samples.
-            seeds: What the seeds depend on.
+            seeds: Values on which the seeds depend.
             cancelled: Returns whether the work was replaced.
             round_: The federation's round.
 

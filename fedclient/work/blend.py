@@ -69,8 +69,8 @@ def weights_of(
     Args:
         probability: What each model gives to the right labels of the same V samples, (V,) or (V, T); a sequence counts as one
             sample. For numbers it is a density: weights depend on ratios alone.
-        prior: As in `pseudo_counts`.
-        weight: What each sample counts, (V,) float64.
+        prior: Same as in `pseudo_counts`.
+        weight: Weight of each sample, (V,) float64.
     """
     p_KVT = torch.stack([p.double().reshape(len(p), -1).clamp_min(FLOOR) for p in probability.values()])
     p_KN, labels = p_KVT.flatten(1).numpy(), p_KVT.shape[2]  # of arrays this small, numpy's operations take half as long
@@ -94,9 +94,9 @@ def leave_one_out(
     The weights of `weights_of` suit the samples by which they were found, so they say too much about them.
 
     Args:
-        probability: As in `weights_of`.
-        prior: As in `pseudo_counts`.
-        weight: As in `weights_of`.
+        probability: Same as in `weights_of`.
+        prior: Same as in `pseudo_counts`.
+        weight: Same as in `weights_of`.
         groups: Group of each sample, (V,), numbered from 0: a sample is left out with its whole group. None: with no other, up
             to MOST_TURNS samples.
     """
@@ -152,7 +152,7 @@ def unweighed(
         own_choice: The model that the method leads to.
         x: Training samples.
         y: Their labels.
-        prior: As for `pseudo_counts`, for the federation's models.
+        prior: Same as for `pseudo_counts`, for the federation's models.
 
     Returns:
         The models with weights; empty if only the device's own model counts.

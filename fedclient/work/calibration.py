@@ -50,7 +50,7 @@ def log_likelihoods(probability: Tensor, weight: Tensor | None = None) -> Tensor
 
     Args:
         probability: The probabilities of the right labels.
-        weight: What each sample counts, (V,) float64; None: 1.
+        weight: Weight of each sample, (V,) float64; None: 1.
     """
     p_GVT = probability.double().reshape(*probability.shape[:2], -1).clamp_min(FLOOR)
     each_GV = p_GVT.log().mean(dim=2)
@@ -71,7 +71,7 @@ def calibrated(sharpnesses: Sequence[float], probability: Tensor, weight: Tensor
     Args:
         sharpnesses: The G sharpnesses.
         probability: The probabilities of the right labels with each sharpness, (G, V) or (G, V, T).
-        weight: As in `log_likelihoods`.
+        weight: Same as in `log_likelihoods`.
     """
     log_G = torch.tensor(sharpnesses, dtype=torch.float64).log()
     samples = probability.shape[1] if weight is None else float(weight.sum())

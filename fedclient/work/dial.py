@@ -85,9 +85,9 @@ def dialled(
     Args:
         components: The tensors of each component.
         candidates: The values.
-        probability: What the combined tensors give to the labels of the held-out samples.
+        probability: Probability that the combined tensors give to the labels of the held-out samples.
         samples: How many samples are held out.
-        weight: What each of them counts, (V,) float64; None: 1.
+        weight: Weight of each of them, (V,) float64; None: 1.
     """
 
     def tensors_at(positions: Positions) -> Tensors:

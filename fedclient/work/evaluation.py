@@ -47,7 +47,7 @@ class Evaluation:
     """Evaluation of one device's models.
 
     Args:
-        own_choice: What the method's model is (baselines.own_name).
+        own_choice: Name of the method's model (baselines.own_name).
         blends: Whether the device may keep more than that model.
         dial: The components of each attended part; empty without a dial.
     """
@@ -88,7 +88,7 @@ class Evaluation:
             result: The result so far.
             held: The tensors to start from.
             order: The evaluation order. Its `prior` is what other devices found, as in blend.pseudo_counts.
-            seeds: What the seeds depend on.
+            seeds: Values on which the seeds depend.
             cancelled: Returns whether the work was replaced.
         """
         data, theta = self._data, held.theta

@@ -20,7 +20,7 @@ class Holdings:
     """Digests and manifests of what a device holds. Without tensors, so that a learner in another process can send them.
 
     Attributes:
-        parts: For each part that is not private, the tensors of its blob.
+        parts: Tensors of the blob of each part that is not private.
         has_rival: The device compares a common model with its own one.
         served: The digest of the held value of each part.
     """
@@ -64,7 +64,7 @@ def rebuilt(ref: BlobRef, expected: Manifest, fetched: Tensors, held: Tensors) -
 
     Args:
         ref: The reference of the part, with how it was sent.
-        expected: What the value must hold.
+        expected: Names and shapes that the value must have.
         fetched: The tensors of the blob `ref.sent`.
         held: The value of the part from which the blob may be the change.
 

@@ -64,9 +64,9 @@ class Learner:
         name: The device's name, which is part of every seed.
         prepared: Its data.
         orders: The store of results.
-        keep: As in DeviceOptions.
-        baseline: As in DeviceOptions.
-        hooks: As in DeviceOptions.
+        keep: Same as in DeviceOptions.
+        baseline: Same as in DeviceOptions.
+        hooks: Same as in DeviceOptions.
         private: How it trains with noise; None: without.
         tells_scores: Whether losses and scores may leave the device, be it in a sum with others'.
 

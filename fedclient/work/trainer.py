@@ -53,12 +53,12 @@ class Trainer:
 
     Args:
         model: The module. It is moved to `device`.
-        settings: As the plan fixes them.
+        settings: Settings from the plan.
         kinds: The part of each tensor.
         family: Is equal for trainers that differ in nothing (LocalTask).
         hooks: A user's own training and scores.
         classes: The meaning of the numbers in labels.
-        measure: What the task is.
+        measure: Measure of the task.
         name: The device's name.
         state: What the user's own training keeps from order to order. Training works on a copy.
     """
@@ -105,10 +105,10 @@ class Trainer:
 
         Args:
             start: The tensors to start from.
-            received: What the server served, by name.
+            received: Served tensors, by name.
             x: Samples.
             y: Labels.
-            seeds: What the seeds depend on.
+            seeds: Values on which the seeds depend.
             progress: Is called with the share of the work.
             cancelled: Returns whether the work was replaced.
             trains: The kinds of tensors that may move; the others return bit for bit. Empty: all.

@@ -34,7 +34,7 @@ class Worker:
 
     Args:
         turns: How many devices may hold what they fetched at one time.
-        awake_bytes: What learners of devices that wait may hold in memory.
+        awake_bytes: Bytes that learners of devices that wait may hold in memory.
     """
 
     executor: Executor = SequentialExecutor()

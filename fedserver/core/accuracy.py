@@ -21,7 +21,7 @@ def accuracies(rows: Iterable[Report], evaluate: Evaluate) -> dict[str, tuple[fl
     An evaluation order does not train, so it reports its one accuracy as `accuracy_before`.
 
     Args:
-        rows: In the order of time.
+        rows: Rows in the order of time.
         evaluate: "served" takes the accuracy of what the server served, before local training; "trained" that of the
             device's model after local training.
     """

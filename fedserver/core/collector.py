@@ -38,7 +38,7 @@ class Unmasking(msgspec.Struct, frozen=True, dict=True):
     """Secrets that take the masks off a sum.
 
     Attributes:
-        context: Of the attempt.
+        context: Context of the attempt.
         selves: Seeds of the survivors' self masks.
         gone: Pair seeds of the devices that are not in the sum, but whose masks are.
         keys: The survivors' public mask keys.
@@ -88,7 +88,7 @@ class Collector:
         occasion: The attempt.
         orders: The order of each device.
         rule: How many devices it needs.
-        fixed: Of an attempt that a restarted server goes on with; None: a new one.
+        fixed: Survivors of an attempt that a restarted server goes on with; None: a new one.
 
     Raises:
         UpdateRefused: There are too many devices, or too few.

@@ -27,7 +27,7 @@ class FleetVerdict:
         better: Number of devices whose gain is positive.
         worse: Number of devices whose gain is negative.
         p: The p-value of the exact sign test over devices.
-        effects: For each device, "helped" or "harmed" if it probably is, else None (fedserver.core.evidence).
+        effects: Effect for each device: "helped" or "harmed" if it probably is, else None (fedserver.core.evidence).
     """
 
     rival: Rival
@@ -69,7 +69,7 @@ def fleet_verdicts(reports: Mapping[str, Mapping[str, Any]]) -> list[FleetVerdic
     """Return a verdict for each rival with which devices compared what they keep, training alone first.
 
     Args:
-        reports: For each device, the metrics of its last evaluation by name.
+        reports: Metrics of each device's last evaluation, by name.
     """
     by_rival: dict[Rival, dict[str, Pair]] = {}
     for device in sorted(reports):

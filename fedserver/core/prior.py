@@ -36,8 +36,8 @@ class Prior:
     """Shares of devices that each model explains best.
 
     Attributes:
-        shares: From all devices; empty without reports.
-        without: For each device that voted, the shares from all others. Empty for more than FEW devices.
+        shares: Shares from all devices; empty without reports.
+        without: Shares from all other devices, for each device that voted. Empty for more than FEW devices.
     """
 
     shares: Mapping[Choice, float]
@@ -69,7 +69,7 @@ def prior_of(votes: Mapping[str, Mapping[Choice, float]]) -> Prior:
     The shares without one device start from the shares of all. With more than FEW devices, each device's own vote stays in.
 
     Args:
-        votes: By device, the log-likelihood (nats) of its held-out samples under each model that it has.
+        votes: Log-likelihood (nats) of each device's held-out samples under each model that it has.
     """
     names = [model for model in CHOICES if any(model in vote for vote in votes.values())]
     if not names:

@@ -91,7 +91,7 @@ def check_ability(profile: Profile, name: str, able: bool, scale: Scale | None, 
     """Check that a device can standardise as the plan says.
 
     Args:
-        profile: What the device declares.
+        profile: Declaration of the device's data.
         name: The device.
         able: Whether it can standardise by its own statistics (common.protocol.LOCAL_SCALE).
         scale: The plan's scale of features.

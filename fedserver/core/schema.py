@@ -52,7 +52,7 @@ def agree(profiles: Mapping[str, Profile], tokens: Mapping[str, str] | None = No
     """Find the form of data (kind, shape, task, labels by sample or by position) that more than half of the votes are for.
 
     Args:
-        profiles: By device.
+        profiles: Profile of each device.
         tokens: The join token of each device. Devices of one token share one vote: its holder can enrol any number of names.
     """
     votes = _votes(profiles, tokens or {})

@@ -254,7 +254,7 @@ class RoundCloser:
             state: The round.
             number: Its number.
             cohort: The devices whose updates count.
-            back: To which earlier state the federation goes back, instead of an aggregation.
+            back: Earlier state to which the federation goes back, instead of an aggregation.
             run: The name of the run.
 
         Raises:

@@ -183,7 +183,7 @@ class PassedOver:
 
         Args:
             number: The round.
-            bounded: For each bounded device, its norm in medians of the cohort.
+            bounded: Norm of each bounded device, in medians of the cohort.
             without_vote: Devices whose update did not count at all.
         """
         if not bounded:

@@ -88,7 +88,7 @@ class FederationAdmin:
             ttl_s: Seconds for which it is valid.
             only_for: The device that may use it, and no other. It need not be enrolled: a device whose enrolment the server has
                 lost is not.
-            origin: Where it was asked for.
+            origin: Place of the request, such as the dashboard.
             keep: How many tokens of this origin stay, the newest.
 
         Raises:

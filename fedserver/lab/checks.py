@@ -151,8 +151,8 @@ def reference_norm(norms: Collection[float], fleet: Iterable[float], size: Calla
     """Return the norm with which changes are compared: the cohort's median, unless the fleet's history contradicts it.
 
     Args:
-        norms: Of the cohort's changes.
-        fleet: Of the changes that devices handed in before; at most one norm a device.
+        norms: Norms of the cohort's changes.
+        fleet: Norms of the changes that devices handed in before; at most one for each device.
         size: Returns the norm of the part's values, which stands for a history that is missing.
     """
     median, known = cohort_median(norms), list(fleet)
@@ -289,8 +289,8 @@ class BoundedTensors(TensorView):
 
     Args:
         source: The update.
-        served: What the device was served; None where devices hand in changes.
-        factor: From 0 to 1.
+        served: Value that the device was served; None where devices hand in changes.
+        factor: Number from 0 to 1.
     """
 
     def __init__(self, source: TensorSource, served: TensorSource | None, factor: float) -> None:

@@ -32,7 +32,7 @@ class ThreadLab:
         threads: How many threads one job's computations use; 0: all cores but one.
         max_model_bytes: The largest model of a new federation; 0: no limit.
         device: The processor of large products (server.device).
-        location: Where rounds are computed.
+        location: Place where rounds are computed.
     """
 
     def __init__(

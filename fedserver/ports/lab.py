@@ -27,7 +27,7 @@ class Started:
 
     Attributes:
         max_bytes: Part that devices hand in -> size in bytes of the largest blob that can be an answer.
-        slots: Of a new federation the state before round 1, not committed yet.
+        slots: Slots of a new federation's state before round 1, not committed yet.
         remade: Names of state blobs that were damaged and were made again, with the same bits.
         body_digest: Digest of the model's frozen body, which is no part of the state; empty: it has none.
     """
@@ -44,7 +44,7 @@ class Arrived:
 
     Attributes:
         blob: The values: the blob that came, or one made beside it that is not durable yet.
-        facts: What was found out while it was read, such as the norm of its change.
+        facts: Findings of the checks while it was read, such as the norm of its change.
     """
 
     blob: Blob
@@ -131,8 +131,8 @@ class Lab(Protocol):
 
         Args:
             entries: The updates, by client.
-            founders: As for `serve`.
-            adaptation: What moves, if the cohort are newcomers to a finished federation.
+            founders: Same as for `serve`.
+            adaptation: Parts that move, if the cohort are newcomers to a finished federation.
             unmasking: Secrets that take the masks off the sum of the updates, under secure aggregation.
         """
 

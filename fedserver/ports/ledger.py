@@ -172,7 +172,7 @@ class RoundLedger(Protocol):
         Args:
             record: The record after the round.
             slots: The slots that have changed.
-            rows: What devices reported.
+            rows: Reported metrics of devices.
             marks: device -> {"contributed" or "fetched": round}.
             plan: The plan, where this commit fixes it.
         """

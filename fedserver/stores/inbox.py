@@ -127,7 +127,7 @@ class Inbox:
         """Remove what a killed process left unfinished, or had no time to clear, at start.
 
         Args:
-            work: Of the open orders: train or evaluate.
+            work: Work of the open orders: train or evaluate.
             round_: Round of the open orders.
             closed: The last closed round.
         """

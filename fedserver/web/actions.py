@@ -55,7 +55,7 @@ class Actions:
         Args:
             name: The action.
             body: The arguments.
-            by: Who acts, in the audit log's words.
+            by: Name of the person who acts, in the audit log's words.
 
         Raises:
             SettingError: There is no such action, or its arguments are wrong; the action may raise other errors.

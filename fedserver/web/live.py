@@ -118,7 +118,7 @@ def page(
         home: The server's home.
         asked: An address, or "off". None: the page's last address, else the port after that of `address`, on this machine
             only. If that port is in use, a free one is taken.
-        address: Where the server serves devices.
+        address: Address at which the server serves devices.
         coordinator: The federation.
         operator: The actions of the buttons.
 

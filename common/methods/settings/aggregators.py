@@ -24,7 +24,7 @@ class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """The settings that every aggregator has, and what is known of it without torch.
 
     Attributes:
-        returns: What a device hands in of a part: its values, or their change from what was served.
+        returns: Content of an update: a part's values, or their change from what was served.
         implementation: The class of an aggregator that is not built in, or "package.module:Class".
     """
 

@@ -152,7 +152,7 @@ class RemoteWorker(Worker):
 
     Args:
         executor: Its hosts hold the learners.
-        awake_bytes: What learners of devices that wait may hold in memory, in all processes.
+        awake_bytes: Bytes that learners of devices that wait may hold in memory, in all processes.
         stopped: Whether to give up all work.
         bounded: Whether devices take turns, so that what they download does not wait in memory.
     """

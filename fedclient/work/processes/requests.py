@@ -60,7 +60,7 @@ class ForgetAll:
     """Forget all devices, because this process will serve another executor. Answer: Forgotten.
 
     Attributes:
-        path: Where Python finds code from now on.
+        path: Folders in which Python finds code from now on.
     """
 
     path: tuple[str, ...]

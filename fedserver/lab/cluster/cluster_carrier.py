@@ -50,9 +50,9 @@ class _BatchInFlight:
     """A batch on its way.
 
     Attributes:
-        columns: For each parcel the cohort's columns, if they stay in the cluster for `apply`; else empty.
-        calls: For each parcel the call of `partial`, later that of `apply`; empty where `apply` is done here.
-        combined: By unit; empty before `combine`.
+        columns: The cohort's columns of each parcel, if they stay in the cluster for `apply`; else empty.
+        calls: Each parcel's call of `partial`, later that of `apply`; empty where `apply` is done here.
+        combined: Combined values by unit; empty before `combine`.
     """
 
     batch: UnitBatch

@@ -79,7 +79,7 @@ class ClusterWorker:
     """A worker's methods.
 
     Args:
-        threads: For its computations: as many as the server's lab has, or sums of products would round differently.
+        threads: Threads of its computations: as many as the server's lab has, or sums of products would round differently.
     """
 
     def __init__(self, threads: int) -> None:

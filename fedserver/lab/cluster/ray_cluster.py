@@ -87,7 +87,7 @@ class RayCluster:
 
     Args:
         address: ray://HOST:PORT; if it is empty, the cluster that RAY_ADDRESS names, else a new one of this machine.
-        threads: Of each worker.
+        threads: Threads of each worker.
         workers: How many; 0 takes as many as the cluster has processors for.
 
     Raises:
