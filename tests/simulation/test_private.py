@@ -42,7 +42,7 @@ def simulated(method: str = "fedper", privacy: dict[str, Any] = RANGE, **given: 
     )
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "ditto", "fedrep", "fedmcsa", "pfedhn"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "ditto", "fedrep", "mr-mtl", "fedbabu", "fedmcsa", "pfedhn"])
 def test_a_seed_repeats_the_noise_in_both_executors(method: str) -> None:
     one, same, stacked = (simulated(method, executor=executor) for executor in ("sequential", "sequential", "stacked"))
     assert one.digests == same.digests

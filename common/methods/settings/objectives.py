@@ -89,6 +89,7 @@ class OwnModelSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=Tru
 class MeanRegularisedSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """MR-MTL: docs/methods/mr-mtl.md."""
 
+    not_private: ClassVar[str] = ""
     keeps_own: ClassVar[bool] = True
     # Strength of a device's model's pull towards the mean of all (the paper's lambda). 0: local training.
     mu: NonNegative = 0.1
@@ -97,6 +98,7 @@ class MeanRegularisedSettings(ObjectiveSettings, frozen=True, forbid_unknown_fie
 class FrozenPrivateSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """FedBABU has nothing to set: docs/methods/fedbabu.md."""
 
+    not_private: ClassVar[str] = ""
     uses_head: ClassVar[bool] = False  # it is private, and keeps its first value until the device predicts
 
 

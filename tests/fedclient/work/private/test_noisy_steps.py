@@ -12,14 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from attune.common.config import TrainSettings
-from attune.common.methods.settings.objectives import AlternatingSettings, OwnModelSettings, ProximalSettings, SgdSettings
+from attune.common.methods.settings.objectives import (
+    AlternatingSettings,
+    MeanRegularisedSettings,
+    OwnModelSettings,
+    ProximalSettings,
+    SgdSettings,
+)
 from attune.common.seeds import derive
 from attune.fedclient.work.objectives.alternating import Alternating
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Objective, Tensors, Trained, personal
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.objectives.optimisers import optimiser_for
-from attune.fedclient.work.objectives.own_model import OwnModel
+from attune.fedclient.work.objectives.own_model import MeanRegularised, OwnModel
 from attune.fedclient.work.objectives.proximal import Proximal
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.private.order_noise import OrderNoise
@@ -139,6 +145,18 @@ def test_private_parts_get_noise_and_the_model_that_stays_on_the_device_needs_no
     for name in given.start:
         assert torch.equal(plain.tensors[PERSONAL + name], private.tensors[PERSONAL + name])
         assert not torch.allclose(plain.tensors[name], private.tensors[name], atol=1e-3)
+
+
+def test_what_mr_mtl_hands_in_is_its_own_model_with_noise_and_the_pull_has_none() -> None:
+    objective = MeanRegularised(MeanRegularisedSettings(mu=0.7))
+    given = task()
+    both = replace(given, start=given.start | personal(given.start))
+    quiet, loud = (objective.run(replace(both, noise=noise(level, clip))) for level, clip in ((0.0, math.inf), (5.0, 1.0)))
+    wanted = by_hand(given, list(noise().batches(N, 8, STEPS, "")), 0.7)
+    for name in given.start:
+        assert torch.allclose(quiet.tensors[name], wanted[name], rtol=1e-9)
+        assert torch.equal(loud.tensors[name], loud.tensors[PERSONAL + name])
+        assert not torch.allclose(loud.tensors[name], wanted[name], atol=1e-3)
 
 
 def test_steps_that_were_not_charged_are_not_taken() -> None:
