@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from benchmarks import method_tables, recipe_tables, report, robust_tables, shared_optimiser_tables
+from benchmarks import method_tables, paper_findings, recipe_tables, report, robust_tables, shared_optimiser_tables
 from docs import disclosed, settings_tables, tables
 from docs.markdown import table
 
@@ -50,6 +50,7 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     **tables.REGIONS,
     **settings_tables.REGIONS,
     **disclosed.REGIONS,
+    "paper-findings": paper_findings.findings,
     "papers": report.papers,
     "recipes": recipe_tables.sections,
     "attackers": robust_tables.sections,

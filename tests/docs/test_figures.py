@@ -1,0 +1,100 @@
+"""Figures in the prose of README and the documents, read from the committed result files."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks import measure, paper_findings, tables
+
+Row = Mapping[str, str]
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def rows_of(root: Path, name: str) -> list[Row]:
+    with (root / "benchmarks" / "results" / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def prose(page: Any, path: str) -> str:
+    """Return a page's text in one line, without its generated regions and emphasis."""
+    return re.sub(r"\s+", " ", measure.hand_written(page(path).text).replace("**", ""))
+
+
+def mean(rows: Iterable[Row], figure: str, **chosen: str) -> float:
+    return fmean(float(row[figure]) for row in rows if all(row[key] == value for key, value in chosen.items()))
+
+
+def test_reference_has_no_figure_that_is_written_by_hand(page: Any) -> None:
+    assert not re.findall(r"\d+\.\d", prose(page, "docs/reference.md"))
+
+
+def test_what_the_papers_tables_say_changes_with_their_files(tmp_path: Path, root: Path) -> None:
+    for file in (root / "benchmarks" / "results" / "papers").glob("*.csv"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert list(paper_findings.findings(tmp_path)) == list(paper_findings.findings())
+    with (tmp_path / "fedtp-2.csv").open(newline="", encoding="utf-8") as file:
+        table = csv.DictReader(file)
+        rows, columns = list(table), table.fieldnames or ()
+    for row in rows:
+        if row["row"] == "FedPer-T":
+            row[tables.load("fedtp-2").figure] = "0.1234"
+    with (tmp_path / "fedtp-2.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    assert "then FedPer 12.3" in " ".join(paper_findings.findings(tmp_path)).replace("\n", " ")
+
+
+def test_readme_has_the_figures_of_fashion_mnist(page: Any, root: Path) -> None:
+    rows = rows_of(root, "recipes/fashion-mnist.csv")
+    few, many = (
+        {name: f"{100 * mean(rows, 'mean', x=x, method=name):.1f}" for name in ("FedTP", "FedAvg, tuned", "Local")}
+        for x in ("20", "1000")
+    )
+    text = prose(page, "README.md")
+    assert f"reaches {few['FedTP']} % with FedTP, {few['FedAvg, tuned']} with tuned FedAvg and {few['Local']} alone" in text
+    assert f"the three are at {many['FedTP']}, {many['FedAvg, tuned']} and {many['Local']}:" in text
+    assert f"{NUMBERS[len({row['seed'] for row in rows})]} seeds;" in text
+
+
+def test_readme_has_the_figures_of_the_hospitals(page: Any, root: Path) -> None:
+    rows = rows_of(root, "recipes/hospitals.csv")
+    shown = {"FedAvg, tuned": "tuned FedAvg", "FedMCSA": "FedMCSA", "Local": "Local", "FedTP": "FedTP", "FedAvg": "FedAvg"}
+    said = [f"{name} {mean(rows, 'mean', method=method):.3f}" for method, name in shown.items()]
+    assert f"{', '.join(said)}, a constant answer {mean(rows, 'constant'):.3f}." in prose(page, "README.md")
+
+
+def test_choosing_has_the_figures_of_the_races(page: Any, root: Path) -> None:
+    races: dict[tuple[str, ...], dict[str, float]] = {}
+    for row in rows_of(root, "auto.csv"):
+        races.setdefault((row["recipe"], row["x"], row["seed"]), {})[row["method"]] = float(row["kept"])
+    behind = [max(kept.values()) - kept["auto"] for kept in races.values()]
+    lost = [f"{kept['fedtp'] - kept['auto']:.1f}" for place, kept in races.items() if place[:2] == ("relatedness", "1")]
+    text = prose(page, "docs/choosing.md")
+    won, raced = sum(gap == 0 for gap in behind), len(behind)
+    assert f"in {NUMBERS[won]} of {NUMBERS[raced]} runs `auto` keeps what the best candidate keeps" in text
+    assert f"it is {' and '.join(lost)} points behind `fedtp`" in text
+
+
+def test_does_it_help_has_the_figures_of_the_choice(page: Any, root: Path) -> None:
+    rows = rows_of(root, "choice.csv")
+    places = dict.fromkeys((row["recipe"], row["series"]) for row in rows)
+    kinds = dict.fromkeys((row["recipe"], row["series"], row["method"]) for row in rows)
+    worst = max(mean(rows, "behind", recipe=recipe, series=series, method=method) for recipe, series, method in kinds)
+    text = prose(page, "docs/does-it-help.md")
+    assert (
+        f"Over {NUMBERS[len(places)]} data sets with all their points, the kept model is at most {worst:.1f} points below"
+        in text
+    )
+    assert f"In {100 * mean(rows, 'harmed'):.1f} % of the cases" in text
+    harmed = [row for row in rows if float(row["harmed"]) > 0]
+    assert {row["recipe"] for row in harmed} == {"one-minute"}
+    windows = [row for row in rows if row["recipe"] == "one-minute"]
+    by_recordings = sum(int(row["devices"]) * float(row["harmed_by_groups"]) for row in windows)
+    devices = sum(int(row["devices"]) for row in windows)
+    assert f"By recordings instead of windows it is {NUMBERS[round(by_recordings)]} device in {devices:,}" in text
