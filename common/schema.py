@@ -1,0 +1,251 @@
+"""Schema of a table: the meaning of each column, and the features that follow from it. One schema counts for all sites."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+from hashlib import sha256
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from attune.common.columns import LONGEST_NAME, wrong_with
+from attune.common.errors import SettingError, nearest
+from attune.common.text import from_json
+
+FORMAT = 1
+ColumnKind = Literal["number", "category", "yes/no", "date", "text", "identifier", "label", "group", "split"]
+Missing = Literal["fill", "indicator", "refuse"]
+DateForm = Literal["year-month-day", "day/month/year", "month/day/year"]
+FEATURES: tuple[ColumnKind, ...] = ("number", "category", "yes/no", "date")  # kinds that become features
+ROLES: tuple[ColumnKind, ...] = ("label", "group", "split")
+REASONS: dict[ColumnKind, str] = {
+    "identifier": "an identifier: a model would learn rows by heart",
+    "text": "free text, which is no feature of a table",
+}
+OTHER, GAP = "other", "missing"  # ends of the names of features
+EMBEDDED_FROM = 17  # a merged category with so many values is embedded; with fewer it is one-hot
+ORIGIN = "2000-01-01"  # from which dates count unless a schema says another day
+MAX_COLUMNS, MAX_VALUES = 1 << 12, 1 << 12
+
+
+class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Description of one column."""
+
+    # number, category, yes/no and date are features; text and identifier are left out; label, group and split have a role.
+    kind: ColumnKind
+    # Unit of the numbers, such as cm. It is compared between sites, and nothing is converted.
+    unit: str = ""
+    # A missing value: fill (the median of the site's training part; a category counts as other), indicator (the same, and one
+    # more feature says that the value is missing), or refuse.
+    missing: Missing = "fill"
+    # Values of a category, or of yes/no the two words: no, then yes. Any other value of a category counts as `other`.
+    values: list[str] = []
+    # How a category enters the model: a feature for each value, or an index for which the model learns a vector.
+    encoding: Literal["one-hot", "embedding"] = "one-hot"
+    # Usual range of the numbers, low and high: devices compare their unit with it.
+    range: tuple[float, float] | None = None
+    # Day from which the days of a date count.
+    origin: str = ORIGIN
+    # How dates are written with strokes, such as 31/12/2024. Other dates are read in any case: 2024-12-31 and 31.12.2024.
+    form: DateForm = "year-month-day"
+    # Why it is no feature although its kind is one; empty: it is.
+    left_out: str = ""
+
+    @property
+    def why_left_out(self) -> str:
+        """Why the column is no feature, for people; empty if it is one, or has a role."""
+        return self.left_out or REASONS.get(self.kind, "")
+
+    @property
+    def is_feature(self) -> bool:
+        """Whether the column becomes features of the model."""
+        return self.kind in FEATURES and not self.left_out
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One number of a sample, which follows from a column.
+
+    Attributes:
+        name: Its name among the columns of a shard.
+        column: The column in the table.
+        role: The column's number, 1 where a value stands or is missing, or the index of a category's value.
+        value: The value that `value` stands for.
+        neutral: What stands there if a site has no value at all.
+    """
+
+    name: str
+    column: str
+    role: Literal["number", "value", "other", "missing", "index"]
+    value: str = ""
+    neutral: float = 0.0
+
+
+class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Columns of the tables of all sites, by their names. The order of columns in a file does not matter.
+
+    `Schema.of` and `read_schema` check one; a schema that was decoded otherwise is checked by `check`.
+    """
+
+    columns: dict[str, Column]
+    format: int = FORMAT
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Column]) -> Schema:
+        """Return the schema of these columns, sorted by name.
+
+        Raises:
+            SettingError: A column is described wrongly.
+        """
+        schema = cls({name: columns[name] for name in sorted(columns)})
+        schema.check()
+        return schema
+
+    def check(self, where: str = "the schema") -> None:
+        """Check the schema.
+
+        Raises:
+            SettingError: A column is described wrongly. The message names it, and calls the schema `where`.
+        """
+        if self.format > FORMAT:
+            raise SettingError(f"{where} was written by a newer version of attune: update attune here")
+        if not self.columns or len(self.columns) > MAX_COLUMNS:
+            raise SettingError(f"{where} describes {len(self.columns)} columns; 1 to {MAX_COLUMNS} are possible")
+        for name, column in self.columns.items():
+            if wrong := _wrong_with(name, column):
+                raise SettingError(f"{where}: column {name[:LONGEST_NAME]!r} {wrong}")
+        for role in ("group", "split"):
+            if len(self.with_kind(role)) > 1:
+                raise SettingError(f"{where} has several columns of the kind {role}: {', '.join(self.with_kind(role))}")
+        features = [feature.name for feature in self.features()]
+        if wrong := wrong_with(features, len(features)):
+            raise SettingError(f"{where} makes features with {wrong}: rename a column or a value")
+        if not features:
+            raise SettingError(f"{where} leaves no column for features: give a column one of the kinds {', '.join(FEATURES)}")
+
+    def with_kind(self, kind: ColumnKind) -> list[str]:
+        """Return the names of the columns of this kind, sorted."""
+        return sorted(name for name, column in self.columns.items() if column.kind == kind)
+
+    @property
+    def used(self) -> dict[str, Column]:
+        """The columns that become features, sorted by name."""
+        return {name: self.columns[name] for name in sorted(self.columns) if self.columns[name].is_feature}
+
+    def features(self) -> list[Feature]:
+        """Return the features of a sample, in the order in which a model takes them."""
+        return [feature for name, column in self.used.items() for feature in _features_of(name, column)]
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the features."""
+        return [feature.name for feature in self.features()]
+
+    @property
+    def embedded(self) -> dict[str, int]:
+        """For each feature that is an index, the number of its values, with `other` and `missing`, by the feature's place."""
+        return {
+            str(at): len(self.columns[feature.column].values) + 2
+            for at, feature in enumerate(self.features())
+            if feature.role == "index"
+        }
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The columns that are no features, with the reason. Columns with a role are not among them."""
+        return {
+            name: self.columns[name].why_left_out
+            for name in sorted(self.columns)
+            if not self.columns[name].is_feature and self.columns[name].kind not in ROLES
+        }
+
+    def to_json(self) -> bytes:
+        """Return the canonical JSON: keys are sorted and defaults are left out, so equal schemas have equal bytes."""
+        return msgspec.json.encode(self, order="sorted")
+
+    @property
+    def digest(self) -> str:
+        """Digest of the canonical JSON."""
+        return f"sha256:{sha256(self.to_json()).hexdigest()}"
+
+    def to_toml(self) -> str:
+        """Return the schema as an operator edits it, a section [data.columns.NAME] for each column."""
+        return "\n\n".join(_section(name, self.columns[name]) for name in sorted(self.columns)) + "\n"
+
+
+def schema_of_json(text: bytes | str, where: str) -> Schema:
+    """Return the schema in a JSON text.
+
+    Raises:
+        SettingError: It holds none, or a wrong one. The message calls the text `where`.
+    """
+    try:
+        schema = from_json(text, Schema)
+    except msgspec.DecodeError as error:
+        raise SettingError(f"{where} holds no schema: {error}") from None
+    schema.check(where)
+    return Schema.of(schema.columns)
+
+
+def columns_of_table(values: Mapping[str, Any], where: str) -> dict[str, Column]:
+    """Return the columns in a TOML table `[data.columns]`.
+
+    Raises:
+        SettingError: A key or a value is wrong.
+    """
+    columns = {}
+    for name, fields in values.items():
+        for key in fields if isinstance(fields, Mapping) else ():
+            if key not in Column.__struct_fields__:
+                raise SettingError(f"{where}: column {name!r} has no {key!r}{nearest(str(key), Column.__struct_fields__)}")
+        try:
+            columns[name] = msgspec.convert(fields, Column)
+        except msgspec.ValidationError as error:
+            kinds = f"; the kinds are {', '.join(get_args(ColumnKind))}" if "$.kind" in str(error) else ""
+            raise SettingError(f"{where}: column {name!r}: {error}{kinds}") from None
+    return columns
+
+
+def _wrong_with(name: str, column: Column) -> str:
+    """Describe what is wrong with a column; empty if it is right."""
+    if wrong := wrong_with([name], 1):
+        return f"has {wrong}"
+    texts = [*column.values, column.unit, column.left_out]
+    if len(column.values) > MAX_VALUES or any(len(text) > LONGEST_NAME or not text.isprintable() for text in texts):
+        return f"has more than {MAX_VALUES} values, or a text that is too long or cannot be printed"
+    if len(set(column.values)) < len(column.values) or not all(column.values):
+        return "names a value twice, or an empty one"
+    if column.kind == "category" and column.is_feature and not column.values:
+        return "is a category without `values`: list them, or set `left_out`"
+    if column.kind == "yes/no" and len(column.values) != 2:
+        return f"needs two `values`, the word for no and the word for yes, and has {len(column.values)}"
+    if column.range is not None and not (all(map(math.isfinite, column.range)) and column.range[0] < column.range[1]):
+        return "has a `range` that is not a low number and a higher one"
+    try:
+        date.fromisoformat(column.origin)
+    except ValueError:
+        return f"has the `origin` {column.origin!r}, which is no day such as {ORIGIN}"
+    return ""
+
+
+def _features_of(name: str, column: Column) -> Iterator[Feature]:
+    if column.kind != "category":
+        neutral = (column.range[0] + column.range[1]) / 2 if column.range is not None and column.kind == "number" else 0.0
+        yield Feature(name, name, "number", neutral=neutral)
+    elif column.encoding == "embedding":
+        yield Feature(name, name, "index")
+        return  # an index has a value for what is missing
+    else:
+        yield from (Feature(f"{name}={value}", name, "value", value) for value in column.values)
+        yield Feature(f"{name} {OTHER}", name, "other")
+    if column.missing == "indicator":
+        yield Feature(f"{name} {GAP}", name, "missing")
+
+
+def _section(name: str, column: Column) -> str:
+    fields: dict[str, Any] = msgspec.to_builtins(column)
+    lines = [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in sorted(fields.items())]
+    return "\n".join([f"[data.columns.{msgspec.json.encode(name).decode()}]", *lines])
