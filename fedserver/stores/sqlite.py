@@ -1,34 +1,33 @@
 """The ledger in one SQLite file with the audit log beside it, and its reader for views.
 
-`SqliteLedger` works on a thread of its own, so that the event loop never waits for a disk or for a lock. Every call of a peer
-asks for its certificate. That is read through a connection of its own, because a reader needs no lock in SQLite's WAL mode: the
-answer does not queue behind a commit that is being synced.
+Every call of a peer asks for its certificate. That is read through a connection of its own, because a reader needs no lock in
+SQLite's WAL mode: the answer does not queue behind a commit that is being synced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import cached_property, partial, wraps
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar
 
 import msgspec
+from typing_extensions import Self
 
 from attune.common.errors import LedgerBusy
 from attune.fedserver.ports.ledger import AuditEntry, Certificate, Snapshot
 from attune.fedserver.stores import row_digests
 from attune.fedserver.stores.audit import Audit, entries
-from attune.fedserver.stores.migrations import VERSION, check_schema, damage, version_of
-from attune.fedserver.stores.tables import BUSY_S, Tables, certificate_in, snapshot_in
+from attune.fedserver.stores.migrations import VERSION, check_schema, damage, migrate, version_of
+from attune.fedserver.stores.table_ledger import TableLedger
+from attune.fedserver.stores.tables import Rows, Tables, certificate_in, snapshot_in
 
-T = TypeVar("T")
-P = ParamSpec("P")
 AUDIT_FILE = "audit.jsonl"
+BUSY_S = 5.0  # how long a statement waits for another process's transaction
 # Words in the errors of SQLite that pass when another process lets go of the file, or when the disk has room again. Python 3.10
 # gives no error codes.
 PASSING = ("locked", "is full", "unable to open", "disk I/O error")
@@ -39,6 +38,66 @@ def passes(error: sqlite3.OperationalError) -> bool:
     return any(words in str(error) for words in PASSING)
 
 
+class SqliteDatabase:
+    """Implements tables.Database over one connection."""
+
+    strings: ClassVar[str] = "SELECT value FROM json_each(?)"
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self.execute: Callable[..., Rows] = connection.execute
+        self.close = connection.close
+
+    @classmethod
+    def opened(cls, path: Path) -> Self:
+        """Open a file to write, or make it.
+
+        Raises:
+            HomeMismatch: The file is no such database, or a newer version of fedserver wrote it.
+        """
+        connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            migrate(connection, path)
+        except sqlite3.OperationalError:
+            connection.close()
+            raise
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            raise damage(path, str(error)) from None
+        return cls(connection)
+
+    @contextmanager
+    def synced(self) -> Iterator[None]:
+        self.connection.execute("PRAGMA synchronous = FULL")
+        try:
+            yield
+        finally:
+            self.connection.execute("PRAGMA synchronous = NORMAL")
+
+    @contextmanager
+    def transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+        self.connection.execute(f"BEGIN {kind}")
+        try:
+            yield
+        except BaseException:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+            raise
+        self.connection.execute("COMMIT")
+
+    def moment(self) -> AbstractContextManager[None]:
+        return self.transaction("DEFERRED")
+
+    def settle(self) -> None:
+        """Move the log into the file: from then on a damaged log cannot lose enrolments.
+
+        If somebody reads just now, the log is left as it is.
+        """
+        self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
 class SqliteReader:
     """Implements ports.ledger.LedgerReader. It opens the file when it is first read, and updates an older schema."""
 
@@ -47,13 +106,13 @@ class SqliteReader:
         self._guard: sqlite3.Connection | None = None  # of a damaged file; see `close`
 
     @cached_property
-    def _db(self) -> sqlite3.Connection:
+    def _db(self) -> SqliteDatabase:
         db = _connected(self._path, "rw", BUSY_S)
         check_schema(db, self._path)
         if version_of(db, self._path) != VERSION:
-            Tables(self._path).close()
+            SqliteDatabase.opened(self._path).close()
         db.execute("PRAGMA query_only = 1")
-        return db
+        return SqliteDatabase(db)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -67,12 +126,8 @@ class SqliteReader:
             raise damage(self._path, str(error)) from None
 
     def snapshot(self, since: int = 0) -> Snapshot:
-        with self._errors():
-            self._db.execute("BEGIN DEFERRED")
-            try:
-                return snapshot_in(self._db, since)
-            finally:
-                self._db.execute("ROLLBACK")
+        with self._errors(), self._db.moment():
+            return snapshot_in(self._db, since)
 
     def audit(self) -> Iterator[tuple[AuditEntry, str]]:
         return entries(self._path.with_name(AUDIT_FILE))
@@ -83,7 +138,7 @@ class SqliteReader:
             faults = [row[0] for row in self._guard.execute("PRAGMA integrity_check(3)")]
             if faults != ["ok"]:
                 raise damage(self._path, "; ".join(faults))
-            if changed := list(islice(row_digests.changed(self._db), 3)):
+            if changed := list(islice(row_digests.changed(self._db.connection), 3)):
                 raise damage(self._path, "; ".join(changed))
             self.snapshot()
         self._guard.close()
@@ -107,22 +162,10 @@ class SqliteReader:
 
 def _connected(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode={mode}"
-    db = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
-    db.row_factory = sqlite3.Row
-    return db
+    return sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
 
 
-def _awaited(method: Callable[Concatenate[Tables, P], T]) -> Callable[Concatenate[SqliteLedger, P], Coroutine[Any, Any, T]]:
-    """Return a method of SqliteLedger that calls this method of its tables on the ledger's thread."""
-
-    @wraps(method)
-    async def call(self: SqliteLedger, /, *arguments: P.args, **named: P.kwargs) -> T:
-        return await self._do(getattr(self._tables, method.__name__), *arguments, **named)
-
-    return call
-
-
-class SqliteLedger:
+class SqliteLedger(TableLedger):
     """Implements ports.ledger.Ledger: calls are carried out one after the other.
 
     Raises:
@@ -130,14 +173,14 @@ class SqliteLedger:
     """
 
     def __init__(self, path: Path) -> None:
-        self._tables = Tables(path)
-        self._certificates = _connected(path, "ro", 0)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
-        self._path, self._audit = path, Audit(path.with_name(AUDIT_FILE))
+        super().__init__(Tables(SqliteDatabase.opened(path)))
+        self._certificates = SqliteDatabase(_connected(path, "ro", 0))
+        self._audit = Audit(path.with_name(AUDIT_FILE))
 
-    async def _do(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments, **named))
+            yield
         except sqlite3.OperationalError as error:
             if passes(error):
                 raise LedgerBusy(f"the database of the federation cannot be used now ({error})") from error
@@ -145,8 +188,7 @@ class SqliteLedger:
 
     async def close(self) -> None:
         self._certificates.close()
-        await self._do(self._tables.close)
-        self._thread.shutdown()
+        await super().close()
 
     async def note(self, event: str, by: str, **facts: Any) -> None:
         head = await asyncio.to_thread(self._audit.write, event, by, **facts)
@@ -157,29 +199,3 @@ class SqliteLedger:
             return certificate_in(self._certificates, fingerprint)
         except sqlite3.OperationalError:  # another process recovers the file, or holds all of it
             return await self._do(self._tables.certificate, fingerprint)
-
-    snapshot = _awaited(Tables.snapshot)
-    set_audit_head = _awaited(Tables.set_audit_head)
-    set_overrides = _awaited(Tables.set_overrides)
-    put_record = _awaited(Tables.put_record)
-    commit_round = _awaited(Tables.commit_round)
-    last_evaluations = _awaited(Tables.last_evaluations)
-    begin_run = _awaited(Tables.begin_run)
-    end_run = _awaited(Tables.end_run)
-    end_cleanup = _awaited(Tables.end_cleanup)
-    device = _awaited(Tables.device)
-    devices = _awaited(Tables.devices)
-    update_device = _awaited(Tables.update_device)
-    refuse = _awaited(Tables.refuse)
-    disconnect_all = _awaited(Tables.disconnect_all)
-    enrol = _awaited(Tables.enrol)
-    release = _awaited(Tables.release)
-    renew = _awaited(Tables.renew)
-    first_use = _awaited(Tables.first_use)
-    certificates = _awaited(Tables.certificates)
-    replace_operator = _awaited(Tables.replace_operator)
-    add_token = _awaited(Tables.add_token)
-    token = _awaited(Tables.token)
-    tokens = _awaited(Tables.tokens)
-    withdraw = _awaited(Tables.withdraw)
-    bootstrap_roots = _awaited(Tables.bootstrap_roots)

@@ -1,18 +1,17 @@
-"""The ledger as SQLite tables: plain calls that wait for the disk. fedserver.stores.sqlite gives them a thread.
+"""The ledger as tables of a database: plain calls that wait for it. Ledgers give them a thread.
 
-Commands (`status`, `token`, `revoke`, `export`) read and write the file beside a running server. Ordinary writes survive a
-killed process. What was acknowledged to somebody also survives a power cut (synchronous = FULL): rounds, runs, settings, a
-pause, enrolments, renewals, revocations and tokens.
+All statements are here, in the SQL that SQLite and PostgreSQL share. A `Database` is one of the two, with what differs.
+Commands (`status`, `token`, `revoke`, `export`) read and write the tables beside a running server. Ordinary writes survive a
+killed process. What was acknowledged to somebody (`synced`) also survives a power cut: rounds, runs, settings, a pause,
+enrolments, renewals, revocations and tokens.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -22,86 +21,83 @@ from attune.common.text import from_json
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
 from attune.fedserver.ports.ledger import AuditHead, Certificate, Refusal, Snapshot, Token
-from attune.fedserver.stores.migrations import damage, migrate
 
 TOKEN = ", ".join(Token.__dataclass_fields__)  # columns
-BUSY_S = 5.0  # how long a statement waits for another process's transaction
+DEVICE = ", ".join(DeviceRecord.__struct_fields__)
+
+
+class Rows(Protocol):
+    """Rows that a statement returns."""
+
+    def fetchone(self) -> Any: ...
+
+    def fetchall(self) -> list[Any]: ...
+
+    def __iter__(self) -> Any: ...
+
+
+class Database(Protocol):
+    """Connection to a database. Its errors pass through."""
+
+    strings: ClassVar[str]  # a query of the strings of a JSON array, which is its parameter
+
+    def execute(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Rows:
+        """Run one statement with parameters in the places of `?` or `:name`. One that changes something is a transaction."""
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Make the changes of a block true together, or none of them. Those of other connections come before or after it."""
+
+    def moment(self) -> AbstractContextManager[None]:
+        """Let all reads of a block see the same moment."""
+
+    def synced(self) -> AbstractContextManager[None]:
+        """Make the commits of a block durable, so that a power cut loses nothing of them."""
+
+    def settle(self) -> None:
+        """Move what is committed to where it stays for good."""
+
+    def close(self) -> None:
+        """Close the connection."""
 
 
 class Tables:
-    """The ledger's methods over one connection, as plain calls. Errors of SQLite pass through.
+    """The ledger's methods over one connection, as plain calls. Errors of the database pass through."""
 
-    Raises:
-        HomeMismatch: The file is no such database, or a newer version of fedserver wrote it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, db: Database) -> None:
+        self._db = db
         self._paused: bool | None = None  # as this process has written it; None: not yet
-        self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-        self._db.row_factory = sqlite3.Row
-        try:
-            self._open()
-        except sqlite3.OperationalError:
-            self._db.close()
-            raise
-        except sqlite3.DatabaseError as error:
-            self._db.close()
-            raise damage(path, str(error)) from None
-
-    def _open(self) -> None:
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        migrate(self._db, self._path)
 
     def close(self) -> None:
         self._db.close()
 
-    @contextmanager
-    def _synced(self) -> Iterator[None]:
-        """Sync the log at each commit within the block, so that a power cut loses nothing of it."""
-        self._db.execute("PRAGMA synchronous = FULL")
-        try:
-            yield
-        finally:
-            self._db.execute("PRAGMA synchronous = NORMAL")
-
-    @contextmanager
-    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
-        self._db.execute(f"BEGIN {kind}")
-        try:
-            yield
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
-
     # --- settings, plan and record: JSON values
 
     def _put(self, key: str, value: Any) -> None:
-        self._db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, msgspec.json.encode(value)))
+        self._db.execute(
+            "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            (key, msgspec.json.encode(value)),
+        )
 
     def snapshot(self) -> Snapshot:
-        with self._transaction("DEFERRED"):
+        with self._db.moment():
             return snapshot_in(self._db)
 
     def set_overrides(self, overrides: Mapping[str, Any]) -> None:
-        with self._synced():
+        with self._db.synced():
             self._put("overrides", overrides)
 
     def put_record(self, record: Record) -> None:
-        with nullcontext() if record.paused is self._paused else self._synced():
+        with nullcontext() if record.paused is self._paused else self._db.synced():
             self._put("record", record)
         self._paused = record.paused
 
     def set_audit_head(self, head: AuditHead) -> None:
-        with self._synced():
+        with self._db.synced():
             self._put("audit", head)
 
     def follow_audit(self, head: AuditHead) -> None:
         """Make this the head of the audit log, unless another process has noted a later one meanwhile."""
-        with self._transaction():
+        with self._db.transaction():
             known = value_in(self._db, "audit", AuditHead)
             if known is None or known.number < head.number:
                 self._put("audit", head)
@@ -109,7 +105,7 @@ class Tables:
     # --- runs, while no server runs
 
     def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:
-        with self._synced(), self._transaction():
+        with self._db.synced(), self._db.transaction():
             self._db.execute("DELETE FROM meta WHERE key IN ('plan', 'record')")
             for table in ("slots", "metrics", "refusals"):
                 self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - names of tables
@@ -122,7 +118,7 @@ class Tables:
             self._put("leaving", True)
 
     def end_run(self, record: Record, overrides: Mapping[str, Any]) -> None:
-        with self._synced(), self._transaction():
+        with self._db.synced(), self._db.transaction():
             self._put("record", record)
             self._put("overrides", overrides)
 
@@ -137,29 +133,33 @@ class Tables:
         marks: Mapping[str, Mapping[str, int]],
         plan: Plan | None = None,
     ) -> None:
-        with self._synced():
-            with self._transaction():
+        with self._db.synced():
+            with self._db.transaction():
                 self._put("record", record)
                 if plan is not None:
                     self._put("plan", plan)
                 for name, fields in marks.items():
                     self.update_device(name, **fields)
-                self._db.executemany(
-                    "INSERT OR REPLACE INTO slots (part, key, file, digest, size) VALUES (?, ?, ?, ?, ?)",
-                    [msgspec.structs.astuple(slot) for slot in slots],
-                )
-                self._db.executemany(
-                    "INSERT OR REPLACE INTO metrics (round, work, client, row) VALUES (?, ?, ?, ?)",
-                    [(row.round, row.work, row.client, msgspec.json.encode(row)) for row in rows],
-                )
+                for slot in slots:
+                    self._db.execute(
+                        "INSERT INTO slots (part, key, file, digest, size) VALUES (?, ?, ?, ?, ?) ON CONFLICT (part, key) "
+                        "DO UPDATE SET file = excluded.file, digest = excluded.digest, size = excluded.size",
+                        msgspec.structs.astuple(slot),
+                    )
+                for row in rows:
+                    self._db.execute(
+                        "INSERT INTO metrics (round, work, client, row) VALUES (?, ?, ?, ?) "
+                        "ON CONFLICT (round, work, client) DO UPDATE SET row = excluded.row",
+                        (row.round, row.work, row.client, msgspec.json.encode(row)),
+                    )
             if plan is not None:
-                # From here on a damaged log cannot lose enrolments. If somebody reads just now, the log is left as it is.
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                self._db.settle()
 
     def last_evaluations(self, before: int, but: range = range(0)) -> list[Report]:
-        rows = self._db.execute(  # beside MAX, SQLite takes a bare column from the row that has the largest
-            "SELECT row, MAX(round) FROM metrics WHERE work = 'evaluate' AND round < ? AND (round < ? OR round >= ?) "
-            "AND client NOT IN (SELECT name FROM devices WHERE revoked) GROUP BY client ORDER BY client",
+        rows = self._db.execute(
+            "SELECT row FROM (SELECT client, row, ROW_NUMBER() OVER (PARTITION BY client ORDER BY round DESC) AS place "
+            "FROM metrics WHERE work = 'evaluate' AND round < ? AND (round < ? OR round >= ?) "
+            "AND client NOT IN (SELECT name FROM devices WHERE revoked = 1)) AS placed WHERE place = 1 ORDER BY client",
             (before, but.start, but.stop),
         )
         return [within_bounds(from_json(row[0], Report)) for row in rows]
@@ -167,23 +167,23 @@ class Tables:
     # --- members
 
     def device(self, name: str) -> DeviceRecord | None:
-        row = self._db.execute("SELECT * FROM devices WHERE name = ?", (name,)).fetchone()
-        return msgspec.convert(dict(row), DeviceRecord, strict=False) if row else None
+        row = self._db.execute(f"SELECT {DEVICE} FROM devices WHERE name = ?", (name,)).fetchone()  # noqa: S608 - columns
+        return _device(row) if row else None
 
     def devices(self, names: Collection[str] | None = None) -> list[DeviceRecord]:
         return devices_in(self._db, names)
 
     def update_device(self, name: str, /, **fields: Any) -> None:
         assignments = ", ".join(f"{column} = ?" for column in fields)
-        with self._synced() if "revoked" in fields else nullcontext():
+        with self._db.synced() if "revoked" in fields else nullcontext():
             self._db.execute(f"UPDATE devices SET {assignments} WHERE name = ?", (*fields.values(), name))  # noqa: S608
 
     def refuse(self, refusal: Refusal, keep: int) -> None:
-        with self._transaction():
+        with self._db.transaction():
             self._db.execute(
                 "INSERT INTO refusals (who, kind, text, at, count) VALUES (:who, :kind, :text, :at, :count) "
                 "ON CONFLICT (who, kind) DO UPDATE SET "
-                "text = excluded.text, at = excluded.at, count = count + excluded.count",
+                "text = excluded.text, at = excluded.at, count = refusals.count + excluded.count",
                 asdict(refusal),
             )
             self._db.execute(
@@ -192,12 +192,12 @@ class Tables:
             )
 
     def disconnect_all(self, now: float) -> None:
-        self._db.execute("UPDATE devices SET connected = 0, since = ? WHERE connected", (now,))
+        self._db.execute("UPDATE devices SET connected = 0, since = ? WHERE connected = 1", (now,))
 
     # --- certificates and tokens
 
     def enrol(self, name: str, public_key: str, certificate: Certificate, now: float, token: str | None = None) -> None:
-        with self._synced(), self._transaction():
+        with self._db.synced(), self._db.transaction():
             if token is not None:
                 self._db.execute(
                     "UPDATE tokens SET uses_left = uses_left - 1, used_up_at = CASE WHEN uses_left <= 1 THEN ? END "
@@ -217,10 +217,14 @@ class Tables:
         values = asdict(certificate)
         del values["revoked"]  # is known of the device
         columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
-        self._db.execute(f"INSERT OR REPLACE INTO certificates ({columns}) VALUES ({marks})", values)  # noqa: S608
+        changes = ", ".join(f"{name} = excluded.{name}" for name in values)
+        self._db.execute(
+            f"INSERT INTO certificates ({columns}) VALUES ({marks}) ON CONFLICT (fingerprint) DO UPDATE SET {changes}",  # noqa: S608
+            values,
+        )
 
     def release(self, name: str, other: str) -> None:
-        with self._synced(), self._transaction():
+        with self._db.synced(), self._db.transaction():
             self._db.execute("UPDATE devices SET name = ?, connected = 0 WHERE name = ?", (other, name))
             self._db.execute("UPDATE certificates SET name = ? WHERE name = ? AND role = 'device'", (other, name))
             rows = self._db.execute("SELECT row FROM metrics WHERE client = ?", (name,)).fetchall()
@@ -233,7 +237,7 @@ class Tables:
     def renew(self, certificate: Certificate, now: float, unused: int, forget_s: float) -> None:
         name = certificate.name
         of_device = "role = 'device' AND name = ?"
-        with self._synced(), self._transaction():
+        with self._db.synced(), self._db.transaction():
             self._add_certificate(certificate)
             self._db.execute(
                 f"DELETE FROM certificates WHERE {of_device} AND (not_after < ? OR COALESCE(retires_at, ?) < ?)",  # noqa: S608
@@ -247,7 +251,7 @@ class Tables:
 
     def first_use(self, fingerprint: str, now: float, retires_at: float) -> list[str]:
         older = "name = ? AND role = 'device' AND fingerprint != ? AND issued_at <= ? AND retires_at IS NULL"
-        with self._transaction():
+        with self._db.transaction():
             used = self._db.execute(
                 "UPDATE certificates SET used_at = ? WHERE fingerprint = ? RETURNING name, issued_at, public_key",
                 (now, fingerprint),
@@ -270,14 +274,14 @@ class Tables:
         return certificate_in(self._db, fingerprint)
 
     def replace_operator(self, certificate: Certificate) -> None:
-        with self._transaction():
+        with self._db.transaction():
             self._db.execute("DELETE FROM certificates WHERE role = 'operator'")
             self._add_certificate(certificate)
 
     def add_token(self, token: Token, keep: int | None = None) -> None:
         values = asdict(token)
         columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
-        with self._synced(), self._transaction():
+        with self._db.synced(), self._db.transaction():
             self._db.execute(f"INSERT INTO tokens ({columns}) VALUES ({marks})", values)  # noqa: S608 - names of fields
             if keep is not None:
                 self._db.execute(
@@ -288,14 +292,14 @@ class Tables:
 
     def token(self, fingerprint: str) -> Token | None:
         row = self._db.execute(f"SELECT {TOKEN} FROM tokens WHERE fingerprint = ?", (fingerprint,)).fetchone()  # noqa: S608
-        return Token(**dict(row)) if row else None
+        return Token(*row) if row else None
 
     def tokens(self) -> list[Token]:
         rows = self._db.execute(f"SELECT {TOKEN} FROM tokens ORDER BY rowid")  # noqa: S608 - names of fields
-        return [Token(**dict(row)) for row in rows]
+        return [Token(*row) for row in rows]
 
     def withdraw(self, id: str, now: float) -> None:
-        with self._synced():
+        with self._db.synced():
             self._db.execute(
                 "UPDATE tokens SET withdrawn_at = ?, used_up_at = COALESCE(used_up_at, ?) "
                 "WHERE id = ? AND withdrawn_at IS NULL",
@@ -304,36 +308,41 @@ class Tables:
 
     def bootstrap_roots(self, now: float, keep_s: float) -> list[bytes]:
         rows = self._db.execute(
-            "SELECT bootstrap_pem FROM tokens WHERE MIN(expires_at, COALESCE(used_up_at, expires_at)) > ? ORDER BY fingerprint",
-            (now - keep_s,),
+            "SELECT bootstrap_pem FROM tokens WHERE expires_at > ? AND COALESCE(used_up_at, expires_at) > ? "
+            "ORDER BY fingerprint",
+            (now - keep_s, now - keep_s),
         )
         return [row[0] for row in rows]
 
 
-def value_in(db: sqlite3.Connection, key: str, kind: type[Any]) -> Any:
+def value_in(db: Database, key: str, kind: type[Any]) -> Any:
     """Return a JSON value of the table `meta`, or None."""
     row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return from_json(row[0], kind) if row else None
 
 
-def devices_in(db: sqlite3.Connection, names: Collection[str] | None = None) -> list[DeviceRecord]:
+def devices_in(db: Database, names: Collection[str] | None = None) -> list[DeviceRecord]:
     """Return the devices of these names, or all; by name."""
     if names is None:
-        rows = db.execute("SELECT * FROM devices ORDER BY name")
+        rows = db.execute(f"SELECT {DEVICE} FROM devices ORDER BY name")  # noqa: S608 - columns
     else:  # as one value: the number of a statement's variables is bounded
         asked = msgspec.json.encode(sorted(names)).decode()
-        rows = db.execute("SELECT * FROM devices WHERE name IN (SELECT value FROM json_each(?)) ORDER BY name", (asked,))
-    return [msgspec.convert(dict(row), DeviceRecord, strict=False) for row in rows]
+        rows = db.execute(f"SELECT {DEVICE} FROM devices WHERE name IN ({db.strings}) ORDER BY name", (asked,))  # noqa: S608
+    return [_device(row) for row in rows]
 
 
-def certificates_in(db: sqlite3.Connection, name: str | None = None) -> list[Certificate]:
+def _device(row: Sequence[Any]) -> DeviceRecord:
+    return msgspec.convert(dict(zip(DeviceRecord.__struct_fields__, row, strict=True)), DeviceRecord, strict=False)
+
+
+def certificates_in(db: Database, name: str | None = None) -> list[Certificate]:
     """Return the certificates of devices, or of one device."""
     of_devices = "c.role = 'device' AND c.name = COALESCE(?, c.name)"
     rows = db.execute(f"{CERTIFICATES} WHERE {of_devices} ORDER BY c.name, c.issued_at", (name,))
     return [_certificate(row) for row in rows]
 
 
-def snapshot_in(db: sqlite3.Connection, since: int = 0) -> Snapshot:
+def snapshot_in(db: Database, since: int = 0) -> Snapshot:
     """Return what the ledger holds, with the rows of rounds from `since` on. Call it within a transaction."""
     slots = db.execute("SELECT part, key, file, digest, size FROM slots ORDER BY part, key")
     rows = db.execute("SELECT row FROM metrics WHERE round >= ? ORDER BY round, work DESC, client", (since,))
@@ -354,7 +363,7 @@ def snapshot_in(db: sqlite3.Connection, since: int = 0) -> Snapshot:
     )
 
 
-def certificate_in(db: sqlite3.Connection, fingerprint: str) -> Certificate | None:
+def certificate_in(db: Database, fingerprint: str) -> Certificate | None:
     """Return the certificate with this fingerprint as the file has it at this moment."""
     row = db.execute(f"{CERTIFICATES} WHERE c.fingerprint = ?", (fingerprint,)).fetchone()
     return _certificate(row) if row else None

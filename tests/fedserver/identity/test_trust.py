@@ -116,7 +116,7 @@ def test_all_kinds_of_decisions_are_applied_again(place: Place) -> None:
 def test_an_older_home_that_lost_a_revocation_has_it_again(place: Place) -> None:
     aio.run(place.admin.revoke("kiel"))
     place.lose_power()
-    with place.storage.ledger._tables._transaction():
+    with place.storage.ledger._tables._db.transaction():
         place.storage.ledger._tables._db.execute("DELETE FROM meta WHERE key = 'audit'")
     assert place.settle() == ["kiel was revoked, and the database does not know it"]
     assert place.devices()["kiel"].revoked

@@ -24,7 +24,7 @@ from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
 from attune.fedserver.ports.ledger import Certificate, Ledger, LedgerReader, Refusal, Token
 from attune.fedserver.ports.storage import Storage
-from attune.fedserver.stores import migrations, tables
+from attune.fedserver.stores import migrations, sqlite
 from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.memory import MemoryStorage
 from attune.fedserver.stores.sqlite import SqliteLedger, SqliteReader, passes
@@ -446,7 +446,7 @@ def test_a_record_that_cannot_be_read_is_damage(path: Path) -> None:
 
 
 def test_a_lock_that_another_process_holds_is_an_error_that_passes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "BUSY_S", 0.05)
+    monkeypatch.setattr(sqlite, "BUSY_S", 0.05)
 
     async def scenario() -> None:
         ledger = SqliteLedger(path)
@@ -617,9 +617,9 @@ def test_what_is_acknowledged_to_somebody_is_synced_and_nothing_else(tmp_path: P
         await ledger.add_token(Token("t", b"pem", 5, 100.0, "operator", id="1f", uses=5))
         await ledger.enrol("a", "key", certificate("fa", "a"), now=0.0)
         await ledger.put_record(Record())
-        ledger._tables._db.set_trace_callback(said.append)
+        ledger._tables._db.connection.set_trace_callback(said.append)
         await (CHANGES | PASSING_CHANGES)[what](ledger)
-        ledger._tables._db.set_trace_callback(None)
+        ledger._tables._db.connection.set_trace_callback(None)
         await ledger.close()
         return said
 
