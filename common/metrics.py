@@ -21,6 +21,7 @@ from attune.common.text import clean, from_json
 
 MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQLite's integers
 LARGEST = 1e100  # magnitude of a reported number; its square is finite, and so is the sum of any number of devices
+FINISH_STOPS = (0, 5, 10, 20)  # numbers of epochs that a fleet tries before it finishes its models
 LARGEST_KEPT = 1.7e308  # magnitude in homes of before LARGEST; `within_bounds` cuts it where such a row is read
 
 Choice = Literal["personalized", "common", "local", "finished-personalized", "finished-common"]
@@ -114,6 +115,10 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     likelihood_common: Finite | None = None
     likelihood_local: Finite | None = None
     likelihood_kept: Finite | None = None
+    likelihood_after_0: Finite | None = None
+    likelihood_after_5: Finite | None = None
+    likelihood_after_10: Finite | None = None
+    likelihood_after_20: Finite | None = None
     dial_mean: Share | None = None
     dial_own: Share | None = None
     test_samples: Count | None = None
@@ -134,6 +139,7 @@ _D = MetricDescriptor
 HIGHER: Literal["higher"] = "higher"
 LOWER: Literal["lower"] = "lower"
 _TRAFFIC = "Bytes sent and fetched"
+_AFTER = "`likelihood_kept` if the device fine-tunes its models for {} epochs; only with `train.finish_stop`"
 _DESCRIPTORS = (
     _D("loss", "training loss", "Mean training loss of the last local epoch", better=LOWER, chart="Training loss"),
     _D("accuracy_before", "accuracy as served", "Accuracy of what was served, before local training", better=HIGHER),
@@ -192,6 +198,10 @@ _DESCRIPTORS = (
     _D("likelihood_common", "likelihood, common model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
     _D("likelihood_local", "likelihood, local model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
     _D("likelihood_kept", "likelihood, kept model", "The same, each sample under weights found without it", "nats", HIGHER),
+    *(
+        _D(f"likelihood_after_{stop}", f"likelihood, finishing for {stop} epochs", _AFTER.format(stop), "nats", HIGHER)
+        for stop in FINISH_STOPS
+    ),
     _D("dial_mean", "dial at the common value", "Share of the attended components at the common value"),
     _D("dial_own", "dial at the own value", "Share of the attended components at the value that the device trained alone"),
     _D("test_samples", "test samples", "Samples of the test part, the weights of averages over samples", "samples"),
@@ -216,6 +226,7 @@ LIKELIHOODS: Mapping[Choice, str] = {
     "common": "likelihood_common",
     "local": "likelihood_local",
 }
+LIKELIHOODS_AFTER: Mapping[int, str] = {stop: f"likelihood_after_{stop}" for stop in FINISH_STOPS}  # epochs of finishing
 
 
 M = TypeVar("M", bound=Metrics)

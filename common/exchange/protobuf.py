@@ -159,6 +159,7 @@ def _order_message(order: Order) -> pb.Order:
         cold_start=_ref_messages(order.cold_start),
         prior=dict[str, float](order.prior.items()),
         finish_epochs=order.finish_epochs,
+        finish_stops=order.finish_stops,
     )
 
 
@@ -175,6 +176,7 @@ def _order(order: pb.Order) -> Order:
         encodings={wanted.part: wanted.encoding for wanted in order.returns if wanted.encoding},
         prior={model: order.prior[model] for model in CHOICES if 0 < order.prior.get(model, 0) <= 1},
         finish_epochs=order.finish_epochs,
+        finish_stops=tuple(order.finish_stops),
     )
 
 

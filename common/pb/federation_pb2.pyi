@@ -138,7 +138,7 @@ class Notice(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "trains", "cold_start", "prior", "finish_epochs")
+    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "trains", "cold_start", "prior", "finish_epochs", "finish_stops")
     class PriorEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +156,7 @@ class Order(_message.Message):
     COLD_START_FIELD_NUMBER: _ClassVar[int]
     PRIOR_FIELD_NUMBER: _ClassVar[int]
     FINISH_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_STOPS_FIELD_NUMBER: _ClassVar[int]
     id: str
     round: int
     work: Work
@@ -166,7 +167,8 @@ class Order(_message.Message):
     cold_start: _containers.RepeatedCompositeFieldContainer[BlobRef]
     prior: _containers.ScalarMap[str, float]
     finish_epochs: int
-    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[_Union[Return, _Mapping]]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ..., cold_start: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., prior: _Optional[_Mapping[str, float]] = ..., finish_epochs: _Optional[int] = ...) -> None: ...
+    finish_stops: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[_Union[Return, _Mapping]]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ..., cold_start: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., prior: _Optional[_Mapping[str, float]] = ..., finish_epochs: _Optional[int] = ..., finish_stops: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BlobRef(_message.Message):
     __slots__ = ("part", "digest", "size", "version", "encoding", "data", "smaller", "base")

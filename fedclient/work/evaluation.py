@@ -11,7 +11,7 @@ import torch
 
 from attune.common.exchange.messages import Order
 from attune.common.methods.registry import configured_on_device
-from attune.common.metrics import KEPT_RIVALS, LIKELIHOODS, RIVALS, Choice
+from attune.common.metrics import KEPT_RIVALS, LIKELIHOODS, LIKELIHOODS_AFTER, RIVALS, Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import Hooks
@@ -101,9 +101,9 @@ class Evaluation:
         right = yield from baselines.right_on_test(candidates, data)
         accuracies = {name: mean_score(scores) for name, scores in right.items()}
         others = [name for name in RIVALS if name in right and name != self._own]
-        weighed = baselines.Weighed({}, {})
+        weighed, after = baselines.Weighed({}, {}), dict[str, float]()
         if self._blends:
-            finished = yield from self._finished(theta, held.common, order, seeds, cancelled)
+            finished, after = yield from self._finished(theta, held.common, candidates, order, seeds, cancelled)
             candidates = {**candidates, **finished}
             weighed = yield from baselines.weighed(candidates, self._own, data, order.prior)
         members = weighed.members
@@ -127,6 +127,7 @@ class Evaluation:
             sharpness={name: member.sharpness for name, member in members.items()},
             validation_samples=len(data.validation_x) if weighed.likelihood else 0,
             likelihood_kept=likelihood_kept,
+            **after,
             **{LIKELIHOODS[name]: value for name, value in said.items()},
             **{name: value for numbers in against for name, value in numbers.items()},
         )
@@ -134,30 +135,48 @@ class Evaluation:
         return result, {name: candidates[name][1] for name in candidates if name in beside}
 
     def _finished(
-        self, theta: Tensors, common: Tensors, order: Order, seeds: Seeds, cancelled: Callable[[], bool]
-    ) -> Jobs[baselines.Candidates]:
-        """Return the own model and the common one after fine-tuning for this device alone, if the order asks for it.
+        self,
+        theta: Tensors,
+        common: Tensors,
+        unfinished: baselines.Candidates,
+        order: Order,
+        seeds: Seeds,
+        cancelled: Callable[[], bool],
+    ) -> Jobs[tuple[baselines.Candidates, dict[str, float]]]:
+        """Fine-tune the own model and the common one for this device alone, if the order asks for it.
 
         They are weighed by held-out samples like all others, so a device without any has none of them. A model is left out if
         plain training does not lead on from it, or diverges; the common one also if it is far behind.
+
+        Returns:
+            The finished models; and if the order has stops on the way, how likely held-out samples are at each (by the metric).
         """
-        data, models = self._data, dict[Choice, Tensors]()
+        data, models, after = self._data, dict[Choice, Tensors](), dict[str, float]()
         if not order.finish_epochs or not len(data.validation_x) or not self._finishes:
-            return {}
+            return {}, after
         if self._own != "local":
             models["finished-common" if self._own == "common" else "finished-personalized"] = theta
         if common and self._own != "common" and not (yield from self._far_behind(common, theta)):
             models["finished-common"] = common
+        models = {name: self._rivals.plain(tensors)[1] for name, tensors in models.items()}
         finished: dict[Choice, tuple[Trainer, Tensors]] = {}
-        for name, tensors in models.items():
-            start = self._rivals.plain(tensors)[1]
-            purposes = partial(_purpose, seeds, name)
-            try:
-                tuned = yield from self._rivals.finished(start, data, order.finish_epochs, purposes, cancelled, order.round)
-            except TrainingDiverged:
-                continue
-            finished[name] = self._rivals.plain(tuned)
-        return finished
+        done, stops = 0, (0, *order.all_stops)
+        for stop in stops:
+            for name in list(models) if stop else ():
+                purposes = partial(_purpose, seeds, f"{name} after {done}" if done else name)
+                try:
+                    models[name] = yield from self._rivals.finished(
+                        models[name], data, stop - done, purposes, cancelled, order.round
+                    )
+                except TrainingDiverged:
+                    del models[name]
+            done, finished = stop, {name: self._rivals.plain(tensors) for name, tensors in models.items() if stop}
+            if len(stops) > 2 and stop in LIKELIHOODS_AFTER:
+                candidates = {**unfinished, **finished}
+                weighed = yield from baselines.weighed(candidates, self._own, data, order.prior)
+                likelihood = yield from self._scored(weighed, candidates, order)
+                after |= {} if likelihood is None else {LIKELIHOODS_AFTER[stop]: likelihood}
+        return finished, after
 
     def _scored(self, weighed: baselines.Weighed, candidates: baselines.Candidates, order: Order) -> Jobs[float | None]:
         """Return the log-likelihood of the held-out samples under what the device would keep; None without such samples.

@@ -40,7 +40,7 @@ class OrderBook:
         smaller: Mapping[str, Smaller] | None = None,
         changes: bool = False,
         prior: Mapping[Choice, float] | None = None,
-        finish_epochs: int = 0,
+        finish_stops: Sequence[int] = (),
     ) -> Order:
         """Write and remember an order.
 
@@ -56,7 +56,7 @@ class OrderBook:
             smaller: Compressed forms to send instead, by the digest of the value.
             changes: Whether the device accepts a compressed form under the digest of the value itself.
             prior: Shares of the models (core.prior).
-            finish_epochs: Epochs for which the device fine-tunes its models for itself.
+            finish_stops: Numbers of epochs for which the device fine-tunes its models for itself; it keeps those of the last.
         """
         self._learn_from_last(order.client)
         compared, instead = cold_start or {}, smaller or {}
@@ -74,7 +74,8 @@ class OrderBook:
             cold_start=_refs(compared, version, instead, changes),
             encodings=encodings or {},
             prior=prior or {},
-            finish_epochs=finish_epochs,
+            finish_epochs=finish_stops[-1] if finish_stops else 0,
+            finish_stops=tuple(finish_stops[:-1]),
         )
         return self._orders[order.client]
 

@@ -26,6 +26,7 @@ from attune.fedserver.core.client_settings import (
     with_noise,
 )
 from attune.fedserver.core.encodings import Encodings, encodings_of
+from attune.fedserver.core.finishing import trial_round
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.poisson_rounds import PoissonRounds
 from attune.fedserver.core.policy import Synchronous
@@ -69,7 +70,9 @@ class ResolvedSettings:
         common = self.adaptation is not None and self.adaptation.common
         privacy = self.privacy
         if not privacy.on_server:
-            policy = Synchronous(settings, self.seed, score_after=self.train.scored_rounds, until=self.until)
+            trial = trial_round(self.train, settings.rounds)
+            scored = {*self.train.scored_rounds, *([] if trial is None else [trial])}
+            policy = Synchronous(settings, self.seed, score_after=scored, until=self.until)
             return Rules(settings, policy, common)
         most = settings.rounds if privacy.epsilon is not None else 0
         poisson = PoissonRounds(settings, self.seed, drawn_rate(privacy, settings), most, privacy.insecure_seed)

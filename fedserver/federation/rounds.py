@@ -16,6 +16,7 @@ import msgspec
 from attune.common.exchange.messages import Order, WorkName
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.adaptation import AdaptationSpec
+from attune.fedserver.core.finishing import stops_after, trial_round
 from attune.fedserver.core.messages import GoBack, OrderId, Phase, Record
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.phases import Rules
@@ -34,8 +35,6 @@ from attune.fedserver.stores.inbox import Inbox
 
 LOG = logging.getLogger("fedserver")
 HAS_ORDER = "has its order, and begins"
-FINISH_EPOCHS = 20  # of fine-tuning on a device before its last evaluation
-SCORE_EPOCHS = 5  # likewise, before an evaluation that scores what the device would keep if training ended there
 
 
 class OrderSender:
@@ -57,6 +56,7 @@ class OrderSender:
         self._blobs, self._executors = blobs, executors
         self._fewest = fewest  # votes of which a prior is made
         self._priors: dict[int, Prior] = {}  # of the evaluation after this round, once it was asked for
+        self._stops: dict[int, tuple[int, ...]] = {}  # likewise: epochs of finishing
 
     async def open(
         self, parts: Sequence[str], record: Record, left_s: float, work: WorkName, number: int, devices: Collection[str]
@@ -77,7 +77,7 @@ class OrderSender:
         served = await self._lab.serve(record.devices, _founders(known, record.devices))
         cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         prior = await self._prior(record, number) if work == "evaluate" else NO_PRIOR
-        finish_epochs = self._finish_epochs(number) if work == "evaluate" else 0
+        finish_stops = await self._finish_stops(number) if work == "evaluate" else ()
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         takes = {name: served[name] if self._needs_download(record, known.get(name), work) else {} for name in devices}
         smaller = await self._smaller(record, known, takes, cold_start)
@@ -103,7 +103,7 @@ class OrderSender:
                 smaller[name],
                 changes,
                 prior.of(name),
-                finish_epochs,
+                finish_stops,
             )
             inline = self._inline(name, order)
             for digest, blob in inline.items():
@@ -114,14 +114,17 @@ class OrderSender:
                 self._activity.enter(name, WORK[work] if whole else DeviceStage.WAITING, "" if whole else HAS_ORDER)
             self._streams.send(name, order.carrying({digest: data[digest] for digest in inline}))
 
-    def _finish_epochs(self, number: int) -> int:
-        """Return for how many epochs devices fine-tune their models before the evaluation after round `number`."""
-        train = self._settings.train
-        if not train.finishes:
-            return 0
-        if number >= self._settings.round.rounds:
-            return FINISH_EPOCHS
-        return SCORE_EPOCHS if number in train.scored_rounds else 0
+    async def _finish_stops(self, number: int) -> tuple[int, ...]:
+        """Return the numbers of epochs for which devices fine-tune their models before the evaluation after round `number`.
+
+        They are chosen once, by rows that change only when a device is revoked, so they are the same after a restart.
+        """
+        if number not in self._stops:
+            train, rounds = self._settings.train, self._settings.round.rounds
+            trial = trial_round(train, rounds)
+            tried = await self._ledger.last_evaluations(number) if trial is not None and number >= rounds else []
+            self._stops = {number: stops_after(train, rounds, number, [row for row in tried if row.round == trial])}
+        return self._stops[number]
 
     async def _prior(self, record: Record, number: int) -> Prior:
         """Return what devices found before this evaluation. It is read once.

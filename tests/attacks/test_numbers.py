@@ -11,7 +11,7 @@ import pytest
 
 import attune
 from attune.common.errors import UpdateRefused
-from attune.common.metrics import LARGEST, METRICS, WIDE, read_metrics
+from attune.common.metrics import LARGEST, LIKELIHOODS_AFTER, METRICS, WIDE, read_metrics
 from attune.fedserver.home import ServerHome
 from attune.fedserver.view import plots
 from attune.fedserver.view.export import export_home
@@ -23,7 +23,7 @@ from tests.e2e.harness import tabular_shard
 
 NO_LIMIT = {"loss", "gain_common", "error_common", "gain_local", "error_local", "seconds"}
 NO_LIMIT |= {"epsilon", "kept_gain_common", "kept_error_common", "kept_gain_local", "kept_error_local"}
-NO_LIMIT |= {"likelihood_personalized", "likelihood_common", "likelihood_local", "likelihood_kept"}
+NO_LIMIT |= {"likelihood_personalized", "likelihood_common", "likelihood_local", "likelihood_kept", *LIKELIHOODS_AFTER.values()}
 
 
 def test_every_number_without_a_limit_of_its_own_has_this_one() -> None:

@@ -103,7 +103,18 @@ LENGTH = 8  # bytes of a safetensors file with the length of its header
 # Keys of JSON that differ between runs although no bit of a model does.
 VOLATILE = {"seconds", "federation", "check"}
 # Keys that the first revision does not have: metrics of what a device keeps and of privacy, and the form of model.json.
-NEWER_KEYS = {"above_constant", "epsilon", "likelihood_kept", "test_groups", "format", "privacy"}
+NEWER_KEYS = {
+    "above_constant",
+    "epsilon",
+    "likelihood_after_0",
+    "likelihood_after_10",
+    "likelihood_after_20",
+    "likelihood_after_5",
+    "likelihood_kept",
+    "test_groups",
+    "format",
+    "privacy",
+}
 NEWER_KEYS |= {
     f"kept_{name}_{rival}" for name in ("better_than", "worse_than", "gain", "error", "p") for rival in ("common", "local")
 }

@@ -9,11 +9,12 @@ import pytest
 
 import attune
 from attune.common.errors import SettingError
+from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.work.baselines import Baselines
 from attune.fedclient.work.evaluation import Evaluation
 from attune.fedclient.work.objectives.descent import TrainingDiverged
-from attune.fedserver.federation.rounds import FINISH_EPOCHS
+from attune.fedserver.core.finishing import FINISH_EPOCHS, FINISH_STOPS
 
 ROUNDS = 2
 SETTINGS: dict[str, Any] = {"model.name": "mlr", "train.local_epochs": 1, "train.lr": 0.05, "round.evaluate_every": 1}
@@ -135,6 +136,61 @@ def test_a_finished_model_predicts_after_it_was_saved(finished: attune.Simulatio
     loaded = Model.load(tmp_path / "models" / "site2")
     assert set(loaded.members) == {"common", "finished-common"}
     assert loaded.predict(x) == finished.model("site2").predict(x)
+
+
+def recorded_orders(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Return a list that gets (round, epochs, stops) of each evaluation order."""
+    asked: list[tuple[int, int, tuple[int, ...]]] = []
+    before = Evaluation.compared
+
+    def compared(self: Evaluation, result: Any, held: Any, order: Any, *rest: Any) -> Any:
+        asked.append((order.round, order.finish_epochs, tuple(order.finish_stops)))
+        return before(self, result, held, order, *rest)
+
+    monkeypatch.setattr(Evaluation, "compared", compared)
+    return asked
+
+
+FLEET = {"train.finish_stop": "fleet", "round.evaluate_every": 0, "round.evaluate_each_last": 0}
+
+
+def test_the_fleet_tries_several_numbers_of_epochs_and_takes_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The likelihoods after each stop are summed over devices; ties and lower sums lose to fewer epochs."""
+    asked = recorded_orders(monkeypatch)
+    result = run("fedavg", settings=FLEET)
+    stops = FINISH_STOPS[1:]
+    assert (ROUNDS - 1, FINISH_EPOCHS, stops[:-1]) in asked
+    rows = [row for row in result._outcome.snapshot.rows if (row.work, row.round) == ("evaluate", ROUNDS - 1)]
+    sums = {stop: sum(getattr(row, f"likelihood_after_{stop}") for row in rows) for stop in FINISH_STOPS}
+    assert len(rows) == len(CLOUDS) and len(set(sums.values())) == len(sums)
+    best = max(sums, key=lambda stop: sums[stop])
+    until = tuple(stop for stop in stops if stop < best)
+    assert {(epochs, on_way) for round_, epochs, on_way in asked if round_ == ROUNDS} == {(best, until)}
+
+
+def test_where_labels_say_nothing_the_fleet_does_not_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = {name: (x, np.random.default_rng(n).permutation(y)) for n, (name, (x, y)) in enumerate(CLOUDS.items())}
+    asked = recorded_orders(monkeypatch)
+    overfits = {"model.name": "dnn", "model.hidden": [64], "train.lr": 0.3}
+    result = run("fedavg", data=noise, settings=FLEET | overfits)
+    assert {epochs for round_, epochs, _ in asked if round_ == ROUNDS} == {0}
+    assert all("finished" not in row.keeps for row in result.table())
+
+
+def test_without_likelihoods_devices_finish_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owners withhold scores, or there is no round before the last one."""
+    asked = recorded_orders(monkeypatch)
+    monkeypatch.setattr(PrivacyLimits, "tells_scores", lambda *_: False)
+    run("fedavg", settings=FLEET)
+    assert {epochs for round_, epochs, _ in asked if round_ == ROUNDS} == {FINISH_EPOCHS}
+    asked.clear()
+    attune.simulate(CLOUDS, "fedavg", rounds=1, settings=SETTINGS | FLEET | {"train.finish": "auto"}, progress=False)
+    assert [(epochs, stops) for _, epochs, stops in asked] == [(FINISH_EPOCHS, ())] * len(CLOUDS)
+
+
+def test_the_fleet_stops_only_what_is_finished() -> None:
+    with pytest.raises(SettingError, match=r"train\.finish_stop"):
+        run("fedavg", "off", settings=FLEET)
 
 
 def test_an_unknown_value_is_refused() -> None:

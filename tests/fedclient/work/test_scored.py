@@ -14,7 +14,7 @@ from attune.fedclient.work import blend
 from attune.fedclient.work.blend import leave_one_out
 from attune.fedclient.work.calibration import FLOOR
 from attune.fedclient.work.evaluation import Evaluation
-from attune.fedserver.federation.rounds import FINISH_EPOCHS, SCORE_EPOCHS
+from attune.fedserver.core.finishing import FINISH_EPOCHS, SCORE_EPOCHS
 
 SETTINGS: dict[str, Any] = {"train.local_epochs": 1, "train.lr": 0.05, "train.finish": "auto", "train.score_after": [1, 3]}
 

@@ -1,0 +1,51 @@
+"""Finishing: for how many epochs devices fine-tune their models for themselves, before an evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from attune.common.config import TrainSettings
+from attune.common.metrics import FINISH_STOPS, LIKELIHOODS_AFTER
+from attune.fedserver.core.records import Report
+
+FINISH_EPOCHS = FINISH_STOPS[-1]  # before the last evaluation
+SCORE_EPOCHS = 5  # before an evaluation that scores what the device would keep if training ended there
+
+
+def trial_round(train: TrainSettings, rounds: int) -> int | None:
+    """Return the round after which devices try several numbers of epochs; None if the fleet does not choose."""
+    return rounds - 1 if train.finish_stop == "fleet" and rounds > 1 else None
+
+
+def stops_after(train: TrainSettings, rounds: int, number: int, tried: Sequence[Report]) -> tuple[int, ...]:
+    """Return the numbers of epochs at which devices stop in the evaluation after round `number`; empty: they finish nothing.
+
+    Args:
+        train: The settings.
+        rounds: Number of all rounds.
+        number: The round.
+        tried: The evaluations before this one, of all devices.
+    """
+    if not train.finishes:
+        return ()
+    if number == trial_round(train, rounds):
+        return FINISH_STOPS[1:]
+    if number < rounds:
+        return (SCORE_EPOCHS,) if number in train.scored_rounds else ()
+    if trial_round(train, rounds) is None or (best := likeliest(tried)) is None:
+        return (FINISH_EPOCHS,)
+    return tuple(stop for stop in FINISH_STOPS[1:] if stop <= best)
+
+
+def likeliest(tried: Sequence[Report]) -> int | None:
+    """Return the number of epochs with the highest sum of likelihoods over devices, of equal ones the smallest.
+
+    Devices that have not reported all numbers do not count; None if none has.
+    """
+    named = list(LIKELIHOODS_AFTER.values())
+    rows = [values for row in tried if None not in (values := [getattr(row, name) for name in named])]
+    if not rows:
+        return None
+    sums = [math.fsum(values) for values in zip(*rows, strict=True)]
+    return FINISH_STOPS[sums.index(max(sums))]
