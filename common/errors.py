@@ -253,9 +253,9 @@ class TooMany(AttuneError):
 
 
 class LedgerBusy(Unreachable):
-    """The database is locked, the disk is full, or the server may open no more files.
+    """The database or the S3 store is locked or lost, the disk is full, or the server may open no more files.
 
-    What to do: Stop the program that locks the database, or make room. A running server tries again by itself.
+    What to do: Stop the program that locks the database, start what is down, or make room. A running server tries again.
     """
 
     kind, exit_code, status = "ledger-busy", 27, "UNAVAILABLE"

@@ -41,7 +41,7 @@ class FolderBlobs(CheckedBlobs):
                 sync(beside)
         self._known.pop(name, None)
         kept = Blob(name, blob.digest, blob.size)
-        return self.known(kept) if self._known.get(blob.name) == blob.digest else kept
+        return self.known(kept) if self.is_known(blob) else kept
 
     def sync(self, blob: Blob) -> None:
         path = self._folder / blob.name
@@ -92,6 +92,10 @@ class FolderBlobs(CheckedBlobs):
         """Note that this process has written these bytes; return the blob."""
         self._known[blob.name] = blob.digest
         return blob
+
+    def is_known(self, blob: Blob) -> bool:
+        """Return whether this process has written or compared these bytes."""
+        return self._known.get(blob.name) == blob.digest
 
     def local(self, name: str) -> Path:
         """Return the path of a name."""

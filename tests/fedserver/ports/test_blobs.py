@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from attune.common import aio
 from attune.common.errors import HomeMismatch, UploadBusy
 from attune.common.wire.blobs import Blob, read_frames
 from attune.common.wire.digest import digest_of
@@ -21,6 +23,7 @@ from attune.fedserver.ports.blobs import Blobs, Damaged, Spool
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.memory import MemoryStorage
+from tests import engines
 
 DATA = bytes(range(256)) * 20
 DIGEST = digest_of(DATA)
@@ -31,7 +34,14 @@ class Bench:
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self.folder = kind, folder
-        self.storage: Storage = DiskStorage(folder) if kind == "folder" else MemoryStorage()
+        self.storage: Storage
+        match kind:
+            case "folder":
+                self.storage = DiskStorage(folder)
+            case "memory":
+                self.storage = MemoryStorage()
+            case _:
+                self.storage = engines.remote_storage(folder)
 
     @property
     def blobs(self) -> Blobs:
@@ -45,11 +55,17 @@ class Bench:
         if isinstance(self.storage, MemoryStorage):
             self.storage.blobs._known.clear()  # facts that a process knows besides its bytes
             self.storage.spool._open.clear()
-        else:
+        elif self.kind == "folder":
             self.storage = DiskStorage(self.folder)
+        else:
+            shutil.rmtree(self.folder / "cache", ignore_errors=True)  # as on another machine
+            self.storage = engines.again(self.storage)
         return self.storage
 
     def rewrite(self, name: str, change: Callable[[bytearray], object]) -> None:
+        if self.kind == "s3" and name.startswith(("state/", "inbox/")):
+            engines.rewrite(self.blobs, name, change)
+            return
         data = bytearray(self.blobs.get(name))
         change(data)
         if isinstance(self.storage, MemoryStorage):
@@ -58,9 +74,11 @@ class Bench:
             (self.folder / name).write_bytes(data)
 
 
-@pytest.fixture(params=["folder", "memory"])
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
-    return Bench(request.param, tmp_path)
+@pytest.fixture(params=["folder", "memory", "s3"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(request.param, tmp_path)
+    yield made
+    aio.run(made.storage.close())
 
 
 def write(blobs: Blobs, name: str, data: bytes = DATA, durable: bool = True) -> Blob:

@@ -28,15 +28,23 @@ from attune.fedserver.stores import migrations, sqlite
 from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.memory import MemoryStorage
 from attune.fedserver.stores.sqlite import SqliteLedger, SqliteReader, passes
+from tests import engines
 
 PLAN = Plan("f", 0, ModelSpec("mlr", "tabular", (2,), 2), [0, 1], "fedavg", {}, TrainSettings())
 T = TypeVar("T")
 Scenario = Callable[[Ledger], Awaitable[None]]
 
 
-@pytest.fixture(params=["memory", "disk"])
+@pytest.fixture(params=["memory", "disk", "postgres"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
-    made: Storage = MemoryStorage() if request.param == "memory" else DiskStorage(tmp_path)
+    made: Storage
+    match request.param:
+        case "memory":
+            made = MemoryStorage()
+        case "disk":
+            made = DiskStorage(tmp_path)
+        case _:
+            made = engines.remote_storage(tmp_path)
     yield made
     aio.run(made.close())
 

