@@ -1,0 +1,197 @@
+"""Attacks on privacy in each mode: what the server, or another device, computes from what the protocol shows it.
+
+`python -m benchmarks.visible_by_mode --out benchmarks/results/visible_by_mode.csv`. The attacker reads the home of a real
+(simulated) server after one round of FedAvg: the value that was served, what each device has handed in, and the next value. In
+the modes `plain` and `example` it has each device's update. Under secure aggregation what devices hand in is masked, so it has
+their sum, which is in the next value. With client-level privacy the server is trusted, so the attacker is another device, and
+has the next value too. The attacks are those of benchmarks/visible.py.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from attune import simulate
+from attune.common.models.registry import build
+from attune.common.wire.files import read_tensors
+from attune.fedserver.home import ServerHome
+
+Array = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
+Tensors = Mapping[str, Array]
+
+FEATURES, PIXELS = 64, 784  # of a small table, and of an image of 28 x 28
+CLASSES, DEVICES, RATE, EPSILON = 3, 5, 0.05, 4.0
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "example": {"unit": "example", "epsilon": EPSILON, "insecure_seed": 1},
+    "client": {"unit": "client", "epsilon": EPSILON, "delta": 0.01, "devices": DEVICES, "insecure_seed": 1},
+    "secure": {"secure_aggregation": True},
+}
+SINGLE = ("plain", "example")  # modes in which the attacker has the update of each device
+ATTACKERS = {"client": "another device"}
+ONE_STEP = {"batch_size": 512, "lr": RATE, "local_epochs": 1, "momentum": 0.0, "clip_norm": 0.0}
+COUNTS = ((40, 12, 3), (5, 30, 20), (55, 1, 9), (1, 33, 2), (10, 10, 40))
+MEMBERS, OTHERS = 60, 500
+COLUMNS = ("mode", "attacker", "attack", "setting", "measure", "value")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the attacker has after a round: the values that were served, those of each device, and the next ones."""
+
+    start: Tensors
+    trained: Mapping[str, Tensors]  # by device; where the attacker has none of them, the next values under the name ""
+    model: torch.nn.Module
+
+    def changes(self) -> dict[str, Tensors]:
+        return {who: {name: values[name] - self.start[name] for name in values} for who, values in self.trained.items()}
+
+
+def watched(mode: str, parts: Sequence[tuple[Array, Labels]], train: Mapping[str, Any]) -> Seen:
+    """Run one round of FedAvg with a device for each part, and return what the attacker has seen."""
+    with tempfile.TemporaryDirectory(prefix="attune-visible-") as folder:
+        root = Path(folder)
+        shards = [_written(root / f"d{number}", x, y) for number, (x, y) in enumerate(parts)]
+        settings = {"privacy": dict(MODES[mode]), "train": {**train, "validation": 0.0}}
+        settings["data"] = {"classes": list(range(CLASSES))}
+        simulate(shards, "fedavg", "dnn", 1, 0, settings, home=root / "home", executor="sequential", progress=False)
+        home = root / "home" / "server"
+        plan = ServerHome(home).snapshot().plan
+        assert plan is not None
+        start, after = (_values(home / "state" / f"shared.value.{number}.safetensors") for number in (0, 1))
+        handed_in = {path.parent.name.rpartition("-")[2]: path for path in sorted(home.glob("inbox/train-1-*/*.safetensors"))}
+        assert len(handed_in) == len(parts)
+        trained = {name: _values(path) for name, path in handed_in.items()} if mode in SINGLE else {"": after}
+        return Seen(start, trained, build(plan.model, plan.seed).eval())
+
+
+def _written(folder: Path, x: Array, y: Labels) -> str:
+    folder.mkdir()
+    np.savez(folder / "train.npz", x=x, y=y)
+    np.savez(folder / "test.npz", x=x[:1], y=y[:1])
+    (folder / "meta.json").write_text(json.dumps({"standardise": False}), encoding="utf-8")
+    return str(folder)
+
+
+def _values(path: Path) -> Tensors:
+    return {name: tensor.double().numpy() for name, tensor in read_tensors(path).items()}
+
+
+def inversion(mode: str, samples: int, features: int) -> tuple[float, float]:
+    """Return how well inputs are rebuilt, and how well inputs that nobody has are "rebuilt" from the same rows, by chance.
+
+    A row of the first layer's change, divided by that of its bias, is a mean of the inputs to which its neuron reacts. The
+    figure is the correlation of an input with the row that is most like it, mean over all inputs of all devices.
+    """
+    draws = np.random.default_rng(samples)
+    inputs = [draws.normal(size=(samples, features)) / 4 for _ in range(DEVICES)]
+    best, chance = [], []
+    for who, change in watched(mode, [(x, np.arange(samples) % CLASSES) for x in inputs], ONE_STEP).changes().items():
+        weight = next(name for name, values in change.items() if values.shape[-1:] == (features,))
+        bias = change[f"{weight.rpartition('.')[0]}.bias"]
+        used = np.abs(bias) > 1e-9
+        rebuilt = change[weight][used] / bias[used, None]
+        best.append(_best(np.concatenate([x for number, x in enumerate(inputs) if who in ("", f"d{number}")]), rebuilt))
+        chance.append(_best(draws.normal(size=(200, features)), rebuilt))
+    return float(np.mean(best)), float(np.mean(chance))
+
+
+def _best(truth: Array, rebuilt: Array) -> float:
+    rows = len(truth)
+    return float(np.abs(np.corrcoef(truth, rebuilt)[:rows, rows:]).max(axis=1).mean())
+
+
+def label_counts(mode: str) -> float:
+    """Return the error of a device's counts of labels, in samples: the mean over classes and devices.
+
+    The change of the last bias is rate x mean of (label - p), with p near 1 / CLASSES. Sums tell the counts of all devices, of
+    which the attacker takes the same share for each.
+    """
+    draws = np.random.default_rng(0)
+    centres = draws.normal(size=(CLASSES, FEATURES)) / 4
+    parts = []
+    for counts in COUNTS:
+        y = np.repeat(np.arange(CLASSES), counts)
+        parts.append((centres[y] + draws.normal(size=(len(y), FEATURES)) / 4, y))
+    off = []
+    for who, change in watched(mode, parts, ONE_STEP).changes().items():
+        [bias] = [values for values in change.values() if values.shape == (CLASSES,)]
+        shares = np.clip(bias / RATE + 1 / CLASSES, 0, None)
+        for number, counts in enumerate(COUNTS):
+            if who in ("", f"d{number}"):
+                off.append(np.abs(shares / shares.sum() * sum(counts) - counts).mean())
+    return float(np.mean(off))
+
+
+def membership(mode: str) -> float:
+    """Return the area under the curve (AUC) by which training samples are told from others, mean over devices; 0.5: not at all.
+
+    After 20 epochs on labels at random, as in a hard task, a sample is a member if its loss is low.
+    """
+    draws = np.random.default_rng(3)
+
+    def some(count: int) -> tuple[Array, Labels]:
+        return draws.normal(size=(count, FEATURES)) / 4, draws.integers(0, CLASSES, count)
+
+    parts, (x, y) = [some(MEMBERS) for _ in range(DEVICES)], some(OTHERS)
+    seen = watched(mode, parts, {"local_epochs": 20, "lr": 0.3})
+    areas = []
+    for who, values in seen.trained.items():
+        seen.model.load_state_dict({name: torch.from_numpy(array).float() for name, array in values.items()})
+        others = _losses(seen.model, x, y)
+        for number, part in enumerate(parts):
+            if who in ("", f"d{number}"):
+                areas.append(float((_losses(seen.model, *part)[:, None] < others[None]).mean()))
+    return float(np.mean(areas))
+
+
+def _losses(model: torch.nn.Module, x: Array, y: Labels) -> Array:
+    with torch.no_grad():
+        scores = model(torch.from_numpy(x).float())
+        losses: Array = torch.nn.functional.cross_entropy(scores, torch.from_numpy(y), reduction="none").double().numpy()
+    return losses
+
+
+def rows() -> Iterator[dict[str, object]]:
+    """Yield the rows of the table."""
+    for mode in MODES:
+        for features, samples in product((FEATURES, PIXELS), (1, 4, 16)):
+            setting = f"{samples} samples of each device, {features} features"
+            for measure, value in zip(
+                ("correlation", "correlation by chance"), inversion(mode, samples, features), strict=True
+            ):
+                yield _row(mode, "inversion", setting, measure, value)
+        yield _row(mode, "label counts", "one step", "error in samples", label_counts(mode))
+        yield _row(mode, "membership", f"20 epochs, {MEMBERS} samples of each device", "AUC", membership(mode))
+
+
+def _row(mode: str, attack: str, setting: str, measure: str, value: float) -> dict[str, object]:
+    cells = (mode, ATTACKERS.get(mode, "server"), attack, setting, measure, f"{value:.4g}")
+    return dict(zip(COLUMNS, cells, strict=True))
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
+def main(out: Path) -> None:
+    """Carry out all attacks, and write their table."""
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Attacks on privacy in each mode, with what the protocol shows the attacker: benchmarks/visible_by_mode.py.
+
+Without privacy the attacks succeed, so these tests can fail. What secure aggregation leaves visible is in the committed table:
+inputs of one or four samples of each device are rebuilt from a sum of five.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from benchmarks.visible_by_mode import FEATURES, PIXELS, inversion, label_counts, membership
+
+TABLE = Path(__file__).parents[2] / "benchmarks/results/visible_by_mode.csv"
+CHANCE = 0.02  # how far two figures without any information differ
+
+
+def kept(mode: str, attack: str, setting: str = "", measure: str = "") -> float:
+    """Return a figure of the committed table."""
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if (row["mode"], row["attack"]) == (mode, attack)]
+    [row] = [row for row in rows if setting in row["setting"] and row["measure"] == (measure or row["measure"])]
+    return float(row["value"])
+
+
+def rebuilt(mode: str, samples: int, features: int) -> tuple[float, float]:
+    """Return the correlation of rebuilt inputs, and that by chance, after a check that they are what the table says."""
+    measured = inversion(mode, samples, features)
+    setting = f"{samples} samples of each device, {features} features"
+    for value, measure in zip(measured, ("correlation", "correlation by chance"), strict=True):
+        assert value == pytest.approx(kept(mode, "inversion", setting, measure), abs=0.03)
+    return measured
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_without_privacy_the_server_rebuilds_inputs(samples: int) -> None:
+    assert rebuilt("plain", samples, FEATURES)[0] > 0.999
+
+
+def test_without_privacy_inputs_of_a_larger_batch_are_rebuilt_in_part() -> None:
+    assert rebuilt("plain", 16, PIXELS)[0] > 0.6
+
+
+def test_from_a_sum_of_five_devices_of_16_samples_the_server_rebuilds_no_input() -> None:
+    assert rebuilt("secure", 16, PIXELS)[0] < 0.3
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_what_the_server_rebuilds_from_sums_of_few_samples_is_in_the_table(samples: int) -> None:
+    assert rebuilt("secure", samples, PIXELS)[0] > 0.5
+
+
+@pytest.mark.parametrize("samples", [1, 4, 16])
+@pytest.mark.parametrize("mode", ["example", "client"])
+def test_with_noise_nobody_rebuilds_an_input(mode: str, samples: int) -> None:
+    correlation, chance = rebuilt(mode, samples, FEATURES)
+    assert correlation < chance + CHANCE
+
+
+def test_label_counts_of_a_device_are_seen_without_privacy_alone() -> None:
+    off = {mode: label_counts(mode) for mode in ("plain", "example", "client", "secure")}
+    assert off["plain"] < 1
+    assert off["example"] > 3
+    assert min(off["client"], off["secure"]) > 10
+    assert all(value == pytest.approx(kept(mode, "label counts"), rel=0.1) for mode, value in off.items())
+
+
+def test_members_are_told_from_others_without_privacy_and_not_with_noise() -> None:
+    area = {mode: membership(mode) for mode in ("plain", "example", "client", "secure")}
+    assert area["plain"] > 0.9
+    assert area["example"] <= 0.60
+    assert area["client"] <= 0.60
+    assert area["secure"] < area["plain"] - 0.2
+    assert all(value == pytest.approx(kept(mode, "membership"), abs=0.03) for mode, value in area.items())
