@@ -35,16 +35,14 @@ def with_noise(
         stream: Where normals come from.
         expected: Samples of a step on average.
     """
-    if not noise.noise:
-        return {name: sums[name] / expected for name in moving}
-    drawn = stream.normal(sum(sums[name].numel() for name in moving)).mul(noise.clip * noise.noise)
-    noisy, at = {}, 0
-    for name in moving:
-        total = sums[name]
-        some = drawn[at : at + total.numel()].view(total.shape)
-        at += total.numel()
-        noisy[name] = ((total.double().cpu() + some) / expected).to(total)
-    return noisy
+    total = torch.cat([sums[name].reshape(-1) for name in moving])
+    if noise.noise:
+        drawn = stream.normal(len(total)).mul_(noise.clip * noise.noise / expected)
+        mean = drawn.add_(total.cpu(), alpha=1 / expected).to(total)
+    else:
+        mean = total / expected
+    pieces = mean.split([sums[name].numel() for name in moving])
+    return {name: piece.view(sums[name].shape).to(sums[name].dtype) for name, piece in zip(moving, pieces, strict=True)}
 
 
 class NoisyGradients:

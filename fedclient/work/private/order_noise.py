@@ -10,6 +10,8 @@ from torch import Tensor
 
 from attune.common.privacy.noise import NoiseStream, key_of
 
+AT_ONCE = 1 << 14  # units that are drawn at a time
+
 
 @dataclass
 class OrderNoise:
@@ -54,8 +56,11 @@ class OrderNoise:
         if self.taken > self.charged:
             raise RuntimeError(f"{self.taken} steps with noise were begun, and {self.charged} are charged")
         stream, units, rate = self.stream("batches", purpose), self.units(samples), rate_of(samples, batch_size)
-        for _ in range(steps):
-            drawn = stream.uniform(units) <= rate
+        many = max(1, AT_ONCE // units)
+        for step in range(steps):
+            if step % many == 0:
+                drawn_SU = stream.uniform(many * units).view(many, units) <= rate
+            drawn = drawn_SU[step % many]
             yield torch.nonzero(drawn if self.groups is None else drawn[self.groups]).flatten()
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -90,34 +91,33 @@ def clipped_sum(
 
     Arguments are those of `split_of`; group_B has the unit of each sample, numbers from 0, or None.
     """
-    batch = batch._replace(weight=torch.ones(len(batch.x), dtype=tensors[moving[0]].dtype, device=batch.x.device))
     if len(batch.x) == 0:
         return {name: torch.zeros_like(tensors[name]) for name in moving}, tensors[moving[0]].new_zeros(())
     units = len(batch.x) if group_B is None else int(group_B.max()) + 1
-    square_U = tensors[moving[0]].new_zeros(units)
+    squares: list[Tensor] = []
     layers: dict[str, tuple[Tensor, Tensor]] = {}
     single: Tensors = {}
     value: Tensor | None = None
     if split.linear:
         layers, value = _passed(network, loss, tensors, beside, batch, split.linear)
         layers = {path: (by_unit(a, group_B), by_unit(delta, group_B)) for path, (a, delta) in layers.items()}
-        square_U = square_U + square_norms(layers, moving)
+        squares.append(square_norms(layers, moving))
     if split.rest:
         single, each_B = _single(loss, tensors, beside, batch, split)
         value = each_B.sum() if value is None else value
         if group_B is not None:
             single = {name: g.new_zeros(units, *g.shape[1:]).index_add_(0, group_B, g) for name, g in single.items()}
-        square_U = square_U + sum(gradient.flatten(1).square().sum(dim=1) for gradient in single.values())
-    scale_U = factors(square_U, clip)
+        squares += [gradient.flatten(1).square().sum(dim=1) for gradient in single.values()]
+    scale_U = factors(_sum(squares), clip)
     sums = weighted(layers, scale_U, moving)
     sums |= {name: torch.tensordot(scale_U, gradient, dims=1) for name, gradient in single.items()}
     none = {name: torch.zeros_like(tensors[name]) for name in moving if name not in sums}
-    return {**sums, **none}, (value if value is not None else square_U.sum()).detach()
+    return {**sums, **none}, (value if value is not None else scale_U.sum()).detach()
 
 
 def factors(square_U: Tensor, clip: float) -> Tensor:
     """Return the factor of each unit with which its gradient has at most the norm `clip`."""
-    return (clip / square_U.clamp_min(torch.finfo(square_U.dtype).tiny).sqrt()).clamp(max=1.0)
+    return square_U.clamp_min(torch.finfo(square_U.dtype).tiny).rsqrt_().mul_(clip).clamp_(max=1.0)
 
 
 def clipped_layers(layers: Mapping[str, tuple[Tensor, Tensor]], moving: Sequence[str], clip: float) -> Tensors:
@@ -134,17 +134,28 @@ def square_norms(layers: Mapping[str, tuple[Tensor, Tensor]], moving: Sequence[s
     """
     squares = []
     for path, (a, delta) in layers.items():
-        if f"{path}.weight" in moving:
+        weight, bias = f"{path}.weight" in moving, f"{path}.bias" in moving
+        if delta.shape[-2] == 1:  # the norm of an outer product is the product of the norms
+            squares.append(_square(delta) * (_square(a) + float(bias) if weight else 1.0))
+            continue
+        if weight:
             squares.append(_square_of_weight(a, delta))
-        if f"{path}.bias" in moving:
-            squares.append(delta.sum(dim=-2).square().sum(dim=-1))
-    return torch.stack(squares).sum(dim=0)
+        if bias:
+            squares.append(_square(delta.sum(dim=-2, keepdim=True)))
+    return _sum(squares)
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    return reduce(torch.add, tensors)
+
+
+def _square(values: Tensor) -> Tensor:
+    """Return the squared norms over the last two axes."""
+    return torch.linalg.vector_norm(values.flatten(-2), dim=-1).square()
 
 
 def _square_of_weight(a: Tensor, delta: Tensor) -> Tensor:
     positions, inputs, outputs = a.shape[-2], a.shape[-1], delta.shape[-1]
-    if positions == 1:
-        return a.square().sum(dim=(-2, -1)) * delta.square().sum(dim=(-2, -1))
     if positions * positions > inputs * outputs:
         return (delta.transpose(-1, -2) @ a).square().sum(dim=(-2, -1))
     pairs = (a @ a.transpose(-1, -2)) * (delta @ delta.transpose(-1, -2))
@@ -206,7 +217,7 @@ def _passed(
     """Return (a (B, P, I), delta (B, P, O)) of each layer, and the loss. Each call of a layer gives positions of its own."""
     fixed = {name: tensor.detach() for name, tensor in tensors.items()}
     with recording(network, paths) as record:
-        value = loss(fixed, beside, batch)
+        value = loss(fixed, beside, batch._replace(weight=None)) * len(batch.x)  # the mean is faster than a weighted sum
     flat = [tap for path in paths for tap in record.taps.get(path, [])]
     deltas = iter(torch.autograd.grad(value, flat, materialize_grads=True))
     layers = {}
@@ -220,7 +231,8 @@ def _passed(
 def joined(calls: Sequence[Tensor], axes: int) -> Tensor:
     """Return (*leading, B, ..., F) of several calls of a layer as (*leading, B, P, F), where `axes` axes are leading."""
     lead = axes + 1
-    return torch.cat([call.reshape(*call.shape[:lead], -1, call.shape[-1]) for call in calls], dim=-2)
+    positions = [call.reshape(*call.shape[:lead], -1, call.shape[-1]) for call in calls]
+    return positions[0] if len(positions) == 1 else torch.cat(positions, dim=-2)
 
 
 def _single(loss: Loss, tensors: Tensors, beside: Tensors, batch: Batch, split: Split) -> tuple[Tensors, Tensor]:
