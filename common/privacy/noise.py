@@ -3,13 +3,14 @@
 Devices draw the noise of their steps from it, and the server that of its sums.
 
 Normals are safe against attacks by the gaps between floating-point numbers as Holohan, Braghin, 'Secure Random Sampling in
-Differential Privacy', ESORICS 2021, propose: each is the sum of four independent ones, divided by two. Four normals at a time are
-such sums of the same four, by an orthogonal matrix, which keeps them independent.
+Differential Privacy', ESORICS 2021, propose: each is the sum of four independent ones, divided by two. Four at a time are such
+sums of the same four, by an orthogonal matrix, which keeps them independent.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -50,23 +51,44 @@ class NoiseStream:
 
     def uniform(self, count: int) -> torch.Tensor:
         """Return numbers above 0 and at most 1, (count,) float64, each a multiple of 2^-53."""
-        bits = np.frombuffer(self._cipher.update(bytes(8 * count)), dtype="<i8") & _MANTISSA
-        return torch.from_numpy(bits).double().add_(1).mul_(2.0**-53)
+        stream_B = bytearray(8 * count)
+        self._cipher.update_into(bytes(len(stream_B)), stream_B)
+        bits = np.frombuffer(stream_B, dtype="<i8")
+        bits &= _MANTISSA
+        numbers = bits.view(np.float64)  # in the same place, which stays in the cache
+        np.multiply(bits, 2.0**-53, out=numbers)
+        numbers += 2.0**-53
+        return torch.from_numpy(numbers)
 
     def normal(self, count: int) -> torch.Tensor:
         """Return standard normal numbers, (count,) float64."""
-        if self._used + count > len(self._normals):
-            left = self._normals[self._used :]
-            blocks = -(-(count - len(left)) // BLOCK)
-            self._normals, self._used = torch.cat([left, *(self._block() for _ in range(blocks))]), 0
-        self._used += count
-        return self._normals[self._used - count : self._used]
+        return torch.cat([torch.empty(0, dtype=torch.float64), *self.pieces(count)])
+
+    def pieces(self, count: int) -> Iterator[torch.Tensor]:
+        """Yield the same numbers piece by piece. A piece may be changed."""
+        while count:
+            if self._used == len(self._normals):
+                self._normals, self._used = self._block(), 0
+            piece = self._normals[self._used : self._used + count]
+            self._used, count = self._used + len(piece), count - len(piece)
+            yield piece
 
     def _block(self) -> torch.Tensor:
-        """Return BLOCK normals by the method of Box and Muller; each pair of uniforms gives two, which are mixed with others."""
-        radius, angle = self.uniform(BLOCK).view(2, BLOCK // 2)
-        np.log(radius.numpy(), out=radius.numpy())  # numpy's is twice as fast as torch's
-        radius.mul_(-2).sqrt_()
-        angle.mul_(2 * math.pi)
-        normals = torch.stack([angle.cos(), angle.sin_()]).mul_(radius)
+        """Return BLOCK normals by the method of Box and Muller; each pair of uniforms gives two, which are mixed with others.
+
+        The angle's cosine and sine follow from the tangent of its half, which numpy computes several times as fast.
+        """
+        radius, tangent = self.uniform(BLOCK).view(2, BLOCK // 2).numpy()
+        np.log(radius, out=radius)
+        radius *= -2
+        np.sqrt(radius, out=radius)
+        tangent *= math.pi
+        np.tan(tangent, out=tangent)
+        scale = np.square(tangent)
+        scale += 1
+        np.divide(radius, scale, out=scale)
+        scale *= 2
+        normals = torch.empty(2, BLOCK // 2, dtype=torch.float64)
+        np.subtract(scale, radius, out=normals[0].numpy())
+        np.multiply(scale, tangent, out=normals[1].numpy())
         return torch.matmul(MIXED, normals.view(2, len(MIXED), -1)).view(-1)

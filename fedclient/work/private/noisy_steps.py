@@ -26,7 +26,7 @@ def with_noise(
 ) -> Tensors:
     """Return the sums of clipped gradients with noise, divided by the expected number of samples of a step.
 
-    The noise is added in float64. A tensor without a gradient gets noise too.
+    The noise is added in float64, in the place of the sums. A tensor without a gradient gets noise too.
 
     Args:
         sums: What `clipped_sum` returns.
@@ -35,14 +35,17 @@ def with_noise(
         stream: Where normals come from.
         expected: Samples of a step on average.
     """
-    total = torch.cat([sums[name].reshape(-1) for name in moving])
-    if noise.noise:
-        drawn = stream.normal(len(total)).mul_(noise.clip * noise.noise / expected)
-        mean = drawn.add_(total.cpu(), alpha=1 / expected).to(total)
-    else:
-        mean = total / expected
-    pieces = mean.split([sums[name].numel() for name in moving])
-    return {name: piece.view(sums[name].shape).to(sums[name].dtype) for name, piece in zip(moving, pieces, strict=True)}
+    if not noise.noise:
+        return {name: sums[name] / expected for name in moving}
+    noisy, deviation = {}, noise.clip * noise.noise / expected
+    for name in moving:
+        mean, filled = sums[name].cpu().reshape(-1), 0
+        for piece in stream.pieces(len(mean)):
+            some = mean[filled : filled + len(piece)]
+            some.copy_(piece.mul_(deviation).add_(some, alpha=1 / expected))
+            filled += len(piece)
+        noisy[name] = mean.view(sums[name].shape).to(sums[name].device)
+    return noisy
 
 
 class NoisyGradients:

@@ -22,8 +22,16 @@ def test_normals_have_the_moments_and_tails_of_normals() -> None:
     for bound, share in ((1, 0.3173), (2, 0.0455), (3, 0.0027)):
         assert (drawn.abs() > bound).double().mean().item() == pytest.approx(share, rel=0.1)
     assert torch.corrcoef(torch.stack([drawn[:-1], drawn[1:]]))[0, 1].abs() < 0.01
-    half = BLOCK // 2  # the two normals of a pair
-    assert torch.corrcoef(torch.stack([drawn[:half], drawn[half : 2 * half]]))[0, 1].abs() < 0.04
+
+
+@pytest.mark.parametrize("apart", range(1, 8))
+def test_normals_that_share_draws_are_independent(apart: int) -> None:
+    drawn, eighth = normals("run", 2, count=20 * BLOCK), BLOCK // 8
+    of_eighths = drawn.view(20, 8, eighth)
+    one, other = of_eighths.transpose(0, 1).flatten(1), of_eighths.roll(apart, dims=1).transpose(0, 1).flatten(1)
+    for values in ((one, other), (one.square(), other.square()), (one.pow(3), other), (one.abs(), other.pow(4))):
+        for a, b in zip(*values, strict=True):
+            assert torch.corrcoef(torch.stack([a, b]))[0, 1].abs() < 0.02  # 5.7 deviations
 
 
 def test_uniforms_are_never_zero_and_fill_the_unit_interval() -> None:
