@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -14,15 +15,24 @@ CUT = "..."
 
 class _Formatted(msgspec.Struct):
     format: int = 1
+    version: int = 1  # some files call it so
 
 
-def has_newer_format(text: bytes) -> bool:
-    """Return whether a kept JSON object is of a later format than 1, as its field `format` says; 1 is left out.
+def newer_format(text: bytes, path: Path, program: str) -> str:
+    """Return the error for a kept JSON object of a later format than 1, in one line; empty if this version reads it.
+
+    An object without a format is of format 1: earlier versions left it out.
+
+    Args:
+        text: Content of the file.
+        path: The file.
+        program: The command that writes it.
 
     Raises:
         msgspec.DecodeError: It is no such object.
     """
-    return from_json(text, _Formatted).format > 1
+    kept = from_json(text, _Formatted)
+    return f"{path} was written by a newer version of {program}: update {program}" if max(kept.format, kept.version) > 1 else ""
 
 
 def from_json(text: bytes | str, kind: type[T]) -> T:

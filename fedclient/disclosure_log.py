@@ -32,7 +32,7 @@ from attune.common.exchange.messages import (
     Update,
     UploadTarget,
 )
-from attune.common.text import aligned, clean
+from attune.common.text import aligned, clean, from_json, newer_format
 
 FILE, FORMAT = "disclosed.jsonl", 1  # the format is higher if an older fedclient must not read it
 LONGEST_BYTES = 256 << 10
@@ -167,11 +167,11 @@ def read_log(path: Path) -> Disclosures:
         return Disclosures(FORMAT, 0.0, [])
     damaged, sums = 0, dict[str, Disclosed]()
     try:
-        heading = msgspec.json.decode(first, type=_Heading)
-    except (msgspec.DecodeError, UnicodeError):
+        if newer := newer_format(first, path, "fedclient"):
+            raise HomeMismatch(newer)
+        heading = from_json(first, _Heading)
+    except msgspec.DecodeError:
         heading, damaged = _Heading(FORMAT, path.stat().st_mtime), 1
-    if heading.format > FORMAT:
-        raise HomeMismatch(f"{path} has format {heading.format}, and this fedclient reads formats up to {FORMAT}: update it")
     for line in lines:
         try:
             _add(sums, msgspec.json.decode(line, type=Disclosed))

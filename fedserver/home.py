@@ -22,7 +22,7 @@ from attune.common.config import host_and_port
 from attune.common.durable import sweep_files, write_file
 from attune.common.errors import HomeBusy, HomeMismatch
 from attune.common.outputs import check_folder
-from attune.common.text import from_json, has_newer_format
+from attune.common.text import from_json, newer_format
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
 from attune.fedserver.ports.ledger import LedgerReader, Snapshot
 from attune.fedserver.stores.disk import DiskStorage
@@ -38,6 +38,7 @@ class ServedAddress(msgspec.Struct):
     host: str
     port: int
     pid: int
+    format: int = 1
 
     def joined(self, advertised: str) -> str:
         """Return HOST:PORT for join lines: the setting `server.advertise`, or the name of this machine."""
@@ -168,8 +169,8 @@ class ServerHome:
         path = self.path / "server.json"
         try:
             text = path.read_bytes()
-            if has_newer_format(text):
-                raise HomeMismatch(f"{path} was written by a newer version of fedserver: update fedserver")
+            if newer := newer_format(text, path, "fedserver"):
+                raise HomeMismatch(newer)
             return from_json(text, ServedAddress)
         except FileNotFoundError:
             return None

@@ -29,7 +29,7 @@ from attune.common.models.registry import build, size_bytes
 from attune.common.plan import Label, ModelSpec, Plan, Scale
 from attune.common.plugins import check_installed, check_model_allowed
 from attune.common.task import TASKS, TaskName
-from attune.common.text import from_json, has_newer_format
+from attune.common.text import from_json, newer_format
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.data.prepare import Standardiser, check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard, load_shard
@@ -91,6 +91,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     privacy: PrivacyGuarantee | msgspec.UnsetType = msgspec.UNSET  # of training with noise; left out without it
     files: dict[str, str] = {}  # file beside this one -> digest
     plugins: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # the plan's, left out where it has none
+    format: int = 1
 
     @property
     def missing_words(self) -> tuple[str, ...]:
@@ -214,8 +215,8 @@ def read_info(folder: Path) -> ModelInfo:
     """
     try:
         text = read_small(folder / "model.json", MOST_BYTES)
-        if has_newer_format(text):
-            raise NoModel(f"{folder / 'model.json'} was written by a newer version of fedclient: update fedclient")
+        if newer := newer_format(text, folder / "model.json", "fedclient"):
+            raise NoModel(newer)
         return from_json(text, ModelInfo)
     except (OSError, msgspec.DecodeError) as error:
         raise NoModel(f"there is no finished model in {folder} ({error})") from None

@@ -26,7 +26,7 @@ from attune.common import aio
 from attune.common.durable import PRIVATE, disk_errors, sync, write_file
 from attune.common.errors import AttuneError, HomeMismatch, LedgerBusy
 from attune.common.estimate import with_estimate
-from attune.common.text import clean, from_json
+from attune.common.text import clean, from_json, newer_format
 from attune.fedserver.home import LEFT_ASIDE, ServerHome
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE, Authority
 from attune.fedserver.identity.trust import differences_in, settle
@@ -237,13 +237,14 @@ def _verified(source: Path) -> Manifest:
     there = _files_below(source)
     try:
         with (source / MANIFEST).open("rb") as file:
-            manifest = from_json(file.read(LONGEST_MANIFEST), Manifest)
+            text = file.read(LONGEST_MANIFEST)
+        if newer := newer_format(text, source / MANIFEST, "fedserver"):
+            raise HomeMismatch(newer)
+        manifest = from_json(text, Manifest)
     except FileNotFoundError:
         raise HomeMismatch(f"{source} is no backup, or one that was not finished: {MANIFEST} is missing") from None
     except msgspec.MsgspecError as error:
         raise HomeMismatch(f"{source / MANIFEST} is damaged ({error}): use another backup") from None
-    if manifest.version != VERSION:
-        raise HomeMismatch(f"{source} was written by another version of fedserver: restore it with that one")
     for name in manifest.files:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise HomeMismatch(f"{source / MANIFEST} names {clean(name)}, which lies outside of the backup: use another one")

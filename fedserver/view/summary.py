@@ -24,7 +24,7 @@ from attune.common.metrics import within_bounds
 from attune.common.paired import gain_between, gain_of, verdict_of
 from attune.common.statistics import Effect, Finding
 from attune.common.task import TASKS, TaskName
-from attune.common.text import from_json
+from attune.common.text import from_json, newer_format
 from attune.fedserver.core import accuracy as of_rows
 from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
 from attune.fedserver.core.planning import ResolvedSettings
@@ -131,6 +131,7 @@ class Summary(msgspec.Struct, frozen=True):
     no_better_than_constant: list[str] = []  # clients whose model is no better than a constant answer
     task: TaskName = "classes"
     fleet: list[dict[str, Any]] = []  # what devices keep against each rival, as in status
+    format: int = 1  # of all files of the folder
 
     @property
     def metric(self) -> str:
@@ -306,6 +307,18 @@ def _averages(scores: Mapping[str, tuple[float, int]]) -> dict[str, Any]:
 NOT_ONE = "{} is not a folder that `fedserver export` or Result.save wrote: {}"
 
 
+def check_format(folder: Path) -> None:
+    """Check that this version reads the files of an exported or saved run; summary.json has the format of all of them.
+
+    Raises:
+        SettingError: A newer version wrote them.
+        OSError, msgspec.DecodeError: There is no summary.json.
+    """
+    path = folder / "summary.json"
+    if newer := newer_format(path.read_bytes(), path, "fedserver"):
+        raise SettingError(newer)
+
+
 def read_summary(folder: Path) -> Summary:
     """Read summary.json of an exported or saved run.
 
@@ -313,6 +326,7 @@ def read_summary(folder: Path) -> Summary:
         SettingError: The folder is no such run.
     """
     try:
+        check_format(folder)
         return from_json((folder / "summary.json").read_bytes(), Summary)
     except (OSError, msgspec.DecodeError) as error:
         raise SettingError(NOT_ONE.format(folder, error)) from None
@@ -325,6 +339,7 @@ def read_rows(folder: Path) -> list[Report]:
         SettingError: The folder is no such run.
     """
     try:
+        check_format(folder)
         with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
             rows = [row_of(line) for line in csv.DictReader(file)]
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError, csv.Error) as error:

@@ -17,7 +17,7 @@ from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.view.summary import NOT_ONE, read_rows
+from attune.fedserver.view.summary import NOT_ONE, check_format, read_rows
 from attune.fedserver.web import serving
 from attune.fedserver.web.condensed import CondensedReports
 from attune.fedserver.web.facts import AttentionMatrix, HomeFacts, PageFacts, PageSource
@@ -65,6 +65,7 @@ class FolderSource:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
+            check_format(folder)
             self._status: Mapping[str, Any] = msgspec.json.decode((folder / "status.json").read_bytes())
         except (OSError, msgspec.MsgspecError) as error:
             raise SettingError(NOT_ONE.format(folder, error)) from None

@@ -14,7 +14,7 @@ import msgspec
 from attune.common.config import ServerSettings
 from attune.common.durable import write_file
 from attune.common.errors import CertificateRefused, HomeMismatch, PortInUse
-from attune.common.text import from_json
+from attune.common.text import from_json, newer_format
 from attune.fedserver.federation.coordinator import REVOKED, Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.home import ServerHome
@@ -80,17 +80,21 @@ class SavedAddress(msgspec.Struct, frozen=True):
 
     host: str
     port: int
+    format: int = 1
 
 
 def remembered(home: ServerHome) -> PageAddress | None:
     """Return the saved address of this home's page; None if there is none.
 
     Raises:
-        HomeMismatch: The file is damaged.
+        HomeMismatch: The file is damaged, or a newer version wrote it.
     """
     path = home.path / PLACE_FILE
     try:
-        address = from_json(path.read_bytes(), SavedAddress)
+        text = path.read_bytes()
+        if newer := newer_format(text, path, "fedserver"):
+            raise HomeMismatch(newer)
+        address = from_json(text, SavedAddress)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:

@@ -18,7 +18,7 @@ import msgspec
 from attune.common.durable import write_file
 from attune.common.errors import HomeMismatch, SettingError, nearest
 from attune.common.identity.names import check_name
-from attune.common.text import from_json
+from attune.common.text import from_json, newer_format
 from attune.fedserver.home import ServerHome
 
 LOG = logging.getLogger("fedserver")
@@ -105,14 +105,14 @@ def listed(home: ServerHome) -> tuple[NamedToken, ...]:
     """
     path = home.path / FILE
     try:
-        saved = from_json(path.read_bytes(), _TokenFile)
+        text = path.read_bytes()
+        if newer := newer_format(text, path, "fedserver"):
+            raise HomeMismatch(newer)
+        return from_json(text, _TokenFile).tokens
     except FileNotFoundError:
         return ()
     except (msgspec.DecodeError, OSError) as error:
         raise HomeMismatch(f"{path} is damaged ({error}): remove it, and give out new tokens") from None
-    if saved.version != VERSION:
-        raise HomeMismatch(f"{path} has version {saved.version}; this release knows version {VERSION}")
-    return saved.tokens
 
 
 def add(home: ServerHome, name: str, role: Literal["viewer", "operator"], by: str) -> str:

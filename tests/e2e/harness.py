@@ -22,6 +22,7 @@ from attune.fedserver.view.homes import status_of
 from attune.simulation.partition.datasets import load_dataset
 from attune.simulation.partition.split import Partition, partition, write_shards
 from tests.forked import THREADS, Forked, run
+from tests.homes.kept import DEVICES, SERVER, unlisted
 
 IN_TRAINING = "*:*:training=hang"  # fault of a device: it hangs in its first batch
 IN_AGGREGATION = "server:*:aggregated=hang"  # fault of the server: it hangs when all is staged and nothing is committed
@@ -201,6 +202,10 @@ class Federation:
             if process.popen.poll() is None:
                 process.popen.kill()
                 process.popen.wait()
+        strange = unlisted(self.home, SERVER)
+        for device in self.folder.glob("attune/devices/*/*"):
+            strange += unlisted(device, DEVICES)
+        assert not strange, f"give a version to {strange}, or a reason for none in tests/homes/kept.py"
 
     def _with(self, fault: str) -> dict[str, str]:
         return self.environment | {faults.VARIABLE: fault}

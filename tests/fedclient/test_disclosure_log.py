@@ -174,7 +174,7 @@ def test_a_log_of_a_newer_version_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"format":2,"since":1.0}\n')
     (tmp_path / "device.json").write_text('{"name":"kiel","server":"localhost:1"}')
     result = CliRunner().invoke(main, ["disclosed", "--home", str(tmp_path)])
-    assert result.exit_code == HomeMismatch.exit_code and "update it" in result.output
+    assert result.exit_code == HomeMismatch.exit_code and "update fedclient" in result.output
     with pytest.raises(HomeMismatch):
         DisclosureLog(tmp_path).note(Hello("test", b"{}"), 10)
 

@@ -21,7 +21,7 @@ from attune.common.errors import AttuneError, HomeMismatch
 from attune.common.privacy.accountant import NoisySteps, epsilon_of, noise_for
 from attune.common.privacy.noise import SECRET_BYTES, key_of
 from attune.common.protocol import SPENT
-from attune.common.text import from_json
+from attune.common.text import from_json, newer_format
 
 LEAST_LEFT = 0.01  # share of a budget; with less, the noise would drown everything
 
@@ -85,12 +85,14 @@ class LedgerContent(msgspec.Struct):
         paths: Where the data have lain.
         digests: Of the data.
         runs: What was spent.
+        format: Version of the file.
     """
 
     secret: str
     paths: list[str] = []
     digests: list[str] = []
     runs: list[RunCharges] = []
+    format: int = 1
 
 
 class PrivacyLedger:
@@ -245,7 +247,10 @@ def _leaves_one(content: LedgerContent, charges: RunCharges) -> bool:
 
 def _read(path: Path) -> LedgerContent:
     try:
-        return from_json(path.read_bytes(), LedgerContent)
+        text = path.read_bytes()
+        if newer := newer_format(text, path, "fedclient"):
+            raise HomeMismatch(newer)
+        return from_json(text, LedgerContent)
     except (OSError, msgspec.DecodeError) as error:
         raise HomeMismatch(
             f"the privacy ledger {path} cannot be read ({error}). Restore it from a backup: without it nobody knows what was "

@@ -18,6 +18,7 @@ from attune.fedserver.web.prometheus import exposition
 from attune.fedserver.web.serving import PageAddress
 from tests.e2e.harness import tabular_shard, until
 from tests.fedserver.web.conftest import Page
+from tests.homes.kept import EXPORTED, SAVED, unlisted
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,10 @@ def test_the_home_and_the_saved_folder_show_the_same(run):
     assert shown[0]["run"]["state"] == "done"
     assert [line["answers"] for line in shown[0]["rounds"]] == [4, 4, 4]
     assert all(device["stage"] == "finished" and device["verdict"] for device in shown[0]["devices"])
+
+
+def test_every_file_of_the_saved_folder_has_a_format(run):
+    assert unlisted(run[1], EXPORTED, SAVED) == []
 
 
 def test_the_matrix_is_the_stored_one_and_rows_sum_to_one(run):

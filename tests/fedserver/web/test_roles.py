@@ -158,7 +158,7 @@ def test_a_damaged_file_admits_nobody_and_is_named(home):
     with pytest.raises(HomeMismatch, match=page_tokens.FILE):
         page_tokens.listed(home)
     (home.path / page_tokens.FILE).write_text('{"version":2,"tokens":[]}')
-    with pytest.raises(HomeMismatch, match="version 2"):
+    with pytest.raises(HomeMismatch, match="newer version of fedserver"):
         page_tokens.listed(home)
 
 
