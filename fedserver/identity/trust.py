@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import msgspec
@@ -117,9 +117,7 @@ def _take(entry: AuditEntry, paused: bool, known: Collection[str], issued: Colle
                 differences.tokens[name] = str(facts.get("token", ""))
                 differences.lines.append(f"{name} was enrolled, and the database does not know it")
         case event if event == RELEASED:
-            differences.released[name] = str(facts.get("revoked_as", ""))
-            differences.enrolled.pop(name, None)
-            differences.renewed = [certificate for certificate in differences.renewed if certificate.name != name]
+            _release(name, str(facts.get("revoked_as", "")), differences)
             differences.lines.append(f"the name {name} was given to another device, and the database does not know it")
         case "paused" | "resumed":
             on = entry.event == "paused"
@@ -133,6 +131,19 @@ def _take(entry: AuditEntry, paused: bool, known: Collection[str], issued: Colle
             )
         case "run begun" | "run stopped":
             differences.lines.append(f"the database does not know entry {entry.number} of the audit log: {entry.event}")
+
+
+def _release(name: str, other: str, differences: Differences) -> None:
+    """Keep what the revoked device got under the name that it has now."""
+    differences.renewed = [
+        replace(certificate, name=other) if certificate.name == name else certificate for certificate in differences.renewed
+    ]
+    if name in differences.enrolled:
+        differences.enrolled[other] = replace(differences.enrolled.pop(name), name=other)
+        differences.tokens[other] = differences.tokens.pop(name)
+        differences.revoked.append(other)
+    else:
+        differences.released[name] = other
 
 
 def _certificate(entry: AuditEntry) -> Certificate | None:

@@ -179,3 +179,27 @@ def test_a_name_that_was_given_to_another_device_does_not_go_back_to_the_revoked
     assert aio.run(place.registrar.caller(fresh)).name == "kiel"
     with pytest.raises(CertificateRefused, match="was revoked"):
         aio.run(place.registrar.caller(stolen.fingerprint))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("known", [True, False], ids=["renewed-since", "enrolled-since"])
+def test_certificates_of_a_revoked_device_whose_name_was_given_away_stay_revoked(place: Place, known: bool, times: int) -> None:
+    """The database forgets a certificate too that the revoked device got before its revocation."""
+    name = "kiel" if known else "bonn"
+    fresh = fingerprint_of(aio.run(place.registrar.renew(name, csr_der(new_key(), name)))) if known else place.enrol(name)
+    stolen = []
+    for _ in range(times):
+        stolen.append(fresh)
+        aio.run(place.admin.revoke(name))
+        token = JoinToken.parse(aio.run(place.admin.new_token(place.authority.public_key_compressed, only_for=name)))
+        place.holder = fingerprint_of(token.bootstrap().certificate_pem)
+        fresh = place.enrol(name)
+    expected = {device: kept.revoked for device, kept in place.devices().items()}
+    place.lose_power()
+    place.settle()
+    assert {device: kept.revoked for device, kept in place.devices().items()} == expected
+    assert aio.run(place.registrar.caller(fresh)).name == name
+    for fingerprint in stolen:
+        with pytest.raises(CertificateRefused, match="was revoked"):
+            aio.run(place.registrar.caller(fingerprint))
+    assert place.lines() == []
