@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from typing import Any
 
 import click
+
+from attune.common.outputs import open_streams
 
 FORMAT = click.option(
     "--format",
@@ -24,6 +27,10 @@ class ExtensibleGroup(click.Group):
     """
 
     entry_point_group: str
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        open_streams()
+        return super().main(*args, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         attached = (entry_point.name for entry_point in entry_points(group=self.entry_point_group))

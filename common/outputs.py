@@ -1,4 +1,4 @@
-"""Output: checks that results can be written, made before hours of work, and a stdout that nobody reads any more."""
+"""Output: checks that results can be written, made before hours of work, and standard streams that nobody reads."""
 
 from __future__ import annotations
 
@@ -68,6 +68,18 @@ def _error(folder: Path, error: OSError, option: str) -> SettingError | DiskFull
     if error.errno in NO_SPACE:
         return DiskFull(f"no space left in {folder}; free some, or choose another {option}")
     return SettingError(f"cannot write to {folder}: {error.strerror or error}; choose another {option}")
+
+
+def open_streams() -> None:
+    """Put the null device in the place of standard streams that are closed.
+
+    Else the next file that is opened gets the number of such a stream, and what a library prints there goes into the file.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        nowhere = os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one, unless a library has a file there
+        setattr(sys, name, open(nowhere, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def forget_output(line: str) -> None:

@@ -203,3 +203,33 @@ def test_python_refuses_them_too(tmp_path: Path) -> None:
         attune.simulate(given, "local", rounds=1, progress=False, home=tmp_path / "file" / "x")
     with pytest.raises(SettingError, match="is a file; choose another folder"):
         attune.simulate(given, "local", rounds=1, progress=False).save(tmp_path / "file")
+
+
+CLOSED = """
+import os, sys, click
+from pathlib import Path
+from attune.common.command_group import ExtensibleGroup
+
+@click.group(cls=ExtensibleGroup)
+def group(): pass
+ExtensibleGroup.entry_point_group = "attune.none"
+
+@group.command()
+@click.argument("out")
+def say(out):
+    click.echo("hello")
+    click.echo("hello", err=True)
+    sys.stdout.isatty(), sys.stderr.isatty(), sys.stdin.read()
+    with open(out, "w") as file:
+        file.write(f"{file.fileno() > 2} {[os.fstat(n).st_rdev == os.stat(os.devnull).st_rdev for n in range(3)]}")
+
+group()
+"""
+
+
+def test_closed_standard_streams_are_nobody_s_files(tmp_path: Path) -> None:
+    """A file that the command opens must not get the number on which libraries print their errors."""
+    out = tmp_path / "out"
+    words = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", CLOSED, "say", str(out)]
+    assert subprocess.run(words, check=False).returncode == 0
+    assert out.read_text() == "True [True, True, True]"
