@@ -105,7 +105,7 @@ def test_a_damaged_backup_is_refused_by_name(backed_up: tuple[Federation, Path],
             named = manifest.name
             manifest.write_text("{")
         case "other version":
-            named = "another version"
+            named = "a newer version"
             manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 2}))
     place = tmp_path / "restored"
     done = federation.command("fedserver", "restore", "--from", str(made), "--home", str(place), code=4)
