@@ -1,59 +1,157 @@
-"""Cost of choosing: what devices keep by `auto`, below what they keep by the best of its candidates with all rounds.
+"""What devices keep by `auto` and by each of its candidates, with and without finishing, and how many devices are harmed.
 
-`python -m benchmarks.auto --out FILE`. It uses recipes with bundled data, and writes a row for each point, seed and method as
-it ends. It continues where it was interrupted. Candidates are finished too, as `auto` does.
+`python -m benchmarks.auto --out FILE`. It writes a row for each point, seed and method when a point is over, and continues
+where it was interrupted. A candidate that is stopped at a rung and goes on has the bits of one that is not stopped
+(tests/simulation/test_auto.py). So each candidate is trained once, with all rounds, and `auto` is decided by its scores.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import click
+import torch
 
-from attune.fedserver.core.racing import ALONE
+from attune.fedclient.read_options import ReadOptions
+from attune.fedclient.work import baselines
+from attune.fedclient.work.evaluation import Evaluation
+from attune.fedserver.core.finishing import FINISH_EPOCHS
+from attune.fedserver.core.racing import ALONE, Scores, at_end, at_rung, rungs_of
 from attune.simulation.auto import USUAL
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.split import write_shards
-from attune.simulation.recipes.catalogue import get
+from attune.simulation.recipes.catalogue import RECIPES, get
+from attune.simulation.recipes.run import Groups, groups_of, harmed
 from attune.simulation.simulate import simulate
 from benchmarks.study import Results
 
-POINTS = {"digits": (40, 160), "relatedness": (1, 12)}
-AUTO = "auto"
-COLUMNS = ("recipe", "x", "rounds", "seed", "method", "chosen", "kept")
+AUTO, COMMON = "auto", "fedavg"
+COLUMNS = ("recipe", "x", "rounds", "seed", "method", "chosen", "kept", "unfinished", "harmed", "harmed_unfinished")
+Right = Mapping[str, torch.Tensor]  # by device: which labels of its test part are predicted
 
 
-def kept(shards: Sequence[Path], method: str, rounds: int, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the accuracy in percent, mean over devices, of what they keep by a method, and the method that was chosen."""
+@dataclass(frozen=True)
+class Outcome:
+    """What devices keep by one method with all rounds, with finishing and without, and their scores by round and device."""
+
+    finished: Right
+    unfinished: Right
+    scores: Mapping[int, Scores]
+
+
+@dataclass
+class Kept:
+    """Recorder of the predictions of what devices keep: of the last evaluation, which it does twice."""
+
+    finished: dict[str, torch.Tensor] = field(default_factory=dict)
+    unfinished: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record during the block. Finishing changes nothing but what a device keeps, so both can be had of one training."""
+        compared, blended, right_on_test = Evaluation.compared, Evaluation._blended, baselines.right_on_test
+        latest: dict[int, torch.Tensor] = {}  # by the identity of a device's data: what it keeps, as known so far
+
+        def recorded_right(candidates: Any, data: Any) -> Any:
+            right = yield from right_on_test(candidates, data)
+            latest[id(data)] = next(iter(right.values()))  # of its own model, unless there is a blend
+            return right
+
+        def recorded_blend(self: Any, members: Any) -> Any:
+            right = yield from blended(self, members)
+            latest[id(self._data)] = right
+            return right
+
+        def twice(self: Any, result: Any, held: Any, order: Any, *rest: Any) -> Any:
+            name = self._trainer.name
+            if order.finish_epochs == FINISH_EPOCHS:
+                yield from compared(self, result, held, replace(order, finish_epochs=0), *rest)
+                recorder.unfinished[name] = latest[id(self._data)]
+            done = yield from compared(self, result, held, order, *rest)
+            recorder.finished[name] = latest[id(self._data)]
+            return done
+
+        recorder = self
+        Evaluation.compared, Evaluation._blended = twice, recorded_blend  # type: ignore[method-assign]
+        baselines.right_on_test = recorded_right
+        try:
+            yield
+        finally:
+            Evaluation.compared, Evaluation._blended = compared, blended  # type: ignore[method-assign]
+            baselines.right_on_test = right_on_test
+
+
+def outcome(shards: Sequence[Path], method: str, rounds: int, seed: int, settings: Mapping[str, Any]) -> Outcome:
+    """Train one method with all rounds."""
+    rungs, recorder = (*rungs_of(rounds), rounds), Kept()
     options = {"name": method, **USUAL.get(method, {})}
-    result = simulate(
-        [str(shard) for shard in shards],
-        options,
-        None,
-        rounds,
-        seed,
-        {**settings, "train.finish": "auto"},
-        executor="stacked",
-        progress=False,
-    )
-    accuracy = result.table().mean("kept")
-    assert accuracy is not None
-    return {"chosen": result.auto.chosen if result.auto else method, "kept": round(100 * accuracy, 2)}
+    given = {**settings, "train.finish": "auto", "train.score_after": list(rungs)}
+    with recorder.recording():
+        result = simulate(
+            [str(shard) for shard in shards], options, None, rounds, seed, given, executor="stacked", progress=False
+        )
+    return Outcome(recorder.finished, recorder.unfinished, {number: result.scores(number) for number in rungs})
+
+
+def chosen(outcomes: Mapping[str, Outcome], rounds: int) -> str:
+    """Return the method on which `auto` decides, from the scores that the candidates have at its rungs."""
+    racing, earlier = [name for name in USUAL if name in outcomes], []
+    for number, stop in enumerate(rungs_of(rounds)):
+        scores = {name: outcomes[name].scores[stop] for name in (ALONE, *racing)}
+        earlier.append(scores)
+        racing = list(at_rung(number, {name: scores[name] for name in racing}).kept)
+    return at_end({name: outcomes[name].scores[rounds] for name in (ALONE, *racing)}, earlier).kept[0]
+
+
+def rows_of(
+    key: Mapping[str, Any], outcomes: Mapping[str, Outcome], groups: Mapping[str, Groups | None], rounds: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a point and seed: of each method, and of `auto`."""
+    rivals = {name: outcomes[name].unfinished for name in (ALONE, COMMON)}
+
+    def figures(right: Right, method: str) -> tuple[float, float]:
+        """Return the mean accuracy over devices and the share of harmed devices, in percent."""
+        others = {name: by_device for name, by_device in rivals.items() if name != method}
+        worse = [
+            harmed(right[name].numpy(), {other: of[name].numpy() for other, of in others.items()}, groups[name])
+            for name in right
+        ]
+        return 100 * fmean(float(of.double().mean()) for of in right.values()), 100 * fmean(worse)
+
+    def row(method: str, by: str) -> dict[str, Any]:
+        (kept, worse), (plain, plain_worse) = figures(outcomes[by].finished, by), figures(outcomes[by].unfinished, by)
+        values = {"kept": kept, "unfinished": plain, "harmed": worse, "harmed_unfinished": plain_worse}
+        return {**key, "method": method, "chosen": by, **{name: round(value, 2) for name, value in values.items()}}
+
+    yield row(AUTO, chosen(outcomes, rounds))
+    for name in outcomes:
+        yield row(name, name)
+
+
+def _by_run(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, ...], dict[str, Mapping[str, str]]]:
+    """Return the rows by point and seed, and there by method."""
+    runs: dict[tuple[str, ...], dict[str, Mapping[str, str]]] = defaultdict(dict)
+    for row in rows:
+        runs[tuple(row[name] for name in COLUMNS[:4])][row["method"]] = row
+    return dict(sorted(runs.items()))
 
 
 def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """Yield a table in Markdown: a line for each point and seed."""
+    """Yield what choosing costs as a table in Markdown: a line for each point and seed."""
     yield "| recipe | point | rounds | seed | `auto` chooses | kept by `auto` | best with all rounds | behind |"
     yield "|---|---|---|---|---|---|---|---|"
-    runs = {tuple(row[name] for name in COLUMNS[:4]) for row in rows}
-    for run in sorted(runs):
-        by_method = {row["method"]: row for row in rows if tuple(row[name] for name in COLUMNS[:4]) == run}
+    for run, by_method in _by_run(rows).items():
         if AUTO not in by_method or len(by_method) < 2:
             continue
-        raced, best = by_method.pop(AUTO), max(by_method.values(), key=lambda row: float(row["kept"]))
+        raced = by_method[AUTO]
+        best = max((row for name, row in by_method.items() if name != AUTO), key=lambda row: float(row["kept"]))
         behind = float(best["kept"]) - float(raced["kept"])
         yield (
             f"| {' | '.join(run)} | `{raced['chosen']}` | {raced['kept']} | {best['kept']} (`{best['method']}`) "
@@ -61,28 +159,67 @@ def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
         )
 
 
+def finishing_lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Yield what finishing gives as a table in Markdown: for each point and method the means over seeds, off and auto."""
+    yield "| recipe | point | rounds | seeds | method | kept: off, auto | harmed in %: off, auto |"
+    yield "|---|---|---|---|---|---|---|"
+    points: dict[tuple[str, ...], dict[str, list[Mapping[str, str]]]] = defaultdict(lambda: defaultdict(list))
+    for (*point, _), by_method in _by_run(rows).items():
+        for name, row in by_method.items():
+            if name not in (AUTO, ALONE):
+                points[tuple(point)][name].append(row)
+    for at, by_name in points.items():
+        for name, of_seeds in by_name.items():
+            off, on, worse_off, worse = (
+                fmean(float(row[column]) for row in of_seeds)
+                for column in ("unfinished", "kept", "harmed_unfinished", "harmed")
+            )
+            shown = f"{off:.1f}, {on:.1f} | {worse_off:.0f}, {worse:.0f}"
+            yield f"| {' | '.join(at)} | {len(of_seeds)} | `{name}` | {shown} |"
+
+
 @click.command()
-@click.option("--recipe", "names", multiple=True, type=click.Choice(list(POINTS)), help="Only these recipes.")
+@click.option("--recipe", "name", type=click.Choice(list(RECIPES)), help="Run this recipe; without it, print the tables alone.")
 @click.option("--x", "places", multiple=True, type=float, help="Only these points.")
+@click.option("--data", help="The recipe's data set, if it is not bundled.")
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0,), show_default=True)
 @click.option("--rounds", type=click.IntRange(3), default=20, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A CSV file.")
-def main(names: tuple[str, ...], places: tuple[float, ...], seeds: tuple[int, ...], rounds: int, out: Path) -> None:
-    """Run what is left, and print the table of all rows."""
+def main(name: str | None, places: tuple[float, ...], data: str | None, seeds: tuple[int, ...], rounds: int, out: Path) -> None:
+    """Run what is left, and print the tables of all rows."""
     results = Results(out, COLUMNS)
-    for recipe in map(get, names or POINTS):
+    if name is not None:
+        measure(name, places, data, seeds, rounds, results, outcome)
+    for table in (lines, finishing_lines):
+        for line in table(results.rows()):
+            click.echo(line)
+
+
+def measure(
+    name: str, places: Sequence[float], data: str | None, seeds: Sequence[int], rounds: int, results: Results,
+    train: Callable[..., Outcome],
+) -> None:  # fmt: skip
+    """Run the points of a recipe that are left. Candidates that do not fit the data are left out."""
+    recipe = get(name)
+    for seed in seeds:
+        source = load_source(data or DIGITS, seed, ReadOptions.of(**recipe.read))
         for point in recipe.points:
-            if point.x not in (places or POINTS[recipe.name]):
+            key = {"recipe": f"{name} {point.series}".strip(), "x": f"{point.x:g}", "rounds": rounds, "seed": seed}
+            done = any(all(row[part] == str(value) for part, value in key.items()) for row in results.rows())
+            if done or point.x not in (places or [point.x]):
                 continue
-            for seed in seeds:
-                with tempfile.TemporaryDirectory(prefix="attune-auto-") as folder:
-                    shards = write_shards(Path(folder) / "shards", point.cut(load_source(DIGITS, seed), seed))
-                    for method in (AUTO, ALONE, *USUAL):
-                        key = {"recipe": recipe.name, "x": f"{point.x:g}", "rounds": rounds, "seed": seed, "method": method}
-                        if not any(all(row[name] == str(value) for name, value in key.items()) for row in results.rows()):
-                            results.add([key | kept(shards, method, rounds, seed, recipe.settings)])
-    for line in lines(results.rows()):
-        click.echo(line)
+            with tempfile.TemporaryDirectory(prefix="attune-auto-") as folder:
+                shards = write_shards(Path(folder) / "shards", point.cut(source, seed))
+                methods = [ALONE, *(method for method in USUAL if fits(method, recipe.settings))]
+                outcomes = {method: train(shards, method, rounds, seed, recipe.settings) for method in methods}
+                groups = {shard.name: groups_of(shard) for shard in shards}
+            results.add(list(rows_of(key, outcomes, groups, rounds)))
+
+
+def fits(method: str, settings: Mapping[str, Any]) -> bool:
+    """Return whether a usual candidate fits the recipe's model."""
+    linear = settings.get("model.name") in ("mlr", "dnn")
+    return method == COMMON or method == "fedmcsa" or not (linear and method == "fedtp" or settings.get("model.name") == "mlr")
 
 
 if __name__ == "__main__":

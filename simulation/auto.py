@@ -94,7 +94,8 @@ class _Race:
             racing, before = list(rungs[-1].decision.kept) if candidates else [], stop
             self._places = {name: self._places[name] for name in (ALONE, *racing)}  # memory of the others is freed
         last = self._scores((ALONE, *racing), before, rounds, rounds)
-        result = RaceResult([*rungs, Rung(rounds, last, at_end(last))], self._left_out)
+        decision = at_end(last, [rung.scores for rung in rungs])
+        result = RaceResult([*rungs, Rung(rounds, last, decision)], self._left_out)
         winner = self._results[result.chosen]
         winner.auto, winner.rivals = result, {name: self._results[name] for name in last if name != result.chosen}
         return winner
@@ -107,7 +108,7 @@ class _Race:
             AttuneError: Training alone has failed.
         """
         scores: dict[str, Scores] = {}
-        later = (1 + KEPT) * (rounds - stop)
+        later = (1 + KEPT) * (rounds - stop) + max(0, len(names) - 1 - KEPT) * (rungs_of(rounds)[1] - stop)
         for place, name in enumerate(names, 1):
             self._legs.rounds_left = (len(names) - place) * (stop - before) + later
             try:

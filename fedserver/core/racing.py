@@ -1,21 +1,25 @@
 """Race of candidate methods by held-out scores: who goes on at a rung, and who wins in the end (`--method auto`).
 
 Successive halving (Jamieson, Talwalkar: Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016)
-with two rungs. At the second one the rule of one standard error (Breiman et al.: Classification and Regression Trees, 1984)
-keeps a candidate that is not clearly worse. Scores are log-likelihoods in nats, one for each device: the higher, the better.
+with two rungs. Early scores say little, because models have learned little: at the first rung a candidate is given up only if it
+is behind the one in the last place by two standard errors. At the second one the rule of one standard error (Breiman et al.:
+Classification and Regression Trees, 1984) keeps a candidate that is not clearly worse. At the end the candidates within one
+standard error of the best are told apart by all comparisons together. Scores are log-likelihoods in nats, one for each device:
+the higher, the better.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import stdev
 from typing import Any
 
 ALONE = "local"  # the method that trains each device alone; it takes part to the end, whatever its score
 PERCENT = (15, 30)  # shares of the rounds at which the rungs are
-KEPT = 2  # candidates that go on at the first rung
+KEPT = 2  # candidates that go on at the second rung, at most; at the first one at least
+FIRST_ERRORS = 2.0  # standard errors by which a candidate must be behind to be given up at the first rung
 FEWEST_ROUNDS = 3  # with fewer there is no room for two rungs and an end
 
 Scores = Mapping[str, float]  # by device
@@ -39,10 +43,14 @@ class PairedDifference:
     error: float | None
     devices: int
 
+    def exceeds(self, errors: float) -> bool:
+        """Return whether the difference exceeds so many standard errors. One device alone shows no error, so it does not."""
+        return self.error is not None and self.nats > errors * self.error
+
     @property
     def clear(self) -> bool:
-        """Whether the difference exceeds one standard error. One device alone shows no error, so nothing is clear."""
-        return self.error is not None and self.nats > self.error
+        """Whether the difference exceeds one standard error."""
+        return self.exceeds(1.0)
 
 
 @dataclass(frozen=True)
@@ -53,11 +61,13 @@ class Decision:
         totals: Summed score of each candidate, from the best to the worst.
         kept: The candidates that go on; at the end the winner alone.
         difference: The best candidate against the next one, if there are two.
+        evidence: At the end, the sums over all comparisons of the candidates that are not clearly behind the best.
     """
 
     totals: Mapping[str, float]
     kept: tuple[str, ...]
     difference: PairedDifference | None
+    evidence: Mapping[str, float] = field(default_factory=dict)
 
 
 def rungs_of(rounds: int) -> tuple[int, int]:
@@ -81,29 +91,44 @@ def paired(first: str, second: str, scores: Mapping[str, Scores]) -> PairedDiffe
 def at_rung(rung: int, scores: Mapping[str, Scores]) -> Decision:
     """Decide which candidates go on.
 
-    Two are kept at the first rung. At the second one both are kept unless their paired difference exceeds one standard error.
+    At the first rung all that are not behind the second one by FIRST_ERRORS. At the second rung the best two, unless their
+    paired difference exceeds one standard error.
 
     Args:
         rung: 0 or 1.
         scores: Of each candidate that is in the race, in the order in which the user named them. Not of ALONE.
     """
     totals = _totals(scores)
-    best = list(totals)[:KEPT]
+    names = list(totals)
+    best, others = names[:KEPT], names[KEPT:]
     difference = paired(best[0], best[1], scores) if len(best) > 1 else None
-    alone = rung > 0 and difference is not None and difference.clear
+    if rung == 0:
+        close = [name for name in others if not paired(best[1], name, scores).exceeds(FIRST_ERRORS)]
+        return Decision(totals, (*best, *close), difference)
+    alone = difference is not None and difference.clear
     return Decision(totals, tuple(best[:1] if alone else best), difference)
 
 
-def at_end(scores: Mapping[str, Scores]) -> Decision:
-    """Decide who wins: the candidate with the highest sum. ALONE wins a tie, because it needs no federation.
+def at_end(scores: Mapping[str, Scores], earlier: Sequence[Mapping[str, Scores]] = ()) -> Decision:
+    """Decide who wins: the candidate with the highest sum, if it is clear.
+
+    Of those within one standard error of it, the one with the highest sum over all comparisons. ALONE wins a tie, because it
+    needs no federation.
 
     Args:
         scores: Of ALONE and of each candidate that is left.
+        earlier: Scores at the rungs.
     """
     order = sorted(scores, key=lambda name: name != ALONE)  # stable
     totals = _totals({name: scores[name] for name in order})
     names = list(totals)
-    return Decision(totals, (names[0],), paired(names[0], names[1], scores) if len(names) > 1 else None)
+    near = [name for name in order if name == names[0] or not paired(names[0], name, scores).clear]
+    sums = {name: totals[name] for name in near}
+    for compared in earlier if len(near) > 1 else ():
+        then = _totals({name: compared[name] for name in near})
+        sums = {name: math.fsum((sums[name], then[name])) for name in near}
+    evidence = dict(sorted(sums.items(), key=lambda item: -item[1]))
+    return Decision(totals, (next(iter(evidence)),), paired(*names[:2], scores) if len(names) > 1 else None, evidence)
 
 
 def scored_by_all(scores: Mapping[str, Scores]) -> list[str]:
@@ -180,4 +205,6 @@ def _words(rung: Rung, last: bool) -> str:
         return f"after round {rung.round}: {listed}{then}"
     error = "" if difference.error is None else f" with a standard error of {difference.error:.1f}"
     between = f"{difference.first} is {difference.nats:.1f} ahead of {difference.second}{error}"
-    return f"after round {rung.round}: {listed}; {between}{then}"
+    sums = ", ".join(f"{name} {nats:.1f}" for name, nats in rung.decision.evidence.items())
+    together = f"; that is not clear, and over all comparisons: {sums}" if len(rung.decision.evidence) > 1 else ""
+    return f"after round {rung.round}: {listed}; {between}{then}{together}"
