@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +19,7 @@ from typing import Any
 import click
 import torch
 
+from attune.common.errors import SettingError
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work import baselines
 from attune.fedclient.work.evaluation import Evaluation
@@ -189,16 +190,13 @@ def main(name: str | None, places: tuple[float, ...], data: str | None, seeds: t
     """Run what is left, and print the tables of all rows."""
     results = Results(out, COLUMNS)
     if name is not None:
-        measure(name, places, data, seeds, rounds, results, outcome)
+        measure(name, places, data, seeds, rounds, results)
     for table in (lines, finishing_lines):
         for line in table(results.rows()):
             click.echo(line)
 
 
-def measure(
-    name: str, places: Sequence[float], data: str | None, seeds: Sequence[int], rounds: int, results: Results,
-    train: Callable[..., Outcome],
-) -> None:  # fmt: skip
+def measure(name: str, places: Sequence[float], data: str | None, seeds: Sequence[int], rounds: int, results: Results) -> None:
     """Run the points of a recipe that are left. Candidates that do not fit the data are left out."""
     recipe = get(name)
     for seed in seeds:
@@ -210,16 +208,12 @@ def measure(
                 continue
             with tempfile.TemporaryDirectory(prefix="attune-auto-") as folder:
                 shards = write_shards(Path(folder) / "shards", point.cut(source, seed))
-                methods = [ALONE, *(method for method in USUAL if fits(method, recipe.settings))]
-                outcomes = {method: train(shards, method, rounds, seed, recipe.settings) for method in methods}
+                outcomes: dict[str, Outcome] = {}
+                for method in (ALONE, *USUAL):
+                    with suppress(SettingError):  # it needs layers that the recipe's model has not
+                        outcomes[method] = outcome(shards, method, rounds, seed, recipe.settings)
                 groups = {shard.name: groups_of(shard) for shard in shards}
             results.add(list(rows_of(key, outcomes, groups, rounds)))
-
-
-def fits(method: str, settings: Mapping[str, Any]) -> bool:
-    """Return whether a usual candidate fits the recipe's model."""
-    linear = settings.get("model.name") in ("mlr", "dnn")
-    return method == COMMON or method == "fedmcsa" or not (linear and method == "fedtp" or settings.get("model.name") == "mlr")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Race of candidate methods by held-out scores: who goes on at a rung, and who wins in the end (`--method auto`).
 
 Successive halving (Jamieson, Talwalkar: Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016)
-with two rungs. Early scores say little, because models have learned little: at the first rung a candidate is given up only if it
-is behind the one in the last place by two standard errors. At the second one the rule of one standard error (Breiman et al.:
+with two rungs. Early scores say little, because models have learned little: at the first rung a candidate is given up only if
+it is behind the second best by more than two standard errors. At the second one the rule of one standard error (Breiman et al.:
 Classification and Regression Trees, 1984) keeps a candidate that is not clearly worse. At the end the candidates within one
 standard error of the best are told apart by all comparisons together. Scores are log-likelihoods in nats, one for each device:
 the higher, the better.

@@ -50,9 +50,7 @@ def test_two_go_on_at_the_first_rung_however_far_apart_they_are() -> None:
 
 
 def test_at_the_first_rung_nobody_is_given_up_within_two_standard_errors_of_the_second() -> None:
-    """Gains of b over d: 3 and 0, sum 3, error 3: not above two errors. Over e: 3 and 1, sum 4, error 2: not above. Over f: 3
-    and 2, sum 5, error 1.
-    """
+    """Gains of b over d are 3 and 0, the sum 3 and the error 3. Over e 3 and 1, 4 and 2. Over f 3 and 2, 5 and 1."""
     scores = {
         "f": {"x": -3.0, "y": -2.0},
         "e": {"x": -3.0, "y": -1.0},
