@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from attune.common.config import PrivacySettings, TrainSettings
+from attune.common.schema import Column, Schema
 from attune.common.task import TaskName
 
 Kind = Literal["images", "tokens", "series", "tabular"]
@@ -55,6 +56,8 @@ class Profile(msgspec.Struct, frozen=True):
     column_names: list[str] = []  # of features (tabular) or channels (series), in order; empty: not known
     task: TaskName = "classes"
     targets: Columns | None = None  # regression only: sums of the targets
+    schema: Schema | msgspec.UnsetType = msgspec.UNSET  # of a table: by which the samples were made
+    proposal: Schema | msgspec.UnsetType = msgspec.UNSET  # of a table: a schema, which the server merges with others
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,11 +73,25 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Number of tokens. 0: the largest number that a device of round 1 declares.
     vocabulary: Annotated[int, msgspec.Meta(ge=0)] = 0
     # Names of the features of a table or of the channels of a series, in order. A device with other names is refused. Empty:
-    # as more than half of the devices of round 1.
-    columns: list[str] = []
+    # as more than half of the devices of round 1. Or a schema of tables: sections [data.columns.NAME] (docs/tables.md).
+    columns: list[str] | dict[str, Column] = []
     # Task of all devices (docs/shards.md#other-tasks). A device with another one is refused. none: as more than half of the
     # devices.
     task: TaskName | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the features that are declared; empty if none are."""
+        return self.columns if isinstance(self.columns, list) else []
+
+    @property
+    def schema(self) -> Schema | None:
+        """The schema that is declared.
+
+        Raises:
+            SettingError: It is wrong.
+        """
+        return Schema.of(self.columns) if isinstance(self.columns, dict) and self.columns else None
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -115,6 +132,8 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     returns: dict[str, Literal["values", "change"]] = {}  # what devices hand in of a part whose aggregator is a plug-in
     privacy: PrivacySettings | None = None  # None: all settings of [privacy] have their defaults
     expected_devices: int = 0  # client-level privacy: devices that a round draws on average, by which sums are divided
+    schema: Schema | None = None  # of a table: by which every device makes its samples
+    schema_digest: str = ""  # pins it: a device whose version reads it otherwise refuses
 
     @property
     def is_private(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -28,6 +29,11 @@ REASONS: dict[ColumnKind, str] = {
 OTHER, GAP = "other", "missing"  # ends of the names of features
 EMBEDDED_FROM = 17  # a merged category with so many values is embedded; with fewer it is one-hot
 ORIGIN = "2000-01-01"  # from which dates count unless a schema says another day
+_UNITS = (
+    "mm|cm|m|km|in|inch|ft|mg|g|kg|lb|lbs|oz|ml|dl|l|mmol|mol|mmhg|bpm|hz|ms|s|sec|min|h|hours|days|weeks|months|years|c|f|k|"
+    "pct|percent|eur|usd|mg_dl|mmol_l|kg_m2|iu"
+)
+_UNIT_AT_THE_END = re.compile(rf"(?P<stem>.+?)\s*(?:_(?P<unit>{_UNITS})|[(\[](?P<marked>[^()\[\]]+)[)\]])", re.IGNORECASE)
 MAX_COLUMNS, MAX_VALUES = 1 << 12, 1 << 12
 
 
@@ -164,7 +170,8 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def to_json(self) -> bytes:
         """Return the canonical JSON: keys are sorted and defaults are left out, so equal schemas have equal bytes."""
-        return msgspec.json.encode(self, order="sorted")
+        columns = {name: _plain(column) for name, column in self.columns.items()}
+        return msgspec.json.encode({"columns": columns, "format": self.format}, order="sorted")
 
     @property
     def digest(self) -> str:
@@ -174,6 +181,14 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def to_toml(self) -> str:
         """Return the schema as an operator edits it, a section [data.columns.NAME] for each column."""
         return "\n\n".join(_section(name, self.columns[name]) for name in sorted(self.columns)) + "\n"
+
+
+def name_and_unit(name: str) -> tuple[str, str]:
+    """Return (the name without the unit at its end, the unit) of a column's name; the unit is empty if there is none."""
+    match = _UNIT_AT_THE_END.fullmatch(name)
+    if match is None:
+        return name, ""
+    return match["stem"].rstrip(" _"), (match["unit"] or match["marked"]).strip()
 
 
 def schema_of_json(text: bytes | str, where: str) -> Schema:
@@ -245,7 +260,16 @@ def _features_of(name: str, column: Column) -> Iterator[Feature]:
         yield Feature(f"{name} {GAP}", name, "missing")
 
 
+def _plain(column: Column) -> dict[str, Any]:
+    """Return the fields that do not have their defaults. msgspec itself compares texts by identity."""
+    same_types = msgspec.convert(msgspec.to_builtins(column), Column)  # 18 becomes 18.0 in a range
+    fields = {field.name: getattr(same_types, field.name) for field in msgspec.structs.fields(Column)}
+    return {name: value for name, value in fields.items() if name == "kind" or value != getattr(_NUMBER_COLUMN, name)}
+
+
 def _section(name: str, column: Column) -> str:
-    fields: dict[str, Any] = msgspec.to_builtins(column)
-    lines = [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in sorted(fields.items())]
+    lines = [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in sorted(_plain(column).items())]
     return "\n".join([f"[data.columns.{msgspec.json.encode(name).decode()}]", *lines])
+
+
+_NUMBER_COLUMN = Column("number")

@@ -36,6 +36,8 @@ def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None
         AttuneError: The error that ended it.
     """
     home = DeviceHome(options.home or homes.device_home(options.server.host, options.server.port, options.data))
+    if shard is None and options.table.proposes:
+        shard = LazyShard.on_disk(options.data, options.table, home.held_rows())
     shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table, held=home.held_rows()))
     with home.locked(), Worker() as worker:
         return run_blocking(_supervised(live(options, shard, home, console, worker), console))

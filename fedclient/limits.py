@@ -196,7 +196,8 @@ def accept_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None
     check_model_allowed(plan.model.name, options.allow_models, "the federation's model")
     check_allowed(plan.plugins, options.allow_plugins)
     check_installed(plan.plugins)
-    if (allowed := options.table.columns) and (beyond := [name for name in plan.column_names if name not in allowed]):
+    allowed = options.table.columns if plan.schema is None else ()  # by a schema, other columns count as missing here
+    if allowed and (beyond := [name for name in plan.column_names if name not in allowed]):
         raise LimitExceeded(
             f"this federation's plan uses the columns {clean(listed(beyond))}; this device uses only {listed(allowed)} "
             "(--columns)"

@@ -5,18 +5,22 @@ from __future__ import annotations
 import csv
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from attune.common.errors import SettingError, ShardError, nearest
+from attune.common.schema import Schema
+from attune.common.schema_file import read_schema
 from attune.common.task import TASKS, TaskName
 
 Array = npt.NDArray[Any]
 _THRESHOLD = re.compile(r"\s*(?P<name>[^<>]+?)\s*>\s*(?P<number>[-+]?\d+(?:\.\d+)?)\s*")
+AUTO, NONE = "auto", "none"  # in --schema
 _MISSING = ("refuse", "median")
 
 
@@ -36,6 +40,8 @@ class ReadOptions:
     group: str = ""  # column: samples with the same value are held out together
     key: str = ""  # column: what tells one row from another, so that the same rows stay held out; "": their content
     task: TaskName = "classes"
+    schema: Schema | None = None  # what the columns of a table are; None: all features are numbers
+    proposes: bool = False  # the sites' proposals are merged into one schema before the table is used
 
     @classmethod
     def of(
@@ -50,6 +56,7 @@ class ReadOptions:
         task: str = "classes",
         missing_words: str = "",
         key: str = "",
+        schema: str | Path | Schema = "",
     ) -> ReadOptions:
         """Return the options that a user typed.
 
@@ -78,12 +85,31 @@ class ReadOptions:
             group=group,
             key=key,
             task=task,
+            schema=None if schema in ("", AUTO, NONE) else schema if isinstance(schema, Schema) else read_schema(Path(schema)),
+            proposes=schema == AUTO,
         )
 
     @property
     def of_tables(self) -> ReadOptions:
         """The options without those that arrays have too."""
         return replace(self, task=PLAIN.task, missing=PLAIN.missing, missing_words=())
+
+    def with_schema(self, schema: Schema, names: Collection[str]) -> ReadOptions:
+        """Return the options to read a table with these columns by a schema.
+
+        Columns whose role the options do not say have that of the schema, if the table has them.
+        """
+        label, group, split = (
+            ",".join(name for name in schema.with_kind(kind) if name in names) for kind in ("label", "group", "split")
+        )
+        return replace(
+            self,
+            schema=schema,
+            proposes=False,
+            label=self.label or label,
+            group=self.group or group,
+            split=self.split or split,
+        )
 
     def for_columns(self, names: Sequence[str]) -> ReadOptions:
         """Return the options for a table with these columns: `bp>140` is a column if one is called so."""

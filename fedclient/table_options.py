@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from attune.fedclient.read_options import ReadOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
-NAMES = ("label", "columns", "apart", "split", "group", "key", "missing", "missing_words", "task")
+NAMES = ("label", "columns", "apart", "split", "group", "key", "missing", "missing_words", "task", "schema")
 
 
 def table_options(command: F) -> F:
@@ -34,6 +34,12 @@ def table_options(command: F) -> F:
             default="",
             metavar="A,B",
             help="All words that mean a missing value; `usual` stands for NA, nan, None, ?, - and such.  [default: usual]",
+        ),
+        click.option(
+            "--schema",
+            default="",
+            metavar="FILE",
+            help="Of a table: what its columns are (JSON or TOML); auto: all sites' tables make it; none.",
         ),
         click.option(
             "--task",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,15 @@ from attune.common.config import Settings, by_section, convert, load_settings, m
 from attune.common.errors import AttuneError, SettingError, ShapeMismatch, ShardError, together
 from attune.common.identity.names import check_name
 from attune.common.plan import DataSettings
+from attune.common.schema import Schema
 from attune.fedclient import shards
+from attune.fedclient.data.describe import describe
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
+from attune.fedclient.data.source import missing_words
+from attune.fedclient.data.table import read_table
 from attune.fedclient.read_options import PLAIN, ReadOptions
-from attune.fedserver.core import schema
+from attune.fedserver.core import data_form
+from attune.fedserver.core.table_schemas import merge_proposals
 
 NOTHING = DataSettings()
 _SHOWN, _MOST = 3, 12  # devices of a warning, and warnings, that are shown
@@ -121,19 +127,40 @@ def read_shards(
         AttuneError: Shards cannot be read or used, or do not fit together. One error names all problems of all shards.
     """
     tokens = declared.kind == "tokens" or declared.vocabulary > 0
+    if declared.schema is not None or table.proposes:
+        table = replace(table, schema=declared.schema or _schema_of(by_name, table), proposes=False)
     members: dict[str, LazyShard] = {}
     problems: dict[str, Exception] = {}
     for name, value in by_name.items():
         try:
             members[name] = value if isinstance(value, LazyShard) else shard_of(name, value, table, tokens)
-            schema.check_possible(members[name].profile, name)
-            schema.check_declared(members[name].profile, declared, name)
+            data_form.check_possible(members[name].profile, name)
+            data_form.check_declared(members[name].profile, declared, name)
         except AttuneError as error:
             problems[name] = error
-    agreement = schema.agree({name: shard.profile for name, shard in members.items() if name not in problems})
+    agreement = data_form.agree({name: shard.profile for name, shard in members.items() if name not in problems})
     problems |= agreement.odd
     if agreement.tie:
         problems["the shards"] = ShapeMismatch(agreement.tie)
     if problems:
         raise together(problems)
     return members
+
+
+def _schema_of(by_name: Mapping[str, Any], table: ReadOptions) -> Schema:
+    """Return one schema of all tables.
+
+    Raises:
+        AttuneError: A table cannot be read, or the sites' tables contradict each other.
+    """
+    proposals, problems = {}, dict[str, Exception]()
+    for name, path in by_name.items():
+        try:
+            if not isinstance(path, str | Path):
+                raise SettingError("a schema is made of files with tables, and these data are none")
+            proposals[name] = describe(read_table(Path(path), missing_words(table)), table).schema
+        except AttuneError as error:
+            problems[name] = error
+    if problems:
+        raise together(problems)
+    return merge_proposals(proposals)

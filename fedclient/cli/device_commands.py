@@ -1,4 +1,4 @@
-"""Commands for this device itself: join, doctor, verify, disclosed and shard."""
+"""Commands for this device itself: join, doctor, verify and disclosed."""
 
 from __future__ import annotations
 
@@ -133,31 +133,3 @@ def disclosed(data: tuple[str, ...], server: str | None, home: Path | None, as_j
             click.echo(f"{place.path}:")
             for line in lines_of(log):
                 click.echo(line)
-
-
-@click.command()
-@click.argument("source", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the shard.")
-@table_options
-@click.option("--text", default="", metavar="NAME", help="The column with text, if the samples are texts with a class.")
-@click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters (or tokens) of a text.")
-@click.option(
-    "--tokenizer", default="", metavar="PLACE",
-    help="A tokenizer.json or its folder, as PATH or PACKAGE:PATH, that cuts text into tokens.  [default: characters]",
-)  # fmt: skip
-@click.option("--size", default="", metavar="HxW", help="Resize all images to H x W pixels.  [default: as they are]")
-@click.option("--grey", is_flag=True, help="Images with one channel instead of three.")
-@click.option("--classes", default="", metavar="A,B", help="All classes that any device of the federation may have.")
-def shard(
-    source: Path, out: Path, text: str, length: int, tokenizer: str, size: str, grey: bool, classes: str, **given: Any
-) -> None:
-    """Make a shard from FILE: a table (.csv, .parquet), a folder of images, a text, or a Hugging Face dataset on disk."""
-    from attune.fedclient.data.makers.make import make
-    from attune.fedclient.data.makers.make_options import MakeOptions
-
-    made = make(source, MakeOptions.of(read_options(given), text, length, size, grey, classes, tokenizer), out)
-    click.echo(made.read)
-    for warning in made.warnings:
-        click.echo(f"warning: {warning}")
-    click.echo(f"{out}: {made.described}")
-    click.echo(f"now: fedclient --data {out} --server HOST:PORT")

@@ -107,7 +107,8 @@ def predict(data: tuple[str, ...], out: Path, server: str | None, home: Path | N
 
     check_file(out)
     model = Model.load(home_of(home, server, None).model, allow_models=allow_models)
-    samples = new_samples(data, model.info.model, model.info.column_names, model.info.missing_words)
+    info = model.info
+    samples = new_samples(data, info.model, info.column_names, info.missing_words, info.table_schema)
     for note in samples.notes:
         click.echo(f"note: {note}", err=True)
     labels = model.predict(samples.x, ", ".join(data))
@@ -205,7 +206,8 @@ def export(out: Path, data: Path | None, server: str | None, home: Path | None, 
 
     model, samples = Model.load(folder, allow_models=allow_models), None
     if data is not None and data.is_file() and may_be_table(data):  # no label is needed
-        samples = new_samples([str(data)], model.info.model, model.info.column_names, model.info.missing_words).x
+        info = model.info
+        samples = new_samples([str(data)], info.model, info.column_names, info.missing_words, info.table_schema).x
     elif data is not None:
         samples = load_shard(data, options=model.info.options_for(data)).test_x
     difference = write(model, out, samples)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attune.common.command_group import ExtensibleGroup
-from attune.fedclient.cli import device_commands, model_commands
+from attune.fedclient.cli import device_commands, model_commands, table_commands
 from attune.fedclient.cli.shared import (
     allow_model_option,
     data_option,
@@ -39,7 +39,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 COMMANDS = (
     device_commands.join, device_commands.doctor, device_commands.verify, device_commands.disclosed,
     model_commands.evaluate, model_commands.predict, model_commands.plot, model_commands.export,
-    device_commands.shard,
+    table_commands.describe, table_commands.shard,
 )  # fmt: skip
 
 

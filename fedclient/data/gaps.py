@@ -16,19 +16,25 @@ from attune.fedclient.data.arrays import Array
 _SHOWN = 8
 
 
-def medians(train_x: Array, columns: Sequence[str], where: str) -> npt.NDArray[np.float64]:
+def medians(
+    train_x: Array, columns: Sequence[str], where: str, empty_fill: npt.NDArray[np.float64] | None = None
+) -> npt.NDArray[np.float64]:
     """Return the median of each column over the training part, (F,). A model keeps them for the samples that it predicts.
 
     Args:
         train_x: (N, F), with NaN for missing values.
         columns: Names of the F columns; empty if they are not known.
         where: Name of the data in messages.
+        empty_fill: What stands in a column without any value, (F,); None: such a column is refused.
 
     Raises:
         ShardError: A column has no values at all.
     """
     empty = np.flatnonzero(np.isnan(train_x).all(axis=0))
-    if len(empty):
+    if empty_fill is not None:
+        train_x = train_x.astype(np.float64)
+        train_x[:, empty] = empty_fill[empty]
+    elif len(empty):
         listed = ", ".join(repr(columns[at]) if columns else str(at) for at in empty[:_SHOWN])
         raise ShardError(
             f"{where} holds no value at all to train on in the columns {listed}, so they have no median; leave them out"

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from typing_extensions import Self
 
 from attune.common.errors import ShardError
-from attune.common.plan import Profile
+from attune.common.plan import Plan, Profile
+from attune.common.schema import Schema
 from attune.fedclient.data import kinds
 from attune.fedclient.data.arrays import Array, plain_array
 from attune.fedclient.data.cells import unmasked
+from attune.fedclient.data.describe import describe
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.shard import Shard, load_shard, make_shard
+from attune.fedclient.data.source import missing_words
+from attune.fedclient.data.table import read_table
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 
@@ -26,6 +31,7 @@ class LazyShard:
 
     Attributes:
         load: Returns the same samples every time, from memory or from disk.
+        load_in: Returns the samples by the schema of the plan.
     """
 
     name: str
@@ -35,6 +41,7 @@ class LazyShard:
     read: str = ""  # what was read, on one line
     digest: str = ""
     held_hashes: tuple[str, ...] = ()  # of the rows of a table that the device holds out
+    load_in: Callable[[Schema], Shard] | None = None  # of a table whose schema is made of all sites' proposals
 
     @classmethod
     def in_memory(cls, shard: Shard) -> Self:
@@ -54,12 +61,32 @@ class LazyShard:
         Raises:
             AttuneError: As in `load_shard`.
         """
+        if options.proposes:
+            return cls._proposing(path, options, held)
         load = partial(load_shard, path, options=options, held=frozenset(held), tokens=tokens)
         return cls._of(load(), load)
 
     @classmethod
+    def _proposing(cls, path: Path, options: ReadOptions, held: Collection[str]) -> Self:
+        """Propose a schema of a table, by which the samples are read until the plan has the schema of all sites."""
+        proposal = describe(read_table(path, missing_words(options)), options)
+        load_in = partial(_load_in, path, options, frozenset(held))
+        load = partial(load_in, proposal.schema)
+        shard = load()
+        profile = msgspec.structs.replace(shard.profile(), columns=None, schema=msgspec.UNSET, proposal=proposal.schema)
+        return replace(cls._of(shard, load), profile=profile, warnings=(*proposal.warnings, *shard.warnings), load_in=load_in)
+
+    def load_for(self, plan: Plan) -> Shard:
+        """Return the samples by the plan's schema, if the device has only proposed one."""
+        return self.load() if self.load_in is None or plan.schema is None else self.load_in(plan.schema)
+
+    @classmethod
     def _of(cls, shard: Shard, load: Callable[[], Shard]) -> Self:
         return cls(shard.name, shard.profile(), shard.warnings, load, shard.read, shard.digest, shard.held_hashes)
+
+
+def _load_in(path: Path, options: ReadOptions, held: Collection[str], schema: Schema) -> Shard:
+    return load_shard(path, options=replace(options, schema=schema, proposes=False), held=held)
 
 
 def _same(shard: Shard) -> Shard:

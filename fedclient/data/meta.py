@@ -10,6 +10,7 @@ import msgspec
 from attune.common.durable import read_small
 from attune.common.errors import ShardError, nearest
 from attune.common.plan import Kind, Label
+from attune.common.schema import Schema
 from attune.common.task import TaskName
 from attune.common.text import from_json
 
@@ -31,6 +32,7 @@ class Meta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     channels: Literal["first", "last"] | None = None  # images only: the axis of the channels, if the sizes leave a doubt
     missing: Literal["refuse", "median"] = "refuse"  # tabular only: what NaN in x becomes
     missing_words: list[str] | None = None  # that mean a missing label; `usual` stands for the usual ones. None: these alone
+    schema: Schema | None = None  # tabular only: by which x was made from a table
     standardise: Standardise = True  # series and tabular: by this device's statistics, not at all, or by those of all devices
 
 
@@ -56,6 +58,10 @@ def read_meta(path: Path) -> Meta:
         raise ShardError(f"`classes` in {path} is empty; list every label, or leave it out")
     if meta.classes is not None and len(set(meta.classes)) < len(meta.classes):
         raise ShardError(f"`classes` in {path} names a class twice")
+    if meta.schema is not None:
+        meta.schema.check(f"the schema in {path}")
+        if meta.columns != meta.schema.feature_names:
+            raise ShardError(f"`columns` in {path} are not the features of its schema: make the shard again from its table")
     if meta.vocabulary is not None and meta.vocabulary < 1:
         raise ShardError(f"`vocabulary` in {path} is {meta.vocabulary}; it must be at least 1")
     return meta

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from attune.common.errors import SettingError, ShapeMismatch, ShardError
 from attune.common.plan import ModelSpec
+from attune.common.schema import Schema
 from attune.common.text import listed
 from attune.fedclient.data.arrays import Array, read_arrays
 from attune.fedclient.data.cells import WORDS, words_of
@@ -21,6 +22,7 @@ from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.makers.pixels import decode_images
 from attune.fedclient.data.samples import features_of
 from attune.fedclient.data.table import DataTable, is_table, may_be_table, read_table
+from attune.fedclient.data.table_encoder import TableEncoder
 from attune.fedclient.read_options import PLAIN
 
 FORMS = "image files, folders of them, a table (.csv, .parquet) with a column of their paths, or an .npz with x"
@@ -50,7 +52,11 @@ class ImageFile:
 
 
 def new_samples(
-    given: Sequence[str], spec: ModelSpec, columns: Sequence[str] = (), missing_words: Sequence[str] = ()
+    given: Sequence[str],
+    spec: ModelSpec,
+    columns: Sequence[str] = (),
+    missing_words: Sequence[str] = (),
+    schema: Schema | None = None,
 ) -> NewSamples:
     """Read the samples that a user gave, in the form that the model takes.
 
@@ -59,6 +65,7 @@ def new_samples(
         spec: The model.
         columns: Names of the model's columns, in order; empty if they are not known.
         missing_words: Words that mean a missing value; empty for the usual ones.
+        schema: By which a table is read, as in the training.
 
     Raises:
         ShardError: A file cannot be read or used.
@@ -76,6 +83,9 @@ def new_samples(
         )
     if len(paths) > 1:
         raise SettingError(f"several files were given with {first}: only images can be several; call predict for each file")
+    if schema is not None and may_be_table(first):
+        x, notes = TableEncoder(schema).encode(read_table(first, words_of(missing_words) if missing_words else WORDS))
+        return NewSamples(x, notes=notes)
     return NewSamples(_features(first, columns, missing_words))
 
 

@@ -23,6 +23,7 @@ from attune.fedclient.data import gaps, kinds, labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import hold_out, strata
 from attune.fedclient.data.shard import Shard
+from attune.fedclient.data.table_encoder import TableEncoder
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,7 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
             f"{_described(spec.kind, spec.shape)}; point --data at a shard of that kind"
         )
     check_labelled_alike(shard, spec, plan.task, plan.classes)
+    _check_schema(shard, plan)
     check_columns(shard, plan.column_names)
     seed = derive(plan.seed, "validation")
     targets = (plan.targets or _own_scale(shard, plan)) if plan.task == "regression" else None
@@ -184,6 +186,21 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
         x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups, _weights(shard, held), targets,
         numbers, held_groups, dial,
     )  # fmt: skip
+
+
+def _check_schema(shard: Shard, plan: Plan) -> None:
+    """Check that the shard's table was read by the plan's schema.
+
+    Raises:
+        ShapeMismatch: It was not, or this version reads the plan's schema otherwise than the server's.
+    """
+    if plan.schema is not None and plan.schema.digest != plan.schema_digest:
+        raise ShapeMismatch("the plan's schema has another digest here than on the server: update the older of the two")
+    planned, read = (None if schema is None else schema.digest for schema in (plan.schema, shard.schema))
+    if planned != read:
+        known = "has no schema of tables" if planned is None else f"has the schema {planned[:15]} (by its digest)"
+        here = "read without one" if read is None else f"read by {read[:15]}"
+        raise ShapeMismatch(f"the federation {known}, and shard {shard.name} is {here}: use the federation's, or --schema auto")
 
 
 def _held_out_for_dial(
@@ -236,9 +253,18 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
             )
         return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std), None, shard.missing_words)
     if not shard.over_the_federation or plan.scale is None:
-        scaling = Standardiser.fit(_numbers(shard.train_x[fitted]))
+        scaling = _unscaled(shard, Standardiser.fit(_numbers(shard.train_x[fitted])))
         return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
-    return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std), shard.fill, shard.missing_words)
+    scaling = _unscaled(shard, Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std)))
+    return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
+
+
+def _unscaled(shard: Shard, scaling: Standardiser) -> Standardiser:
+    """Return a scaling that leaves features as they are that stand for values, so that they mean the same at every site."""
+    if shard.schema is None:
+        return scaling
+    is_scaled = TableEncoder(shard.schema).is_scaled
+    return Standardiser(np.where(is_scaled, scaling.mean, 0.0), np.where(is_scaled, scaling.std, 1.0))
 
 
 def _own_scale(shard: Shard, plan: Plan) -> Scale:

@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.errors import NonFiniteFeatures, Problems, SettingError, ShardError
+from attune.common.schema import Schema
 from attune.common.text import listed
 from attune.fedclient.data import cautions, gaps
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.table import DataTable
+from attune.fedclient.data.table_encoder import TableEncoder
 from attune.fedclient.read_options import ReadOptions
 
 _SHOWN = 8
@@ -53,6 +55,8 @@ def samples_of(table: DataTable, options: ReadOptions) -> TableSamples:
         SettingError: A column does not exist, or is both label and feature.
     """
     options = options.for_columns(table.names)
+    if options.schema is not None:
+        return _by_schema(table, options, options.schema)
     outputs, split = [table.label_column(name) for name in options.labels()], split_column(table, options)
     apart = {*outputs, *options.apart, *filter(None, (split, options.group, options.key))}
     table.require(*options.apart, *options.columns, *filter(None, (options.group, options.key)))
@@ -79,6 +83,25 @@ def samples_of(table: DataTable, options: ReadOptions) -> TableSamples:
     if options.task == "classes" and options.threshold is None:
         notes += cautions.of_labels(table, outputs[0])
     return TableSamples(x.astype(np.float32), y, test, features, tuple(notes))
+
+
+def _by_schema(table: DataTable, options: ReadOptions, schema: Schema) -> TableSamples:
+    """Return a table's samples as a schema describes them. Errors are those of `samples_of`."""
+    split = split_column(table, options)
+    table.require(*options.apart, *filter(None, (options.group, options.key)))
+    problems, test = Problems(), None
+    with problems.collected():
+        usable = [name for name in options.columns or table.names if name not in options.apart]
+        x, notes = TableEncoder(schema).encode(table, usable)
+    with problems.collected():
+        y = outputs_of(table, options)
+    if split:
+        with problems.collected():
+            test = _testing(table, split)
+    problems.check()
+    if options.task == "classes" and options.threshold is None:
+        notes = (*notes, *cautions.of_labels(table, table.label_column(options.label)))
+    return TableSamples(x, y, test, schema.feature_names, (*table.notes, *notes))
 
 
 def _left_out(table: DataTable, options: ReadOptions, used: set[str]) -> list[str]:

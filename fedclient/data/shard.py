@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from attune.common.columns import wrong_with
 from attune.common.errors import SettingError, ShardError
 from attune.common.plan import Columns, Kind, Label, Profile
+from attune.common.schema import Schema
 from attune.common.seeds import derive
 from attune.common.task import TASKS, TaskName
 from attune.common.text import clean, listed
@@ -21,6 +23,7 @@ from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.cells import WORDS, numbers_in, words_of
 from attune.fedclient.data.meta import Meta, Standardise
 from attune.fedclient.data.source import read_source
+from attune.fedclient.data.table_encoder import TableEncoder
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 
@@ -43,6 +46,7 @@ class Shard:
         fill: Values in place of missing ones, (F,): medians over the training part. None if none may be missing.
         missing_words: Words that mean a missing value, if the user named them; only of tables.
         held_hashes: Hashes of a table's rows that the device holds out (fedclient.data.held_rows).
+        schema: The schema by which the features were made from a table.
     """
 
     path: Path
@@ -63,6 +67,7 @@ class Shard:
     fill: npt.NDArray[np.float64] | None = None
     missing_words: tuple[str, ...] = ()
     held_hashes: tuple[str, ...] = ()
+    schema: Schema | None = None
 
     @property
     def per_position(self) -> bool:
@@ -95,6 +100,7 @@ class Shard:
             column_names=list(self.column_names),
             task=self.task,
             targets=column_sums(self.train_y) if self.task == "regression" else None,
+            schema=self.schema or msgspec.UNSET,
         )
 
     @property
@@ -259,7 +265,8 @@ def make_shard(
         _check_alike(path, train_x, test_x, train_y, test_y)
     fill = None
     if gappy and not keep_gaps and train_x.dtype.kind == "f":
-        fill = gaps.medians(train_x, meta.columns or (), str(path))
+        empty_fill = None if meta.schema is None else TableEncoder(meta.schema).neutral
+        fill = gaps.medians(train_x, meta.columns or (), str(path), empty_fill)
         train_x, test_x = gaps.filled(train_x, fill), gaps.filled(test_x, fill)
     shard = Shard(
         path=path,
@@ -280,6 +287,7 @@ def make_shard(
         fill=fill,
         missing_words=tuple(meta.missing_words or ()) if kind == "tabular" else (),
         held_hashes=tuple(sorted({row for row, out in zip(hashed.rows, held, strict=True) if out})) if hashed else (),
+        schema=meta.schema,
     )
     _check_labels(shard)
     return shard

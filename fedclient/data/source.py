@@ -8,10 +8,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from attune.common.classes import label_of_text
 from attune.common.errors import SettingError, ShardError
+from attune.common.schema import Schema
 from attune.common.task import TaskName
 from attune.fedclient.data.arrays import Array, names_in, read_arrays
 from attune.fedclient.data.cells import WORDS, Words, words_of
+from attune.fedclient.data.describe import describe
 from attune.fedclient.data.meta import Meta, read_meta
 from attune.fedclient.data.samples import samples_of
 from attune.fedclient.data.table import DataTable, may_be_table, read_table
@@ -116,15 +119,28 @@ def source_of_table(table: DataTable, options: ReadOptions) -> DataSource:
         SettingError: A column does not exist.
     """
     options = options.for_columns(table.names)
+    schema = describe(table, options).schema if options.proposes else options.schema
+    if schema is not None:
+        options = options.with_schema(schema, table.names)
     x, y, test_N, names, notes = samples_of(table, options)
     groups = table.labels(options.group, "the group") if options.group else None
     keys = table.labels(options.key, "the key") if options.key else None
     training = np.ones(len(x), dtype=bool) if test_N is None else ~test_N
     test = None if test_N is None else (x[~training], y[~training])
     meta = with_outputs(_with_missing(Meta(kind="tabular", columns=names), options), table, options)
+    if options.schema is not None:
+        meta = _with_schema(meta, options.schema)
     groups_of_parts = (None, None) if groups is None else (groups[training], groups[~training] if test else None)
     groups_of_training, groups_of_test = groups_of_parts
     return DataSource((x[training], y[training]), test, meta, groups_of_training, groups_of_test, notes, keys, test is None)
+
+
+def _with_schema(meta: Meta, schema: Schema) -> Meta:
+    """Return `meta` with the schema, and the classes that it lists of its label."""
+    labels = schema.with_kind("label")
+    values = schema.columns[labels[0]].values if len(labels) == 1 else []
+    classes = [label_of_text(value) for value in values] if meta.task == "classes" and values else meta.classes
+    return msgspec.structs.replace(meta, missing="median", schema=schema, classes=classes)
 
 
 def _read_folder(path: Path) -> DataSource:

@@ -28,6 +28,7 @@ from attune.common.metrics import Choice
 from attune.common.models.registry import build, size_bytes
 from attune.common.plan import Label, ModelSpec, Plan, Scale
 from attune.common.plugins import check_installed, check_model_allowed
+from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
 from attune.common.text import from_json, newer_format
 from attune.common.wire.files import read_tensors, write_tensors
@@ -92,11 +93,17 @@ class ModelInfo(msgspec.Struct, frozen=True):
     files: dict[str, str] = {}  # file beside this one -> digest
     plugins: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # the plan's, left out where it has none
     format: int = 1
+    schema: Schema | msgspec.UnsetType = msgspec.UNSET  # by which tables are read; left out where there is none
 
     @property
     def missing_words(self) -> tuple[str, ...]:
         """Words that mean a missing value, as in the training; empty for the usual ones."""
         return tuple(map(str, (self.standardiser or {}).get("missing_words", ())))
+
+    @property
+    def table_schema(self) -> Schema | None:
+        """The schema by which tables are read, if there is one."""
+        return self.schema if isinstance(self.schema, Schema) else None
 
     def options_for(self, path: Path, given: ReadOptions = PLAIN) -> ReadOptions:
         """Return the options to read data for this model.
@@ -108,7 +115,9 @@ class ModelInfo(msgspec.Struct, frozen=True):
         if not (path.is_file() and may_be_table(path)):
             return options
         words = given.missing_words or self.missing_words
-        options = replace(options, columns=given.columns or tuple(self.column_names), missing_words=words)
+        schema = self.table_schema
+        columns = given.columns or (tuple(self.column_names) if schema is None else ())
+        options = replace(options, columns=columns, missing_words=words, schema=schema, proposes=False)
         if self.task == "classes" or given.task != "classes":
             return options
         return replace(options, task=self.task, label=given.label or ",".join(str(name) for name in self.classes))
@@ -195,6 +204,7 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors
         targets=learner.targets,
         seed=plan.seed,
         plugins=plan.plugins or msgspec.UNSET,
+        schema=plan.schema or msgspec.UNSET,
         privacy=_guarantee_of(plan, result, tensors),
     )
     return info, tensors

@@ -377,7 +377,7 @@ def make_learner(
     # torch counts threads for each thread that computes, so this must be called on the worker's.
     hardware.set_threads(options.threads)
     device = hardware.choose(options.device)
-    prepared = prepare(shard.load(), plan)
+    prepared = prepare(shard.load_for(plan), plan)
     private = private_learning(plan, options, name, shard.digest, len(prepared.train_x), prepared.train_groups)
     tells, hooks = options.privacy.tells_scores(plan), options.hooks
     return Learner(plan, prepared, name, orders(name), device, options.keep, options.baseline, hooks, private, tells)

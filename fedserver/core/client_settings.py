@@ -94,6 +94,8 @@ def check_public(privacy: PrivacySettings, declared: DataSettings, profile: Prof
         raise SettingError(f"{ON} needs data.classes: {why}")
     if profile.kind == "tokens" and not declared.vocabulary:
         raise SettingError(f"{ON} needs data.vocabulary: {why}")
+    if profile.schema is not msgspec.UNSET and declared.schema is None:
+        raise SettingError(f"{ON} needs data.columns, the schema: {why}")
 
 
 def check_secret(privacy: PrivacySettings) -> None:

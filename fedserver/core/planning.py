@@ -16,6 +16,7 @@ from attune.common.methods.private_training import check_private, with_orders
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
 from attune.common.models import registry as models
 from attune.common.plan import FEWEST, DataSettings, Plan, Profile
+from attune.common.schema import Schema
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
 from attune.fedserver.core.client_settings import (
     check_client,
@@ -25,13 +26,13 @@ from attune.fedserver.core.client_settings import (
     expected_devices,
     with_noise,
 )
+from attune.fedserver.core.data_form import columns_of
 from attune.fedserver.core.encodings import Encodings, encodings_of
 from attune.fedserver.core.finishing import trial_round
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.poisson_rounds import PoissonRounds
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.scale import declared_scale, declared_targets, scale_of, scale_of_targets
-from attune.fedserver.core.schema import columns_of
 from attune.fedserver.core.secure_settings import check_settings, defaults_of, transform_of, weighted
 from attune.fedserver.core.united_classes import united_classes
 
@@ -200,6 +201,7 @@ def make_plan(
         classes = first.labels  # the same on all devices, in the order of the columns of y
     if settings.train.augment and first.kind != "images":
         raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
+    schema = first.schema if isinstance(first.schema, Schema) else None
     spec = models.default_spec(
         first.kind,
         first.shape,
@@ -218,7 +220,7 @@ def make_plan(
         method_options=settings.method_options,
         train=settings.train,
         scale=declared_scale(privacy, first) if privacy.unit != "none" else scale_of(profiles, fewest),
-        column_names=declared.columns or columns_of(profiles),
+        column_names=declared.names or columns_of(profiles),
         task=first.task,
         targets=declared_targets(privacy, first) if privacy.unit != "none" else scale_of_targets(profiles, fewest),
         run=run,
@@ -226,6 +228,8 @@ def make_plan(
         device_transforms=settings.encodings.on_devices,
         privacy=with_orders(privacy, settings.round.rounds) if privacy != PrivacySettings() else None,
         expected_devices=expected_devices(privacy, settings.round) if privacy.on_server else 0,
+        schema=schema,
+        schema_digest="" if schema is None else schema.digest,
     )
     packages = packages_on_devices(plan.method, plan.method_options, spec.name, settings.encodings.on_devices)
     plugins = {package.name: package.version for package in packages}

@@ -9,7 +9,7 @@ from attune.common.classes import look_alikes, other_forms
 from attune.common.errors import SettingError
 from attune.common.plan import Label, Profile
 from attune.common.text import listed
-from attune.fedserver.core.schema import MAX_LABELS
+from attune.fedserver.core.data_form import MAX_LABELS
 
 _SHOWN = 4
 REMEDY = "Write each class in one way at all sites; or, if these are different classes, declare all classes in data.classes"

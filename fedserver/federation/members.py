@@ -13,10 +13,11 @@ from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingErro
 from attune.common.exchange.messages import Hello, Notice, SecureMessage, read_profile
 from attune.common.plan import Profile
 from attune.common.protocol import LOCAL_SCALE, NOISE, SPENT
+from attune.fedserver.core import data_form
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import scale as scales
-from attune.fedserver.core import schema
 from attune.fedserver.core.secure_settings import check_profile
+from attune.fedserver.core.table_schemas import united
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.device_activity import WORK, DeviceStage
 from attune.fedserver.federation.report_budget import ReportBudget
@@ -74,14 +75,14 @@ class Members:
         if self._settings.privacy.on_devices and NOISE not in hello.encodings:
             raise SettingError(f"{name} cannot train with noise (privacy.unit of this federation): update fedclient")
         self._coordinator.revoked.check(name)
-        schema.check_possible(profile, name)
+        data_form.check_possible(profile, name)
         check_profile(self._settings.privacy, profile, name)
         if self._coordinator.plan is not None:
             plan = self._coordinator.plan
-            schema.check_fits(profile, plan, name)
+            data_form.check_fits(profile, plan, name)
             scales.check_ability(profile, name, LOCAL_SCALE in hello.encodings, plan.scale, plan.targets)
         else:
-            schema.check_declared(profile, self._settings.data, name)
+            data_form.check_declared(profile, self._settings.data, name)
         stream = Stream(name, profile, hello.software, hello.inline_bytes, hello.encodings, process)
         before = self._streams.get(name)
         broke = before is not None and before.process == process != ""
@@ -139,17 +140,21 @@ class Members:
         """Return whether there is a plan now. Devices whose data differ from the majority's are refused."""
         if len(self._streams) < self._settings.round.min_clients:
             return False
-        profiles = self._streams.profiles()
+        try:
+            profiles, outside = united(self._streams.profiles(), self._settings.data.schema)
+        except SettingError as error:
+            self._coordinator.cannot_begin(error)
+            return False
         tokens = {device.name: device.token for device in await self._ledger.devices(profiles)}
-        agreement = schema.agree(profiles, tokens)
-        if why := schema.one_token(tokens):
+        agreement = data_form.agree(profiles, tokens)
+        if why := data_form.one_token(tokens):
             LOG.warning("%s", why)
         if agreement.tie:
             self._coordinator.cannot_begin(ShapeMismatch(agreement.tie))
             return False
-        greedy = {} if self._settings.data.classes else schema.too_many_classes(agreement.agreed, tokens)
+        greedy = {} if self._settings.data.classes else data_form.too_many_classes(agreement.agreed, tokens)
         unable = self._unable(agreement.agreed)
-        for name, error in {**agreement.odd, **greedy, **unable}.items():
+        for name, error in {**outside, **agreement.odd, **greedy, **unable}.items():
             await self._refuse(name, error)
         agreed = {name: profile for name, profile in agreement.agreed.items() if name not in {*greedy, *unable}}
         return len(agreed) >= self._settings.round.min_clients and await self._coordinator.try_plan(agreed)

@@ -14,11 +14,11 @@ from attune.common.statistics import interval_of
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, over_all, without_use
 from attune.fedserver.core.advice import advice
+from attune.fedserver.core.data_form import one_token
 from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
 from attune.fedserver.core.records import DeviceRecord
-from attune.fedserver.core.schema import one_token
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 from attune.fedserver.view.guarantee import guarantee
 

@@ -38,6 +38,7 @@ def test_equal_schemas_have_equal_bytes() -> None:
     turned = Schema.of(dict(reversed(SCHEMA.columns.items())))
     assert turned.to_json() == SCHEMA.to_json() and turned.digest == SCHEMA.digest
     assert schema_of_json(SCHEMA.to_json(), "it") == SCHEMA
+    assert schema_of_json(SCHEMA.to_json(), "it").to_json() == SCHEMA.to_json()
     assert Schema.of({**SCHEMA.columns, "age": Column("number")}).digest != SCHEMA.digest
 
 

@@ -26,7 +26,7 @@ from attune.common.pb import federation_pb2 as pb
 from attune.common.text import LONGEST, clean
 from attune.common.wire.digest import check_digest
 from attune.common.wire.header import Limits, layout_in
-from attune.fedserver.core import schema
+from attune.fedserver.core import data_form
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.federation.members import quarter_of
@@ -76,8 +76,8 @@ def _plain(text: str) -> None:
 def _hello(hello: pb.Hello) -> None:
     _plain(clean(hello.software))
     profile = read_profile(hello.profile_json, WHO)
-    schema.check_possible(profile, WHO)
-    schema.agree({WHO: profile, "ada": profile})
+    data_form.check_possible(profile, WHO)
+    data_form.agree({WHO: profile, "ada": profile})
 
 
 def _device_message(message: pb.DeviceMessage) -> None:

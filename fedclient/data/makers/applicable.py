@@ -20,7 +20,7 @@ _NAMES: dict[Form, str] = {
 }
 _TABLE = {"--label", "--split", "--task", "--missing-words"}
 _APPLICABLE: dict[Form, set[str]] = {
-    "table": {*_TABLE, "--columns", "--apart", "--group", "--key", "--missing", "--classes"},
+    "table": {*_TABLE, "--columns", "--apart", "--group", "--key", "--missing", "--classes", "--schema"},
     "text column": {*_TABLE, "--text", "--length", "--tokenizer", "--classes"},
     "image column": {*_TABLE, "--size", "--grey", "--classes"},
     "images": {"--size", "--grey", "--classes", "--missing-words"},
@@ -46,6 +46,7 @@ def _given(options: MakeOptions) -> list[str]:
     given = {
         "--label": replace(table, label="", threshold=None, written="") != table,
         **{f"--{name.replace('_', '-')}": getattr(table, name) != getattr(PLAIN, name) for name in _OF_TABLES},
+        "--schema": table.schema is not None or table.proposes,
         "--text": options.text != default.text,
         "--length": options.length != LENGTH,
         "--tokenizer": options.tokenizer != default.tokenizer,

@@ -15,7 +15,7 @@ from attune.common.plan import DataSettings, Profile
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.read_options import ReadOptions
-from attune.fedserver.core.schema import agree, check_declared, check_possible, columns_of
+from attune.fedserver.core.data_form import agree, check_declared, check_possible, columns_of
 from attune.simulation.partition.datasets import load_source
 from attune.simulation.partition.split import partition, write_shards
 

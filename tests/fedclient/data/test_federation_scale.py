@@ -17,9 +17,9 @@ from attune.common.errors import SettingError
 from attune.common.plan import Columns, Profile, Scale, standardisation
 from attune.fedclient.data.prepare import Standardiser, prepare
 from attune.fedclient.data.shard import column_sums, load_shard
+from attune.fedserver.core.data_form import check_possible
 from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.core.scale import check_columns, scale_of
-from attune.fedserver.core.schema import check_possible
 
 SHARED = {"standardise": "federation"}
 

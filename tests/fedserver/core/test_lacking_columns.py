@@ -7,7 +7,7 @@ import pytest
 from attune.common.config import TrainSettings
 from attune.common.errors import ShapeMismatch
 from attune.common.plan import DataSettings, Kind, ModelSpec, Plan, Profile
-from attune.fedserver.core.schema import agree, check_declared, check_fits
+from attune.fedserver.core.data_form import agree, check_declared, check_fits
 
 
 def profile(*names: str, kind: Kind = "tabular") -> Profile:

@@ -10,8 +10,8 @@ import pytest
 from attune.common.config import PrivacySettings, load_settings
 from attune.common.errors import HomeMismatch, SettingError, ShapeMismatch, UndeclaredLabels
 from attune.common.plan import Plan, Profile
+from attune.fedserver.core.data_form import agree, check_fits, check_possible
 from attune.fedserver.core.planning import make_plan, reconcile, resolve, why_this_model
-from attune.fedserver.core.schema import agree, check_fits, check_possible
 
 IMAGES = Profile("images", (8, 8, 1), [3, 9], 100, 30)
 

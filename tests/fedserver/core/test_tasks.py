@@ -8,8 +8,8 @@ import pytest
 from attune.common.errors import SettingError, ShapeMismatch
 from attune.common.methods.registry import get, names
 from attune.common.plan import Columns, Plan, Profile, Scale
+from attune.fedserver.core.data_form import agree, check_declared, check_fits, check_possible
 from attune.fedserver.core.planning import make_plan, resolve
-from attune.fedserver.core.schema import agree, check_declared, check_fits, check_possible
 from attune.fedserver.lab.declared import check_declared as check_settings
 
 CLASSES = Profile("tabular", (3,), [0, 1], 10, 4)

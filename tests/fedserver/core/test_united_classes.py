@@ -10,7 +10,7 @@ import pytest
 import attune
 from attune.common.errors import SettingError, UndeclaredLabels
 from attune.common.plan import Label, Plan, Profile
-from attune.fedserver.core import planning, schema
+from attune.fedserver.core import data_form, planning
 from attune.fedserver.core.united_classes import united_classes
 
 PARQUET = pytest.importorskip("pyarrow.parquet")
@@ -67,9 +67,9 @@ def test_classes_that_look_alike_are_refused_with_the_devices(of_a: list[Label],
 
 def test_a_device_that_comes_later_is_held_to_the_same_classes() -> None:
     plan: Plan = planning.make_plan(planning.resolve({}), profiles(a=[1, 2], b=["1", "3a"]), "f")
-    schema.check_fits(profiles(c=[1, 2])["c"], plan, "c")
+    data_form.check_fits(profiles(c=[1, 2])["c"], plan, "c")
     with pytest.raises(UndeclaredLabels, match="c has labels \\['3A'\\] \\('3A' looks like '3a': write it so\\)"):
-        schema.check_fits(profiles(c=["1", "3A"])["c"], plan, "c")
+        data_form.check_fits(profiles(c=["1", "3A"])["c"], plan, "c")
 
 
 def test_sites_of_different_forms_have_one_list_of_classes(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from attune.common.errors import SettingError
 from attune.common.plan import Profile
-from attune.fedserver.core.schema import agree, one_token, too_many_classes
+from attune.fedserver.core.data_form import agree, one_token, too_many_classes
 from attune.fedserver.core.united_classes import united_classes
 
 USUAL = Profile(kind="tabular", shape=(3,), labels=[0, 1, 2], samples=20, test_samples=5)

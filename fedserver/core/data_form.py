@@ -14,23 +14,28 @@ from fractions import Fraction
 from functools import lru_cache
 from statistics import median_low
 
+import msgspec
+
 from attune.common.classes import look
 from attune.common.columns import difference, remedy, wrong_with
 from attune.common.errors import AttuneError, SettingError, ShapeMismatch, UndeclaredLabels
 from attune.common.metrics import MAX_COUNT
 from attune.common.models.registry import MAX_SAMPLE_VALUES, MAX_VOCABULARY
 from attune.common.plan import DataSettings, Label, Plan, Profile
+from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName, asked
 from attune.common.text import listed
 from attune.fedserver.core.scale import check_columns, check_targets
+from attune.fedserver.core.table_schemas import OPTION, in_schema, without_schema
 
 MAX_LABELS = 1 << 16
 LONGEST_LABEL = 256  # characters
 MAX_LABELS_BYTES = 1 << 20  # of all labels of a device together
 CLASS_RATIO, FEW_CLASSES = 10, 100  # a device may declare so many times the usual number of classes, or so many
 NAMED = 3  # labels and forms that an error names
-# kind, shape of a sample, a label for every position, task, and in tasks other than classes the names of what y holds
-Form = tuple[str, tuple[int, ...], bool, TaskName, tuple[Label, ...]]
+# kind, shape of a sample, a label for every position, task, in tasks other than classes the names of what y holds, and the
+# digest of a table's schema
+Form = tuple[str, tuple[int, ...], bool, TaskName, tuple[Label, ...], str]
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,8 @@ def _unlike_columns(named: Mapping[str, Profile]) -> str:
 def form_of(profile: Profile) -> Form:
     """Return the form of a device's data, without its numbers."""
     outputs = () if profile.task == "classes" else tuple(profile.labels)
-    return profile.kind, profile.shape, profile.per_position, profile.task, outputs
+    digest = profile.schema.digest if isinstance(profile.schema, Schema) else ""
+    return profile.kind, profile.shape, profile.per_position, profile.task, outputs, digest
 
 
 def check_possible(profile: Profile, name: str) -> None:
@@ -190,6 +196,11 @@ def check_possible(profile: Profile, name: str) -> None:
     _check_labels(profile.labels, name)
     check_columns(profile, name)
     check_targets(profile, name)
+    for schema in (profile.schema, profile.proposal):
+        if isinstance(schema, Schema):
+            schema.check(f"the schema of {name}")
+    if isinstance(profile.schema, Schema) and profile.column_names != profile.schema.feature_names:
+        raise SettingError(f"{name} declares other columns than the features of its schema")
     if profile.column_names and (wrong := _wrong_names(profile)):
         raise SettingError(f"{name} declares {wrong}")
 
@@ -214,9 +225,13 @@ def check_declared(profile: Profile, declared: DataSettings, name: str) -> None:
         ShapeMismatch: Kind, shape, task, vocabulary or columns differ.
         UndeclaredLabels: Labels occur that are not declared.
     """
+    if (schema := declared.schema) is not None:
+        profile = in_schema(profile, schema)
+        if profile.kind == "tabular" and form_of(profile)[-1] != schema.digest:
+            raise _unlike(profile, msgspec.structs.replace(profile, schema=schema), name)
     kind, shape = declared.kind or profile.kind, tuple(declared.shape or profile.shape)
     if profile.kind == kind:
-        _check_columns(profile, declared.columns, name)
+        _check_columns(profile, declared.names, name)
     if (profile.kind, profile.shape) != (kind, shape):
         raise ShapeMismatch(_mismatch(name, profile, kind, shape))
     if declared.task is not None and profile.task != declared.task:
@@ -243,7 +258,12 @@ def check_fits(profile: Profile, plan: Plan, name: str) -> None:
         per_position=model.per_position,
         column_names=plan.column_names,
         task=plan.task,
+        schema=plan.schema or msgspec.UNSET,
     )
+    if plan.schema is not None:
+        profile = in_schema(profile, plan.schema)
+        if profile.kind == "tabular" and profile.schema is msgspec.UNSET:
+            raise without_schema(name)
     if form_of(profile) != form_of(planned):
         raise _unlike(profile, planned, name)
     _check_columns(profile, plan.column_names, name)
@@ -301,6 +321,11 @@ def _unlike(profile: Profile, reference: Profile, name: str) -> ShapeMismatch:
         return ShapeMismatch(_mismatch(name, profile, reference.kind, reference.shape))
     if (profile.task, profile.labels) != (reference.task, reference.labels) and {profile.task, reference.task} != {"classes"}:
         return ShapeMismatch(_other_task(name, profile, reference.task, reference.labels))
+    if form_of(profile)[-1] != form_of(reference)[-1]:
+        return ShapeMismatch(
+            f"the table of {name} is read by another schema than this federation's ({form_of(reference)[-1][:15]} by its "
+            f"digest): start {name} with {OPTION}, or with the federation's file"
+        )
     has, needs = ("position", "sequence") if profile.per_position else ("sequence", "position")
     return ShapeMismatch(
         f"the shard of {name} has a label for every {has}; this federation expects one for every {needs}. "
@@ -323,6 +348,8 @@ def _mismatch(name: str, profile: Profile, kind: str, shape: tuple[int, ...]) ->
 
 
 def _words(form: Form) -> str:
-    kind, shape, per_position, task, outputs = form
+    kind, shape, per_position, task, outputs, digest = form
+    if digest:
+        return f"{kind} of shape {shape} by the schema {digest[:15]}"
     more = ", labelled at every position" if per_position else f", for {asked(task, outputs)}" if outputs else ""
     return f"{kind} of shape {shape}{more}"

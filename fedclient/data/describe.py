@@ -1,0 +1,215 @@
+"""Proposal of a schema for one site's table, with warnings. What it holds may leave the device: see `Proposal`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+import msgspec
+
+from attune.common.classes import look_alikes
+from attune.common.columns import LONGEST_NAME
+from attune.common.schema import MAX_VALUES, ORIGIN, Column, DateForm, Schema, name_and_unit
+from attune.common.text import listed
+from attune.fedclient.data import cells as cell_rules
+from attune.fedclient.data.cells import is_missing
+from attune.fedclient.data.dates import days_of, has_strokes
+from attune.fedclient.data.samples import split_column
+from attune.fedclient.data.table import USUAL_LABELS, DataTable
+from attune.fedclient.data.table_encoder import NO, YES, value_of
+from attune.fedclient.read_options import PLAIN, ReadOptions
+
+FEWEST_ROWS = 10  # a value of a category, and that values are missing, is told only if so many rows have it
+FEW_VALUES, PER_VALUE = 20, 5  # text with so few different values, or so many rows for each, is a category
+LONGEST_VALUE = 100  # characters
+MOSTLY = 0.5  # share of missing values from which a column is mostly missing
+RARE = f"none of its values occurs in {FEWEST_ROWS} rows"
+_IDENTIFIER = re.compile(r"(^|[^a-z])(id|ids|key|uuid|guid|mrn|pid|nr|no|number|case|ssn|fallnummer|nummer)$", re.IGNORECASE)
+_LEADING_ZERO = re.compile(r"-?0[0-9]+")
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Schema that one site proposes.
+
+    The schema holds names, kinds and units of columns, values of categories that occur in at least FEWEST_ROWS rows, and
+    whether so many rows lack a value. It may leave the device. The warnings stay here.
+    """
+
+    schema: Schema
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DescribedColumn:
+    """A column, and what a person should know about it."""
+
+    column: Column
+    warnings: tuple[str, ...] = ()
+
+
+def describe(table: DataTable, options: ReadOptions = PLAIN) -> Proposal:
+    """Return the schema that a site proposes for its table.
+
+    Args:
+        table: The table.
+        options: Which columns have a role, which are left out, and which alone may be used.
+
+    Raises:
+        SettingError: A column that the options name does not exist, or no column is left for features.
+    """
+    roles = _roles(table, options)
+    columns: dict[str, Column] = {}
+    warnings: list[str] = []
+    for name in table.names:
+        if options.columns and name not in options.columns and name not in roles:
+            continue
+        present = [cell for cell in table.cells[name] if not is_missing(cell, table.words)]
+        if name in roles:
+            columns[name] = roles[name]
+            continue
+        if not present:
+            warnings.append(f"{name} has no value at all: it counts as a column that this site lacks")
+            continue
+        described = _described(name, present, len(table))
+        if name in table.index:
+            described = DescribedColumn(Column("identifier"), (f"{name} only numbers the rows",))
+        columns[name] = described.column
+        warnings += described.warnings
+    warnings += _same_as_label(table, columns)
+    return Proposal(Schema.of(columns), tuple(warnings))
+
+
+def _roles(table: DataTable, options: ReadOptions) -> dict[str, Column]:
+    options = options.for_columns(table.names)
+    outputs = [name for name in options.labels() if name] or [name for name in table.names if name.lower() in USUAL_LABELS][:1]
+    table.require(*outputs, *filter(None, (options.group, options.key)), *options.apart)
+    roles = {name: Column("label") for name in outputs}
+    if split := split_column(table, options):
+        roles[split] = Column("split")
+    if options.group:
+        roles[options.group] = Column("group")
+    if options.key:
+        roles.setdefault(options.key, Column("identifier"))
+    return {name: Column("text", left_out="left out by this site") for name in options.apart} | roles
+
+
+def _described(name: str, present: Sequence[Any], rows: int) -> DescribedColumn:
+    """Return the kind of a column by its cells that are not missing, at least one."""
+    described = _kind_of(name, present)
+    column, warnings = described.column, list(described.warnings)
+    missing = rows - len(present)
+    unit = name_and_unit(name)[1]
+    if unit and column.kind == "number" and unit.isprintable() and len(unit) <= LONGEST_NAME:
+        column = msgspec.structs.replace(column, unit=unit)
+        warnings.append(f"{name} names its unit, {unit}: all sites must use it")
+    if column.is_feature and len(set(map(str, present))) == 1:
+        warnings.append(f"{name} is constant: it says nothing here")
+    if missing > MOSTLY * rows:
+        warnings.append(f"{name} is mostly missing: {missing} of {rows} rows lack it")
+    if column.is_feature and missing >= FEWEST_ROWS:
+        column = msgspec.structs.replace(column, missing="indicator")
+    return DescribedColumn(column, tuple(warnings))
+
+
+def _kind_of(name: str, present: Sequence[Any]) -> DescribedColumn:
+    try:
+        texts = [value_of(cell) for cell in present]
+    except ValueError as error:
+        return DescribedColumn(Column("text"), (f"{name} is left out: it holds {error}",))
+    words = {text.casefold() for text in texts}
+    if len(words) == 2 and len(words & NO) == 1 and len(words & YES) == 1:
+        low, high = sorted(sorted(words), key=lambda word: word in YES)
+        return DescribedColumn(Column("yes/no", values=[low, high]))
+    numbers = sum(_is_number(cell) for cell in present)
+    if numbers == len(present):
+        return _number(name, present, texts)
+    if (form := _date_form(present)) is not None:
+        warnings = [f"{name} holds dates: days since {ORIGIN} are the feature"]
+        if form != "year-month-day" and not _is_clear(present):
+            warnings.append(f"{name} could be day/month/year or month/day/year: day/month/year is assumed; check `form`")
+        return DescribedColumn(Column("date", form=form), tuple(warnings))
+    mixed = () if not numbers else (f"{name} mixes kinds: {numbers} of {len(present)} cells are numbers, {_others(present)}",)
+    return _of_texts(name, texts, mixed)
+
+
+def _number(name: str, present: Sequence[Any], texts: Sequence[str]) -> DescribedColumn:
+    values = [cell_rules.number_of(cell) for cell in present]
+    whole = all(value.is_integer() for value in values)
+    different = len(set(texts)) == len(texts) >= FEWEST_ROWS
+    serial = whole and different and max(values) - min(values) < 2 * len(values)
+    if different and whole and (serial or _IDENTIFIER.search(name)):
+        return DescribedColumn(Column("identifier"), (_identifier_note(name),))
+    return DescribedColumn(Column("number"))
+
+
+def _of_texts(name: str, texts: Sequence[str], warnings: Sequence[str]) -> DescribedColumn:
+    counts = Counter(texts)
+    if len(counts) == len(texts) >= FEWEST_ROWS and not any(" " in text for text in texts):
+        return DescribedColumn(Column("identifier"), (*warnings, _identifier_note(name)))
+    few = len(counts) <= max(FEW_VALUES, len(texts) // PER_VALUE) and len(counts) <= MAX_VALUES
+    if not few or max(map(len, counts)) > LONGEST_VALUE:
+        return DescribedColumn(Column("text"), (*warnings, f"{name} holds free text, which is left out"))
+    notes = list(warnings)
+    common = sorted(text for text, count in counts.items() if count >= FEWEST_ROWS and text.isprintable())
+    if rare := len(counts) - len(common):
+        notes.append(f"{name} has {rare} values that fewer than {FEWEST_ROWS} rows have: they stay here, and count as `other`")
+    if alike := [" and ".join(map(repr, group)) for group in look_alikes(counts)]:
+        notes.append(f"values of {name} look alike: {listed(alike)}. Write each value in one way")
+    return DescribedColumn(Column("category", values=common, left_out="" if common else RARE), tuple(notes))
+
+
+def _is_number(cell: Any) -> bool:
+    if isinstance(cell, str) and _LEADING_ZERO.fullmatch(cell.strip()):
+        return False  # a code, whose zeros must stay
+    try:
+        cell_rules.number_of(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _date_form(present: Sequence[Any]) -> DateForm | None:
+    """Return the form in which all cells are dates, or None."""
+    forms: tuple[DateForm, ...] = (
+        ("day/month/year", "month/day/year") if any(map(has_strokes, present)) else ("year-month-day",)
+    )
+    return next((form for form in forms if all(_is_date(cell, form) for cell in present)), None)
+
+
+def _is_date(cell: Any, form: DateForm) -> bool:
+    try:
+        days_of(cell, date.fromisoformat(ORIGIN), form)
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+def _is_clear(present: Sequence[Any]) -> bool:
+    """Return whether dates with strokes can be read in one order of day and month only."""
+    return not all(_is_date(cell, "day/month/year") and _is_date(cell, "month/day/year") for cell in present)
+
+
+def _others(present: Sequence[Any]) -> str:
+    others = sorted({str(cell)[:40] for cell in present if not _is_number(cell)})
+    return f"others are {listed(others, 4)}. If such a word means a missing value, say --missing-words usual,WORD"
+
+
+def _identifier_note(name: str) -> str:
+    return f"{name} looks like an identifier, since every value is another one: it is left out"
+
+
+def _same_as_label(table: DataTable, columns: dict[str, Column]) -> list[str]:
+    outputs = [name for name, column in columns.items() if column.kind == "label"]
+    notes = []
+    for output in outputs:
+        truth = [str(cell) for cell in table.cells[output]]
+        for name, column in columns.items():
+            values = [str(cell) for cell in table.cells[name]] if column.is_feature else []
+            if 1 < len(set(truth)) == len(set(values)) == len(set(zip(values, truth, strict=True))):
+                notes.append(f"{name} equals the label {output}: leave it out unless it is known before the label is")
+    return notes

@@ -1,0 +1,216 @@
+"""Features of a table by its schema: the same class at training, evaluation and prediction.
+
+N samples, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from datetime import date
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from attune.common.errors import NonFiniteFeatures, ShardError
+from attune.common.schema import ROLES, Column, Feature, Schema
+from attune.common.text import listed
+from attune.fedclient.data import cells as cell_rules
+from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.cells import is_missing
+from attune.fedclient.data.dates import days_of
+from attune.fedclient.data.table import DataTable
+
+# Words of yes/no, in small letters; a site may use others than the schema's
+NO = frozenset({"no", "false", "0", "n", "nein", "non", "f"})
+YES = frozenset({"yes", "true", "1", "y", "ja", "j", "oui", "si", "t"})
+Floats = npt.NDArray[np.float64]
+
+
+class EncodedTable(NamedTuple):
+    """Features of a table.
+
+    Attributes:
+        x: (N, F) float32. A missing number is NaN, until the median of a training part takes its place.
+        notes: What was left out or filled, for people.
+    """
+
+    x: Array
+    notes: tuple[str, ...]
+
+
+class TableEncoder:
+    """Encoder of tables by a schema. It keeps nothing of the tables that it encodes.
+
+    A number, a date and yes/no are one feature. A category is a feature for each value and one for all others, or an index:
+    its values from 0 on, then `other`, then `missing`. A column that the table lacks has only missing values.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema, self._features = schema, schema.features()
+
+    def __repr__(self) -> str:
+        return f"TableEncoder({len(self._features)} features of {len(self.schema.used)} columns)"
+
+    def encode(self, table: DataTable, allowed: Collection[str] | None = None) -> EncodedTable:
+        """Return the features of a table.
+
+        Args:
+            table: The table. Its column with the label is not needed.
+            allowed: Columns that may be used, by the decision of the data's owner; None: all.
+
+        Raises:
+            ShardError: A cell does not fit the kind of its column, values are missing where the schema refuses that, or the
+                table has none of the schema's columns.
+            NonFiniteFeatures: A number is infinite, or too large for 32-bit floats.
+        """
+        used = self.schema.used
+        there = [name for name in used if name in table.cells and (allowed is None or name in allowed)]
+        if not there:
+            raise ShardError(f"{table.path} has none of the columns that the schema uses: {listed(list(used))}")
+        values: dict[str, Floats] = {}
+        wrong: list[str] = []
+        strange: dict[str, list[str]] = {}
+        for name, column in used.items():
+            if name not in there:
+                values[name] = np.full(len(table), np.nan)
+                continue
+            values[name], cells = _values(table, name, column)
+            texts = [f"{table.cells[name][at]!r} in sample {at + 1}"[:80] for at in cells]
+            if texts and column.kind in ("category", "yes/no"):
+                strange[name] = sorted({str(table.cells[name][at])[:40] for at in cells})
+            elif texts:
+                wrong.append(f"{name!r} ({texts[0]}) is no {column.kind}")
+        if wrong:
+            raise ShardError(
+                f"{table.path} does not fit its schema: {listed(wrong)}. Correct the cells, say --missing-words usual,WORD if "
+                "such a word means a missing value, or give the column another kind in the schema"
+            )
+        self._check_complete(table, values)
+        columns = [_feature(feature, used[feature.column], values[feature.column]) for feature in self._features]
+        x = np.column_stack(columns)
+        self._check_range(table, x)
+        return EncodedTable(x.astype(np.float32), tuple(self._notes(table, there, strange)))
+
+    @property
+    def neutral(self) -> Floats:
+        """Values in place of missing ones where a training part has none, (F,): the middle of a column's range, or 0."""
+        return np.array([feature.neutral for feature in self._features])
+
+    @property
+    def is_scaled(self) -> npt.NDArray[np.bool_]:
+        """Which features are standardised, (F,): numbers and dates. The others are 0 and 1, or an index."""
+        return np.array([feature.role == "number" for feature in self._features])
+
+    def _check_complete(self, table: DataTable, values: dict[str, Floats]) -> None:
+        lacking = {
+            name: int(np.isnan(values[name]).sum()) for name, column in self.schema.used.items() if column.missing == "refuse"
+        }
+        named = [f"{name} ({count})" for name, count in lacking.items() if count]
+        if named:
+            raise ShardError(
+                f'{table.path} lacks values in the columns (how many): {listed(named)}, and the schema says missing = "refuse"'
+            )
+
+    def _check_range(self, table: DataTable, x: Floats) -> None:
+        large = (np.abs(x) > np.finfo(np.float32).max).any(axis=0)
+        if large.any():
+            names = [self._features[at].column for at in np.flatnonzero(large)]
+            raise NonFiniteFeatures(
+                f"{table.path} holds numbers that are infinite or too large for 32-bit floats in {listed(names)}: correct "
+                "them, or say --missing-words usual,NUMBER if such a number means a missing value"
+            )
+
+    def _notes(self, table: DataTable, there: list[str], strange: dict[str, list[str]]) -> list[str]:
+        notes = []
+        if lacking := [name for name in self.schema.used if name not in there]:
+            notes.append(f"not in {table.path.name}, so filled like missing values: {listed(lacking)}")
+        for name, texts in strange.items():
+            column = self.schema.columns[name]
+            place = "the value `other`" if column.kind == "category" else "missing values"
+            notes.append(f"values of {name} that the schema does not know count as {place}: {listed(texts)}")
+        if out := [f"{name} ({why})" for name, why in self.schema.left_out.items() if name in table.cells]:
+            notes.append(f"left out by the schema: {listed(out)}")
+        known = {name for name, column in self.schema.columns.items() if column.kind in ROLES} | self.schema.left_out.keys()
+        if more := [name for name in table.names if name not in self.schema.columns and name not in known]:
+            notes.append(f"left out, since the schema does not know them: {listed(more)}")
+        return notes
+
+
+def _values(table: DataTable, name: str, column: Column) -> tuple[Floats, list[int]]:
+    """Return the column as numbers, (N,), and the places of cells that do not fit it. Missing values are NaN.
+
+    Of a category the number is the place among its values; `other` is the place behind them.
+    """
+    parse = _PARSERS[column.kind](column)
+    values = np.full(len(table), np.nan)
+    wrong = []
+    for at, cell in enumerate(table.cells[name]):
+        if is_missing(cell, table.words):
+            continue
+        try:
+            values[at] = parse(cell)
+        except (ValueError, OverflowError):
+            wrong.append(at)
+            if column.kind == "category":
+                values[at] = len(column.values)
+    return values, wrong
+
+
+def _feature(feature: Feature, column: Column, values: Floats) -> Floats:
+    """Return one feature, (N,), of the numbers of its column."""
+    if feature.role == "number":
+        return values
+    if feature.role == "missing":
+        return np.isnan(values).astype(np.float64)
+    if feature.role == "index":
+        return np.where(np.isnan(values), len(column.values) + 1, values)
+    place = column.values.index(feature.value) if feature.role == "value" else len(column.values)
+    return (values == place).astype(np.float64)
+
+
+def value_of(cell: Any) -> str:
+    """Return the value of a category in a cell that is not missing, as a schema lists it.
+
+    Raises:
+        ValueError: It can be none.
+    """
+    return str(cell_rules.label_of(cell))
+
+
+def _category_parser(column: Column) -> Callable[[Any], float]:
+    places = {value: at for at, value in enumerate(column.values)}
+
+    def parse(cell: Any) -> float:
+        place = places.get(value_of(cell))
+        if place is None:
+            raise ValueError("it is no value of this category")
+        return float(place)
+
+    return parse
+
+
+def _yes_no_parser(column: Column) -> Callable[[Any], float]:
+    words = dict.fromkeys(NO, 0.0) | dict.fromkeys(YES, 1.0)
+    words |= {word.casefold(): float(at) for at, word in enumerate(column.values)}
+
+    def parse(cell: Any) -> float:
+        number = words.get(value_of(cell).casefold())
+        if number is None:
+            raise ValueError("it is neither yes nor no")
+        return number
+
+    return parse
+
+
+def _date_parser(column: Column) -> Callable[[Any], float]:
+    origin = date.fromisoformat(column.origin)
+    return lambda cell: days_of(cell, origin, column.form)
+
+
+_PARSERS: dict[str, Callable[[Column], Callable[[Any], float]]] = {
+    "number": lambda column: cell_rules.number_of,
+    "date": _date_parser,
+    "category": _category_parser,
+    "yes/no": _yes_no_parser,
+}

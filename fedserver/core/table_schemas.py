@@ -1,0 +1,198 @@
+"""One schema for the tables of all sites, merged from their proposals. Conflicts are named, and never decided by chance."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from attune.common.classes import look, look_alikes
+from attune.common.errors import AttuneError, SettingError, ShapeMismatch
+from attune.common.plan import Profile
+from attune.common.schema import EMBEDDED_FROM, MAX_VALUES, ROLES, Column, Schema, name_and_unit
+from attune.common.text import clean, listed
+
+_SHOWN = 5
+COMMON = "a site lacks it"
+OPTION = "--schema auto"
+
+
+def merge_proposals(proposals: Mapping[str, Schema], edits: Mapping[str, Column] | None = None, common: bool = False) -> Schema:
+    """Return one schema of the sites' proposals: all columns, all values of categories.
+
+    Args:
+        proposals: By site.
+        edits: Columns that the operator describes; they are taken as they are.
+        common: Leave out a column that a site lacks, in place of filling it there like missing values.
+
+    Raises:
+        SettingError: Proposals contradict each other. The message has a line for each conflict: sites, column, remedy.
+    """
+    edits, conflicts = edits or {}, list(_conflicts_of_names(proposals, edits or {}))
+    columns = {}
+    for name in sorted({name for schema in proposals.values() for name in schema.columns} | edits.keys()):
+        if name in edits:
+            columns[name] = edits[name]
+            continue
+        sites = {site: proposals[site].columns[name] for site in sorted(proposals) if name in proposals[site].columns}
+        sites = {site: column for site, column in sites.items() if not _is_left_out_by_site(column)}
+        if not sites:
+            continue
+        if conflict := _conflict(name, sites):
+            conflicts.append(conflict)
+        else:
+            columns[name] = _merged(list(sites.values()), len(sites) < len(proposals), common)
+    labels = {name for name, column in columns.items() if column.kind == "label"}
+    for site in sorted(proposals):
+        if lacking := sorted(name for name in labels if name not in proposals[site].columns):
+            conflicts.append(f"{site}: no column {listed(lacking)}, the label: add it, or leave this site out")
+    if conflicts:
+        many = f"{len(conflicts)} conflicts" if len(conflicts) > 1 else "a conflict"
+        raise SettingError(
+            f"{many} between the sites' tables. Change the tables, or describe the columns in a TOML file with sections "
+            "[data.columns.NAME]:\n" + "\n".join(clean(line) for line in conflicts)
+        )
+    return Schema.of(columns)
+
+
+def united(profiles: Mapping[str, Profile], declared: Schema | None) -> tuple[dict[str, Profile], dict[str, AttuneError]]:
+    """Return the profiles with all tables in one schema, and an error for each device that cannot have it.
+
+    The schema is the declared one, else the one that most devices bring, else the merge of what they propose. Without any of
+    these all profiles stay as they are.
+
+    Raises:
+        SettingError: Proposals contradict each other.
+    """
+    proposals = {name: profile.proposal for name, profile in profiles.items() if isinstance(profile.proposal, Schema)}
+    schema = declared or _brought(profiles, len(proposals)) or (merge_proposals(proposals) if proposals else None)
+    if schema is None:
+        return dict(profiles), {}
+    odd: dict[str, AttuneError] = {
+        name: without_schema(name)
+        for name, profile in profiles.items()
+        if profile.kind == "tabular" and profile.schema is msgspec.UNSET and profile.proposal is msgspec.UNSET
+    }
+    return {name: in_schema(profile, schema) for name, profile in profiles.items() if name not in odd}, odd
+
+
+def _brought(profiles: Mapping[str, Profile], proposing: int) -> Schema | None:
+    """Return the schema that more than half of the devices with tables bring; None if no device brings one.
+
+    Raises:
+        SettingError: No schema has so many.
+    """
+    brought = {profile.schema.digest: profile.schema for profile in profiles.values() if isinstance(profile.schema, Schema)}
+    digests = [profile.schema.digest for profile in profiles.values() if isinstance(profile.schema, Schema)]
+    if not brought:
+        return None
+    most = max(brought, key=digests.count)
+    if 2 * digests.count(most) <= len(digests) + proposing:
+        raise SettingError(
+            f"devices bring {len(brought)} different schemas, and {proposing} propose one: declare the schema in the settings "
+            f"of the server (data.columns), or start all devices with {OPTION}"
+        )
+    return brought[most]
+
+
+def without_schema(name: str) -> ShapeMismatch:
+    """Return the error for a device whose table is in no schema, although this federation has one."""
+    return ShapeMismatch(f"{name} reads its table without a schema, and this federation has one: start it with {OPTION}")
+
+
+def in_schema(profile: Profile, schema: Schema) -> Profile:
+    """Return a profile with the features of a schema if the device proposes one; other profiles as they are."""
+    if profile.proposal is msgspec.UNSET:
+        return profile
+    names = schema.feature_names
+    return msgspec.structs.replace(
+        profile, shape=(len(names),), column_names=names, columns=None, schema=schema, proposal=msgspec.UNSET
+    )
+
+
+def _is_left_out_by_site(column: Column) -> bool:
+    return column.kind == "text" and bool(column.left_out)
+
+
+def _by_value(sites: Mapping[str, str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for site, value in sites.items():
+        groups[value].append(site)
+    return groups
+
+
+def _conflict(name: str, sites: Mapping[str, Column]) -> str:
+    """Describe how sites contradict each other about a column; empty if they do not."""
+    kinds = _by_value({site: column.kind for site, column in sites.items()})
+    if not _is_compatible(sites):
+        ways = "; ".join(f"{kind} in {listed(names, _SHOWN)}" for kind, names in kinds.items())
+        return f"{name}: {ways}: write it in one way, or say its `kind`"
+    units = _by_value({site: column.unit for site, column in sites.items() if column.unit})
+    if len(units) > 1:
+        ways = "; ".join(f"{unit} in {listed(names, _SHOWN)}" for unit, names in units.items())
+        return f"{name}: the units differ, {ways}: convert the column at one side, and say its `unit`"
+    strokes = {site: column.form for site, column in sites.items() if column.form != "year-month-day"}
+    forms = _by_value(strokes)
+    if len(forms) > 1:
+        ways = "; ".join(f"{form} in {listed(names, _SHOWN)}" for form, names in forms.items())
+        return f"{name}: dates are written in different orders, {ways}: write them as 2024-12-31 at one side"
+    values = {value for column in sites.values() for value in column.values}
+    if len(values) > MAX_VALUES:
+        return f"{name}: {len(values)} values in {listed(list(sites), _SHOWN)}, more than {MAX_VALUES}: leave it out"
+    if len(kinds) == 1 and "category" in kinds and (alike := look_alikes(values)):
+        groups = [" and ".join(f"{value!r} ({_with_value(value, sites)})" for value in group) for group in alike]
+        return f"{name}: values look alike, {listed(groups, _SHOWN)}: write each in one way, or list its `values`"
+    return ""
+
+
+def _is_compatible(sites: Mapping[str, Column]) -> bool:
+    kinds = {column.kind for column in sites.values()}
+    if kinds == {"number", "yes/no"}:
+        return all(column.values == ["0", "1"] for column in sites.values() if column.kind == "yes/no")
+    return len(kinds) == 1 or kinds == {"category", "yes/no"}
+
+
+def _with_value(value: str, sites: Mapping[str, Column]) -> str:
+    return listed([site for site, column in sites.items() if value in column.values], _SHOWN)
+
+
+def _merged(columns: Sequence[Column], is_lacking: bool, common: bool) -> Column:
+    """Return one column of those of several sites, which do not contradict each other."""
+    kinds = {column.kind for column in columns}
+    kind = "number" if kinds == {"number", "yes/no"} else "category" if "category" in kinds else columns[0].kind
+    if kind in ROLES:
+        return columns[0]
+    values = sorted({value for column in columns for value in column.values}) if kind == "category" else []
+    if kind == "yes/no":
+        values = columns[0].values
+    left_out = COMMON if is_lacking and common else ""
+    if kind == "category" and not values:
+        left_out = columns[0].left_out
+    policies = {column.missing for column in columns}
+    missing = "refuse" if "refuse" in policies else "indicator" if "indicator" in policies or is_lacking else "fill"
+    return Column(
+        kind,
+        unit=next((column.unit for column in columns if column.unit), ""),
+        missing=missing if kind not in ("text", "identifier") else "fill",
+        values=values,
+        encoding="embedding" if len(values) >= EMBEDDED_FROM else "one-hot",
+        range=next((column.range for column in columns if column.range is not None), None),
+        origin=columns[0].origin,
+        form=next((column.form for column in columns if column.form != "year-month-day"), "year-month-day"),
+        left_out=left_out,
+    )
+
+
+def _conflicts_of_names(proposals: Mapping[str, Schema], edits: Mapping[str, Column]) -> list[str]:
+    """Return a line for each two columns that seem to be one: no site has both, and only the unit or the writing differs."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in sorted({name for schema in proposals.values() for name in schema.columns} - edits.keys()):
+        groups[look(name_and_unit(name)[0]).replace("_", " ")].append(name)
+    lines = []
+    for names in groups.values():
+        sites = {name: [site for site in sorted(proposals) if name in proposals[site].columns] for name in names}
+        if len(names) > 1 and len({site for there in sites.values() for site in there}) == sum(map(len, sites.values())):
+            ways = " and ".join(f"{name} ({listed(there, _SHOWN)})" for name, there in sites.items())
+            lines.append(f"{ways} seem to be one column: convert its unit and rename it, or describe both")
+    return lines
