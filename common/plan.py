@@ -72,8 +72,8 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     classes: list[Label] = []
     # Number of tokens. 0: the largest number that a device of round 1 declares.
     vocabulary: Annotated[int, msgspec.Meta(ge=0)] = 0
-    # Names of the features of a table or of the channels of a series, in order. A device with other names is refused. Empty:
-    # as more than half of the devices of round 1. Or a schema of tables: sections [data.columns.NAME] (docs/tables.md).
+    # Names of a table's features or a series' channels, in order; a device with others is refused. Empty: as most devices. Or a
+    # schema: sections [data.columns.NAME] (docs/tables.md).
     columns: list[str] | dict[str, Column] = []
     # Task of all devices (docs/shards.md#other-tasks). A device with another one is refused. none: as more than half of the
     # devices.

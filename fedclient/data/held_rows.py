@@ -6,6 +6,7 @@ N samples, F features.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
@@ -15,6 +16,14 @@ from attune.fedclient.data.arrays import Array
 
 _SIZE = 8  # bytes of a hash
 _QUARTER = 1 << (8 * _SIZE - 2)
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """Hashes of a table's rows, (N,), and those that were held out before."""
+
+    rows: list[str]
+    held_before: Collection[str]
 
 
 def row_hashes(x: Array, y: Array, seed: int, groups: Array | None = None, keys: Array | None = None) -> list[str]:

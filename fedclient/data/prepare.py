@@ -5,9 +5,8 @@ N samples, H height, W width, C channels, T steps, F features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,83 +18,12 @@ from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError
 from attune.common.plan import Kind, Label, ModelSpec, Plan, Scale
 from attune.common.seeds import derive
 from attune.common.task import TaskName, asked
-from attune.fedclient.data import gaps, kinds, labels
+from attune.fedclient.data import kinds, labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import hold_out, strata
 from attune.fedclient.data.shard import Shard
+from attune.fedclient.data.standardiser import Standardiser
 from attune.fedclient.data.table_encoder import TableEncoder
-
-
-@dataclass(frozen=True)
-class Standardiser:
-    """Mean and standard deviation of each feature (tabular) or channel (series), and the scaling by them.
-
-    Attributes:
-        mean: (F,) or (C,).
-        std: (F,) or (C,); 1 for a constant feature.
-        fill: Values in place of NaN, (F,): the medians of the training part. None: NaN is refused.
-        missing_words: Words that mean a missing value, if the user named them.
-    """
-
-    mean: npt.NDArray[np.float64]
-    std: npt.NDArray[np.float64]
-    fill: npt.NDArray[np.float64] | None = None
-    missing_words: tuple[str, ...] = ()
-
-    @classmethod
-    def fit(cls, x: Array) -> Standardiser:
-        """Compute the statistics over all axes of `x` but the last, in float64.
-
-        Columns are divided by their largest value first, so that no square overflows.
-        """
-        columns = x.reshape(-1, x.shape[-1]).astype(np.float64)
-        scale = np.abs(columns).max(axis=0)
-        scale[scale == 0] = 1.0
-        columns /= scale
-        std = columns.std(axis=0) * scale
-        std[columns.max(axis=0) == columns.min(axis=0)] = 1.0
-        std[std == 0] = 1.0
-        return cls(columns.mean(axis=0) * scale, std)
-
-    def apply(self, x: Array) -> npt.NDArray[np.float64]:
-        """Return (x - mean) / std along the last axis.
-
-        Raises:
-            ShapeMismatch: The last axis has another size than `mean`.
-        """
-        if x.shape[-1] != len(self.mean):
-            raise ShapeMismatch(f"the samples have {x.shape[-1]} features, this model's statistics are for {len(self.mean)}")
-        return np.asarray((x.astype(np.float64) - self.mean) / self.std)
-
-    def filled(self, x: Array) -> Array:
-        """Return `x` with the fill values in place of NaN, if there are any."""
-        return x if self.fill is None or x.shape[-1] != len(self.fill) else gaps.filled(x, self.fill)
-
-    def to_dict(self) -> dict[str, list[float | str]]:
-        saved: dict[str, list[float | str]] = {"mean": self.mean.tolist(), "std": self.std.tolist()}
-        if self.fill is not None:
-            saved["fill"] = self.fill.tolist()
-        if self.missing_words:
-            saved["missing_words"] = list(self.missing_words)
-        return saved
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Standardiser:
-        """Return the statistics that `to_dict` gave.
-
-        Raises:
-            ShardError: The saved values are damaged.
-        """
-        try:
-            mean, std = (np.array(saved[key], dtype=np.float64) for key in ("mean", "std"))
-            fill = np.array(saved["fill"], dtype=np.float64) if "fill" in saved else None
-        except (KeyError, TypeError, ValueError) as error:
-            raise ShardError(f"the saved feature statistics are damaged: {error!r}; fetch the model again") from None
-        if mean.ndim != 1 or mean.shape != std.shape or not np.isfinite([mean, std]).all() or (std <= 0).any():
-            raise ShardError("the saved feature statistics are damaged: they need a finite mean and a positive deviation each")
-        if fill is not None and (fill.shape != mean.shape or not np.isfinite(fill).all()):
-            raise ShardError("the saved fill values are damaged: each column needs a finite one")
-        return cls(mean, std, fill, tuple(map(str, saved.get("missing_words", ()))))
 
 
 @dataclass(frozen=True)

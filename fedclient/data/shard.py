@@ -185,18 +185,10 @@ def load_shard(
         seed=seed,
         test_groups=source.test_groups,
         read_notes=source.notes,
-        hashed=None if hashes is None else Hashed(hashes, held or ()),
+        hashed=None if hashes is None else held_rows.Hashed(hashes, held or ()),
         keep_gaps=options.missing == "keep",
         tokens=tokens,
     )
-
-
-@dataclass(frozen=True)
-class Hashed:
-    """Hashes of a table's rows, (N,), and those that were held out before."""
-
-    rows: list[str]
-    held_before: Collection[str]
 
 
 def make_shard(
@@ -209,7 +201,7 @@ def make_shard(
     seed: int = 0,
     test_groups: Array | None = None,
     read_notes: Sequence[str] = (),
-    hashed: Hashed | None = None,
+    hashed: held_rows.Hashed | None = None,
     keep_gaps: bool = False,
     tokens: bool = False,
 ) -> Shard:

@@ -32,8 +32,9 @@ from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
 from attune.common.text import from_json, newer_format
 from attune.common.wire.files import read_tensors, write_tensors
-from attune.fedclient.data.prepare import Standardiser, check_columns, check_labelled_alike, prepare_features, y_of
+from attune.fedclient.data.prepare import check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard, load_shard
+from attune.fedclient.data.standardiser import Standardiser
 from attune.fedclient.data.table import may_be_table
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.messages import OrderResult

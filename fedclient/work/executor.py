@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from attune.common.exchange.messages import BlobRef, Order
     from attune.common.metrics import Choice
     from attune.common.wire.header import Manifest
-    from attune.fedclient.data.prepare import Standardiser
+    from attune.fedclient.data.standardiser import Standardiser
     from attune.fedclient.messages import OrderResult
     from attune.fedclient.work.orders import OrderStore
     from attune.fedclient.work.trainer import Progress, Tensors

@@ -10,7 +10,7 @@ import msgspec
 from attune.common.classes import look, look_alikes
 from attune.common.errors import AttuneError, SettingError, ShapeMismatch
 from attune.common.plan import Profile
-from attune.common.schema import EMBEDDED_FROM, MAX_VALUES, ROLES, Column, Schema, name_and_unit
+from attune.common.schema import EMBEDDED_FROM, MAX_VALUES, ROLES, Column, Missing, Schema, name_and_unit
 from attune.common.text import clean, listed
 
 _SHOWN = 5
@@ -170,7 +170,7 @@ def _merged(columns: Sequence[Column], is_lacking: bool, common: bool) -> Column
     if kind == "category" and not values:
         left_out = columns[0].left_out
     policies = {column.missing for column in columns}
-    missing = "refuse" if "refuse" in policies else "indicator" if "indicator" in policies or is_lacking else "fill"
+    missing: Missing = "refuse" if "refuse" in policies else "indicator" if "indicator" in policies or is_lacking else "fill"
     return Column(
         kind,
         unit=next((column.unit for column in columns if column.unit), ""),

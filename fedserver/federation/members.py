@@ -142,8 +142,8 @@ class Members:
             return False
         try:
             profiles, outside = united(self._streams.profiles(), self._settings.data.schema)
-        except SettingError as error:
-            self._coordinator.cannot_begin(error)
+        except SettingError as conflict:
+            self._coordinator.cannot_begin(conflict)
             return False
         tokens = {device.name: device.token for device in await self._ledger.devices(profiles)}
         agreement = data_form.agree(profiles, tokens)

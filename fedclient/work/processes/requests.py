@@ -15,7 +15,7 @@ from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.holdings import Holdings
 
 if TYPE_CHECKING:
-    from attune.fedclient.data.prepare import Standardiser
+    from attune.fedclient.data.standardiser import Standardiser
     from attune.fedclient.work.orders import OrderStore
     from attune.fedclient.work.trainer import Tensors
 

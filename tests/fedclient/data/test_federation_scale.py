@@ -15,8 +15,9 @@ import attune
 from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
 from attune.common.plan import Columns, Profile, Scale, standardisation
-from attune.fedclient.data.prepare import Standardiser, prepare
+from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import column_sums, load_shard
+from attune.fedclient.data.standardiser import Standardiser
 from attune.fedserver.core.data_form import check_possible
 from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.core.scale import check_columns, scale_of

@@ -12,8 +12,9 @@ import torch
 from attune.common.config import TrainSettings
 from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError, UndeclaredLabels
 from attune.common.plan import ModelSpec
-from attune.fedclient.data.prepare import Standardiser, prepare, prepare_features
+from attune.fedclient.data.prepare import prepare, prepare_features
 from attune.fedclient.data.shard import load_shard
+from attune.fedclient.data.standardiser import Standardiser
 
 
 def test_images_become_channels_first_fractions(write, plan_for):
