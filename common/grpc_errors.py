@@ -30,7 +30,7 @@ async def abort(context: grpc.aio.ServicerContext, error: AttuneError) -> NoRetu
     raise error
 
 
-def from_rpc(error: grpc.aio.AioRpcError) -> AttuneError | None:
+def from_rpc(error: grpc.RpcError | grpc.aio.AioRpcError) -> AttuneError | None:
     """Return the error that the peer named, or None if it named none, as when the connection breaks."""
     trailing: Any = error.trailing_metadata() or ()
     for key, value in trailing:

@@ -17,8 +17,16 @@ CHANGE = "change"  # a device that lists this accepts a served value as a change
 EMPTY = "empty"  # a device that lists this has nothing left of the run: it asks for the model after the end, too
 LOCAL_SCALE = "local-scale"  # a device that lists this standardises by its own statistics where the plan has no scale
 NOISE = "noise"  # a device that lists this trains with noise where the plan asks for it (Plan.privacy)
+STATISTICS = "statistics"  # a device that lists this answers questions for statistics of its data, if only with a refusal
 SPENT = "its privacy budget is spent"  # the trouble of a device that trains no more, and does all else
-SPOKEN = (*ENCODINGS, PER_PART, LOCAL_SCALE, NOISE, *([CHANGE] if PACKED in ENCODINGS else []))  # what Hello.encodings lists
+SPOKEN = (
+    *ENCODINGS,
+    PER_PART,
+    LOCAL_SCALE,
+    NOISE,
+    STATISTICS,
+    *([CHANGE] if PACKED in ENCODINGS else []),
+)  # what Hello.encodings lists
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)
 PROCESS_KEY = "attune-process"  # the metadata key of Connect: a random word of the process, to tell two with one identity apart
 MOST_MEMBERS = 256  # devices of a round of secure aggregation, whatever the plan says

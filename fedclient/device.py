@@ -32,6 +32,7 @@ from attune.common.text import from_json
 from attune.fedclient import messages, session
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.disclosing import Discloser, told_profile
 from attune.fedclient.exchanges import Exchanges, exchanges_of, report_of
 from attune.fedclient.limits import accept_plan
 from attune.fedclient.link.port import FINAL, Broken, Link
@@ -71,6 +72,7 @@ class Device:
         self.events: asyncio.Queue[messages.Event | BaseException] = asyncio.Queue(64)
         self.job: OrderInProgress | None = None  # the session has one order at hand at most
         self.slot: LearnerSlot | None = None  # once there is a plan
+        self.discloser = Discloser(options, shard, link, worker)
         self.exchanges: Exchanges | None = None  # if the plan has secure aggregation
         self.plan: Plan | None = None
         self.last_contact, self.last_progress = time.monotonic(), 0.0
@@ -123,6 +125,8 @@ class Device:
                 self.job = OrderInProgress(self._spawn(self._send(order_id, resume)))
             case messages.Exchange(message) if self.exchanges is not None:
                 self._spawn(self.exchanges.answer(message, self._ready()))
+            case messages.Disclose(question):
+                self._spawn(self.discloser.answer(question, self.plan))
             case messages.StopWork() | messages.StopSending():
                 self._stop_job()
             case messages.ReportTrouble(order_id, reason):
@@ -155,12 +159,6 @@ class Device:
         except Exception as error:
             await self.events.put(error)
 
-    def _told(self) -> Profile:
-        """Return what the server is told of the shard: sums of its values only if the device discloses statistics."""
-        if "statistics" in self.options.disclose:
-            return self.shard.profile
-        return msgspec.structs.replace(self.shard.profile, columns=None, targets=None)
-
     # --- the control stream --------------------------------------------------------------------------------------------
 
     async def _stream(self, after_s: float) -> None:
@@ -176,7 +174,7 @@ class Device:
 
         try:
             await self._renew()
-            await self.link.control(_hello(self._told(), self.empty), handle)
+            await self.link.control(_hello(told_profile(self.options, self.shard.profile), self.empty), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))

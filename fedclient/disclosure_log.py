@@ -28,6 +28,7 @@ from attune.common.exchange.messages import (
     Hello,
     Progress,
     SecureMessage,
+    StatisticsReport,
     Trouble,
     Update,
     UploadTarget,
@@ -44,6 +45,7 @@ _KINDS: Mapping[type, str] = {
     Progress: "progress",
     Beat: "beat",
     Trouble: "trouble",
+    StatisticsReport: "statistics",
     DownloadRequest: "question for a blob",
     UploadTarget: "question for an offset",
     EnrolRequest: "certificate request",
@@ -243,7 +245,7 @@ def _sample(message: object) -> Any:
 def _plain(value: Any, most: int) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         shown = {name: getattr(value, name) for name in value.__dataclass_fields__}
-        json = {name: msgspec.json.decode(text) for name, text in shown.items() if name.endswith("_json")}
+        json = {name: msgspec.json.decode(text) for name, text in shown.items() if text and name.endswith("_json")}
         return {name: _plain(inner, most) for name, inner in (shown | json).items() if inner not in (b"", "", None, ())}
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"

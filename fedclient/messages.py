@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from attune.common.exchange.messages import Order, SecureMessage, ToDevice
+from attune.common.exchange.messages import Order, SecureMessage, StatisticsRequest, ToDevice
 from attune.common.metrics import METRICS, NOT_OF_SAMPLES, Choice, Metrics
 from attune.common.task import TaskName
 
@@ -208,6 +208,13 @@ class Exchange:
 
 
 @dataclass(frozen=True)
+class Disclose:
+    """Effect: answer a question for statistics of the data."""
+
+    question: StatisticsRequest
+
+
+@dataclass(frozen=True)
 class StopSending:
     """Effect: stop handing in."""
 
@@ -271,6 +278,7 @@ Effect = (
     | StopWork
     | Send
     | Exchange
+    | Disclose
     | StopSending
     | ReportTrouble
     | Reconnect

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from attune.common.exchange.messages import Farewell, Notice, Order, SecureMessage, Welcome
+from attune.common.exchange.messages import Farewell, Notice, Order, SecureMessage, StatisticsRequest, Welcome
 from attune.fedclient import messages
 from attune.fedclient.address import CONNECT_TIMEOUT_S, backoff_s
 from attune.fedclient.messages import Effect, Event
@@ -66,6 +66,8 @@ class Session:
                 return self._ordered(event)
             case SecureMessage():
                 return [] if self.plan_json is None else [messages.Exchange(event)]
+            case StatisticsRequest():
+                return [messages.Disclose(event)]
             case Farewell(message):
                 if self.finished is None and not self.asked_for_model:
                     self.asked_for_model = True

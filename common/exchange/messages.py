@@ -246,6 +246,36 @@ class SecureMessage:
 
 
 @dataclass(frozen=True)
+class StatisticsRequest:
+    """Question for statistics of a device's data (attune.common.site_statistics).
+
+    Attributes:
+        id: Word that the report repeats.
+        columns: Names of the columns that are meant; empty: all.
+        centres_json: Centre of each column by name, for sketches; empty: the question is for sums.
+    """
+
+    id: str
+    columns: tuple[str, ...] = ()
+    centres_json: bytes = b""
+
+
+@dataclass(frozen=True)
+class StatisticsReport:
+    """Answer of a device to a question for statistics.
+
+    Attributes:
+        id: Word of the question.
+        report_json: SiteSums or SiteSketches.
+        refused: Why the device gives none; empty: it does.
+    """
+
+    id: str
+    report_json: bytes = b""
+    refused: str = ""
+
+
+@dataclass(frozen=True)
 class Welcome:
     """The plan that the federation has fixed, and what the server accepts.
 
@@ -271,8 +301,8 @@ class Farewell:
     text: str
 
 
-ToDevice = Welcome | Notice | Order | Farewell | SecureMessage
-ToServer = Hello | Progress | Trouble | SecureMessage
+ToDevice = Welcome | Notice | Order | Farewell | SecureMessage | StatisticsRequest
+ToServer = Hello | Progress | Trouble | SecureMessage | StatisticsReport
 
 
 def read_profile(text: bytes, who: str) -> Profile:

@@ -24,6 +24,8 @@ from attune.common.exchange.messages import (
     Receipt,
     SecureMember,
     SecureMessage,
+    StatisticsReport,
+    StatisticsRequest,
     ToDevice,
     ToServer,
     Trouble,
@@ -72,6 +74,9 @@ def _device_message(message: ToServer | Beat) -> pb.DeviceMessage:
             return pb.DeviceMessage(beat=pb.Beat(every_s=every_s))
         case SecureMessage():
             return pb.DeviceMessage(secure=_secure_message(message))
+        case StatisticsReport(id, report_json, refused):
+            report = pb.StatisticsReport(id=id, report_json=report_json, refused=refused[:LONGEST_TROUBLE])
+            return pb.DeviceMessage(statistics=report)
 
 
 def _read_to_server(data: bytes) -> ToServer | Beat | None:
@@ -89,6 +94,9 @@ def _read_to_server(data: bytes) -> ToServer | Beat | None:
             return Beat(message.beat.every_s)
         case "secure" if message.secure.exchange in _EXCHANGE_NAMES:
             return _secure(message.secure)
+        case "statistics":
+            report = message.statistics
+            return StatisticsReport(report.id, report.report_json, clean(report.refused, LONGEST_TROUBLE))
     return None
 
 
@@ -106,6 +114,8 @@ def _server_message(message: ToDevice | Beat) -> pb.ServerMessage:
             return pb.ServerMessage(order=_order_message(message))
         case SecureMessage():
             return pb.ServerMessage(secure=_secure_message(message))
+        case StatisticsRequest():
+            return pb.ServerMessage(statistics=pb.StatisticsRequest(**vars(message)))
 
 
 def _read_to_device(data: bytes) -> ToDevice | Beat | None:
@@ -123,6 +133,9 @@ def _read_to_device(data: bytes) -> ToDevice | Beat | None:
             return _order(message.order)
         case "secure" if message.secure.exchange in _EXCHANGE_NAMES:
             return _secure(message.secure)
+        case "statistics":
+            question = message.statistics
+            return StatisticsRequest(question.id, tuple(question.columns), question.centres_json)
     return None
 
 

@@ -56,18 +56,20 @@ class Certificate(_message.Message):
     def __init__(self, certificate_pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
 
 class DeviceMessage(_message.Message):
-    __slots__ = ("hello", "progress", "trouble", "beat", "secure")
+    __slots__ = ("hello", "progress", "trouble", "beat", "secure", "statistics")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     SECURE_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     progress: Progress
     trouble: Trouble
     beat: Beat
     secure: SecureMessage
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., secure: _Optional[_Union[SecureMessage, _Mapping]] = ...) -> None: ...
+    statistics: StatisticsReport
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., secure: _Optional[_Union[SecureMessage, _Mapping]] = ..., statistics: _Optional[_Union[StatisticsReport, _Mapping]] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("every_s",)
@@ -106,20 +108,22 @@ class Trouble(_message.Message):
     def __init__(self, order_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "notice", "order", "finish", "beat", "secure")
+    __slots__ = ("welcome", "notice", "order", "finish", "beat", "secure", "statistics")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     SECURE_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     notice: Notice
     order: Order
     finish: Finish
     beat: Beat
     secure: SecureMessage
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., secure: _Optional[_Union[SecureMessage, _Mapping]] = ...) -> None: ...
+    statistics: StatisticsRequest
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., secure: _Optional[_Union[SecureMessage, _Mapping]] = ..., statistics: _Optional[_Union[StatisticsRequest, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("plan_json", "inline_bytes", "waits")
@@ -243,6 +247,26 @@ class SecureMember(_message.Message):
     signature: bytes
     secret: bytes
     def __init__(self, name: _Optional[str] = ..., mask_key: _Optional[bytes] = ..., share_key: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., secret: _Optional[bytes] = ...) -> None: ...
+
+class StatisticsRequest(_message.Message):
+    __slots__ = ("id", "columns", "centres_json")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    CENTRES_JSON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    centres_json: bytes
+    def __init__(self, id: _Optional[str] = ..., columns: _Optional[_Iterable[str]] = ..., centres_json: _Optional[bytes] = ...) -> None: ...
+
+class StatisticsReport(_message.Message):
+    __slots__ = ("id", "report_json", "refused")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REPORT_JSON_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    report_json: bytes
+    refused: str
+    def __init__(self, id: _Optional[str] = ..., report_json: _Optional[bytes] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("status", "message")

@@ -23,6 +23,7 @@ from attune.common.exchange.messages import (
     Progress,
     Receipt,
     SecureMessage,
+    StatisticsReport,
     ToServer,
     Trouble,
     Update,
@@ -308,7 +309,7 @@ class GrpcLink:
     def trouble(self, order_id: str, reason: str) -> None:
         self._tell(Trouble(order_id, reason))
 
-    def answer(self, message: SecureMessage) -> None:
+    def answer(self, message: SecureMessage | StatisticsReport) -> None:
         self._tell(message)
 
     async def decline(self, reason: str) -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61ttune/fedserver/pb/admin.proto\x12\tattune.v1\"\r\n\x0bWakeRequest\"\x1e\n\tWakeReply\x12\x11\n\tconnected\x18\x01 \x01(\r\"\x1e\n\x0cPauseRequest\x12\x0e\n\x06paused\x18\x01 \x01(\x08\"*\n\nPauseReply\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\"@\n\x0fNewTokenRequest\x12\x0c\n\x04uses\x18\x01 \x01(\r\x12\r\n\x05ttl_s\x18\x02 \x01(\x01\x12\x10\n\x08only_for\x18\x03 \x01(\t\"\x1e\n\rNewTokenReply\x12\r\n\x05token\x18\x01 \x01(\t\"\x0f\n\rTokensRequest\"/\n\x0bTokensReply\x12 \n\x06tokens\x18\x01 \x03(\x0b\x32\x10.attune.v1.Token\"\x9b\x01\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06origin\x18\x03 \x01(\t\x12\x0c\n\x04uses\x18\x04 \x01(\r\x12\x11\n\tuses_left\x18\x05 \x01(\r\x12\x0f\n\x07made_at\x18\x06 \x01(\x01\x12\x12\n\nexpires_at\x18\x07 \x01(\x01\x12\x10\n\x08only_for\x18\x08 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\t \x03(\t\"1\n\x12RevokeTokenRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x02 \x01(\x08\"#\n\x10RevokeTokenReply\x12\x0f\n\x07revoked\x18\x01 \x03(\t\"\x1d\n\rRevokeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\" \n\x0bRevokeReply\x12\x11\n\tconnected\x18\x01 \x01(\r\"\x11\n\x0fTroublesRequest\"!\n\rTroublesReply\x12\x10\n\x08troubles\x18\x01 \x03(\t2\xbd\x03\n\x05\x41\x64min\x12\x34\n\x04Wake\x12\x16.attune.v1.WakeRequest\x1a\x14.attune.v1.WakeReply\x12@\n\x08Troubles\x12\x1a.attune.v1.TroublesRequest\x1a\x18.attune.v1.TroublesReply\x12\x37\n\x05Pause\x12\x17.attune.v1.PauseRequest\x1a\x15.attune.v1.PauseReply\x12@\n\x08NewToken\x12\x1a.attune.v1.NewTokenRequest\x1a\x18.attune.v1.NewTokenReply\x12:\n\x06Tokens\x12\x18.attune.v1.TokensRequest\x1a\x16.attune.v1.TokensReply\x12I\n\x0bRevokeToken\x12\x1d.attune.v1.RevokeTokenRequest\x1a\x1b.attune.v1.RevokeTokenReply\x12:\n\x06Revoke\x12\x18.attune.v1.RevokeRequest\x1a\x16.attune.v1.RevokeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61ttune/fedserver/pb/admin.proto\x12\tattune.v1\"\r\n\x0bWakeRequest\"\x1e\n\tWakeReply\x12\x11\n\tconnected\x18\x01 \x01(\r\"\x1e\n\x0cPauseRequest\x12\x0e\n\x06paused\x18\x01 \x01(\x08\"*\n\nPauseReply\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\"@\n\x0fNewTokenRequest\x12\x0c\n\x04uses\x18\x01 \x01(\r\x12\r\n\x05ttl_s\x18\x02 \x01(\x01\x12\x10\n\x08only_for\x18\x03 \x01(\t\"\x1e\n\rNewTokenReply\x12\r\n\x05token\x18\x01 \x01(\t\"\x0f\n\rTokensRequest\"/\n\x0bTokensReply\x12 \n\x06tokens\x18\x01 \x03(\x0b\x32\x10.attune.v1.Token\"\x9b\x01\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06origin\x18\x03 \x01(\t\x12\x0c\n\x04uses\x18\x04 \x01(\r\x12\x11\n\tuses_left\x18\x05 \x01(\r\x12\x0f\n\x07made_at\x18\x06 \x01(\x01\x12\x12\n\nexpires_at\x18\x07 \x01(\x01\x12\x10\n\x08only_for\x18\x08 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\t \x03(\t\"1\n\x12RevokeTokenRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x02 \x01(\x08\"#\n\x10RevokeTokenReply\x12\x0f\n\x07revoked\x18\x01 \x03(\t\"\x1d\n\rRevokeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\" \n\x0bRevokeReply\x12\x11\n\tconnected\x18\x01 \x01(\r\"9\n\x12StatisticsQuestion\x12\x0f\n\x07\x63olumns\x18\x01 \x03(\t\x12\x12\n\npatience_s\x18\x02 \x01(\x01\"+\n\x10StatisticsAnswer\x12\x17\n\x0fstatistics_json\x18\x01 \x01(\x0c\"\x11\n\x0fTroublesRequest\"!\n\rTroublesReply\x12\x10\n\x08troubles\x18\x01 \x03(\t2\x87\x04\n\x05\x41\x64min\x12\x34\n\x04Wake\x12\x16.attune.v1.WakeRequest\x1a\x14.attune.v1.WakeReply\x12@\n\x08Troubles\x12\x1a.attune.v1.TroublesRequest\x1a\x18.attune.v1.TroublesReply\x12\x37\n\x05Pause\x12\x17.attune.v1.PauseRequest\x1a\x15.attune.v1.PauseReply\x12@\n\x08NewToken\x12\x1a.attune.v1.NewTokenRequest\x1a\x18.attune.v1.NewTokenReply\x12:\n\x06Tokens\x12\x18.attune.v1.TokensRequest\x1a\x16.attune.v1.TokensReply\x12I\n\x0bRevokeToken\x12\x1d.attune.v1.RevokeTokenRequest\x1a\x1b.attune.v1.RevokeTokenReply\x12:\n\x06Revoke\x12\x18.attune.v1.RevokeRequest\x1a\x16.attune.v1.RevokeReply\x12H\n\nStatistics\x12\x1d.attune.v1.StatisticsQuestion\x1a\x1b.attune.v1.StatisticsAnswerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -57,10 +57,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REVOKEREQUEST']._serialized_end=608
   _globals['_REVOKEREPLY']._serialized_start=610
   _globals['_REVOKEREPLY']._serialized_end=642
-  _globals['_TROUBLESREQUEST']._serialized_start=644
-  _globals['_TROUBLESREQUEST']._serialized_end=661
-  _globals['_TROUBLESREPLY']._serialized_start=663
-  _globals['_TROUBLESREPLY']._serialized_end=696
-  _globals['_ADMIN']._serialized_start=699
-  _globals['_ADMIN']._serialized_end=1144
+  _globals['_STATISTICSQUESTION']._serialized_start=644
+  _globals['_STATISTICSQUESTION']._serialized_end=701
+  _globals['_STATISTICSANSWER']._serialized_start=703
+  _globals['_STATISTICSANSWER']._serialized_end=746
+  _globals['_TROUBLESREQUEST']._serialized_start=748
+  _globals['_TROUBLESREQUEST']._serialized_end=765
+  _globals['_TROUBLESREPLY']._serialized_start=767
+  _globals['_TROUBLESREPLY']._serialized_end=800
+  _globals['_ADMIN']._serialized_start=803
+  _globals['_ADMIN']._serialized_end=1322
 # @@protoc_insertion_point(module_scope)

@@ -104,6 +104,20 @@ class RevokeReply(_message.Message):
     connected: int
     def __init__(self, connected: _Optional[int] = ...) -> None: ...
 
+class StatisticsQuestion(_message.Message):
+    __slots__ = ("columns", "patience_s")
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    patience_s: float
+    def __init__(self, columns: _Optional[_Iterable[str]] = ..., patience_s: _Optional[float] = ...) -> None: ...
+
+class StatisticsAnswer(_message.Message):
+    __slots__ = ("statistics_json",)
+    STATISTICS_JSON_FIELD_NUMBER: _ClassVar[int]
+    statistics_json: bytes
+    def __init__(self, statistics_json: _Optional[bytes] = ...) -> None: ...
+
 class TroublesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

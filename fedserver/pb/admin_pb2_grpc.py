@@ -69,6 +69,11 @@ class AdminStub(object):
                 request_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeRequest.SerializeToString,
                 response_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeReply.FromString,
                 _registered_method=True)
+        self.Statistics = channel.unary_unary(
+                '/attune.v1.Admin/Statistics',
+                request_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.StatisticsQuestion.SerializeToString,
+                response_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.StatisticsAnswer.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -121,6 +126,12 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Statistics(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -158,6 +169,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Revoke,
                     request_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeRequest.FromString,
                     response_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeReply.SerializeToString,
+            ),
+            'Statistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.Statistics,
+                    request_deserializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.StatisticsQuestion.FromString,
+                    response_serializer=attune_dot_fedserver_dot_pb_dot_admin__pb2.StatisticsAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -349,6 +365,33 @@ class Admin(object):
             '/attune.v1.Admin/Revoke',
             attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeRequest.SerializeToString,
             attune_dot_fedserver_dot_pb_dot_admin__pb2.RevokeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Statistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attune.v1.Admin/Statistics',
+            attune_dot_fedserver_dot_pb_dot_admin__pb2.StatisticsQuestion.SerializeToString,
+            attune_dot_fedserver_dot_pb_dot_admin__pb2.StatisticsAnswer.FromString,
             options,
             channel_credentials,
             insecure,

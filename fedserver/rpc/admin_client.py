@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
+import msgspec
 
 from attune.common.errors import Unreachable
+from attune.common.grpc_errors import from_rpc
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential
+from attune.fedserver.core.fleet_statistics import FleetStatistics
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.registrar import OPERATOR
-from attune.fedserver.pb.admin_pb2 import PauseRequest, TroublesRequest, WakeRequest
+from attune.fedserver.pb.admin_pb2 import PauseRequest, StatisticsQuestion, TroublesRequest, WakeRequest
 from attune.fedserver.pb.admin_pb2_grpc import AdminStub
 
 TIMEOUT_S = 10.0
@@ -47,6 +50,22 @@ def pause(home: ServerHome, on: bool) -> tuple[str, int]:
     return str(reply.phase), int(reply.round)
 
 
+def statistics(home: ServerHome, columns: Sequence[str], patience_s: float) -> FleetStatistics:
+    """Return statistics of the data of the connected devices.
+
+    Args:
+        home: The server's home.
+        columns: Names of the columns that are meant; empty: all.
+        patience_s: For how long each of the two passes waits for devices.
+
+    Raises:
+        Unreachable: The server does not answer, or refuses with a reason.
+    """
+    question = StatisticsQuestion(columns=columns, patience_s=patience_s)
+    reply = _call(home, lambda admin: admin.Statistics(question, timeout=2 * patience_s + TIMEOUT_S))
+    return msgspec.json.decode(reply.statistics_json, type=FleetStatistics)
+
+
 def _call(home: ServerHome, call: Callable[[AdminStub], Any]) -> Any:
     address = home.address()
     if address is None:
@@ -58,6 +77,8 @@ def _call(home: ServerHome, call: Callable[[AdminStub], Any]) -> Any:
         try:
             return call(AdminStub(channel))
         except grpc.RpcError as error:
+            if (named := from_rpc(error)) is not None:
+                raise named from None
             raise Unreachable(
                 f"the server at {target} did not answer; what was changed counts from its next start: {error}"
             ) from None

@@ -21,6 +21,7 @@ from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.refusals import Refusals
+from attune.fedserver.federation.survey import Survey, without_statistics
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
@@ -62,10 +63,12 @@ class GrpcServer:
         options = server_options(handshake_s=settings.handshake_s, connections=self._connections.bounds.connections)
         auth = Auth(registrar, coordinator.troubles, refusals, self._connections, coordinator.ready)
         self._server = server = grpc.aio.server(interceptors=[auth], options=options)
-        federation = FederationService(members, updates, registrar, pulses)
+        survey = Survey(coordinator.streams, without_statistics(coordinator.settings.privacy))
+        federation = FederationService(members, updates, registrar, pulses, survey)
         transfers = BlobService(coordinator.book, blobs, updates, executors, pulses, coordinator.activity)
         server.add_generic_rpc_handlers((federation.handler(), transfers.handler()))
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, members, registrar, admin, ledger), server)
+        operators = AdminService(coordinator, members, registrar, admin, ledger, survey)
+        admin_pb2_grpc.add_AdminServicer_to_server(operators, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         files: list[Any] = [admin_pb2, health_pb2]
         names = [service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()]

@@ -16,6 +16,7 @@ from attune.common.exchange.messages import (
     Progress,
     Receipt,
     SecureMessage,
+    StatisticsReport,
     Trouble,
     Update,
 )
@@ -24,6 +25,7 @@ from attune.common.protocol import PROCESS_KEY, PROTOCOL
 from attune.common.pulse import Pulse
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
+from attune.fedserver.federation.survey import Survey
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.rpc.auth import caller
@@ -61,8 +63,9 @@ SILENT_PACES = 3  # after so long a silence, a stream is over that is not watche
 class FederationService:
     """Handlers of the calls Enrol, Renew, Connect and Submit."""
 
-    def __init__(self, members: Members, updates: Updates, registrar: Registrar, pulses: DevicePulses) -> None:
+    def __init__(self, members: Members, updates: Updates, registrar: Registrar, pulses: DevicePulses, survey: Survey) -> None:
         self._members, self._updates, self._registrar, self._pulses = members, updates, registrar, pulses
+        self._survey = survey
 
     def handler(self) -> grpc.GenericRpcHandler:
         unary = {ENROL: self.enrol, RENEW: self.renew, SUBMIT: self.submit}
@@ -159,6 +162,8 @@ class FederationService:
                         await self._members.trouble(stream.name, order_id, reason)
                     case SecureMessage():
                         self._members.secure(stream.name, message)
+                    case StatisticsReport():
+                        self._survey.answered(stream.name, message)
                     case Progress(order_id, done):
                         await self._members.progress(stream.name, order_id, done)
                     case Beat() if watching is None:  # an older device does not beat, and is not watched

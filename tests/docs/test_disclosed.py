@@ -12,7 +12,7 @@ import pytest
 from attune.common.exchange.transform import SUMMED
 from attune.common.metrics import METRICS, Metrics, reported_by
 from attune.common.plan import Columns, Profile
-from attune.fedclient.device import Device
+from attune.fedclient.disclosing import told_profile
 from attune.fedclient.exchanges import report_of
 from attune.fedclient.messages import OrderResult
 from docs.disclosed import Decision, decisions, fields_sent
@@ -54,8 +54,7 @@ def test_the_profile_that_leaves_is_the_one_that_is_decided(decided: dict[str, D
     sums = Columns(3, [0.0], [1.0])
     profile = Profile("tabular", (1,), ["a"], 9, 9, 9, True, sums, ["age"], "regression", sums)
     assert None not in msgspec.structs.astuple(profile)
-    device = SimpleNamespace(options=SimpleNamespace(disclose=disclose), shard=SimpleNamespace(profile=profile))
-    said = msgspec.structs.asdict(Device._told(cast(Any, device)))
+    said = msgspec.structs.asdict(told_profile(cast(Any, SimpleNamespace(disclose=disclose)), profile))
     withheld = {name for name, value in said.items() if value is None}
     assert withheld == (set() if disclose else {name for name in said if decided[f"Profile.{name}"].usual == "disclosed"})
 

@@ -150,6 +150,14 @@ class Federation:
     def devices(self, shards: Sequence[Path], *flags: str) -> list[Process]:
         return [self.device(shard, *flags) for shard in shards]
 
+    def fleet(self, shards: Sequence[Path], *flags: str) -> Process:
+        """Start one process with a device for each shard."""
+        data = [word for shard in shards for word in ("--data", str(shard))]
+        command = [_script("fedclient"), *data, "--device", "cpu", "--server", f"localhost:{self.port}", *flags]
+        process = Process(command, self._log("fleet"), self.environment)
+        self.processes.append(process)
+        return process
+
     def command(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         """Run `fedserver ...` or `fedclient ...` to its end, and check its exit status."""
         done = run([_script(words[0]), *words[1:]], self.environment, PATIENCE_S)

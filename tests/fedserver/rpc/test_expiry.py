@@ -51,7 +51,7 @@ def test_a_stream_ends_with_its_certificate(busy: bool, retired: bool) -> None:
     members: Any = SimpleNamespace(
         connect=lambda name, hello, process: context.stream, disconnect=lambda stream: None, rival=lambda *_: None
     )
-    service = FederationService(members, *[SimpleNamespace()] * 2, DevicePulses(20.0))  # type: ignore[arg-type]
+    service = FederationService(members, *[SimpleNamespace()] * 2, DevicePulses(20.0), None)  # type: ignore[arg-type]
     known = Caller("device", "ada", "f", float("inf"), {"f": ends}) if retired else Caller("device", "ada", "f", ends)
 
     async def main() -> None:

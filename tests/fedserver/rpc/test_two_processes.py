@@ -70,7 +70,7 @@ class Context:
 def play(first: Context, second: Context) -> tuple[str, list[str]]:
     """Return how the second process fares, and the troubles at that time."""
     members = RealStreams()
-    service = FederationService(members, None, None, DevicePulses(EVERY_S))  # type: ignore[arg-type]
+    service = FederationService(members, None, None, DevicePulses(EVERY_S), None)  # type: ignore[arg-type]
 
     async def main() -> tuple[str, list[str]]:
         CALLER.set(Caller("device", "ada", "f"))

@@ -1,0 +1,116 @@
+"""Sums that describe the data of one site before training, and sketches of how its values are distributed.
+
+A fleet's statistics are made in two passes. In the first one a device sends the sums of each column. The second one needs the
+mean and deviation of the whole fleet: a device counts its values in buckets that grow with the distance from the fleet's mean.
+The widths of the buckets follow DDSketch (Masson, Rim and Lee, PVLDB 12, 2019), so sketches of devices are added bucket by
+bucket, and a quantile of the sum has a stated error. No value of a single row leaves a device, as it would in a sketch that
+keeps samples.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+ACCURACY = 0.01  # largest error of a quantile, as a share of the value's distance from the fleet's mean
+NEAREST, FARTHEST = 1e-3, 1e6  # deviations from the mean: what is nearer is in bucket 0, what is farther in the last ones
+MOST_COLUMNS = 256  # in one request
+_GROWTH = math.log((1 + ACCURACY) / (1 - ACCURACY))  # logarithm of the ratio of two neighbouring buckets' ends
+_FIRST = math.ceil(math.log(NEAREST) / _GROWTH)
+BUCKETS = math.ceil(math.log(FARTHEST) / _GROWTH) - _FIRST  # on each side of bucket 0
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class ColumnSums(msgspec.Struct, frozen=True):
+    """Sums of one column over the rows of a site.
+
+    Attributes:
+        rows: Rows with a value.
+        missing: Rows without one.
+        mean: Mean of the values; 0 without any.
+        squares: Sum of squared distances from the mean.
+    """
+
+    rows: Count
+    missing: Count
+    mean: float
+    squares: float
+
+
+class SiteSums(msgspec.Struct, frozen=True):
+    """Answer of a device in the first pass.
+
+    Attributes:
+        samples: Samples of the training and the test part.
+        columns: Sums by the name of the column.
+        classes: Samples of each class, in the order of the labels in the device's profile; empty for other tasks.
+    """
+
+    samples: Count
+    columns: dict[str, ColumnSums] = {}
+    classes: list[Count] = []
+
+
+class Centre(msgspec.Struct, frozen=True):
+    """Mean and standard deviation of a column over the whole fleet."""
+
+    mean: float
+    deviation: float
+
+
+class ColumnSketch(msgspec.Struct, frozen=True):
+    """Counts of one site's values by bucket: those from `first` on; negative buckets lie below the fleet's mean."""
+
+    first: int
+    counts: list[Count]
+
+
+class SiteSketches(msgspec.Struct, frozen=True):
+    """Answer of a device in the second pass: a sketch by the name of the column."""
+
+    columns: dict[str, ColumnSketch] = {}
+
+
+def column_sums(values_N: npt.NDArray[np.float64]) -> ColumnSums:
+    """Return the sums of one column. NaN is a missing value.
+
+    Args:
+        values_N: The column, (N,).
+    """
+    present = values_N[~np.isnan(values_N)]
+    mean = float(present.mean()) if len(present) else 0.0
+    return ColumnSums(len(present), len(values_N) - len(present), mean, float(np.square(present - mean).sum()))
+
+
+def sketch_of(values_N: npt.NDArray[np.float64], centre: Centre) -> ColumnSketch:
+    """Return the sketch of one column. Missing values are left out.
+
+    Args:
+        values_N: The column, (N,), with NaN for missing values.
+        centre: Mean and deviation of the fleet.
+    """
+    distance = (values_N[~np.isnan(values_N)] - centre.mean) / (centre.deviation or 1.0)
+    size = np.abs(distance)
+    with np.errstate(divide="ignore"):
+        steps = np.ceil(np.log(size) / _GROWTH) - _FIRST
+    bucket = np.where(size <= NEAREST, 0, np.sign(distance) * np.clip(steps, 1, BUCKETS)).astype(np.int64)
+    if not len(bucket):
+        return ColumnSketch(0, [])
+    first = int(bucket.min())
+    return ColumnSketch(first, np.bincount(bucket - first).tolist())
+
+
+def bucket_value(bucket: int, centre: Centre) -> float:
+    """Return the value that stands for all values of a bucket: its error is ACCURACY of the distance from the mean.
+
+    Bucket 0 stands for values within NEAREST deviations. The last bucket on each side has no bound on its error.
+    """
+    if bucket == 0:
+        return centre.mean
+    end = math.exp((abs(bucket) + _FIRST) * _GROWTH)
+    return centre.mean + math.copysign(end * (1 - ACCURACY), bucket) * (centre.deviation or 1.0)

@@ -1,0 +1,49 @@
+"""Statistics of a device's own data: the answers to the two passes of `fedserver statistics`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from attune.common.site_statistics import Centre, SiteSketches, SiteSums, column_sums, sketch_of
+from attune.fedclient.data.shard import Shard
+
+
+def site_sums(shard: Shard, wanted: Collection[str] = ()) -> SiteSums:
+    """Return the sums over all rows of a shard, of its training and its test part.
+
+    Args:
+        shard: The shard. Columns are those of tables, the channels of series, and the targets of a regression.
+        wanted: Names of columns; empty: all.
+    """
+    classes: list[int] = []
+    if shard.task == "classes":
+        names, counts = np.unique(np.concatenate([shard.train_y.ravel(), shard.test_y.ravel()]), return_counts=True)
+        count_of = {str(name): int(count) for name, count in zip(names.tolist(), counts.tolist(), strict=True)}
+        classes = [count_of.get(str(label), 0) for label in shard.labels]
+    sums = {name: column_sums(values_N) for name, values_N in _columns(shard, wanted).items()}
+    return SiteSums(len(shard.train_x) + len(shard.test_x), sums, classes)
+
+
+def site_sketches(shard: Shard, centres: Mapping[str, Centre]) -> SiteSketches:
+    """Return the sketches of the columns that have a centre."""
+    columns = _columns(shard, centres.keys()) if centres else {}
+    return SiteSketches({name: sketch_of(values_N, centres[name]) for name, values_N in columns.items()})
+
+
+def _columns(shard: Shard, wanted: Collection[str]) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the columns by name, each with all its rows, (N,) float64, with NaN for missing values."""
+    columns: dict[str, npt.NDArray[np.float64]] = {}
+    if shard.kind in ("tabular", "series"):
+        width = shard.train_x.shape[-1]
+        rows = np.concatenate([part.reshape(-1, width) for part in (shard.train_x, shard.test_x)])
+        names = shard.column_names or [f"column {number + 1}" for number in range(width)]
+        columns = {name: rows[:, place].astype(np.float64) for place, name in enumerate(names) if not wanted or name in wanted}
+    if shard.task == "regression":
+        targets = np.concatenate([shard.train_y, shard.test_y]).astype(np.float64)
+        for place, label in enumerate(shard.labels):
+            if not wanted or f"target {label}" in wanted:
+                columns[f"target {label}"] = targets[:, place]
+    return columns

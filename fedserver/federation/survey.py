@@ -1,0 +1,155 @@
+"""Questions of the operator to all connected devices for statistics of their data, and the devices' answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from attune.common import aio
+from attune.common.config import PrivacySettings
+from attune.common.errors import SettingError, UpdateRefused
+from attune.common.exchange.messages import StatisticsReport, StatisticsRequest
+from attune.common.plan import Profile
+from attune.common.site_statistics import MOST_COLUMNS, Centre, SiteSketches, SiteSums
+from attune.common.text import clean, from_json
+from attune.fedserver.core.fleet_statistics import (
+    FleetStatistics,
+    centres_of,
+    check_sketches,
+    check_sums,
+    columns_of,
+    fleet_statistics,
+)
+from attune.fedserver.federation.streams import Streams
+
+T = TypeVar("T")
+LONGEST_S = 600.0
+TOO_OLD = "its fedclient is too old to answer: update it"
+TOO_MUCH = "the answers of all devices together are too large: ask for fewer columns (--columns)"
+MOST_BYTES = 256 << 20  # of the answers in one pass
+SILENT = "it did not answer in time"
+
+
+def without_statistics(privacy: PrivacySettings) -> str:
+    """Return why a federation with these settings asks for no statistics; empty if it does."""
+    if privacy.on_devices or privacy.on_server:
+        return f"statistics have no noise, and this federation promises it (privacy.unit = {privacy.unit!r})"
+    if privacy.secure_aggregation:
+        return "statistics are not masked, and this federation promises masked sums (privacy.secure_aggregation)"
+    return ""
+
+
+class Survey:
+    """Survey of the fleet's data. One runs at a time.
+
+    Args:
+        streams: Streams of the connected devices.
+        private: Why statistics are not asked for; empty: they are.
+    """
+
+    def __init__(self, streams: Streams, private: str) -> None:
+        self._streams, self._private = streams, private
+        self._turn = asyncio.Lock()
+        self._id, self._awaited = "", set[str]()
+        self._reports: dict[str, StatisticsReport] = {}
+        self._bytes = 0
+        self._all_here = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"Survey(awaits {len(self._awaited)}, has {len(self._reports)})"
+
+    async def run(self, columns: Sequence[str], patience_s: float) -> FleetStatistics:
+        """Ask the connected devices in two passes, and return what may be shown.
+
+        Args:
+            columns: Names of the columns that are meant; empty: all.
+            patience_s: For how long each pass waits for answers.
+
+        Raises:
+            SettingError: The settings have privacy, or the question cannot be.
+        """
+        if self._private:
+            raise SettingError(self._private)
+        if len(columns) > MOST_COLUMNS or not 0 < patience_s <= LONGEST_S:
+            raise SettingError(f"statistics are of at most {MOST_COLUMNS} columns, and wait from 0 to {LONGEST_S:.0f} s")
+        async with self._turn:
+            profiles = self._streams.profiles()
+            known = {name for profile in profiles.values() for name in columns_of(profile)}
+            if lacking := [name for name in columns if name not in known]:
+                raise SettingError(f"no connected device has a column {clean(lacking[0])!r}")
+            without = {name: TOO_OLD for name in profiles if not self._surveyed(name)}
+            asked = profiles.keys() - without.keys()
+            reports = await self._pass(asked, tuple(columns), b"", patience_s)
+            sites, refused = await asyncio.to_thread(_sums_in, reports, profiles)
+            centres = centres_of(sites)
+            text = msgspec.json.encode(centres)
+            reports = await self._pass(sites.keys(), tuple(columns), text, patience_s) if centres else {}
+            sketches, _ = await asyncio.to_thread(_sketches_in, reports, sites, centres)
+            silent = dict.fromkeys(asked - sites.keys() - refused.keys(), SILENT)
+            return await asyncio.to_thread(fleet_statistics, sites, sketches, profiles, without | refused | silent)
+
+    def answered(self, name: str, report: StatisticsReport) -> None:
+        """Take in the answer of a device. An answer that was not asked for is dropped."""
+        if name not in self._awaited or report.id != self._id:
+            return
+        self._awaited.discard(name)
+        self._bytes += len(report.report_json)
+        self._reports[name] = report if self._bytes <= MOST_BYTES else StatisticsReport(report.id, refused=TOO_MUCH)
+        if not self._awaited:
+            self._all_here.set()
+
+    def _surveyed(self, name: str) -> bool:
+        stream = self._streams.get(name)
+        return stream is not None and stream.surveyed
+
+    async def _pass(
+        self, names: Collection[str], columns: tuple[str, ...], centres_json: bytes, patience_s: float
+    ) -> Mapping[str, StatisticsReport]:
+        """Ask these devices, and return the answers that come in time."""
+        self._id, self._awaited, self._reports, self._bytes = secrets.token_hex(8), set(names), {}, 0
+        self._all_here.clear()
+        for name in names:
+            self._streams.send(name, StatisticsRequest(self._id, columns, centres_json))
+        with contextlib.suppress(TimeoutError):
+            async with aio.timeout(patience_s if names else 0):
+                await self._all_here.wait()
+        self._awaited = set()
+        return self._reports
+
+
+def _sums_in(
+    reports: Mapping[str, StatisticsReport], profiles: Mapping[str, Profile]
+) -> tuple[dict[str, SiteSums], dict[str, str]]:
+    """Return the sums of the devices, and why others have none."""
+    return _read(reports, SiteSums, lambda name, sums: check_sums(sums, profiles[name]))
+
+
+def _sketches_in(
+    reports: Mapping[str, StatisticsReport], sites: Mapping[str, SiteSums], centres: Mapping[str, Centre]
+) -> tuple[dict[str, SiteSketches], dict[str, str]]:
+    return _read(reports, SiteSketches, lambda name, sketches: check_sketches(sketches, sites[name], centres))
+
+
+def _read(
+    reports: Mapping[str, StatisticsReport], form: type[T], check: Callable[[str, T], None]
+) -> tuple[dict[str, T], dict[str, str]]:
+    """Return the answers that can be read and pass the check, and for each other device the reason."""
+    answers, refused = {}, {}
+    for name, report in sorted(reports.items()):
+        if report.refused:
+            refused[name] = report.refused
+            continue
+        try:
+            answer = from_json(report.report_json, form)
+            check(name, answer)
+            answers[name] = answer
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            refused[name] = "its answer cannot be read"
+        except UpdateRefused as error:
+            refused[name] = str(error)
+    return answers, refused

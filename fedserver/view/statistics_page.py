@@ -1,0 +1,107 @@
+"""Statistics of a fleet's data for people: lines of text, and a page with pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from attune.common.pictures import figures, page
+from attune.common.text import aligned, clean
+from attune.fedserver.core.fleet_statistics import FEWEST_ROWS, ColumnStatistics, FleetStatistics
+
+HEADS = ("column", "devices", "rows", "missing", "mean", "deviation", "5 %", "median", "95 %", "between sites")
+WITHHELD = "withheld"
+MOST_PICTURES = 40  # columns with a picture
+
+
+def lines_of(report: FleetStatistics) -> Iterator[str]:
+    """Yield the statistics as lines of text."""
+    samples = WITHHELD if report.samples is None else f"{report.samples:,}"
+    yield f"{report.devices} devices answered; samples: {samples}"
+    for name, why in sorted(report.without.items()):
+        yield clean(f"without {name}: {why}", 400)
+    if report.columns:
+        yield ""
+        yield from aligned([HEADS, *(tuple(map(_cell, _row(name, column))) for name, column in report.columns.items())])
+    if report.classes:
+        yield ""
+        shown = ((label, WITHHELD if count is None else f"{count:,}") for label, count in report.classes.items())
+        yield from aligned([("class", "samples"), *((clean(label, 60), count) for label, count in shown)])
+    if report.class_distance is not None:
+        yield f"distance of the sites' class shares from the fleet's: {report.class_distance:.2f} (0: alike, 1: disjoint)"
+    if report.why:
+        yield ""
+        yield _advice(report)
+
+
+def write_page(out: Path, report: FleetStatistics) -> list[Path]:
+    """Write a page with a table and a picture of each column into a folder, and return the paths."""
+    return page.write(out, "Statistics of the fleet's data", _sections(report))
+
+
+def _sections(report: FleetStatistics) -> Iterator[page.Section]:
+    rows = [_row(name, column) for name, column in report.columns.items()]
+    yield page.Section(
+        "Columns", f"{report.devices} devices answered. {_advice(report)}", table=page.PageTable(HEADS, rows) if rows else None
+    )
+    if report.classes:
+        yield _class_section(report)
+    drawn = [(name, column) for name, column in report.columns.items() if column.histogram and column.histogram.edges]
+    for number, (name, column) in enumerate(drawn[:MOST_PICTURES]):
+        yield page.Section(
+            clean(name, 60), _histogram_caption(column), page.Picture(f"column-{number + 1}", _histogram(column))
+        )
+
+
+def _advice(report: FleetStatistics) -> str:
+    """Return which methods to try first and why, or why there is nothing to show."""
+    return f"Try first: {', '.join(report.first)} ({report.why})." if report.first else f"{report.why}."
+
+
+def _row(name: str, column: ColumnStatistics) -> tuple[page.Cell, ...]:
+    quantiles = column.quantiles or {}
+    numbers = (column.missing, column.mean, column.deviation, *(quantiles.get(share) for share in ("0.05", "0.5", "0.95")))
+    return (clean(name, 60), column.devices, column.rows, *numbers, column.between)
+
+
+def _cell(cell: page.Cell) -> str:
+    if cell is None:
+        return WITHHELD
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def _class_section(report: FleetStatistics) -> page.Section:
+    shown = {label: count for label, count in (report.classes or {}).items() if count is not None}
+    figure = figures.new(7.0, 3.0)
+    axes = figure.subplots()
+    axes.bar(range(len(shown)), list(shown.values()), color=figures.COLOURS[0])
+    axes.set_xticks(range(len(shown)), [clean(label, 20) for label in shown], rotation=90 if len(shown) > 8 else 0)
+    axes.set_ylabel("samples")
+    figures.plain(axes)
+    caption = f"Classes with fewer than {FEWEST_ROWS} samples, or on too few devices, are withheld."
+    rows: list[tuple[page.Cell, ...]] = [(clean(label, 60), count) for label, count in (report.classes or {}).items()]
+    return page.Section("Classes", caption, page.Picture("classes", figure), page.PageTable(("class", "samples"), rows))
+
+
+def _histogram_caption(column: ColumnStatistics) -> str:
+    share = f"{column.between:.0%}" if column.between is not None else "an unknown share"
+    return (
+        f"{column.rows} rows of {column.devices} devices; {share} of the variance lies between sites. The outer bins are open."
+    )
+
+
+def _histogram(column: ColumnStatistics) -> Any:
+    """Draw the histogram. An open outer bin is drawn as wide as its neighbour."""
+    assert column.histogram is not None  # noqa: S101 (the caller has looked)
+    edges, counts = column.histogram.edges, column.histogram.counts
+    step = (edges[-1] - edges[0]) / max(1, len(edges) - 1) or abs(edges[0]) or 1.0
+    ends = [edges[0] - step, *edges, edges[-1] + step]
+    figure = figures.new(7.0, 2.6)
+    axes = figure.subplots()
+    widths = [high - low for low, high in pairwise(ends)]
+    axes.stairs([count / width for count, width in zip(counts, widths, strict=True)], ends, fill=True)
+    axes.set_ylabel("rows a unit")
+    figures.plain(axes)
+    return figure

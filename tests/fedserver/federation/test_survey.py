@@ -1,0 +1,122 @@
+"""A survey's answers: late, wrong, from devices that were not asked, and too many bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+
+from attune.common import aio
+from attune.common.config import PrivacySettings
+from attune.common.errors import SettingError
+from attune.common.exchange.messages import StatisticsReport, StatisticsRequest
+from attune.common.plan import Profile
+from attune.common.protocol import STATISTICS
+from attune.common.site_statistics import Centre, ColumnSums, SiteSketches, SiteSums, sketch_of
+from attune.fedserver.core.fleet_statistics import FleetStatistics
+from attune.fedserver.federation import survey
+from attune.fedserver.federation.streams import Stream, Streams
+from attune.fedserver.federation.survey import SILENT, TOO_MUCH, TOO_OLD, Survey, without_statistics
+
+PROFILE = Profile("tabular", (1,), ["no", "yes"], 10, 2, column_names=["age"])
+AGES = np.arange(12.0)
+SUMS = SiteSums(12, {"age": ColumnSums(12, 0, 5.5, 143.0)}, [6, 6])
+Answer = Callable[[StatisticsRequest], StatisticsReport | None]
+
+
+def honest(question: StatisticsRequest) -> StatisticsReport:
+    if not question.centres_json:
+        return StatisticsReport(question.id, msgspec.json.encode(SUMS))
+    centres = msgspec.json.decode(question.centres_json, type=dict[str, Centre])
+    return StatisticsReport(question.id, msgspec.json.encode(SiteSketches({"age": sketch_of(AGES, centres["age"])})))
+
+
+def surveyed(odd: Answer | None, known: tuple[str, ...] = (STATISTICS,), patience_s: float = 5.0) -> FleetStatistics:
+    """Return the statistics of five honest devices and of Eve, who answers so, or not at all."""
+
+    async def run() -> FleetStatistics:
+        streams = Streams()
+        fleet = Survey(streams, "")
+        answers: dict[str, Answer | None] = dict.fromkeys((f"d{number}" for number in range(5)), honest)
+        answers["eve"] = odd
+        for name in answers:
+            streams.enter(Stream(name, PROFILE, known=known if name == "eve" else (STATISTICS,)))
+
+        async def device(name: str, answer: Answer | None) -> None:
+            stream = streams.get(name)
+            assert stream is not None
+            while True:
+                question = await stream.next()
+                assert isinstance(question, StatisticsRequest)
+                if answer is not None and (report := answer(question)) is not None:
+                    fleet.answered(name, report)
+
+        tasks = [asyncio.create_task(device(name, answer)) for name, answer in answers.items()]
+        try:
+            return await fleet.run((), patience_s)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    return aio.run(run())
+
+
+def test_all_answers_are_added_up() -> None:
+    found = surveyed(honest)
+    assert found.devices == 6 and found.samples == 72 and found.without == {}
+    assert found.columns["age"].mean == 5.5 and found.columns["age"].quantiles is not None
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        (None, SILENT),
+        (lambda question: StatisticsReport("another", msgspec.json.encode(SUMS)), SILENT),
+        (lambda question: StatisticsReport(question.id, b"{"), "its answer cannot be read"),
+        (lambda question: StatisticsReport(question.id, b'{"samples":-1}'), "its answer cannot be read"),
+        (lambda question: StatisticsReport(question.id, b"[" * 100_000), "its answer cannot be read"),
+        (
+            lambda question: StatisticsReport(question.id, b'{"samples":13}'),
+            "its sums are not those of the data that it declares",
+        ),
+        (lambda question: StatisticsReport(question.id, refused="no"), "no"),
+    ],
+)
+def test_a_device_that_answers_wrongly_is_left_out_by_name(odd: Answer | None, why: str) -> None:
+    found = surveyed(odd, patience_s=0.3)
+    assert found.devices == 5 and found.without == {"eve": why}
+
+
+def test_an_older_device_is_not_asked() -> None:
+    assert surveyed(None, known=()).without == {"eve": TOO_OLD}
+
+
+def test_answers_that_are_too_large_together_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(msgspec.json.encode(SUMS))
+    monkeypatch.setattr(survey, "MOST_BYTES", 5 * size + 1)
+    found = surveyed(honest)
+    assert list(found.without.values()) == [TOO_MUCH]
+
+
+def test_an_answer_without_a_question_is_dropped() -> None:
+    fleet = Survey(Streams(), "")
+    fleet.answered("eve", StatisticsReport("", b"{}"))
+    assert "has 0" in repr(fleet)
+
+
+@pytest.mark.parametrize(
+    "privacy", [PrivacySettings(unit="example"), PrivacySettings(unit="client"), PrivacySettings(secure_aggregation=True)]
+)
+def test_beside_privacy_the_question_is_refused(privacy: PrivacySettings) -> None:
+    why = without_statistics(privacy)
+    assert "privacy." in why
+    with pytest.raises(SettingError, match="privacy"):
+        aio.run(Survey(Streams(), why).run((), 1.0))
+
+
+def test_a_column_that_no_device_has_is_an_error() -> None:
+    with pytest.raises(SettingError, match="no connected device has a column 'height'"):
+        aio.run(Survey(Streams(), "").run(("height",), 1.0))
