@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -18,6 +19,18 @@ FORMAT = click.option(
     type=click.Choice(["png", "pdf", "svg"]),
     help="Form of the pictures (may be repeated). The page has PNG in any case.",
 )
+
+
+class NameType(click.ParamType):
+    """Name of a device, a run or a person, in the Unicode form that names have: some keyboards compose letters otherwise."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return unicodedata.normalize("NFC", str(value))
+
+
+NAME = NameType()
 
 
 class ExtensibleGroup(click.Group):

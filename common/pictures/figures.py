@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -59,11 +60,15 @@ def panels(rows: int, columns: int, count: int) -> tuple[Any, list[Any]]:
 
 
 def file_of(figure: Any, form: Format) -> bytes:
-    """Return the figure as a file of this form; the same figure gives the same bytes."""
+    """Return the figure as a file of this form; the same figure gives the same bytes.
+
+    Letters that the font lacks, as in some names of devices, are drawn as boxes, without a warning for each.
+    """
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
-    with rc_context({"svg.hashsalt": "attune"}):
+    with rc_context({"svg.hashsalt": "attune"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
         figure.savefig(buffer, format=form, dpi=DPI, metadata=_UNDATED[form])
     return buffer.getvalue()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from attune.common import homes
+from attune.common.command_group import NAME
 from attune.common.durable import NO_SPACE
 from attune.common.errors import AttuneError, DiskFull, SettingError
 from attune.fedclient.address import CONNECT_TIMEOUT_S
@@ -34,7 +35,7 @@ def reported() -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise  # the reader of our output has closed the pipe; click ends quietly
-        click.echo(f"fedclient: {error.strerror}: {error.filename}", err=True)
+        click.echo(f"fedclient: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", err=True)
         sys.exit(DiskFull.exit_code if error.errno in NO_SPACE else AttuneError.exit_code)
     except RuntimeError as error:
         if not homes.is_homeless(error):
@@ -65,7 +66,7 @@ allow_model_option = click.option(
     "--allow-model", "allow_models", multiple=True, metavar="MODULE:FACTORY", help="Model code that may run on this device."
 )
 name_option = click.option(
-    "--name", help="This device's name (default: device- and digits of its key); for several devices, NAME-SHARD."
+    "--name", type=NAME, help="This device's name (default: device- and digits of its key); for several devices, NAME-SHARD."
 )
 timeout_option = click.option(
     "--connect-timeout", type=click.FloatRange(min=0), default=CONNECT_TIMEOUT_S, show_default=True, metavar="S",

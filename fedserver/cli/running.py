@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from attune.common import aio
+from attune.common.command_group import NAME
 from attune.common.config import load_settings
 from attune.fedserver.cli.shared import HOME, SETTINGS, admin_of, place_of, troubles_of
 
@@ -115,7 +116,7 @@ def list_runs(home: Path | None, as_json: bool) -> None:
 
 @run.command("new")
 @HOME
-@click.argument("name")
+@click.argument("name", type=NAME)
 @SETTINGS
 def new_run(home: Path | None, name: str, config: Path | None, assignments: tuple[str, ...], **flags: Any) -> None:
     """Begin the run NAME, with these settings, at the server's next start. No server may run, and the last run is over."""

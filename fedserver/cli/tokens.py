@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from attune.common import aio
+from attune.common.command_group import NAME
 from attune.common.errors import SettingError
 from attune.fedserver.cli.shared import HOME, admin_of, place_of, wake
 
@@ -20,6 +21,7 @@ from attune.fedserver.cli.shared import HOME, admin_of, place_of, wake
 @click.option(
     "--for",
     "only_for",
+    type=NAME,
     metavar="NAME",
     default="",
     help="For this device alone: its certificate has expired, its enrolment was lost, or the name was revoked.",
@@ -76,7 +78,7 @@ def revoke_token(outer: Path | None, home: Path | None, id: str, devices: bool) 
 
 @click.command()
 @HOME
-@click.argument("name")
+@click.argument("name", type=NAME)
 def revoke(home: Path | None, name: str) -> None:
     """Refuse the device NAME and its certificates from now on, and end its stream."""
     place, admin = admin_of(home)
@@ -93,7 +95,7 @@ def dashboard_token() -> None:
 @dashboard_token.command("add")
 @HOME
 @click.option("--role", type=click.Choice(["viewer", "operator"]), required=True, help="A viewer only looks.")
-@click.argument("name")
+@click.argument("name", type=NAME)
 def add_dashboard_token(home: Path | None, name: str, role: Literal["viewer", "operator"]) -> None:
     """Print a token for NAME, once: only its digest is kept. On a terminal also the address of the page."""
     from attune.fedserver.identity.admin import user
@@ -126,7 +128,7 @@ def list_dashboard_tokens(home: Path | None, as_json: bool) -> None:
 
 @dashboard_token.command("remove")
 @HOME
-@click.argument("name")
+@click.argument("name", type=NAME)
 def remove_dashboard_token(home: Path | None, name: str) -> None:
     """Refuse the token of NAME from now on, and end the pages that are open with it."""
     from attune.fedserver.identity.admin import user

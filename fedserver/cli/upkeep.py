@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from attune.common.command_group import NAME
 from attune.common.errors import HomeMismatch
 from attune.common.text import clean
 from attune.fedserver.cli.shared import HOME, place_of
@@ -60,7 +61,7 @@ def backup(home: Path | None, out: Path) -> None:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="The audit.jsonl of the home that is replaced (default: of the folder of which the backup was made).",
 )
-@click.option("--readmit", multiple=True, metavar="NAME", help="Let in this device, although it was revoked since.")
+@click.option("--readmit", multiple=True, type=NAME, metavar="NAME", help="Let in this device, although it was revoked since.")
 def restore(home: Path, source: Path, audit_log: Path | None, readmit: tuple[str, ...]) -> None:
     """Make a home of a backup, after every byte of it was verified; exit code 4 if it is damaged.
 

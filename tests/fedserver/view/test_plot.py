@@ -480,3 +480,10 @@ def test_the_command_offers_the_pictures_that_there_are(federation, tmp_path):
     assert CliRunner().invoke(cli, words).exit_code == 0
     check_pictures(tmp_path / "out", {"accuracy", "training", "metrics"})
     assert CliRunner().invoke(cli, [*words, "--runs", "x"]).exit_code == 2
+
+
+def test_a_name_with_letters_that_the_font_lacks_is_drawn_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    figure = figures.new(2, 2)
+    figure.suptitle("東京")
+    assert figures.png(figure).startswith(b"\x89PNG")
+    assert [str(warning.message) for warning in recwarn] == []
