@@ -67,7 +67,7 @@ def is_missing(cell: Any, words: Words = WORDS) -> bool:
         return not text or text.casefold() in words or (text[-1] in "0123456789" and str(label_of_text(text)) in words)
     if cell is None or cell is np.ma.masked or cell != cell:  # only NaN and NaT differ from themselves
         return True
-    return isinstance(cell, (int, float, np.number, Decimal)) and _written(cell) in words
+    return isinstance(cell, (int, float, np.number, Decimal)) and written(cell) in words
 
 
 def label_of(cell: Any) -> int | str:
@@ -89,7 +89,7 @@ def label_of(cell: Any) -> int | str:
         raise ValueError(f"the float {cell!r}, of which the last digits are lost: save the column as whole numbers or text")
     if isinstance(cell, (list, dict, tuple, set, np.ndarray)):
         raise ValueError("several values in one cell")
-    return label_of_text(_written(cell))
+    return label_of_text(written(cell))
 
 
 def number_of(cell: Any) -> float:
@@ -120,7 +120,7 @@ def exact_number(cell: Any) -> int | float:
     number = number_of(cell)
     if isinstance(cell, (bool, int)):
         return int(cell)
-    text = _written(cell)
+    text = written(cell)
     return int(text.partition(".")[0]) if INTEGER.fullmatch(text) else number
 
 
@@ -167,7 +167,8 @@ def unmasked(values: Any) -> Any:
     return np.asarray(plain)
 
 
-def _written(cell: Any) -> str:
+def written(cell: Any) -> str:
+    """Return a cell as a CSV file has it: days without a time, whole numbers without a fraction."""
     if isinstance(cell, datetime) and cell.time() == time():
         return cell.date().isoformat()  # as CSV files have days
     if isinstance(cell, (float, np.floating)):

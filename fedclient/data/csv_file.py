@@ -7,12 +7,13 @@ import io
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from attune.common.errors import ShardError
+from attune.fedclient.data.cells import written
 from attune.fedclient.data.files import read_text
 
 MAX_CELLS = 1 << 28
@@ -59,14 +60,31 @@ def read_csv(path: Path) -> TableContent:
         ShardError: The file cannot be read, is too large, or is not a table.
     """
     text = _LEADING.sub("", read_text(path, strict=True))
-    first = text.partition("\n")[0].strip()
-    said = _SEP.fullmatch(first)
+    said = _SEP.fullmatch(text.partition("\n")[0].strip())
     if said:
         text = text.partition("\n")[2]
+    return _content_of(path, text, said[1] if said else _delimiter(text))
+
+
+def content_of_rows(path: Path, rows: Iterable[Sequence[Any]]) -> TableContent:
+    """Return the content of a table whose cells are Python values, by the rules for CSV files.
+
+    Args:
+        path: Name of the table in messages.
+        rows: The names of the columns, then the samples. None is an empty cell.
+
+    Raises:
+        ShardError: It is too large, or not a table.
+    """
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(["" if cell is None else written(cell) for cell in row] for row in rows)
+    return _content_of(path, _LEADING.sub("", text.getvalue()), ",")
+
+
+def _content_of(path: Path, text: str, delimiter: str) -> TableContent:
     if not text.strip():
         raise ShardError(f"{path} is empty; the first line must name every column, and each sample needs a line")
     _check_no_title(path, text)
-    delimiter = said[1] if said else _delimiter(text)
     try:
         lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
     except csv.Error as error:

@@ -1,4 +1,4 @@
-"""Tables: CSV files (a line with names, then a line for each sample) and Parquet. Columns hold numbers, labels or text.
+"""Tables: CSV files (a line with names, then a line for each sample), Parquet, Excel, and queries of databases.
 
 N samples, F columns. What a cell is: fedclient.data.cells.
 """
@@ -18,12 +18,15 @@ from attune.common.errors import SettingError, ShardError, nearest
 from attune.fedclient.data import cells as cell_rules
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.cells import REMEDY, WORDS, Words, is_missing
-from attune.fedclient.data.csv_file import read_csv
+from attune.fedclient.data.csv_file import TableContent, read_csv
+from attune.fedclient.data.excel_file import read_excel
 from attune.fedclient.data.files import plain_suffix
 from attune.fedclient.data.parquet_file import read_parquet
+from attune.fedclient.data.sql_query import read_sql
 
 CSV_SUFFIXES = (".csv", ".tsv")
-SUFFIXES = (*CSV_SUFFIXES, ".parquet")
+_READERS: dict[str, Callable[[Path], TableContent]] = {".parquet": read_parquet, ".xlsx": read_excel, ".sql": read_sql}
+SUFFIXES = (*CSV_SUFFIXES, *_READERS)
 PERHAPS = (".txt", ".tab", ".dat")  # suffixes that tables have too
 USUAL_LABELS = ("y", "label")
 _SHOWN = 8
@@ -196,10 +199,9 @@ def read_table(path: Path, words: Words = WORDS) -> DataTable:
 
     Raises:
         ShardError: The file cannot be read, is too large, or is not a table.
-        SettingError: The file is Parquet, and pyarrow is not installed.
+        SettingError: The package that reads it is not installed, or a query does not say where the database is.
     """
-    read: Callable[[Path], Any] = read_parquet if plain_suffix(path) == ".parquet" else read_csv
-    content = read(path)
+    content = _READERS.get(plain_suffix(path), read_csv)(path)
     return DataTable(path, content.cells, words, content.index, content.notes)
 
 

@@ -1,0 +1,74 @@
+"""Reading of Excel files (.xlsx) by the rules for CSV files: the first sheet, with the values that formulas have."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from attune.common.errors import SettingError, ShardError
+from attune.fedclient.data.csv_file import MAX_CELLS, TableContent, content_of_rows
+from attune.fedclient.data.files import MAX_TEXT_BYTES, read_bytes
+
+
+def read_excel(path: Path) -> TableContent:
+    """Read the first sheet of an Excel file.
+
+    Raises:
+        ShardError: The file cannot be read, is too large, or its sheet is not a table.
+        SettingError: openpyxl is not installed.
+    """
+    try:
+        from openpyxl import load_workbook
+    except ImportError:
+        raise SettingError(f"{path} is an Excel file, which openpyxl reads: pip install 'attune-fl[excel]'") from None
+    data = read_bytes(path, MAX_TEXT_BYTES)
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > MAX_TEXT_BYTES:
+            raise ShardError(f"{path} holds more than {MAX_TEXT_BYTES >> 30} GiB, the limit; save it as Parquet")
+        values, formulas = (load_workbook(io.BytesIO(data), read_only=True, data_only=only) for only in (True, False))
+        names = values.sheetnames
+        rows, written = (_rows(path, book.worksheets[0]) for book in (values, formulas))
+    except ShardError:
+        raise
+    except Exception as error:  # the library has no class of its own for files that are damaged
+        raise ShardError(f"{path} is no Excel file that can be read: {str(error)[:200] or type(error).__name__}") from None
+    _check_computed(path, rows, written)
+    content = content_of_rows(path, rows)
+    if len(names) > 1:
+        note = f"only the first sheet, {names[0]!r}, of {len(names)} is read"
+        return TableContent(content.cells, content.index, (*content.notes, note))
+    return content
+
+
+def _rows(path: Path, sheet: Any) -> list[list[Any]]:
+    """Return the cells of all rows.
+
+    Raises:
+        ShardError: They are too many.
+    """
+    rows: list[list[Any]] = []
+    cells = 0
+    for row in sheet.iter_rows(values_only=True):
+        rows.append(list(row))
+        cells += len(row)
+        if cells > MAX_CELLS:
+            raise ShardError(f"{path} has more than {MAX_CELLS} cells, the limit; save it as Parquet")
+    return rows
+
+
+def _check_computed(path: Path, values: list[list[Any]], formulas: list[list[Any]]) -> None:
+    """Check that every formula has a value.
+
+    Raises:
+        ShardError: The program that wrote the file has not computed a formula, so its cell would count as missing.
+    """
+    for number, (row, written) in enumerate(zip(values, formulas, strict=False), 1):
+        for value, formula in zip(row, written, strict=False):
+            if value is None and formula is not None:
+                raise ShardError(
+                    f"row {number} of {path} has a formula without a value: open the file in a spreadsheet program and save it"
+                )

@@ -1,0 +1,127 @@
+"""Excel files and queries of databases are read by the rules for CSV files, and a database's address is told to nobody."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attune.common.errors import SettingError, ShardError
+from attune.fedclient.data.table import read_table
+
+OPENPYXL = pytest.importorskip("openpyxl")
+pytest.importorskip("sqlalchemy")
+Write = Callable[[Path, list[list[Any]]], Path]
+
+
+def excel(path: Path, rows: list[list[Any]]) -> Path:
+    book = OPENPYXL.Workbook()
+    for row in rows:
+        book.active.append(row)
+    book.save(path)
+    return path
+
+
+def database(folder: Path, query: str, head: str = "-- url-env: SITE_DB") -> Path:
+    with sqlite3.connect(folder / "site-secret.db") as db:
+        db.execute("CREATE TABLE IF NOT EXISTS patients (id INTEGER, age REAL, sex TEXT, ill TEXT)")
+        db.executemany("INSERT INTO patients VALUES (?, ?, ?, ?)", [(n, n / 2, "fm"[n % 2], "no") for n in range(10)])
+    os.environ["SITE_DB"] = f"sqlite:///{folder / 'site-secret.db'}"
+    (folder / "site.sql").write_text(f"{head}\n{query}\n")
+    return folder / "site.sql"
+
+
+def test_excel_has_the_rules_of_csv(tmp_path: Path) -> None:
+    rows = [
+        [None, None, None, None, None],
+        ["age", "code", "seen", "whole", "yes"],
+        [1.5, "0117", date(2024, 1, 2), 3.0, True],
+        [None, "x", datetime(2024, 1, 2, 12, 30), 4, False],
+        [None, None, None, None, None],
+    ]
+    read = read_table(excel(tmp_path / "t.xlsx", rows))
+    (tmp_path / "t.csv").write_text("age,code,seen,whole,yes\n1.5,0117,2024-01-02,3,True\n,x,2024-01-02 12:30:00,4,False\n")
+    assert read.cells == read_table(tmp_path / "t.csv").cells
+
+
+def test_excel_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match=r"row 2 of .* has a formula without a value"):
+        read_table(excel(tmp_path / "formula.xlsx", [["a"], ["=1+1"]]))
+    with pytest.raises(ShardError, match="holds no samples"):
+        read_table(excel(tmp_path / "empty.xlsx", [["a", "b"]]))
+    with pytest.raises(ShardError, match="seems to be a title"):
+        read_table(excel(tmp_path / "title.xlsx", [["Ward 3", None], ["age", "ill"], [3, "no"], [4, "yes"]]))
+    (tmp_path / "damaged.xlsx").write_bytes(b"PK\x03\x04 nothing")
+    with pytest.raises(ShardError, match="no Excel file that can be read"):
+        read_table(tmp_path / "damaged.xlsx")
+
+
+def test_a_second_sheet_is_named(tmp_path: Path) -> None:
+    book = OPENPYXL.Workbook()
+    book.active.append(["a"])
+    book.active.append([1])
+    book.create_sheet("more")
+    book.save(tmp_path / "t.xlsx")
+    assert "only the first sheet" in read_table(tmp_path / "t.xlsx").notes[-1]
+
+
+def test_a_query_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = database(tmp_path, "SELECT age, sex, ill FROM patients WHERE id < 3;")
+    assert read_table(path).cells == {"age": ["0", "0.5", "1"], "sex": ["f", "m", "f"], "ill": ["no", "no", "no"]}
+    (tmp_path / "address").write_text(os.environ.pop("SITE_DB") + "\n")
+    path = database(tmp_path, "SELECT age FROM patients LIMIT 2", "-- url-file: address")
+    del os.environ["SITE_DB"]
+    assert read_table(path).cells == {"age": ["0", "0.5"]}
+
+
+def test_a_query_cannot_write(tmp_path: Path) -> None:
+    for query in ("DELETE FROM patients", "WITH a AS (SELECT 1) DELETE FROM patients"):
+        with pytest.raises((SettingError, ShardError), match=r"SELECT or WITH|readonly"):
+            read_table(database(tmp_path, query))
+    with sqlite3.connect(tmp_path / "site-secret.db") as db:
+        assert db.execute("SELECT count(*) FROM patients").fetchone() == (20,)
+
+
+@pytest.mark.parametrize(
+    ("query", "head", "words"),
+    [
+        ("SELECT age FROM patients", "-- url-env: SITE_DB\n-- rows: 9", "more than 9 rows"),
+        ("SELECT unheard FROM patients", "-- url-env: SITE_DB", "no such column: unheard"),
+        ("SELECT 1", "", "must say where the address"),
+        ("SELECT 1", "-- url-env: NO_SUCH_VARIABLE", "NO_SUCH_VARIABLE holds no address"),
+        ("SELECT 1", "-- url-file: gone", "cannot read .*gone"),
+        ("SELECT 1", "-- url: sqlite://", "unknown key 'url'"),
+        ("SELECT 1", "-- url-env: SITE_DB\n-- rows: many", "rows is a number"),
+    ],
+)
+def test_a_query_that_fails_says_why(tmp_path: Path, query: str, head: str, words: str) -> None:
+    with pytest.raises((SettingError, ShardError), match=words):
+        read_table(database(tmp_path, query, head))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://nurse:s3cret@db.clinic.example:5432/wards",
+        "sqlite:////no/such/folder/s3cret.db",
+        "nurse:s3cret@db.clinic.example",
+        "s3cret://nurse@db.clinic.example/wards",
+        "sqlite:///s3cret.db?mode=wards",
+        "mysql+nothing://nurse:s3cret@db.clinic.example/wards",
+    ],
+)
+def test_the_address_is_told_to_nobody(tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture) -> None:
+    path = database(tmp_path, "SELECT age FROM nowhere")
+    os.environ["SITE_DB"] = address
+    with pytest.raises((SettingError, ShardError)) as raised:
+        read_table(path)
+    error: BaseException | None = raised.value
+    said = str(error) + caplog.text
+    assert error is not None and error.__suppress_context__
+    for secret in ("s3cret", "nurse", "clinic", "wards"):
+        assert secret not in said
