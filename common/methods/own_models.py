@@ -25,6 +25,27 @@ MR_MTL = Method(
     evaluate="trained",
 )
 
+# Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020 (Algorithm 1).
+APFL = Method(
+    name="apfl",
+    citation="Deng et al., 2020",
+    parts=(("*", "shared"),),
+    objective="mixture",
+    predictor="own-model",
+    evaluate="trained",
+    defaults={"train": {"momentum": 0.0, "clip_norm": 0.0}},
+)
+
+# Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI 2023.
+FEDALA = Method(
+    name="fedala",
+    citation="Zhang et al., AAAI 2023",
+    parts=(("*", "shared"),),
+    objective="local-aggregation",
+    predictor="own-model",
+    evaluate="trained",
+)
+
 # Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020. The personal model theta never
 # leaves the device; w, which follows it, is exchanged.
 PFEDME = Method(

@@ -22,6 +22,8 @@ OBJECTIVES = {
     "moreau": "objectives.moreau:Moreau",
     "own-model": "objectives.own_model:OwnModel",
     "mean-regularised": "objectives.own_model:MeanRegularised",
+    "mixture": "objectives.mixed_models:Mixture",
+    "local-aggregation": "objectives.mixed_models:LocalAggregation",
     "frozen-private": "objectives.alternating:FrozenPrivate",
     "alternating": "objectives.alternating:Alternating",
     "two-heads": "objectives.two_heads:TwoHeads",

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from attune.common.config import Count, NonNegative, Positive, TrainSettings
+from attune.common.config import Count, Decay, NonNegative, Positive, Probability, TrainSettings
 from attune.common.plugins import PluginRegistry
 
 
@@ -95,6 +95,30 @@ class MeanRegularisedSettings(ObjectiveSettings, frozen=True, forbid_unknown_fie
     mu: NonNegative = 0.1
 
 
+class MixtureSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
+    """APFL: docs/methods/apfl.md."""
+
+    not_private: ClassVar[str] = "each step uses the samples for two models"
+    keeps_own: ClassVar[bool] = True
+    own_loop: ClassVar[str] = "it trains two models and their mixture in the same steps"
+    # First share of the device's own model in its mixture with the shared one (the paper's alpha). It is learned from there.
+    share: Probability = 0.5
+
+
+class LocalAggregationSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
+    """FedALA: docs/methods/fedala.md."""
+
+    not_private: ClassVar[str] = "samples are used before training, to find where it begins"
+    keeps_own: ClassVar[bool] = True
+    own_loop: ClassVar[str] = "it learns where the training begins before the training"
+    # Last layers that begin between the device's own model and what is served. The others begin at what is served.
+    layers: Count = 1
+    # Learning rate of the weights between the two.
+    weight_lr: Positive = 1.0
+    # Share of the training samples by which the weights are learned.
+    sampled: Decay = 0.8
+
+
 class FrozenPrivateSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """FedBABU has nothing to set: docs/methods/fedbabu.md."""
 
@@ -134,6 +158,8 @@ SETTINGS: PluginRegistry[type[ObjectiveSettings]] = PluginRegistry(
         "moreau": MoreauSettings,
         "own-model": OwnModelSettings,
         "mean-regularised": MeanRegularisedSettings,
+        "mixture": MixtureSettings,
+        "local-aggregation": LocalAggregationSettings,
         "frozen-private": FrozenPrivateSettings,
         "alternating": AlternatingSettings,
         "two-heads": TwoHeadsSettings,

@@ -90,9 +90,17 @@ class LocalTask:
         return not self.trains or self.kinds.get(name) in self.trains or (is_own and "personal" in self.trains)
 
     def movable(self, tensors: Mapping[str, torch.Tensor], is_own: bool = False) -> list[str]:
-        """Return the names of the tensors that can be trained and may move. `is_own` is as in `takes`."""
-        trainable = self.network.trainable
-        return [name for name in tensors if name.removeprefix(PERSONAL) in trainable and self.takes(name, is_own)]
+        """Return the names of the tensors that can be trained and may move. `is_own` is as in `takes`.
+
+        An extra that stands beside no tensor of the model can be trained.
+        """
+        able, names = self.network.trainable, self.network.names
+
+        def learned(name: str) -> bool:
+            base = name.removeprefix(PERSONAL)
+            return base in able or (base != name and base not in names)
+
+        return [name for name in tensors if learned(name) and self.takes(name, is_own)]
 
     def mean_loss(
         self, tensors: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None
@@ -123,6 +131,8 @@ class Objective(ABC, Generic[S]):
 
     def extras(self, tensors: Mapping[str, torch.Tensor], network: Network) -> Tensors:
         """Return further tensors that the device keeps: `personal.` and the name of the tensor that they stand beside.
+
+        What follows `personal.` may also be no tensor's name: a number that the objective learns.
 
         Args:
             tensors: The model that the device is first served.

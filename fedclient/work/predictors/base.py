@@ -62,7 +62,7 @@ class OwnModelPredictor(PlainPredictor):
 
     def prepare(self, task: LocalTask) -> Tensors:
         model, own_tensors = split(task.start)
-        return model | own_tensors
+        return {name: own_tensors.get(name, tensor) for name, tensor in model.items()}
 
 
 class TwoHeadsPredictor(PlainPredictor):

@@ -35,6 +35,8 @@ HAND = {
     "pfedme": ({"personal"}, set()),
     "ditto": ({"personal"}, set()),
     "mr-mtl": ({"personal"}, set()),
+    "apfl": ({"personal"}, set()),
+    "fedala": ({"personal"}, set()),
     "fedmcsa": ({"attended"}, {"attended"}),
     "heurfedamp": ({"attended"}, {"attended"}),
     "pfedme+mcsa": ({"attended", "personal"}, {"attended"}),

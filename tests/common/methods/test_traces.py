@@ -19,6 +19,7 @@ from attune.contrib.gp.method import ProcessSettings
 from attune.contrib.gp.process import gibbs
 from attune.fedclient.work.objectives.base import PERSONAL
 from attune.fedclient.work.objectives.descent import batches
+from attune.fedclient.work.objectives.mixed_models import WEIGHT
 
 W0 = np.array([[0.1, -0.2], [0.3, 0.0], [-0.1, 0.2]])
 B0 = np.array([[0.5, -0.3], [0.2, 0.7]])
@@ -57,6 +58,11 @@ def softmax(Z):
 
 def one_hot(y):
     return np.eye(3)[y]
+
+
+def cross_entropy(B, V, client):
+    X, y = SHARDS[client]
+    return -np.log(softmax(X @ B.T @ V.T)[np.arange(len(y)), y]).mean()
 
 
 def grad(W, client):
@@ -187,6 +193,73 @@ def test_mr_mtl_without_a_pull_is_local_training(federation):
     mine, alone = play(federation, "mr-mtl", linear_model(), mu=0.0), play(federation, "local", linear_model())
     for client in SHARDS:
         same(mine.prepared(client, served=False)["head.weight"], alone.prepared(client)["head.weight"].numpy())
+
+
+def test_apfl(federation):
+    """Algorithm 1: w by its own gradient; v and the share by the gradient at the mixture, all from the same point."""
+    played = play(federation, "apfl", linear_model(), rounds=3, share=0.3)
+    W, own, share = W0, {"a": W0, "b": W0}, {"a": 0.3, "b": 0.3}
+    mixed = {}
+    for _ in range(3):
+        ends = {}
+        for client in SHARDS:
+            w, v, a = W, own[client], share[client]
+            for _ in range(EPOCHS):
+                g = grad(a * v + (1 - a) * w, client)
+                w, v, a = w - LR * grad(w, client), v - LR * a * g, float(np.clip(a - LR * ((v - w) * g).sum(), 0, 1))
+            ends[client], own[client], share[client] = w, v, a
+            mixed[client] = a * v + (1 - a) * w
+        W = mean(ends)
+    assert share["a"] != 0.3 != share["b"]
+    same(played.served("b")["head.weight"], W)
+    for client in SHARDS:
+        same(played.state[client][PERSONAL + "share"], np.array([share[client]]))
+        same(played.prepared(client, served=False)["head.weight"], mixed[client])
+
+
+def upper_gradient(B, V, client):
+    """Return the gradient of the loss by the head V (C, K) over the body B (K, D)."""
+    X, y = SHARDS[client]
+    H = X @ B.T
+    return (softmax(H @ V.T) - one_hot(y)).T @ H / len(y)
+
+
+def both_gradients(B, V, client):
+    X, y = SHARDS[client]
+    error = softmax(X @ B.T @ V.T) - one_hot(y)
+    return (error @ V).T @ X / len(y), error.T @ (X @ B.T) / len(y)
+
+
+def test_fedala(federation):
+    """The head begins between the own and the served one from round 2 on; there its weights are learned by some passes."""
+    played = play(federation, "fedala", two_layers(), rounds=3, weight_lr=0.8, sampled=1.0)
+    served = (B0, W0)
+    own, weight = {}, {client: np.ones_like(W0) for client in SHARDS}
+    for number in range(3):
+        ends = {}
+        for client in SHARDS:
+            B, V = served
+            if number:
+                gap = V - own[client][1]
+                losses = []
+                for _ in range(50 if number == 1 else 1):
+                    at = own[client][1] + weight[client] * gap
+                    losses.append(cross_entropy(B, at, client))
+                    weight[client] = np.clip(weight[client] - 0.8 * upper_gradient(B, at, client) * gap, 0, 1)
+                    if len(losses) > 10 and np.std(losses[-10:], ddof=1) < 0.1:
+                        break
+                V = own[client][1] + weight[client] * gap
+            for _ in range(EPOCHS):
+                of_body, of_head = both_gradients(B, V, client)
+                B, V = B - LR * of_body, V - LR * of_head
+            ends[client] = own[client] = (B, V)
+        served = tuple(mean({client: ends[client][part] for client in SHARDS}) for part in range(2))
+    assert min(weight["a"].min(), weight["b"].min()) < 1
+    same(played.served("a")["body.weight"], served[0])
+    same(played.served("a")["head.weight"], served[1])
+    for client in SHARDS:
+        same(played.state[client][WEIGHT + "head.weight"], weight[client])
+        same(played.prepared(client, served=False)["head.weight"], own[client][1])
 
 
 def test_fedbabu(federation):
