@@ -15,12 +15,13 @@ from attune.common.plan import Profile
 from docs.markdown import table
 
 FILE = Path(__file__).with_suffix(".toml")
-Mode = Literal["sent", "not sent", "disclosed", "by --metrics", "noisy", "masked"]
+Mode = Literal["sent", "not sent", "disclosed", "by --metrics", "charged", "noisy", "masked"]
 WORDS: dict[Mode, str] = {
     "sent": "sent",
     "not sent": "not sent",
     "disclosed": "only with `--disclose statistics`",
     "by --metrics": "only with `--metrics all`",
+    "charged": "only with `--metrics all`, or with noise (`noisy`)",
     "noisy": "with noise",
     "masked": "masked, in a sum",
 }

@@ -102,6 +102,7 @@ class PrivacyLimits:
         delta: Largest delta; None: no limit.
         samples: Fewest training samples with which the device takes part.
         metrics: What the server is told of losses and scores. None: all of it without noise in training, nothing with it.
+            noisy: those of training, with noise that is charged.
         devices: Fewest devices of whose updates the server learns the sum alone; 0: it may read single updates.
         new_data: Data with another digest than before are of other people, so nothing was spent on them.
     """
@@ -109,7 +110,7 @@ class PrivacyLimits:
     epsilon: float | None = None
     delta: float | None = None
     samples: int = 0
-    metrics: Literal["none", "all"] | None = None
+    metrics: Literal["none", "noisy", "all"] | None = None
     new_data: bool = False
     devices: int = 0
 
@@ -135,6 +136,11 @@ class PrivacyLimits:
                 f"this device hands in to sums of at least {self.devices} (--min-devices)"
             )
         asks = plan.privacy if plan.is_private else None
+        if asks is None and self.metrics == "noisy":
+            raise LimitExceeded(
+                "this federation's devices train without noise (privacy.unit), so no budget pays for noise on "
+                "their metrics; say --metrics none, or all"
+            )
         if asks is None and (self.epsilon is not None or self.delta is not None):
             raise LimitExceeded(
                 "this federation's devices train without noise (privacy.unit); this device allows that only without "

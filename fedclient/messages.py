@@ -45,6 +45,9 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
     files: Mapping[str, str] = msgspec.field(default_factory=dict)  # file beside this one -> digest
     encodings: Mapping[str, str] = msgspec.field(default_factory=dict)  # of what was handed in, as in the order
     state_parts: tuple[str, ...] = ()  # parts handed in whose files are part of the state
+    noisy: Mapping[str, float] = msgspec.field(
+        default_factory=dict
+    )  # metrics of training with noise, in place of the real ones
     check: str = ""  # digest of all the rest of this file
 
     @property
@@ -83,9 +86,9 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
 
     @property
     def without_scores(self) -> OrderResult:
-        """The result as a server may see it that is told nothing of losses, scores and choices: only counts and costs."""
-        hidden = {name: None for name in METRICS if name not in NOT_OF_SAMPLES}
-        return msgspec.structs.replace(self, **hidden)
+        """The result as a server may see it that is told counts and costs, and of losses and scores only what has noise."""
+        hidden: dict[str, float | None] = {name: None for name in METRICS if name not in NOT_OF_SAMPLES}
+        return msgspec.structs.replace(self, **(hidden | dict(self.noisy)))
 
 
 # --- events: what happened -------------------------------------------------------------------------------------------------

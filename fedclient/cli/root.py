@@ -112,8 +112,9 @@ class DeviceCommands(ExtensibleGroup):
 @click.option("--max-delta", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="Largest privacy.delta.")
 @click.option("--min-samples", type=click.IntRange(1), help="Fewest training samples with which this device takes part.")
 @click.option(
-    "--metrics", type=click.Choice(["none", "all"]),
-    help="Losses and scores that the server is told (default: none where training is private, else all).",
+    "--metrics", type=click.Choice(["none", "noisy", "all"]),
+    help="Losses and scores that the server is told (default: none where training is private, else all). noisy: those of "
+    "training, with noise that is charged to the budget.",
 )  # fmt: skip
 @click.option("--new-data", is_flag=True, help="The data were replaced by those of other people: nothing was spent on them.")
 @click.option("--nice", type=click.IntRange(0, 19), default=0, help="Lower this process's priority by this much.")

@@ -49,6 +49,7 @@ from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.own_loop import check_loop
+from attune.fedclient.work.private.noisy_metrics import noisy_metrics
 from attune.fedclient.work.private.private_learning import PrivateLearning, private_learning
 from attune.fedclient.work.state import check_order_id
 from attune.fedclient.work.trainer import Cancelled, Seeds, Tensors, Trained, Trainer
@@ -276,7 +277,8 @@ class Learner:
         )
         if scored:
             after = yield from self.evaluation.accuracy(trained.tensors, received, seeds, cancelled)
-        result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after)
+        noisy = noisy_metrics(noise, self.trainer.network_logits, theta, trained.tensors, data, scored)
+        result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after, noisy=noisy)
         local = yield from self.baselines.trained(data, seeds, second, cancelled, order.round)
         return result, trained, local
 
@@ -299,7 +301,7 @@ class Learner:
         values = {name: theta[name] - received[name] if change else theta[name] for name in names}
         encoding, seed = order.encodings.get(part, ""), self._seeds(order.round)
         scores = {name: value for name in SUMMED if (value := getattr(result, name)) is not None}
-        measured = scores if self.tells_scores else {}
+        measured = scores if self.tells_scores else result.noisy
         context = DeviceContext(self.name, part, order.round, encoding, change, before, self.owed, seed, measured=measured)
         chain = Chain([*transforms_for(part, self.transforms), PartEncoding()])
         update = chain.on_device(PartUpdate(self.name, float(len(self.data.train_x)), values), context)

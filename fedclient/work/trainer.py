@@ -186,6 +186,15 @@ class Trainer:
         for at in range(0, len(x), EVALUATION_BATCH):
             yield at, self.scores(tensors, x[at : at + EVALUATION_BATCH])
 
+    def network_logits(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Return logits of the network with these tensors as they are, without what a predictor does: x (N, ...)."""
+        placed, pieces = self._on_device({name: tensors[name] for name in self.kinds}), []
+        self.network.model.eval()
+        with torch.no_grad():
+            for at in range(0, len(x), EVALUATION_BATCH):
+                pieces.append(self.network(placed, x[at : at + EVALUATION_BATCH].to(self.device)))
+        return torch.cat(pieces)
+
     def scores(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return logits (B, C) or (B, T, C) of one batch x (B, ...), without gradients.
 

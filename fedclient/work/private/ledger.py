@@ -8,6 +8,7 @@ would break the guarantee, so it is never repaired silently.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +18,14 @@ from filelock import FileLock
 
 from attune.common.config import PrivacySettings
 from attune.common.durable import write_file
-from attune.common.errors import AttuneError, HomeMismatch
+from attune.common.errors import AttuneError, HomeMismatch, SettingError
 from attune.common.privacy.accountant import NoisySteps, epsilon_of, noise_for
 from attune.common.privacy.noise import SECRET_BYTES, key_of
 from attune.common.protocol import SPENT
 from attune.common.text import from_json, newer_format
 
 LEAST_LEFT = 0.01  # share of a budget; with less, the noise would drown everything
+METRICS_SHARE = 0.1  # of the epsilon of a run, if the metrics of its orders leave with noise
 
 
 class BudgetSpent(AttuneError):
@@ -54,6 +56,7 @@ class RunCharges(msgspec.Struct):
         delta: Chance that the guarantee fails.
         epsilon: Budget of the data; None: not limited.
         others: Orders of other runs that were started when the noise was set.
+        metrics: Noise multiplier of the metrics of an order; 0: they do not leave the device.
         attempts: The orders that were started.
     """
 
@@ -65,16 +68,17 @@ class RunCharges(msgspec.Struct):
     delta: float
     epsilon: float | None = None
     others: int = 0
+    metrics: float = 0.0
     attempts: list[Attempt] = []
 
     @property
-    def mechanism(self) -> tuple[str, float, int, float]:
+    def mechanism(self) -> tuple[str, float, int, float, bool]:
         """The mechanism whose charges these are, by which they are found again."""
-        return self.run, self.rate, self.steps, self.delta
+        return self.run, self.rate, self.steps, self.delta, self.metrics > 0
 
-    def spent(self, orders: int | None = None) -> NoisySteps:
+    def spent(self, orders: int | None = None) -> list[NoisySteps]:
         """Return what these orders cost; None: those that were started."""
-        return NoisySteps(self.rate, self.noise, self.steps * (len(self.attempts) if orders is None else orders))
+        return _cost(self.rate, self.noise, self.steps, self.metrics, len(self.attempts) if orders is None else orders)
 
 
 class LedgerContent(msgspec.Struct):
@@ -149,7 +153,7 @@ class PrivacyLedger:
             _write(place, content)
         return cls(place, content)
 
-    def begin(self, run: str, privacy: PrivacySettings, rate: float, steps: int) -> RunCharges:
+    def begin(self, run: str, privacy: PrivacySettings, rate: float, steps: int, metrics: bool = False) -> RunCharges:
         """Return the charges of a run, with its noise: set at its first order for the most orders that are left.
 
         Args:
@@ -157,19 +161,21 @@ class PrivacyLedger:
             privacy: The plan's settings.
             rate: Chance of each unit to be in a step.
             steps: Steps of an order.
+            metrics: The metrics of its orders leave with noise.
 
         Raises:
-            SettingError: dp-accounting is not installed.
+            SettingError: dp-accounting is not installed; or there is no budget of which metrics could have a share.
         """
         with self._changing() as content:
             same = [charges for charges in content.runs if charges.run == run]
             for charges in same:
-                if charges.mechanism == (run, rate, steps, privacy.delta):
+                if charges.mechanism == (run, rate, steps, privacy.delta, metrics):
                     return charges
             left = max(0, privacy.orders - sum(len(charges.attempts) for charges in same))
-            noise, orders = self._mechanism(content, privacy, rate, steps, left)
+            metrics_noise = _noise_of_metrics(privacy, rate, steps, max(1, left)) if metrics else 0.0
+            noise, orders = self._mechanism(content, privacy, rate, steps, left, metrics_noise)
             others = sum(len(charges.attempts) for charges in content.runs)
-            charges = RunCharges(run, rate, noise, steps, orders, privacy.delta, privacy.epsilon, others)
+            charges = RunCharges(run, rate, noise, steps, orders, privacy.delta, privacy.epsilon, others, metrics_noise)
             content.runs.append(charges)
             return charges
 
@@ -198,27 +204,30 @@ class PrivacyLedger:
 
     def epsilon(self, delta: float) -> float:
         """Return what was spent on these data in all runs."""
-        return epsilon_of([charges.spent() for charges in self._content.runs], delta)
+        return epsilon_of([cost for charges in self._content.runs for cost in charges.spent()], delta)
 
     def planned(self, run: RunCharges) -> float:
         """Return what will have been spent on these data after all orders of this run."""
-        others = [charges.spent() for charges in self._content.runs if charges.mechanism != run.mechanism]
-        return epsilon_of([*others, run.spent(run.orders)], run.delta)
+        others = [cost for charges in self._content.runs if charges.mechanism != run.mechanism for cost in charges.spent()]
+        return epsilon_of([*others, *run.spent(run.orders)], run.delta)
 
     @staticmethod
-    def _mechanism(content: LedgerContent, privacy: PrivacySettings, rate: float, steps: int, left: int) -> tuple[float, int]:
+    def _mechanism(
+        content: LedgerContent, privacy: PrivacySettings, rate: float, steps: int, left: int, metrics: float
+    ) -> tuple[float, int]:
         """Return the noise, and the orders that the budget allows with it."""
-        spent = tuple(charges.spent() for charges in content.runs if charges.attempts)
+        spent = tuple(cost for charges in content.runs if charges.attempts for cost in charges.spent())
         if privacy.epsilon is None or not left:
             return privacy.noise or 0.0, left
         if privacy.noise is None:
-            if spent and epsilon_of(spent, privacy.delta) >= privacy.epsilon * (1 - LEAST_LEFT):
+            before = (*spent, *_cost(rate, 0.0, 0, metrics, left))
+            if before and epsilon_of(before, privacy.delta) >= privacy.epsilon * (1 - LEAST_LEFT):
                 return 0.0, 0
-            return noise_for(privacy.epsilon, privacy.delta, rate, steps * left, spent), left
+            return noise_for(privacy.epsilon, privacy.delta, rate, steps * left, before), left
         low, high = 0, left  # the budget ends within them
         while low < high:
             middle = (low + high + 1) // 2
-            cost = epsilon_of([*spent, NoisySteps(rate, privacy.noise, steps * middle)], privacy.delta)
+            cost = epsilon_of([*spent, *_cost(rate, privacy.noise, steps, metrics, middle)], privacy.delta)
             low, high = (middle, high) if cost <= privacy.epsilon else (low, middle - 1)
         return privacy.noise, low
 
@@ -242,7 +251,26 @@ def _leaves_one(content: LedgerContent, charges: RunCharges) -> bool:
     if charges.epsilon is None or sum(len(kept.attempts) for kept in others) <= charges.others:
         return True
     one_more = charges.spent(len(charges.attempts) + 1)
-    return epsilon_of([*(kept.spent() for kept in others), one_more], charges.delta) <= charges.epsilon
+    return epsilon_of([*(cost for kept in others for cost in kept.spent()), *one_more], charges.delta) <= charges.epsilon
+
+
+def _cost(rate: float, noise: float, steps: int, metrics: float, orders: int) -> list[NoisySteps]:
+    """Return what orders cost: their steps, and the metrics of each one, in which all units are."""
+    return [NoisySteps(rate, noise, steps * orders)] * bool(steps) + [NoisySteps(1.0, metrics, orders)] * bool(metrics)
+
+
+def _noise_of_metrics(privacy: PrivacySettings, rate: float, steps: int, orders: int) -> float:
+    """Return the noise multiplier with which the metrics of all orders cost METRICS_SHARE of the budget.
+
+    Raises:
+        SettingError: There is no budget.
+    """
+    budget = privacy.epsilon
+    if budget is None:
+        budget = epsilon_of([NoisySteps(rate, privacy.noise or 0.0, steps * orders)], privacy.delta)
+    if not math.isfinite(budget):
+        raise SettingError("metrics leave with noise only where training has a finite epsilon: say --metrics none or all")
+    return noise_for(METRICS_SHARE * budget, privacy.delta, 1.0, orders)
 
 
 def _read(path: Path) -> LedgerContent:

@@ -23,6 +23,7 @@ class OrderNoise:
         key: Secret key of this order. No other order has it.
         charged: Steps that the ledger has charged for this order.
         groups: Number of each sample's group, (N,) int64, from 0; None: each sample is a unit of its own.
+        metrics: Noise multiplier of the order's metrics; 0: they do not leave the device.
     """
 
     clip: float
@@ -30,6 +31,7 @@ class OrderNoise:
     key: bytes = field(repr=False)
     charged: int
     groups: Tensor | None = None
+    metrics: float = 0.0
     taken: int = 0
 
     def stream(self, *purpose: str) -> NoiseStream:

@@ -18,6 +18,7 @@ from attune.common.privacy.noise import SECRET_BYTES, key_of
 from attune.common.seeds import derive
 from attune.common.wire.files import digest_of_tensors
 from attune.fedclient.work.private.ledger import PrivacyLedger
+from attune.fedclient.work.private.noisy_metrics import check_countable
 from attune.fedclient.work.private.order_noise import OrderNoise, rate_of
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class PrivateLearning:
         ledger: The ledger of the data.
         samples: Training samples.
         groups: Number of each sample's group, (N,); None: the shard has none.
+        metrics: The metrics of its orders leave with noise.
         seed: Of a simulation whose rounds repeat their noise, whatever their inputs.
 
     Raises:
@@ -42,7 +44,13 @@ class PrivateLearning:
     """
 
     def __init__(
-        self, plan: Plan, ledger: PrivacyLedger, samples: int, groups: Tensor | None, seed: bytes | None = None
+        self,
+        plan: Plan,
+        ledger: PrivacyLedger,
+        samples: int,
+        groups: Tensor | None,
+        metrics: bool = False,
+        seed: bytes | None = None,
     ) -> None:
         assert plan.privacy is not None  # noqa: S101 - for mypy
         configured = configured_on_device(plan)
@@ -57,9 +65,8 @@ class PrivateLearning:
         self._privacy, self._ledger, self._seed = plan.privacy, ledger, seed
         self._groups = groups if plan.privacy.unit == "group" else None
         self._steps = steps_per_order(configured, plan.train, samples)
-        self.run = ledger.begin(
-            f"{plan.federation}/{plan.run}", plan.privacy, rate_of(samples, plan.train.batch_size), self._steps
-        )
+        rate = rate_of(samples, plan.train.batch_size)
+        self.run = ledger.begin(f"{plan.federation}/{plan.run}", plan.privacy, rate, self._steps, metrics)
 
     def __repr__(self) -> str:
         return f"<PrivateLearning, noise {self.run.noise:.3g}, {len(self.run.attempts)} of {self.run.orders} orders>"
@@ -98,7 +105,7 @@ class PrivateLearning:
         key = self._ledger.charge(self.run, order.id, inputs, started)
         if self._seed is not None:
             key = key_of(self._seed, order.round, *sorted(order.trains))
-        return OrderNoise(self._privacy.clip, self.run.noise, key, self._steps, self._groups)
+        return OrderNoise(self._privacy.clip, self.run.noise, key, self._steps, self._groups, self.run.metrics)
 
 
 def private_learning(
@@ -108,11 +115,13 @@ def private_learning(
 
     Raises:
         LimitExceeded: The plan asks for more than the device's owner allows.
-        SettingError: This device cannot train so, or the noise is from a seed that others know.
+        SettingError: This device cannot train so, or not with these metrics; or the noise is from a seed that others know.
     """
     if not plan.is_private or plan.privacy is None:
         return None
-    seed = plan.privacy.insecure_seed
+    seed, noisy = plan.privacy.insecure_seed, options.privacy.metrics == "noisy"
+    if noisy:
+        check_countable(plan.task, options.hooks)
     if options.simulated:
         ledger = PrivacyLedger.in_memory(secrets.token_bytes(SECRET_BYTES))
     elif seed is not None:
@@ -123,7 +132,7 @@ def private_learning(
     else:
         ledger = PrivacyLedger.of_data(homes.root() / FOLDER, options.data, digest, options.privacy.new_data)
     repeated = None if seed is None else key_of(str(derive(seed, "privacy")).encode(), name)
-    learning = PrivateLearning(plan, ledger, samples, groups, repeated)
+    learning = PrivateLearning(plan, ledger, samples, groups, noisy, repeated)
     if options.privacy.epsilon is not None:
         learning.check_limits(options.privacy.epsilon)
     return learning

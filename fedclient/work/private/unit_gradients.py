@@ -151,7 +151,8 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
 
 def _square(values: Tensor) -> Tensor:
     """Return the squared norms over the last two axes."""
-    return torch.linalg.vector_norm(values.flatten(-2), dim=-1).square()
+    norms: Tensor = torch.linalg.vector_norm(values.flatten(-2), dim=-1)
+    return norms.square()
 
 
 def _square_of_weight(a: Tensor, delta: Tensor) -> Tensor:

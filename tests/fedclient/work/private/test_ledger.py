@@ -88,7 +88,7 @@ def test_a_second_run_gets_what_the_first_has_left(tmp_path: Path) -> None:
     kept.charge(first, "order", "a")
     second = begun(kept, "f/second")
     assert second.noise > first.noise
-    assert 3.9 < epsilon_of([first.spent(1), second.spent(3)], 1e-5) <= 4
+    assert 3.9 < epsilon_of([*first.spent(1), *second.spent(3)], 1e-5) <= 4
     for number in range(3):
         kept.charge(second, f"order{number}", "a")
     assert begun(kept, "f/third").orders == 0
@@ -100,7 +100,7 @@ def test_a_noise_that_is_set_ends_where_epsilon_does(tmp_path: Path) -> None:
     asked = PrivacySettings(unit="example", epsilon=4.0, noise=1.5, orders=100)
     run = begun(ledger(tmp_path), asked=asked)
     assert 1 < run.orders < 100 and run.noise == 1.5
-    assert epsilon_of([run.spent(run.orders)], 1e-5) <= 4 < epsilon_of([run.spent(run.orders + 1)], 1e-5)
+    assert epsilon_of(run.spent(run.orders), 1e-5) <= 4 < epsilon_of(run.spent(run.orders + 1), 1e-5)
 
 
 def test_other_steps_of_one_run_share_its_orders(tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+"""Metrics that leave a device with noise: what they are without it, how much one unit moves them, and what they cost."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attune.common.config import PrivacySettings
+from attune.common.errors import LimitExceeded, SettingError
+from attune.common.metrics import METRICS, NOT_OF_SAMPLES, reported_by
+from attune.common.plan import Profile
+from attune.common.privacy.accountant import NoisySteps, epsilon_of
+from attune.fedclient.data.prepare import Prepared
+from attune.fedclient.hooks import Hooks
+from attune.fedclient.limits import PrivacyLimits
+from attune.fedclient.work.private.ledger import PrivacyLedger
+from attune.fedclient.work.private.noisy_metrics import MOST_LOSS, check_countable, noisy_metrics
+from attune.fedclient.work.private.order_noise import OrderNoise
+from attune.fedserver.core.planning import make_plan, resolve
+from tests.simulation.test_private import RANGE, simulated
+
+ASKED = PrivacySettings(unit="example", epsilon=4.0, orders=3)
+
+
+def network(tensors: Any, x: torch.Tensor) -> torch.Tensor:
+    return x @ tensors["w"]
+
+
+def data(samples: int = 50) -> Prepared:
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(samples, 4, generator=draw), torch.arange(samples) % 3
+    return Prepared(x, y, x[:20], y[:20], x[:0], y[:0], None)
+
+
+def metrics_of(held: Prepared, multiplier: float = 1e-9, key: int = 0, groups: torch.Tensor | None = None) -> dict[str, float]:
+    noise = OrderNoise(1.0, 1.0, key.to_bytes(32, "big"), 1, groups, multiplier)
+    before, after = {"w": torch.zeros(4, 3)}, {"w": torch.ones(4, 3).tril() * 9}
+    return dict(noisy_metrics(noise, network, before, after, held, scored=True))
+
+
+def test_without_noise_they_are_the_cut_loss_and_the_accuracies() -> None:
+    held = data()
+    scores = held.train_x @ (torch.ones(4, 3).tril() * 9)
+    losses = torch.nn.functional.cross_entropy(scores, held.train_y, reduction="none")
+    assert losses.max() > MOST_LOSS
+    values = metrics_of(held)
+    assert values["loss"] == pytest.approx(losses.clamp(max=MOST_LOSS).mean().item(), abs=1e-5)
+    assert values["accuracy_after"] == pytest.approx((scores.argmax(1) == held.train_y)[:20].double().mean().item(), abs=1e-6)
+    assert values["accuracy_before"] == pytest.approx((held.test_y == 0).double().mean().item(), abs=1e-6)
+
+
+def test_a_sample_or_a_whole_group_moves_each_sum_by_at_most_one() -> None:
+    held, groups = data(), torch.arange(50) // 10
+    for units, count, last in ((None, 50, 1), (groups, 5, 10)):
+        whole = metrics_of(held, groups=units)["loss"] * count
+        held.train_x[-last:] *= 1000
+        moved = metrics_of(held, groups=units)["loss"] * count
+        assert 0 < abs(moved - whole) <= MOST_LOSS
+
+
+def test_the_noise_has_the_deviation_that_is_charged() -> None:
+    held = data()
+    truth = metrics_of(held)
+    drawn = torch.tensor([[metrics_of(held, 2.0, key)[name] - truth[name] for name in truth] for key in range(1, 400)])
+    wanted = math.sqrt(3) * 2.0 / torch.tensor([50 / MOST_LOSS, 20, 20])
+    assert torch.allclose(drawn.std(dim=0), wanted, rtol=0.2)  # values below 0 are cut, so a little less
+    assert torch.corrcoef(drawn.T).fill_diagonal_(0).abs().max() < 0.2
+    assert metrics_of(held, 2.0, 7) == metrics_of(held, 2.0, 7)
+
+
+def test_the_ledger_pays_for_them_out_of_the_same_budget(tmp_path: Path) -> None:
+    plain, noisy = (
+        PrivacyLedger.of_data(tmp_path / str(say), tmp_path, "d").begin("f/", ASKED, 0.1, 20, say) for say in (False, True)
+    )
+    assert noisy.noise > plain.noise and plain.metrics == 0
+    assert 0.39 < epsilon_of([NoisySteps(1.0, noisy.metrics, 3)], 1e-5) <= 0.4
+    assert 3.9 < epsilon_of(noisy.spent(3), 1e-5) <= 4 < epsilon_of(noisy.spent(4), 1e-5)
+    kept = PrivacyLedger.of_data(tmp_path / "True", tmp_path, "d")
+    kept.charge(noisy, "order", "a")
+    assert kept.epsilon(1e-5) == epsilon_of(noisy.spent(1), 1e-5) > epsilon_of([noisy.spent(1)[0]], 1e-5)
+    changed = kept.begin("f/", ASKED, 0.1, 20)  # the owner turns them off: what was spent stays, and the rest is for the others
+    assert changed.orders == 2 and kept.planned(changed) <= 4
+    with pytest.raises(SettingError, match="finite epsilon"):
+        kept.begin("g/", PrivacySettings(unit="example", noise=0.01, orders=3), 0.1, 20, metrics=True)
+
+
+def test_they_are_refused_where_nothing_is_counted_or_charged() -> None:
+    with pytest.raises(SettingError, match="the task regression: say --metrics none"):
+        check_countable("regression", Hooks())
+    with pytest.raises(SettingError, match="a score of the user's own"):
+        check_countable("classes", Hooks(None, lambda predict, some: np.zeros(1)))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+def test_the_server_is_told_those_of_training_and_nothing_else(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, rows = importlib.import_module("attune.simulation.simulate"), {}
+    for said in ("none", "noisy", "all"):
+        limits = PrivacyLimits(metrics=said)
+        monkeypatch.setattr(module, "PrivacyLimits", lambda *_, limits=limits, **__: limits)
+        rows[said] = simulated(method, {**RANGE, "epsilon": 8.0})._outcome.snapshot.rows
+    names = set(METRICS) - set(NOT_OF_SAMPLES)
+    shown = {said: {(row.work, name) for row in of for name in names & set(reported_by(row))} for said, of in rows.items()}
+    assert shown["none"] == set()
+    assert shown["noisy"] == {("train", name) for name in ("loss", "accuracy_before", "accuracy_after")} < shown["all"]
+    for one, other in zip(rows["noisy"], rows["all"], strict=True):
+        assert one.work == "evaluate" or (one.loss, one.accuracy_after) != (other.loss, other.accuracy_after)
+    noisy, none = (max(row.epsilon or 0.0 for row in rows[said]) for said in ("noisy", "none"))
+    assert 7.9 < noisy <= 8 and 7.9 < none <= 8
+
+
+def test_a_plan_without_noise_is_refused() -> None:
+    profile = Profile("tabular", (6,), [0, 1], 60, 20)
+    plan = make_plan(resolve({"method": {"name": "fedavg"}}), {"a": profile}, "f")
+    with pytest.raises(LimitExceeded, match="say --metrics none, or all"):
+        PrivacyLimits(metrics="noisy").check_plan(plan, 60)
