@@ -27,7 +27,7 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import NOTHING_PERSONAL, goodbye
 from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.federation.steps import Clock
-from attune.fedserver.home import ServedAddress, ServerHome
+from attune.fedserver.home import ServedAddress, ServerHome, StoragePlace
 from attune.fedserver.identity import trust
 from attune.fedserver.identity.admin import AT_START, FOR_LOCAL, FederationAdmin, user
 from attune.fedserver.identity.authority import Authority
@@ -60,6 +60,7 @@ class ServerOptions:
     clock: Clock = Clock()  # noqa: RUF009 - it is immutable
     join_uses: int = 1  # how many devices the printed token admits
     location: LabLocation = THIS_PROCESS  # where rounds are computed
+    storage: StoragePlace | None = None  # where ledger and blobs are; None: where they were before, else in the home
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
     Raises:
         AttuneError: Before or instead of serving.
     """
-    home = ServerHome(options.home)
+    home = ServerHome(options.home, options.storage)
     home.check()
     if not home.exists():
         # A first start that cannot work leaves no home behind.

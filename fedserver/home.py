@@ -11,6 +11,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,25 @@ import msgspec
 from attune.common import aio
 from attune.common.config import host_and_port
 from attune.common.durable import sweep_files, write_file
-from attune.common.errors import HomeBusy, HomeMismatch
+from attune.common.errors import HomeBusy, HomeMismatch, SettingError
 from attune.common.outputs import check_folder
 from attune.common.text import from_json, newer_format
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
 from attune.fedserver.ports.ledger import LedgerReader, Snapshot
+from attune.fedserver.ports.storage import HomeStorage
 from attune.fedserver.stores.disk import DiskStorage
 
 EVERY_HOST = ("0.0.0.0", "::", "[::]")  # noqa: S104 - to listen on all addresses
+STORAGE_FILE = "storage.json"
 BACKUP_MADE = "backup made"  # event of the audit log
 LEFT_ASIDE = ".backup-"  # the name of a folder in which a backup sets files aside begins with it
+
+
+class StoragePlace(msgspec.Struct, frozen=True):
+    """The contents of storage.json: where ledger and blobs are, if they are not in the home. The URLs have no secrets."""
+
+    ledger: str
+    blobs: str
 
 
 class ServedAddress(msgspec.Struct):
@@ -49,11 +59,37 @@ class ServedAddress(msgspec.Struct):
         return f"[{host}]:{self.port}" if ":" in host and not host.startswith("[") else f"{host}:{self.port}"
 
 
+def place_of(ledger: str | None, blobs: str | None) -> StoragePlace | None:
+    """Return the place that two options name; None if they name none.
+
+    Raises:
+        SettingError: Only one of them is given.
+    """
+    if (ledger is None) != (blobs is None):
+        raise SettingError("--ledger postgresql://... and --blobs s3://... go together: give both, or none")
+    return None if ledger is None or blobs is None else StoragePlace(ledger, blobs)
+
+
+@cache
+def _remote(path: Path, place: StoragePlace) -> HomeStorage:
+    """Return the storage in PostgreSQL and S3, one for each home in a process: it has connections.
+
+    Raises:
+        SettingError: A URL cannot be, or a package is missing.
+    """
+    try:
+        from attune.fedserver.stores.remote import RemoteStorage
+    except ImportError as error:
+        raise SettingError(f"--ledger and --blobs need more packages ({error}): pip install 'attune-fl[server]'") from None
+    return RemoteStorage(path, place.ledger, place.blobs)
+
+
 @dataclass(frozen=True)
 class ServerHome:
     """A folder that holds one federation. Only `create` and the `write_...` methods write."""
 
     path: Path
+    chosen: StoragePlace | None = None  # by the options of a start
 
     @property
     def authority(self) -> Path:
@@ -75,9 +111,29 @@ class ServerHome:
         """File with the join token for devices of this user on this machine."""
         return self.path / "local-token"
 
-    def open(self) -> DiskStorage:
-        """Return the storage of this home: ledger, readers for views, and blobs. Each is opened when it is first used."""
-        return DiskStorage(self.path)
+    def open(self) -> HomeStorage:
+        """Return the storage of this home: ledger, readers for views, and blobs. Each is opened when it is first used.
+
+        Raises:
+            HomeMismatch: storage.json is damaged.
+            SettingError: The place cannot be, or what reaches it is not installed.
+        """
+        place = self.storage_place() or self.chosen
+        return DiskStorage(self.path) if place is None else _remote(self.path, place)
+
+    def storage_place(self) -> StoragePlace | None:
+        """Return where ledger and blobs are; None: in this folder.
+
+        Raises:
+            HomeMismatch: storage.json is damaged.
+        """
+        path = self.path / STORAGE_FILE
+        try:
+            return from_json(path.read_bytes(), StoragePlace)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            raise HomeMismatch(f"{path} is damaged ({error}): remove it, and start with --ledger and --blobs") from None
 
     def exists(self) -> bool:
         """Return whether a server has used this folder."""
@@ -130,8 +186,13 @@ class ServerHome:
         """Check that nothing of a federation is missing.
 
         Raises:
-            HomeMismatch: Something of a federation is here, but not all that it needs.
+            HomeMismatch: Something of a federation is here, but not all that it needs; or its state is at another place than
+                the one that was chosen.
         """
+        place = self.storage_place()
+        if self.chosen is not None and (self.chosen != place if place else DiskStorage(self.path).exists()):
+            where = f"{place.ledger} and {place.blobs}" if place else f"{self.path} itself"
+            raise HomeMismatch(f"the state of this home is in {where}: move it with `fedserver migrate`")
         self.open().check(self.authority / CERTIFICATE_FILE)
 
     def create(self) -> None:
@@ -145,6 +206,8 @@ class ServerHome:
             if folder.exists():
                 folder.chmod(0o700)
         self.open().create()
+        if self.chosen is not None:
+            write_file(self.path / STORAGE_FILE, msgspec.json.encode(self.chosen))
 
     def open_authority(self) -> Authority:
         """Return the authority of this home; a new one for a new home.

@@ -24,7 +24,7 @@ from attune.fedserver.core.messages import Phase
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.admin import flat
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.stores.disk import DiskStorage
+from attune.fedserver.ports.storage import HomeStorage
 
 KEPT_SECTIONS = ("server", "data")  # settings that belong to the fleet and not to a run
 ENDED: Mapping[str, Any] = {
@@ -91,7 +91,7 @@ async def _stop(home: ServerHome, by: str) -> int:
         return record.round
 
 
-async def tidy(storage: DiskStorage, snapshot: Snapshot) -> None:
+async def tidy(storage: HomeStorage, snapshot: Snapshot) -> None:
     """Remove the blobs of a run that was put aside, where a `begin` that was killed has left them. The home is locked."""
     if snapshot.leaving:
         storage.clear_blobs()
@@ -112,7 +112,7 @@ def _check_new(home: ServerHome, snapshot: Snapshot, name: str) -> None:
         raise SettingError(f"there is a run {name} already; choose another name (`fedserver run list`)")
 
 
-def _put_aside(home: ServerHome, storage: DiskStorage, snapshot: Snapshot) -> Path:
+def _put_aside(home: ServerHome, storage: HomeStorage, snapshot: Snapshot) -> Path:
     """Copy the present run into a folder of its own; a killed process leaves at most a copy that the next try replaces."""
     place = home.runs / run_name(snapshot.run)
     filling = home.runs / f".{place.name}.filling"

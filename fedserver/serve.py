@@ -30,6 +30,8 @@ def serve(
     dashboard: str | int | None = None,
     lab: str = "local",
     lab_workers: int = 0,
+    ledger: str | None = None,
+    blobs: str | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
     """Serve a federation until SIGINT or SIGTERM, or with `exit_when_done` until the last round.
@@ -52,6 +54,8 @@ def serve(
         dashboard: A port, "HOST:PORT" or "off"; None: where it was before, else on this machine alone.
         lab: Place where rounds are carried out: "local", "ray" (a Ray cluster of this machine) or "ray://HOST:PORT".
         lab_workers: How many workers of the cluster carry rounds out; 0: all.
+        ledger: URL of a PostgreSQL database, with `blobs`; None: where the state was before, else in the home.
+        blobs: s3://BUCKET/PREFIX.
         say: Function that gets each line that the command prints.
 
     Raises:
@@ -61,6 +65,7 @@ def serve(
 
     check_installed()
     from attune.fedserver.app import ServerOptions, run
+    from attune.fedserver.home import place_of
     from attune.fedserver.lab.cluster.location import LabLocation
 
     flags = of_flags(
@@ -70,7 +75,9 @@ def serve(
     place = Path(home).expanduser() if home is not None else homes.server_home()
     shown = None if dashboard is None else str(dashboard)
     location = LabLocation(lab, lab_workers)
-    options = ServerOptions(place, host, port, exit_when_done, say, shown, join_uses=join_uses, location=location)
+    options = ServerOptions(
+        place, host, port, exit_when_done, say, shown, join_uses=join_uses, location=location, storage=place_of(ledger, blobs)
+    )
     run_blocking(run(options, overrides))
 
 

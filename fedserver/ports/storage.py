@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Protocol
 
+from typing_extensions import Self
+
 from attune.fedserver.ports.blobs import Blobs, Spool
-from attune.fedserver.ports.ledger import Ledger, LedgerReader
+from attune.fedserver.ports.ledger import Ledger, LedgerReader, Snapshot
 
 
 class Storage(Protocol):
@@ -33,3 +37,52 @@ class Storage(Protocol):
 
     async def close(self) -> None:
         """Close the ledger, if it is open."""
+
+
+class HomeStorage(Storage, Protocol):
+    """Storage of a home, which outlives a process. Leaving it as a context manager closes it."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+    def exists(self) -> bool:
+        """Return whether there is a ledger."""
+
+    def check(self, authority: Path) -> None:
+        """Check that nothing of the storage is missing.
+
+        Args:
+            authority: The certificate of the federation's authority.
+
+        Raises:
+            HomeMismatch: Something of a federation is here, but not all that it needs.
+        """
+
+    def check_ledger(self) -> None:
+        """Read the whole ledger, if there is one, before anything writes to it.
+
+        Raises:
+            HomeMismatch: The ledger is damaged.
+        """
+
+    def create(self) -> None:
+        """Make what a server needs, and empty what is served."""
+
+    def clear_blobs(self) -> None:
+        """Remove all blobs."""
+
+    def copy_run(self, to: Path) -> None:
+        """Copy the ledger and the state into the new folder `to`, durably, without what belongs to the home."""
+
+    def set_aside(self, aside: Path, named: Callable[[Snapshot], Iterable[str]]) -> Snapshot:
+        """Copy the ledger and link the blobs of one moment into the new folder `aside`; return what the ledger holds.
+
+        Args:
+            aside: The folder, on the same file system.
+            named: Function that returns the names of the blobs of a snapshot's state.
+
+        Raises:
+            FileNotFoundError: A round was committed meanwhile, so a blob is gone: try again with another folder.
+            HomeMismatch: Such a storage is copied by tools of its own.
+        """

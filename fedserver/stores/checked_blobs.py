@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from attune.common.errors import WireError
-from attune.common.wire.blobs import Blob, Readable, digest_in
+from attune.common.wire.blobs import Blob, Readable, Target, digest_in
 from attune.common.wire.digest import file_name, from_file_name
 from attune.fedserver.ports.blobs import UPLOADS, Damaged
 
@@ -20,8 +20,18 @@ class CheckedBlobs(ABC):
         self._known: dict[str, str] = {}  # name -> digest
 
     @abstractmethod
-    def _source(self, name: str) -> Readable:
-        """Open what a name holds.
+    def create(self, name: str, size: int, durable: bool = True) -> Target:
+        """Implement ports.blobs.Blobs.create, and so on."""
+
+    @abstractmethod
+    def names(self, prefix: str) -> list[str]: ...
+
+    @abstractmethod
+    def remove(self, names: Sequence[str]) -> None: ...
+
+    @abstractmethod
+    def source(self, name: str) -> Readable:
+        """Open what a name holds, without a look at its digest.
 
         Raises:
             KeyError: It holds nothing.
@@ -46,7 +56,7 @@ class CheckedBlobs(ABC):
 
     def _opened(self, blob: Blob) -> Readable:
         try:
-            return self._source(blob.name)
+            return self.source(blob.name)
         except KeyError:
             raise Damaged(f"{blob.name} is missing: restore it from a backup", blob.name) from None
 

@@ -20,21 +20,17 @@ from attune.common.durable import PRIVATE, sync, write_file
 from attune.common.errors import HomeMismatch
 from attune.fedserver.ports.blobs import INBOX, STATE, is_later
 from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.stores.folder import AREAS, FolderBlobs, FolderSpool, link
+from attune.fedserver.stores.folder import FolderBlobs, FolderSpool, clear_folders, link, make_folders
 from attune.fedserver.stores.inbox import ENTRY
 from attune.fedserver.stores.migrations import migrate
 from attune.fedserver.stores.sqlite import AUDIT_FILE, SqliteLedger, SqliteReader
 
 DATABASE_FILE = "state.sqlite"
-MADE_AT_START = ("state", "serve", "inbox", "uploads")
 OF_THE_HOME = ("certificates", "tokens", "refusals")  # tables that stay with the home when a run is put aside
 
 
 class DiskStorage:
-    """A server's storage in one folder of a disk: SQLite for the ledger, a file for each blob. See ports.storage.Storage.
-
-    Leaving it as a context manager closes it.
-    """
+    """A server's storage in one folder: SQLite for the ledger, a file for each blob. Implements ports.storage.HomeStorage."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._database = folder, folder / DATABASE_FILE
@@ -70,20 +66,10 @@ class DiskStorage:
     # --- a start
 
     def exists(self) -> bool:
-        """Return whether there is a ledger."""
         return self._database.exists()
 
     def check(self, authority: Path) -> None:
-        """Check that nothing of the storage is missing.
-
-        The ledger is made first and the authority last. So an authority or state without a ledger was not left by a crash.
-
-        Args:
-            authority: The certificate of the federation's authority.
-
-        Raises:
-            HomeMismatch: Something of a federation is here, but not all that it needs.
-        """
+        # The ledger is made first and the authority last. So an authority or state without a ledger was not left by a crash.
         state = self._folder / STATE
         remains = [path for path in (authority, state, self._folder / INBOX) if _holds_something(path)]
         if remains and not self.exists():
@@ -97,32 +83,19 @@ class DiskStorage:
             )
 
     def check_ledger(self) -> None:
-        """Read the whole ledger, if there is one, before anything writes to it.
-
-        Raises:
-            HomeMismatch: The ledger is damaged.
-        """
         if self.exists():
             with contextlib.closing(self.reader()) as reader:
                 reader.check()
 
     def create(self) -> None:
-        """Make the folders of blobs, closed to other users, and empty the folder of what is served."""
-        shutil.rmtree(self._folder / "serve", ignore_errors=True)
-        for name in MADE_AT_START:
-            (self._folder / name).mkdir(mode=0o700, exist_ok=True)
-            (self._folder / name).chmod(0o700)
+        make_folders(self._folder)
 
     def clear_blobs(self) -> None:
-        """Remove all blobs."""
-        for area in AREAS:
-            shutil.rmtree(self._folder / area, ignore_errors=True)
-        self.create()
+        clear_folders(self._folder)
 
     # --- copies
 
     def copy_run(self, to: Path) -> None:
-        """Copy the ledger and the state into the new folder `to`, durably, without what belongs to the home."""
         (to / STATE).mkdir(mode=0o700, parents=True)
         copy = to / DATABASE_FILE
         _copy_database(self._database, copy)
@@ -141,17 +114,7 @@ class DiskStorage:
             sync(folder)
 
     def set_aside(self, aside: Path, named: Callable[[Snapshot], Iterable[str]]) -> Snapshot:
-        """Copy the ledger and link the blobs of one moment into the new folder `aside`; return what the ledger holds.
-
-        Files of the state are never changed, only replaced by others, so a link is as good as a copy.
-
-        Args:
-            aside: The folder, on the same file system.
-            named: Function that returns the names of the blobs of a snapshot's state.
-
-        Raises:
-            FileNotFoundError: A round was committed meanwhile, so a blob is gone: try again with another folder.
-        """
+        # Files of the state are never changed, only replaced by others, so a link is as good as a copy.
         aside.mkdir(mode=0o700)
         _copy_database(self._database, aside / DATABASE_FILE)
         with contextlib.closing(SqliteReader(aside / DATABASE_FILE)) as reader:

@@ -17,6 +17,7 @@ from attune.fedserver.ports.blobs import INBOX, REDO, SERVED, STATE, UPLOADS, Da
 from attune.fedserver.stores.checked_blobs import SEALED, CheckedBlobs, sealed_among, upload_name
 
 AREAS = (STATE, INBOX, UPLOADS, SERVED, REDO)
+MADE_AT_START = (STATE, SERVED, INBOX, UPLOADS)
 
 
 class FolderBlobs(CheckedBlobs):
@@ -113,7 +114,7 @@ class FolderBlobs(CheckedBlobs):
                 sync(folder.parent)
         return path
 
-    def _source(self, name: str) -> Readable:
+    def source(self, name: str) -> Readable:
         try:
             return LocalFile(self._folder / name)
         except FileNotFoundError:
@@ -228,6 +229,21 @@ class _FolderUpload:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def make_folders(folder: Path) -> None:
+    """Make the folders of blobs, closed to other users, and empty the folder of what is served."""
+    shutil.rmtree(folder / SERVED, ignore_errors=True)
+    for name in MADE_AT_START:
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
+        (folder / name).chmod(0o700)
+
+
+def clear_folders(folder: Path) -> None:
+    """Remove all blobs of a folder."""
+    for area in AREAS:
+        shutil.rmtree(folder / area, ignore_errors=True)
+    make_folders(folder)
 
 
 def link(path: Path, to: Path) -> bool:

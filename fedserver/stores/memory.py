@@ -97,7 +97,7 @@ class MemoryBlobs(CheckedBlobs):
     def sweep(self) -> None:
         """No-op: what is unfinished has no name."""
 
-    def _source(self, name: str) -> Readable:
+    def source(self, name: str) -> Readable:
         return Buffer(name, self._content[self._digests[name]])
 
 

@@ -7,25 +7,26 @@ themselves where their process no longer answers (idle_in_transaction_session_ti
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cache, cached_property
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from functools import cache
 from importlib.resources import files
 from typing import Any, ClassVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from psycopg_pool import ConnectionPool
+from psycopg.pq import TransactionStatus
 
 from attune.common.errors import HomeMismatch, LedgerBusy, SettingError
 from attune.fedserver.stores.tables import Rows
 
 WAIT_S = 10.0  # how long a call waits for a lost database, or for another process's transaction
 LOOK_S = 0.1
+MOST_CONNECTIONS = 8  # of one process, beside those of readers
 OLDEST = 14  # of PostgreSQL
 LOCKS = 0x61747475  # the first number of each advisory lock; the second is of the schema
 TURN = "SELECT pg_current_xact_id()::text, pg_advisory_xact_lock(%s, hashtext(current_schema()))"
@@ -39,8 +40,6 @@ PASSING = (
     psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.IdleInTransactionSessionTimeout,
 )  # fmt: skip
 DURABLE = ("fsync", "full_page_writes", "synchronous_commit")  # settings without which an acknowledged commit may be lost
-
-logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # a lost database is a trouble of whoever calls
 
 
 @contextmanager
@@ -87,30 +86,55 @@ class PostgresDatabase:
 
     strings: ClassVar[str] = "SELECT json_array_elements_text(?::json)"
 
-    def __init__(self, url: str, connections: int = 4) -> None:
-        self.url, self._connections = url, connections
+    def __init__(self, url: str) -> None:
+        self.url = url
         self.term: int | None = None
         self._here = threading.local()
-
-    @cached_property
-    def _pool(self) -> ConnectionPool[Any]:
-        return ConnectionPool(
-            self.url, kwargs=dict(CONNECTION), min_size=1, max_size=self._connections, open=True, timeout=WAIT_S, num_workers=1,
-            configure=_configure, check=ConnectionPool.check_connection,
-        )  # fmt: skip
+        self._idle: deque[psycopg.Connection[Any]] = deque()
+        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
 
     def close(self) -> None:
-        if "_pool" in self.__dict__:
-            self._pool.close()
+        while self._idle:
+            self._idle.pop().close()
 
     @contextmanager
     def _connection(self) -> Iterator[psycopg.Connection[Any]]:
-        with errors(self.url), self._pool.connection() as connection:
+        with errors(self.url), self._places:
+            connection = self._live()
             self._here.connection = connection
             try:
                 yield connection
             finally:
                 self._here.connection = None
+                if connection.info.transaction_status == TransactionStatus.IDLE:
+                    self._idle.append(connection)
+                else:
+                    connection.close()
+
+    def _live(self) -> psycopg.Connection[Any]:
+        """Return an idle connection that answers, or a new one."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return self._new()
+            with suppress(psycopg.OperationalError):
+                connection.execute("SELECT 1")
+                return connection
+            connection.close()
+
+    def _new(self) -> psycopg.Connection[Any]:
+        """Return a new connection. A database that is down is waited for."""
+        end = time.monotonic() + WAIT_S
+        while True:
+            try:
+                connection = psycopg.connect(self.url, **CONNECTION)
+                connection.execute(SESSION)
+                return connection
+            except psycopg.OperationalError:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(LOOK_S)
 
     def execute(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Rows:
         if (connection := getattr(self._here, "connection", None)) is not None:
@@ -139,7 +163,7 @@ class PostgresDatabase:
         """Return whether a transaction counts, of which the connection was lost during the commit."""
         end = time.monotonic() + WAIT_S
         while True:
-            with self._pool.connection() as db:
+            with closing(self._new()) as db:
                 [state] = db.execute("SELECT pg_xact_status(%s::xid8)", (number,)).fetchone() or (None,)
             if state != "in progress":
                 return bool(state == "committed")
@@ -211,10 +235,6 @@ class PostgresDatabase:
                 "WHERE row_digest IS DISTINCT FROM row_digest_of(to_jsonb(t))"
             )
             yield from (f"a row of {table}, {row[0]}" for row in rows)
-
-
-def _configure(connection: psycopg.Connection[Any]) -> None:
-    connection.execute(SESSION)
 
 
 @cache

@@ -52,7 +52,7 @@ class PostgresReader:
 
     @cached_property
     def _db(self) -> PostgresDatabase:
-        db = PostgresDatabase(self._url, 1)
+        db = PostgresDatabase(self._url)
         db.prepare()
         return db
 

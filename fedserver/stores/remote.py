@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 
 from typing_extensions import Self
 
-from attune.fedserver.stores import postgres, s3
-from attune.fedserver.stores.folder import FolderBlobs, FolderSpool
+from attune.common.errors import HomeMismatch
+from attune.fedserver.ports.blobs import STATE
+from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.stores import postgres, s3, transfer
+from attune.fedserver.stores.disk import DATABASE_FILE, OF_THE_HOME
+from attune.fedserver.stores.folder import FolderBlobs, FolderSpool, clear_folders, make_folders
 from attune.fedserver.stores.postgres import PostgresDatabase
 from attune.fedserver.stores.postgres_ledger import PostgresLedger, PostgresReader
-from attune.fedserver.stores.s3 import ObjectCache, S3Blobs, S3Objects
-
-IDENTITY = "storage"  # key of the table `meta`: the text that marks this federation's prefix in S3
+from attune.fedserver.stores.s3 import IN_S3, ObjectCache, S3Blobs, S3Objects
+from attune.fedserver.stores.tables import put_value, value_in
 
 
 class RemoteStorage:
-    """A server's storage in PostgreSQL and S3. See ports.storage.Storage. Leaving it as a context manager closes it.
+    """A server's storage in PostgreSQL and S3. See ports.storage.HomeStorage. Leaving it as a context manager closes it.
 
     Args:
         folder: The home: uploads, what is served, and the cache.
@@ -57,6 +63,7 @@ class RemoteStorage:
     async def close(self) -> None:
         if "ledger" in self.__dict__:
             await self.ledger.close()
+            del self.ledger
         self.database.close()
 
     async def __aenter__(self) -> Self:
@@ -64,3 +71,54 @@ class RemoteStorage:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+    # --- a start
+
+    def exists(self) -> bool:
+        return self.database.exists()
+
+    def check(self, authority: Path) -> None:
+        if authority.exists() and not self.exists():
+            raise HomeMismatch(
+                f"{authority.parent} is of a federation, but the database {self.database.url} is empty: restore the database, "
+                "move the home there with `fedserver migrate`, or use a new --home"
+            )
+        if not authority.exists() and self.exists() and self._was_served():
+            raise HomeMismatch(
+                f"the database {self.database.url} holds a federation, but {authority.parent} has no certificate authority: "
+                "copy that folder from the server that has it"
+            )
+
+    def _was_served(self) -> bool:
+        with contextlib.closing(self.reader()) as reader:
+            return reader.was_served()
+
+    def check_ledger(self) -> None:
+        with contextlib.closing(self.reader()) as reader:
+            reader.check()
+
+    def create(self) -> None:
+        make_folders(self._folder)
+        self.database.prepare()
+        with self.database.transaction():
+            identity = value_in(self.database, transfer.IDENTITY, str) or secrets.token_hex(16)
+            put_value(self.database, transfer.IDENTITY, identity)
+        self.blobs.claim(identity)
+
+    def clear_blobs(self) -> None:
+        clear_folders(self._folder)
+        self.blobs.remove([name for area in IN_S3 for name in self.blobs.names(area)])
+
+    # --- copies
+
+    def copy_run(self, to: Path) -> None:
+        to.mkdir(mode=0o700, parents=True)
+        for _ in transfer.copy_blobs(self.blobs, FolderBlobs(to), [STATE]):
+            pass
+        transfer.write_database(to / DATABASE_FILE, self.database, OF_THE_HOME)
+
+    def set_aside(self, aside: Path, named: Callable[[Snapshot], Iterable[str]]) -> Snapshot:
+        raise HomeMismatch(
+            f"the state of this home is in {self.database.url} and {self._blobs_url}: back these up with their own tools, and "
+            "the folder ca/ of the home. Or move the state into the home first: fedserver migrate --to-folder"
+        )

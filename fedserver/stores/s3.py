@@ -206,6 +206,7 @@ class S3Blobs(CheckedBlobs):
     def __init__(self, local: FolderBlobs, db: PostgresDatabase, objects: S3Objects, cache: ObjectCache) -> None:
         super().__init__()
         self._local, self._db, self._objects, self._cache = local, db, objects, cache
+        self._leaving: set[str] = set()  # names that go as soon as the database is there
 
     def create(self, name: str, size: int, durable: bool = True) -> Target:
         return _S3Target(self, name, self._cache.fill(size)) if _is_in_s3(name) else self._local.create(name, size, durable)
@@ -271,7 +272,7 @@ class S3Blobs(CheckedBlobs):
         if not _is_in_s3(name):
             return self._local.get(name)
         try:
-            source = self._source(name)
+            source = self.source(name)
         except Damaged:
             raise KeyError(name) from None
         try:
@@ -280,19 +281,31 @@ class S3Blobs(CheckedBlobs):
             source.close()
 
     def names(self, prefix: str) -> list[str]:
+        self._leave()
         rows = self._db.execute("SELECT name FROM names WHERE name >= ? AND name < ?", (prefix, prefix + chr(0x10FFFF)))
         local = [] if _is_in_s3(prefix) else [name for name in self._local.names(prefix) if name.startswith(HERE)]
         return sorted([*local, *(row[0] for row in rows)])
 
     def remove(self, names: Sequence[str]) -> None:
         self._local.remove([name for name in names if not _is_in_s3(name)])
-        if in_s3 := [name for name in names if _is_in_s3(name)]:
-            asked = msgspec.json.encode(in_s3).decode()
+        in_s3 = [name for name in names if _is_in_s3(name)]
+        for name in in_s3:
+            self._known.pop(name, None)
+        self._leaving.update(in_s3)
+        try:
+            self._leave()
+        except LedgerBusy as error:
+            LOG.warning("%s; %d blobs are removed later", error, len(in_s3))
+
+    def _leave(self) -> None:
+        """Remove what `remove` was asked for, also while the database was lost."""
+        leaving = list(self._leaving)
+        if leaving:
+            asked = msgspec.json.encode(leaving).decode()
             with self._db.transaction():
                 statement = f"DELETE FROM names WHERE name IN ({self._db.strings}) RETURNING object"  # noqa: S608
                 gone = self._unnamed({row[0] for row in self._db.execute(statement, (asked,))})
-            for name in in_s3:
-                self._known.pop(name, None)
+            self._leaving.difference_update(leaving)
             self._drop(gone)
 
     def sweep(self) -> None:
@@ -311,7 +324,9 @@ class S3Blobs(CheckedBlobs):
         if not self._objects.write(OWNER, mine) and self._objects.read(OWNER) != mine:
             raise HomeMismatch(f"{self._objects.url} holds the blobs of another federation: choose another prefix (--blobs)")
 
-    def _source(self, name: str) -> Readable:
+    def source(self, name: str) -> Readable:
+        if not _is_in_s3(name):
+            return self._local.source(name)
         found = self._found(name)
         if found is None:
             raise KeyError(name)
@@ -321,10 +336,12 @@ class S3Blobs(CheckedBlobs):
 
     def _found(self, name: str) -> tuple[str, Blob] | None:
         """Return the object that a name holds, and what is in it."""
+        self._leave()
         row = self._db.execute("SELECT object, digest, size FROM names WHERE name = ?", (name,)).fetchone()
         return (row[0], Blob(name, row[1], row[2])) if row else None
 
     def _give(self, blob: Blob, key: str) -> None:
+        self._leave()
         with self._db.transaction():
             before = self._db.execute("SELECT object FROM names WHERE name = ?", (blob.name,)).fetchone()
             self._db.execute(REPLACED_NAME, (blob.name, blob.digest, blob.size, key))

@@ -24,6 +24,7 @@ from attune.fedserver.ports.ledger import AuditHead, Certificate, Refusal, Snaps
 
 TOKEN = ", ".join(Token.__dataclass_fields__)  # columns
 DEVICE = ", ".join(DeviceRecord.__struct_fields__)
+CERTIFICATE = ", ".join(name for name in Certificate.__dataclass_fields__ if name != "revoked")  # that is known of the device
 
 
 class Rows(Protocol):
@@ -72,35 +73,29 @@ class Tables:
 
     # --- settings, plan and record: JSON values
 
-    def _put(self, key: str, value: Any) -> None:
-        self._db.execute(
-            "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-            (key, msgspec.json.encode(value)),
-        )
-
     def snapshot(self) -> Snapshot:
         with self._db.moment():
             return snapshot_in(self._db)
 
     def set_overrides(self, overrides: Mapping[str, Any]) -> None:
         with self._db.synced():
-            self._put("overrides", overrides)
+            put_value(self._db, "overrides", overrides)
 
     def put_record(self, record: Record) -> None:
         with nullcontext() if record.paused is self._paused else self._db.synced():
-            self._put("record", record)
+            put_value(self._db, "record", record)
         self._paused = record.paused
 
     def set_audit_head(self, head: AuditHead) -> None:
         with self._db.synced():
-            self._put("audit", head)
+            put_value(self._db, "audit", head)
 
     def follow_audit(self, head: AuditHead) -> None:
         """Make this the head of the audit log, unless another process has noted a later one meanwhile."""
         with self._db.transaction():
             known = value_in(self._db, "audit", AuditHead)
             if known is None or known.number < head.number:
-                self._put("audit", head)
+                put_value(self._db, "audit", head)
 
     # --- runs, while no server runs
 
@@ -113,14 +108,14 @@ class Tables:
                 "UPDATE devices SET founder = 1, connected = 0, samples = NULL, contributed = 0, fetched = -1, progress = 0, "
                 "note = '', labels = ''"
             )
-            self._put("run", name)
-            self._put("overrides", overrides)
-            self._put("leaving", True)
+            put_value(self._db, "run", name)
+            put_value(self._db, "overrides", overrides)
+            put_value(self._db, "leaving", True)
 
     def end_run(self, record: Record, overrides: Mapping[str, Any]) -> None:
         with self._db.synced(), self._db.transaction():
-            self._put("record", record)
-            self._put("overrides", overrides)
+            put_value(self._db, "record", record)
+            put_value(self._db, "overrides", overrides)
 
     def end_cleanup(self) -> None:
         self._db.execute("DELETE FROM meta WHERE key = 'leaving'")
@@ -135,9 +130,9 @@ class Tables:
     ) -> None:
         with self._db.synced():
             with self._db.transaction():
-                self._put("record", record)
+                put_value(self._db, "record", record)
                 if plan is not None:
-                    self._put("plan", plan)
+                    put_value(self._db, "plan", plan)
                 for name, fields in marks.items():
                     self.update_device(name, **fields)
                 for slot in slots:
@@ -313,6 +308,14 @@ class Tables:
             (now - keep_s, now - keep_s),
         )
         return [row[0] for row in rows]
+
+
+def put_value(db: Database, key: str, value: Any) -> None:
+    """Write a JSON value of the table `meta`."""
+    db.execute(
+        "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+        (key, msgspec.json.encode(value)),
+    )
 
 
 def value_in(db: Database, key: str, kind: type[Any]) -> Any:

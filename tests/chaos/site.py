@@ -16,8 +16,10 @@ from typing import Any
 import msgspec
 from typing_extensions import Self
 
-from attune.common import aio, faults
-from attune.fedserver.stores.sqlite import SqliteLedger
+from attune.common import faults
+from attune.fedserver.home import ServerHome
+from attune.fedserver.ports.blobs import Damaged, blob_of
+from attune.fedserver.ports.ledger import Snapshot
 from benchmarks.rough import Proxy
 from tests.e2e.harness import tabular_shard
 from tests.forked import ENTRIES, THREADS, Forked
@@ -106,6 +108,7 @@ class Site:
         self.port = 0
         self.proxy: Proxy | None = None
         self.clock_jumps = False
+        self.server_words: Sequence[str] = ()  # options of the server beside those of every site
         self.children: dict[str, Child] = {}  # the processes that were started last
         self.logs: list[Path] = []
         self.accepted: set[str] = set()  # orders whose updates were in the inbox while the server was down
@@ -146,7 +149,7 @@ class Site:
         else:
             entry, words = SERVER, ["fedserver", "--home", str(self.server_home)]
             words += ["--host", "127.0.0.1", "--port", str(self.port), "--join-uses", "100"]
-            words += [word for each in assignments for word in ("--set", each)]
+            words += [*self.server_words, *(word for each in assignments for word in ("--set", each))]
         child = self._fork("server", entry, words, fault)
 
         def listens() -> bool:
@@ -229,15 +232,8 @@ class Site:
 
     # --- what is left
 
-    def snapshot(self) -> Any:
-        async def read() -> Any:
-            ledger = SqliteLedger(self.server_home / "state.sqlite")
-            try:
-                return await ledger.snapshot()
-            finally:
-                await ledger.close()
-
-        return aio.run(read())
+    def snapshot(self) -> Snapshot:
+        return ServerHome(self.server_home).snapshot()
 
     def outcome(self) -> Outcome:
         """Return the outcome of a site whose processes have ended.
@@ -251,10 +247,12 @@ class Site:
         if lost:
             raise Red(f"lost: accepted, and no row: {', '.join(lost)}")
         slots = {f"{slot.part} {slot.key}": f"{slot.digest} {slot.file}" for slot in found.slots}
+        blobs = ServerHome(self.server_home).open().blobs
         for slot in found.slots:
-            path = self.server_home / "state" / slot.file
-            if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() not in slot.digest:
-                raise Red(f"{path.name} is not what the ledger says")
+            try:
+                blobs.check(blob_of(slot))
+            except Damaged as damaged:
+                raise Red(f"{slot.file} is not what the ledger says") from damaged
         models = {
             shard: hashlib.sha256((self.devices_home / shard / "model" / "model.safetensors").read_bytes()).hexdigest()
             for shard in self.shape.shards

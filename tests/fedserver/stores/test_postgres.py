@@ -19,7 +19,6 @@ from attune.fedserver.ports.ledger import Certificate, Token
 from tests import engines
 
 psycopg = pytest.importorskip("psycopg")
-pytest.importorskip("psycopg_pool")
 
 from attune.fedserver.stores import postgres  # noqa: E402
 from attune.fedserver.stores.postgres import PostgresDatabase, check_url  # noqa: E402
