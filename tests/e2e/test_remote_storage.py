@@ -64,14 +64,16 @@ def kill_postgres(site: Site) -> None:
         engines.postgres().start()
 
 
-def kill_the_store(site: Site) -> None:
+def stop_the_store(site: Site) -> None:
     site.until(closed(site, 1), "a round to close")
-    engines.weed().kill()
-    time.sleep(2.0)
-    engines.weed().start()
+    process = engines.weed().process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(3.0)
+    process.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("disturb", [lambda site: None, kill_the_server, kill_postgres, kill_the_store])
+@pytest.mark.parametrize("disturb", [lambda site: None, kill_the_server, kill_postgres, stop_the_store])
 def test_the_bits_are_those_of_a_folder(tmp_path: Path, in_a_folder: Outcome, disturb: Callable[[Site], None]) -> None:
     with remote_site(tmp_path) as site:
         assert run(site, disturb).differences(in_a_folder) == []
