@@ -43,12 +43,13 @@ DELTA = 1e-5
 LOOSE = 1e6  # a norm of gradients that is no bound
 PERCENTAGES = (3, 4)  # columns of School
 WORST = -1e9  # score of a run that has diverged
+LOCAL = "local"
 OWN, KEPT = "own", "kept"  # the method's own models; what devices keep after finishing
 COLUMNS = ("task", "epsilon", "method", "seed", "settings", "part", OWN, KEPT)
 KEY = COLUMNS[:6]
 ALTERNATIVES: Mapping[str, Sequence[Settings]] = {
-    "mr-mtl": (("method.mu=0.1",), ("method.mu=1",)),
-    "fedmcsa": (("method.sigma=5",), ("method.sigma=50",)),
+    "mr-mtl": (("method.mu=0.1",), ("method.mu=1",), ("method.mu=3",)),
+    "fedmcsa": (("method.sigma=1",), ("method.sigma=5",), ("method.sigma=50",)),
 }
 USUAL = ("train.finish=auto", "train.evaluate=false")
 
@@ -130,12 +131,12 @@ def _given(data: Path | None) -> Path:
     return data
 
 
-LINEAR = ("local", "fedavg", "mr-mtl", "fedmcsa")  # fedper keeps the head, which is all of a linear model
-DEEP = ("local", "fedavg", "fedper", "mr-mtl", "fedmcsa")
+LINEAR = (LOCAL, "fedavg", "mr-mtl", "fedmcsa")  # fedper keeps the head, which is all of a linear model
+DEEP = (LOCAL, "fedavg", "fedper", "mr-mtl", "fedmcsa")
 DIGITS_SEEDS = (0, 1, 2, 3, 4)
 TASKS: Mapping[str, Task] = {
     "digits-linear": Task(cut_digits, "mlr", LINEAR, 15, DIGITS_SEEDS, (0.1, 0.3, 1.0), (1, 4), (0.5, 2.0), 32, (0, 1)),
-    "school": Task(cut_school, "mlr", LINEAR, 10, (0, 1, 2), (0.01, 0.03, 0.1), (10,), (0.1, 0.5), 1000, squared_error=True),
+    "school": Task(cut_school, "mlr", LINEAR, 10, (0, 1, 2), (0.003, 0.01, 0.03), (10,), (0.5, 2.0), 1000, squared_error=True),
     "wisdm": Task(cut_wisdm, "mlr", LINEAR, 15, (0, 1, 2), (0.1, 0.3, 1.0), (4,), (0.5, 2.0), 1000),
     "digits-dnn": Task(cut_digits, "dnn", DEEP, 15, DIGITS_SEEDS, (0.1, 0.3, 1.0), (1, 4), (0.5, 2.0), 32),
 }
@@ -143,12 +144,13 @@ TASKS: Mapping[str, Task] = {
 
 def scores_of(result: SimulationResult, squared_error: bool) -> dict[str, float]:
     """Return the scores of the devices' own models and of what they keep, larger is better; WORST after divergence."""
-    rows = list(result.table())
-    weights = [client["test_samples"] if squared_error else 1 for client in result.status["clients"]]
+    tested = {client["name"]: client["test_samples"] for client in result.status["clients"] if client["test_samples"]}
+    rows = [row for row in result.table() if row.device in tested]
+    weights = [tested[row.device] if squared_error else 1 for row in rows]
     made = {}
     for name, column in ((OWN, "accuracy"), (KEPT, "kept")):
-        values = [getattr(row, column) for row in rows]
-        mean = float(np.average(values, weights=weights)) if None not in values else math.nan
+        values = [math.nan if getattr(row, column) is None else getattr(row, column) for row in rows]
+        mean = float(np.average(values, weights=weights))
         made[name] = round(mean - 1 if squared_error else mean, 5) if math.isfinite(mean) else WORST
     return made
 
@@ -194,7 +196,7 @@ class Table:
                 settings: [self.row(method, epsilon, seed, "validation", part, settings) for seed, part in held.items()]
                 for settings in task.listed(method, epsilon)
             }
-            wanted = (OWN,) if method == "local" else (OWN, KEPT)  # a device alone hands in nothing, so finishing adds nothing
+            wanted = (OWN,) if method == LOCAL else (OWN, KEPT)  # a device alone hands in nothing, so finishing adds nothing
             for what in wanted:
                 chosen = best({settings: fmean(row[what] for row in rows) for settings, rows in tried.items()})
                 ended = [self.row(method, epsilon, seed, "test", members[seed], chosen)[what] for seed in task.seeds]

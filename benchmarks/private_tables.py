@@ -1,0 +1,169 @@
+"""Tables of docs/privacy.md: accuracy under privacy by benchmarks.private_methods, and what attackers see in each mode."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import fmean, stdev
+
+from attune.common.statistics import interval_of_mean
+from attune.simulation.grid import Settings, best
+from benchmarks.private_methods import EPSILONS, KEPT, LOCAL, OUT, OWN, TASKS
+from docs.markdown import table
+
+VISIBLE = Path(__file__).parent / "results" / "visible_by_mode.csv"
+CHANCE = "correlation by chance"
+TITLES = {
+    "digits-linear": "Digits, ten devices, Dirichlet 0.3, linear model: accuracy in %",
+    "digits-dnn": "Digits, ten devices, Dirichlet 0.3, one hidden layer: accuracy in %",
+    "school": "School, 139 schools, linear model: squared error of y/69, x 1000 (less is better)",
+    "wisdm": "WISDM, 36 persons, linear model: accuracy in %",
+}
+NAMES = {LOCAL: "Local", "fedavg": "FedAvg", "fedper": "FedPer", "mr-mtl": "MR-MTL", "fedmcsa": "FedMCSA"}
+WHAT = {OWN: "", KEPT: ", finished"}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Scores of one method with its chosen settings: on the validation parts, and on the test parts of each seed."""
+
+    validation: float
+    test: tuple[float, ...]
+
+
+Rows = Mapping[tuple[str, str, str, str, str], Mapping[str, str]]  # by epsilon, method, part, settings and seed
+Known = dict[tuple[float, str, str], Figures]  # by epsilon, method, and own or kept
+
+
+def read(name: str) -> Rows:
+    """Return the rows of a task; none if it was not run."""
+    path = OUT / f"{name}.csv"
+    if not path.exists():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        return {(r["epsilon"], r["method"], r["part"], r["settings"], r["seed"]): r for r in csv.DictReader(file)}
+
+
+def known(name: str, rows: Rows) -> Known:
+    """Return the figures of a task. A method that was not run to the end at an epsilon has none there."""
+    task = TASKS[name]
+    made: Known = {}
+    for epsilon, method in product(EPSILONS, task.methods):
+        for what in (OWN,) if method == LOCAL else (OWN, KEPT):
+            listed = task.listed(method, epsilon)
+            tried = {each: _scores(rows, epsilon, method, "validation", each, task.trial_seeds, what) for each in listed}
+            if not all(tried.values()):
+                continue
+            means = {settings: fmean(scores) for settings, scores in tried.items()}
+            chosen = best(means)
+            if test := _scores(rows, epsilon, method, "test", chosen, task.seeds, what):
+                made[epsilon, method, what] = Figures(means[chosen], test)
+    return made
+
+
+def _scores(
+    rows: Rows, epsilon: float, method: str, part: str, settings: Settings, seeds: Sequence[int], what: str
+) -> tuple[float, ...]:
+    """Return the scores of all seeds; none if one of them is missing."""
+    keys = [(f"{epsilon:g}", method, part, " ".join(settings), str(seed)) for seed in seeds]
+    return tuple(float(rows[key][what]) for key in keys) if all(key in rows for key in keys) else ()
+
+
+def sections() -> Iterator[str]:
+    """Return the lines of all tables."""
+    by_task = {name: known(name, read(name)) for name in TASKS}
+    for name, figures in by_task.items():
+        if figures:
+            yield f"**{TITLES[name]}**"
+            yield ""
+            yield from _task(name, figures)
+            yield ""
+    yield "Gain by federating, over devices that train alone: of the method that is best on validation parts, with its 95 %"
+    yield "interval over seeds (bold: not 0)."
+    yield ""
+    yield from _gains(by_task)
+    missing = [
+        f"{name} at {_epsilon(epsilon)}" for name, epsilon in product(TASKS, EPSILONS) if _is_open(name, epsilon, by_task)
+    ]
+    if missing:
+        yield ""
+        yield f"Not run, or not to the end: {', '.join(missing)}."
+
+
+def _is_open(name: str, epsilon: float, by_task: Mapping[str, Known]) -> bool:
+    return not all((epsilon, method, OWN) in by_task[name] for method in TASKS[name].methods)
+
+
+def _task(name: str, figures: Known) -> Iterator[str]:
+    rows = [
+        [f"{NAMES[method]}{WHAT[what]}", *(_cell(name, figures.get((epsilon, method, what))) for epsilon in EPSILONS)]
+        for what, method in product(WHAT, TASKS[name].methods)
+        if any((epsilon, method, what) in figures for epsilon in EPSILONS)
+    ]
+    yield from table(("", *map(_epsilon, EPSILONS)), rows)
+
+
+def _epsilon(epsilon: float) -> str:
+    return f"epsilon = {epsilon:g}".replace("inf", "∞")
+
+
+def _in_unit(name: str, score: float) -> float:
+    """Return a score as the tables show it."""
+    return -1000 * score if TASKS[name].squared_error else 100 * score
+
+
+def _cell(name: str, figures: Figures | None) -> str:
+    if figures is None:
+        return "-"
+    values = [_in_unit(name, score) for score in figures.test]
+    return f"{fmean(values):.1f} ± {stdev(values) / math.sqrt(len(values)):.1f}"
+
+
+def _gains(by_task: Mapping[str, Known]) -> Iterator[str]:
+    rows = []
+    for name, figures in by_task.items():
+        for what, against in ((OWN, None), (KEPT, math.inf)):
+            cells = []
+            for epsilon in EPSILONS:
+                rival = figures.get((epsilon if against is None else against, LOCAL, OWN))
+                cells.append(_gain(name, figures, epsilon, what, rival))
+            label = "without finishing, over Local" if what == OWN else "finished, over Local without privacy"
+            rows.append([name, label, *cells])
+    yield from table(("task", "compared", *map(_epsilon, EPSILONS)), rows)
+
+
+def _gain(name: str, figures: Known, epsilon: float, what: str, rival: Figures | None) -> str:
+    there = {
+        method: each for method in TASKS[name].methods if method != LOCAL and (each := figures.get((epsilon, method, what)))
+    }
+    if rival is None or not there:
+        return "-"
+    method = max(there, key=lambda one: there[one].validation)
+    gains = [abs(_in_unit(name, 1.0)) * (mine - other) for mine, other in zip(there[method].test, rival.test, strict=True)]
+    interval = interval_of_mean(gains)
+    assert interval is not None
+    low, high = interval
+    text = f"{fmean(gains):+.1f} ({low:.1f} to {high:.1f}), {NAMES[method]}"
+    return f"**{text}**" if low > 0 or high < 0 else text
+
+
+def visible() -> Iterator[str]:
+    """Return the lines of the table of attacks in each mode."""
+    with VISIBLE.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    modes = list(dict.fromkeys(row["mode"] for row in rows))
+    value = {(row["attack"], row["setting"], row["measure"], row["mode"]): row["value"] for row in rows}
+    lines = []
+    for attack, setting, measure in dict.fromkeys((row["attack"], row["setting"], row["measure"]) for row in rows):
+        if measure != CHANCE:
+            cells = []
+            for mode in modes:
+                chance = value.get((attack, setting, CHANCE, mode))
+                shown = f"{float(value[attack, setting, measure, mode]):.2f}"
+                cells.append(shown if chance is None else f"{shown} ({float(chance):.2f})")
+            lines.append([f"{attack}, {setting}", measure, *cells])
+    yield from table(("attack", "measure", *modes), lines)
