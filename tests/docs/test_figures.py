@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -48,6 +49,14 @@ def test_what_the_papers_tables_say_changes_with_their_files(tmp_path: Path, roo
         writer.writeheader()
         writer.writerows(rows)
     assert "then FedPer 12.3" in " ".join(paper_findings.findings(tmp_path)).replace("\n", " ")
+
+
+def test_security_has_the_measured_cost_of_stalling(page: Any, root: Path) -> None:
+    result = json.loads((root / "benchmarks" / "results" / "stalling.json").read_text(encoding="utf-8"))
+    costs = [100 * attack["cost"] for attack in result["attacks"].values()]
+    assert result["span_s"] == 3600 and max(costs) <= 10
+    said = f"In an hour with real servers, beside an undisturbed one, four kinds of stalling cost {min(costs):.1f} to {max(costs):.1f} %"
+    assert len(costs) == 4 and said in prose(page, "docs/security.md")
 
 
 def test_readme_has_the_figures_of_fashion_mnist(page: Any, root: Path) -> None:
