@@ -55,7 +55,7 @@ def test_security_has_the_measured_cost_of_stalling(page: Any, root: Path) -> No
     result = json.loads((root / "benchmarks" / "results" / "stalling.json").read_text(encoding="utf-8"))
     costs = [100 * attack["cost"] for attack in result["attacks"].values()]
     assert result["span_s"] == 3600 and max(costs) <= 10
-    said = f"In an hour with real servers, beside an undisturbed one, four kinds of stalling cost {min(costs):.1f} to {max(costs):.1f} %"
+    said = f"beside an undisturbed one, four kinds of stalling cost {min(costs):.1f} to {max(costs):.1f} %"
     assert len(costs) == 4 and said in prose(page, "docs/security.md")
 
 
