@@ -52,7 +52,7 @@ measure: develop
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: check
-	$(BIN)/pytest $(PARALLEL) --ignore=tests/conformance --ignore=tests/walk --ignore=tests/chaos
+	$(BIN)/pytest $(PARALLEL) --ignore=tests/conformance --ignore=tests/walk --ignore=tests/chaos --ignore=tests/attacks
 
 # Runs the commands of README and tutorial. WALK=--real also installs into a new environment, and runs the demo.
 walk: develop
@@ -73,7 +73,7 @@ homes: develop
 
 # Runs the attacks of a hostile peer, and shows each answer.
 attacks: develop
-	$(BIN)/pytest tests/attacks -v
+	$(BIN)/pytest $(PARALLEL) tests/attacks -v
 
 # Measures what devices that stall cost an honest fleet, with real servers (about six minutes).
 stalling: develop
