@@ -91,8 +91,11 @@ class Fleet:
                 self(Tick(wake))
 
     def rounds_in_an_hour(self) -> int:
+        return self.rounds_in(HOUR_S)
+
+    def rounds_in(self, seconds: float) -> int:
         before = self.state.record.round
-        self.until(self.now + HOUR_S)
+        self.until(self.now + seconds)
         return self.state.record.round - before
 
 
@@ -103,7 +106,7 @@ def says_progress(fleet: Fleet) -> None:
 
 @cache
 def quiet_rounds(**said: float) -> int:
-    return Fleet(None, **said).rounds_in_an_hour()
+    return Fleet(None, **said).rounds_in(HOUR_S / 2)
 
 
 def never_evaluates(fleet: Fleet, work: str, number: int) -> None:
@@ -197,8 +200,9 @@ STALLING += [in_turns]
 def test_a_device_costs_an_honest_fleet_a_tenth_of_its_rounds_at_most(
     eve: Hostile, deadline_s: float, evaluate_every: int, after_s: float
 ) -> None:
+    """Take half an hour: the bound holds for it too, at half of the cost."""
     said = {"deadline_s": deadline_s, "evaluate_every": evaluate_every, "after_s": after_s}
-    quiet, attacked = quiet_rounds(**said), Fleet(eve, **said).rounds_in_an_hour()
+    quiet, attacked = quiet_rounds(**said), Fleet(eve, **said).rounds_in(HOUR_S / 2)
     assert attacked >= 0.9 * quiet, f"{attacked} of {quiet}"
 
 
