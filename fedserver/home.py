@@ -207,7 +207,7 @@ class ServerHome:
                 folder.chmod(0o700)
         self.open().create()
         if self.chosen is not None:
-            write_file(self.path / STORAGE_FILE, msgspec.json.encode(self.chosen))
+            self.write_storage_place(self.chosen)
 
     def open_authority(self) -> Authority:
         """Return the authority of this home; a new one for a new home.
@@ -218,6 +218,10 @@ class ServerHome:
         if (self.authority / CERTIFICATE_FILE).exists():
             return Authority.load(self.authority)
         return Authority.create(self.authority)
+
+    def write_storage_place(self, place: StoragePlace) -> None:
+        """Write where ledger and blobs are from now on."""
+        write_file(self.path / STORAGE_FILE, msgspec.json.encode(place))
 
     def write_address(self, address: ServedAddress) -> None:
         """Write where this home is served."""

@@ -20,7 +20,7 @@ PROJECT = Path(__file__).parents[1] / "starter" / "project"  # the files that `n
 COMMANDS = (
     tokens.token, tokens.revoke, tokens.dashboard_token,
     running.pause, running.resume, running.status, running.dashboard, running.tls_name,
-    upkeep.audit, upkeep.backup, upkeep.restore, upkeep.verify,
+    upkeep.audit, upkeep.backup, upkeep.restore, upkeep.verify, upkeep.migrate,
     results.export, results.plot,
     privacy.privacy, table_schema.schema, statistics.statistics,
     running.run,

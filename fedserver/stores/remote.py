@@ -78,6 +78,10 @@ class RemoteStorage:
         return self.database.exists()
 
     def check(self, authority: Path) -> None:
+        if self.exists() and value_in(self.database, transfer.MOVING, str) is not None:
+            raise HomeMismatch(
+                f"a move to or from {self.database.url} is not finished: run `fedserver migrate` on the home again"
+            )
         if authority.exists() and not self.exists():
             raise HomeMismatch(
                 f"{authority.parent} is of a federation, but the database {self.database.url} is empty: restore the database, "

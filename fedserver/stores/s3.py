@@ -107,7 +107,7 @@ class S3Objects:
     def keys(self, prefix: str) -> Iterator[str]:
         pages = iter(self._do(lambda: obstore.list(self._store, prefix)))
         while (page := self._do(lambda: next(pages, None))) is not None:
-            yield from (found["path"] for found in page)
+            yield from (entry["path"] for entry in page)
 
     def remove(self, keys: Sequence[str]) -> None:
         if keys:
@@ -233,10 +233,10 @@ class S3Blobs(CheckedBlobs):
     def keep(self, blob: Blob, name: str) -> Blob:
         kept = Blob(name, blob.digest, blob.size)
         if _is_in_s3(blob.name):
-            found = self._found(blob.name)
-            if found is None:
+            held = self._found(blob.name)
+            if held is None:
                 raise Damaged(f"{blob.name} is missing", blob.name)
-            self._give(kept, found[0])
+            self._give(kept, held[0])
             is_known = self._known.get(blob.name) == blob.digest
         else:
             copy = self._cache.fill(0)
@@ -264,8 +264,8 @@ class S3Blobs(CheckedBlobs):
         if not _is_in_s3(blob.name):
             self._local.check(blob)
             return
-        if (found := self._found(blob.name)) is not None:
-            self._cache.drop([found[0]])  # the bytes in S3 count
+        if (held := self._found(blob.name)) is not None:
+            self._cache.drop([held[0]])  # the bytes in S3 count
         super().check(blob)
 
     def get(self, name: str) -> bytes:
@@ -327,11 +327,11 @@ class S3Blobs(CheckedBlobs):
     def source(self, name: str) -> Readable:
         if not _is_in_s3(name):
             return self._local.source(name)
-        found = self._found(name)
-        if found is None:
+        held = self._found(name)
+        if held is None:
             raise KeyError(name)
-        source = self._cache.open(found[0], found[1])
-        self._known[name] = found[1].digest
+        source = self._cache.open(held[0], held[1])
+        self._known[name] = held[1].digest
         return source
 
     def _found(self, name: str) -> tuple[str, Blob] | None:

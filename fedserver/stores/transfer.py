@@ -17,23 +17,32 @@ from attune.fedserver.stores.row_digests import SCHEMA_KEY
 from attune.fedserver.stores.sqlite import SqliteDatabase
 from attune.fedserver.stores.tables import CERTIFICATE, DEVICE, TOKEN, Database
 
-IDENTITY, TERM = "storage", "term"  # keys of the table `meta` that belong to a place: see stores.remote and stores.postgres
+IDENTITY, TERM, MOVING = (
+    "storage",
+    "term",
+    "moving",
+)  # keys of the table `meta` that belong to a place: see stores.remote and stores.postgres
 COLUMNS = {
     "meta": "key, value", "devices": DEVICE, "certificates": CERTIFICATE, "tokens": TOKEN,
     "refusals": ", ".join(Refusal.__dataclass_fields__), "slots": "part, key, file, digest, size",
     "metrics": "round, work, client, row",
 }  # fmt: skip
-OF_THE_PLACE = f"key NOT IN ('{IDENTITY}', '{TERM}', '{SCHEMA_KEY}')"
+OF_THE_PLACE = f"key NOT IN ('{IDENTITY}', '{TERM}', '{MOVING}', '{SCHEMA_KEY}')"
 
 
 def copy_rows(source: Database, target: Database, but: Collection[str] = ()) -> None:
     """Copy all tables but `but` into empty ones. Call it within a moment of the source and a transaction of the target.
 
+    What an unfinished move has left there (MOVING) is removed before.
+
     Raises:
         HomeMismatch: The target holds a federation.
     """
+    is_left = target.execute(f"SELECT 1 FROM meta WHERE key = '{MOVING}'").fetchone() is not None  # noqa: S608
     for table, columns in COLUMNS.items():
         which = f"{table} WHERE {OF_THE_PLACE}" if table == "meta" else table
+        if is_left:
+            target.execute(f"DELETE FROM {which}")  # noqa: S608
         if target.execute(f"SELECT 1 FROM {which} LIMIT 1").fetchone() is not None:  # noqa: S608 - names of the schema
             raise HomeMismatch("the place to move to holds a federation already: choose an empty database")
         if table not in but:
@@ -44,7 +53,8 @@ def copy_rows(source: Database, target: Database, but: Collection[str] = ()) -> 
 
 
 def copy_audit(lines: Iterable[bytes], target: Database) -> None:
-    """Copy the lines of an audit log into an empty table."""
+    """Copy the lines of an audit log in place of those of an unfinished move."""
+    target.execute("DELETE FROM audit")
     for line in lines:
         target.execute("INSERT INTO audit (number, line) VALUES (?, ?)", (head_of(line).number, line))
 
@@ -88,7 +98,8 @@ def write_database(path: Path, source: Database, but: Collection[str] = ()) -> N
     with closing(SqliteDatabase.opened(filling)) as target, source.moment():
         with target.transaction():
             copy_rows(source, target, but)
-            target.execute("UPDATE devices SET connected = 0")
+            if but:  # a run that is over
+                target.execute("UPDATE devices SET connected = 0")
         target.settle()
     sync(filling)
     filling.replace(path)
