@@ -31,7 +31,7 @@ from attune.fedserver.core.table_schemas import OPTION, in_schema, without_schem
 MAX_LABELS = 1 << 16
 LONGEST_LABEL = 256  # characters
 MAX_LABELS_BYTES = 1 << 20  # of all labels of a device together
-CLASS_RATIO, FEW_CLASSES = 10, 100  # a device may declare so many times the usual number of classes, or so many
+RATIO, FEW = 10, 100  # a device may declare so many times the usual number of classes or features, or so many
 NAMED = 3  # labels and forms that an error names
 # kind, shape of a sample, a label for every position, task, in tasks other than classes the names of what y holds, and the
 # digest of a table's schema
@@ -130,16 +130,21 @@ def _majority(values: Mapping[str, tuple[str, ...]], votes: Mapping[str, Fractio
     return most if 2 * votes_for[most] > sum(votes_for.values()) else None
 
 
-def too_many_classes(profiles: Mapping[str, Profile], tokens: Mapping[str, str]) -> dict[str, AttuneError]:
-    """Return an error for each device that declares more classes than CLASS_RATIO times the usual number, and than FEW_CLASSES.
+def usual_and_most(counts: Mapping[str, int], tokens: Mapping[str, str]) -> tuple[int, int]:
+    """Return the usual number of what devices declare, and the most that one device may: RATIO times as many, or FEW.
 
     The usual number is the median over the tokens of the median of their devices.
     """
-    counts: dict[str, list[int]] = defaultdict(list)
-    for name in sorted(profiles):
-        counts[tokens.get(name) or f"of {name}"].append(len(profiles[name].labels))
-    usual = median_low(median_low(listed) for listed in counts.values()) if counts else 0
-    most = max(CLASS_RATIO * usual, FEW_CLASSES)
+    by_token: dict[str, list[int]] = defaultdict(list)
+    for name in sorted(counts):
+        by_token[tokens.get(name) or f"of {name}"].append(counts[name])
+    usual = median_low(median_low(listed) for listed in by_token.values()) if by_token else 0
+    return usual, max(RATIO * usual, FEW)
+
+
+def too_many_classes(profiles: Mapping[str, Profile], tokens: Mapping[str, str]) -> dict[str, AttuneError]:
+    """Return an error for each device that declares more classes than `usual_and_most` allows."""
+    usual, most = usual_and_most({name: len(profile.labels) for name, profile in profiles.items()}, tokens)
     return {
         name: UndeclaredLabels(
             f"{name} declares {len(profile.labels)} classes, and devices of this federation have {usual} as a median: at most "
@@ -147,6 +152,24 @@ def too_many_classes(profiles: Mapping[str, Profile], tokens: Mapping[str, str])
         )
         for name, profile in profiles.items()
         if profile.task == "classes" and len(profile.labels) > most
+    }
+
+
+def too_many_features(profiles: Mapping[str, Profile], tokens: Mapping[str, str]) -> dict[str, AttuneError]:
+    """Return an error for each device that proposes more features than `usual_and_most` allows.
+
+    The features of all proposals are united, so one such device would make the model of all many times as large.
+    """
+    proposals = {name: profile.proposal for name, profile in profiles.items() if isinstance(profile.proposal, Schema)}
+    counts = {name: len(proposal.feature_names) for name, proposal in proposals.items()}
+    usual, most = usual_and_most(counts, tokens)
+    return {
+        name: ShapeMismatch(
+            f"{name} proposes columns with {count} features, and devices of this federation propose {usual} as a median: at "
+            f"most {most} are taken from one device; the server's operator can describe the columns (data.columns)"
+        )
+        for name, count in counts.items()
+        if count > most
     }
 
 

@@ -140,12 +140,15 @@ class Members:
         """Return whether there is a plan now. Devices whose data differ from the majority's are refused."""
         if len(self._streams) < self._settings.round.min_clients:
             return False
+        declared = self._streams.profiles()
+        tokens = {device.name: device.token for device in await self._ledger.devices(declared)}
+        swollen = {} if self._settings.data.schema else data_form.too_many_features(declared, tokens)
+        usual = {name: profile for name, profile in declared.items() if name not in swollen}
         try:
-            profiles, outside = united(self._streams.profiles(), self._settings.data.schema)
+            profiles, outside = united(usual, self._settings.data.schema)
         except SettingError as conflict:
             self._coordinator.cannot_begin(conflict)
             return False
-        tokens = {device.name: device.token for device in await self._ledger.devices(profiles)}
         agreement = data_form.agree(profiles, tokens)
         if why := data_form.one_token(tokens):
             LOG.warning("%s", why)
@@ -154,7 +157,7 @@ class Members:
             return False
         greedy = {} if self._settings.data.classes else data_form.too_many_classes(agreement.agreed, tokens)
         unable = self._unable(agreement.agreed)
-        for name, error in {**outside, **agreement.odd, **greedy, **unable}.items():
+        for name, error in {**swollen, **outside, **agreement.odd, **greedy, **unable}.items():
             await self._refuse(name, error)
         agreed = {name: profile for name, profile in agreement.agreed.items() if name not in {*greedy, *unable}}
         return len(agreed) >= self._settings.round.min_clients and await self._coordinator.try_plan(agreed)

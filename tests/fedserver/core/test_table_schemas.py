@@ -125,3 +125,12 @@ def test_the_operator_declares_a_schema() -> None:
     with pytest.raises(ShapeMismatch, match="another schema"):
         data_form.check_declared(profile(schema=site()), settings.data, "kiel")
     assert DataSettings(columns=["a"]).names == ["a"] and DataSettings(columns=["a"]).schema is None
+
+
+@pytest.mark.parametrize("columns", [101, 1000])
+def test_a_device_that_proposes_many_times_the_usual_features_is_refused_by_name(columns: int) -> None:
+    usual, flood = profile(site()), profile(site(**{f"c{number}": Column("number") for number in range(columns)}))
+    refused = data_form.too_many_features({"ada": usual, "bob": usual, "eve": flood}, {})
+    assert set(refused) == {"eve"} and "data.columns" in str(refused["eve"])
+    fakes = {f"fake{number}": flood for number in range(8)}
+    assert set(data_form.too_many_features({"ada": usual, "bob": usual, **fakes}, dict.fromkeys(fakes, "stolen"))) == set(fakes)
