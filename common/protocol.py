@@ -18,6 +18,7 @@ EMPTY = "empty"  # a device that lists this has nothing left of the run: it asks
 LOCAL_SCALE = "local-scale"  # a device that lists this standardises by its own statistics where the plan has no scale
 NOISE = "noise"  # a device that lists this trains with noise where the plan asks for it (Plan.privacy)
 STATISTICS = "statistics"  # a device that lists this answers questions for statistics of its data, if only with a refusal
+EMBEDDING = "embedding"  # a device that lists this keeps its embedding, and hands in gradients of the hypernetwork
 SPENT = "its privacy budget is spent"  # the trouble of a device that trains no more, and does all else
 SPOKEN = (
     *ENCODINGS,
@@ -25,6 +26,7 @@ SPOKEN = (
     LOCAL_SCALE,
     NOISE,
     STATISTICS,
+    EMBEDDING,
     *([CHANGE] if PACKED in ENCODINGS else []),
 )  # what Hello.encodings lists
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)

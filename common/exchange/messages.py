@@ -71,6 +71,8 @@ class Order:
     prior: Mapping[Choice, float] = field(default_factory=dict)  # shares of models, as other devices found them
     finish_epochs: int = 0  # epochs of fine-tuning before the models are weighed, in the last evaluation
     finish_stops: tuple[int, ...] = ()  # smaller numbers of epochs, which are tried on the way
+    # Where devices keep their embeddings: the round of this device's last update that counted -> the weight of all its updates.
+    counted: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def all_stops(self) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ Text of a peer becomes one line of bounded length here. Kinds of messages that t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, cast
@@ -173,6 +174,7 @@ def _order_message(order: Order) -> pb.Order:
         prior=dict[str, float](order.prior.items()),
         finish_epochs=order.finish_epochs,
         finish_stops=order.finish_stops,
+        counted=dict[int, float](order.counted.items()),
     )
 
 
@@ -190,6 +192,7 @@ def _order(order: pb.Order) -> Order:
         prior={model: order.prior[model] for model in CHOICES if 0 < order.prior.get(model, 0) <= 1},
         finish_epochs=order.finish_epochs,
         finish_stops=tuple(order.finish_stops),
+        counted={number: weight for number, weight in order.counted.items() if 0 < weight < math.inf},
     )
 
 

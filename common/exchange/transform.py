@@ -166,6 +166,7 @@ class RoundContext:
         unmasking: Secrets that take the masks off the cohort's sum, under secure aggregation.
         inputs: Digests of what the next value follows from: the part's present value, and the cohort's updates.
         attempt: The attempt of the round, under secure aggregation.
+        manifest: Dtype and shape of each tensor of the part.
     """
 
     part: str
@@ -178,6 +179,7 @@ class RoundContext:
     unmasking: MaskRemover | None = None
     inputs: tuple[str, ...] = ()
     attempt: int = 0
+    manifest: Manifest = field(default_factory=dict)
 
 
 class Transform(Protocol):

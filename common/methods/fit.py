@@ -15,11 +15,12 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
+from attune.common.methods.hypernetwork import travelling
 from attune.common.methods.method import ConfiguredMethod, Method, PartKind, assign
 from attune.common.models.body import training_mode
 from attune.common.models.output import logits_of
 from attune.common.models.registry import build
-from attune.common.models.structure import roles
+from attune.common.models.structure import components_by_part, roles, tensors_of
 from attune.common.plan import ModelSpec
 
 SAMPLES = 2
@@ -40,6 +41,7 @@ def check_model(spec: ModelSpec, configured: ConfiguredMethod, seed: int = 0, pr
     """
     model, method = build(spec, seed), configured.method
     parts = assign(method, model)
+    _check_travelling(model, configured, parts)
     if privacy.on_devices:
         check_no_batch_statistics(model, spec.name)
     if privacy.on_server:
@@ -52,6 +54,13 @@ def check_model(spec: ModelSpec, configured: ConfiguredMethod, seed: int = 0, pr
     _check_scores(spec, model, method, head)
     if ":" in spec.name:
         _check_training(spec, model)
+
+
+def _check_travelling(model: nn.Module, configured: ConfiguredMethod, parts: Mapping[str, PartKind]) -> None:
+    """Check the size of what travels where it is not the model's own tensors. Errors are those of `travelling`."""
+    tensors, components = tensors_of(model), components_by_part(model, parts)
+    for part, settings in configured.aggregators.items():
+        travelling(settings, {n: tensor for n, tensor in tensors.items() if parts[n] == part}, components.get(part, {}))
 
 
 def check_no_batch_statistics(model: nn.Module, name: str) -> None:

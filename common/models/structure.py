@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -11,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from attune.common.models.body import names_of
 
 Tensors = dict[str, Tensor]
+K = TypeVar("K", bound=str)
 ROLES = ("qkv", "head", "norm", "mlp", "encoder")
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
@@ -45,6 +47,15 @@ def components(model: nn.Module) -> dict[str, list[str]]:
     for name, _, prefix, is_layer in _walk(model):
         result.setdefault((prefix or "model") if is_layer else name, []).append(name)
     return result
+
+
+def components_by_part(model: nn.Module, part_of: Mapping[str, K]) -> dict[K, dict[str, list[str]]]:
+    """Return for each part the names of its tensors, by component."""
+    parts: dict[K, dict[str, list[str]]] = {}
+    for component, names in components(model).items():
+        for name in names:
+            parts.setdefault(part_of[name], {}).setdefault(component, []).append(name)
+    return parts
 
 
 def roles(model: nn.Module) -> dict[str, frozenset[str]]:

@@ -142,7 +142,7 @@ class Notice(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "trains", "cold_start", "prior", "finish_epochs", "finish_stops")
+    __slots__ = ("id", "round", "work", "downloads", "returns", "deadline_s", "trains", "cold_start", "prior", "finish_epochs", "finish_stops", "counted")
     class PriorEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,13 @@ class Order(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class CountedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +168,7 @@ class Order(_message.Message):
     PRIOR_FIELD_NUMBER: _ClassVar[int]
     FINISH_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     FINISH_STOPS_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     id: str
     round: int
     work: Work
@@ -172,7 +180,8 @@ class Order(_message.Message):
     prior: _containers.ScalarMap[str, float]
     finish_epochs: int
     finish_stops: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[_Union[Return, _Mapping]]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ..., cold_start: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., prior: _Optional[_Mapping[str, float]] = ..., finish_epochs: _Optional[int] = ..., finish_stops: _Optional[_Iterable[int]] = ...) -> None: ...
+    counted: _containers.ScalarMap[int, float]
+    def __init__(self, id: _Optional[str] = ..., round: _Optional[int] = ..., work: _Optional[_Union[Work, str]] = ..., downloads: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., returns: _Optional[_Iterable[_Union[Return, _Mapping]]] = ..., deadline_s: _Optional[float] = ..., trains: _Optional[_Iterable[str]] = ..., cold_start: _Optional[_Iterable[_Union[BlobRef, _Mapping]]] = ..., prior: _Optional[_Mapping[str, float]] = ..., finish_epochs: _Optional[int] = ..., finish_stops: _Optional[_Iterable[int]] = ..., counted: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
 class BlobRef(_message.Message):
     __slots__ = ("part", "digest", "size", "version", "encoding", "data", "smaller", "base")

@@ -30,7 +30,7 @@ from attune.common.secure.fixed_point import ONE, decode, encode, weight_units
 from attune.common.secure.masks import total_mask
 from attune.common.wire.checks import check_manifest
 from attune.common.wire.header import Manifest, TensorSpec
-from attune.common.wire.tensors import DTYPES, TensorSource
+from attune.common.wire.tensors import DTYPES, TensorSource, empty
 
 # Among the tensors of a part: the device's weight in units of 1 / ONE; then for each metric the weight, if the device has
 # measured it, and the weight times the metric over its bound.
@@ -91,7 +91,7 @@ class SecureSum(Unchanged):
                 raise UpdateRefused(f"secure aggregation sums changes, and the order serves no {context.part} values")
             change = {name: tensor - context.before[name] for name, tensor in change.items()}
         factor = _bounded(change, settings.norm) if settings.norm else 1.0
-        weight = ONE if settings.uniform else weight_units(update.weight, max(1, settings.most_samples))
+        weight = weight_of(settings, update.weight)
         generator = torch.Generator().manual_seed(context.seed("secure rounding"))
         numbers = {name: encode(change[name] * factor, weight, settings.clip, generator) for name in sorted(change)}
         return replace(update, tensors=numbers | {REPORT: _report(weight, context.measured)})
@@ -110,11 +110,16 @@ class SecureSum(Unchanged):
         """
         if not cohort.updates:
             return cohort
-        before = context.before(cohort.updates[0].client)
-        if before is None or context.unmasking is None:
+        if context.unmasking is None:
             raise UpdateRefused(f"nothing can unmask the {cohort.part} updates of this cohort")
-        total = Unmasked(cohort, self.name, before, context.unmasking, self._settings.clip)
+        before = context.before(cohort.updates[0].client)
+        total = Unmasked(cohort, self.name, context.manifest, before, context.unmasking, self._settings.clip)
         return Cohort(cohort.part, (PartUpdate("the sum of the cohort", total.weight / ONE, total, facts=total.means),))
+
+
+def weight_of(settings: SecureSumSettings, samples: float) -> int:
+    """Return the weight of a device with so many training samples, in units of 1 / ONE."""
+    return ONE if settings.uniform else weight_units(samples, max(1, settings.most_samples))
 
 
 def _report(weight: int, measured: Mapping[str, float]) -> torch.Tensor:
@@ -137,7 +142,8 @@ class Unmasked(TensorSource):
     Args:
         cohort: Its updates, sealed.
         by: The transform that sealed them.
-        before: The value from which all devices' changes are.
+        manifest: Dtype and shape of each tensor.
+        before: The value from which all devices' changes are; None if the mean change itself is wanted.
         unmasking: Seeds that take the masks off.
         clip: The bound of one change.
 
@@ -146,10 +152,19 @@ class Unmasked(TensorSource):
         means: Weighted means of the metrics that the devices have measured.
     """
 
-    def __init__(self, cohort: Cohort, by: str, before: TensorSource, unmasking: MaskRemover, clip: float) -> None:
+    def __init__(
+        self,
+        cohort: Cohort,
+        by: str,
+        manifest: Manifest,
+        before: TensorSource | None,
+        unmasking: MaskRemover,
+        clip: float,
+    ) -> None:
         sealed = [update.tensors for update in cohort.updates]
         self._sources = [tensors.opened(by) for tensors in sealed if isinstance(tensors, SealedTensors)]
         self._part, self._before, self._unmasking, self._clip = cohort.part, before, unmasking, clip
+        self._manifest = manifest
         self._numbers = {name: number for number, name in enumerate(sorted(self._sources[0].manifest))}
         self.weight, *sums = self._sum(REPORT).tolist()
         counts = dict(zip(BOUNDS, zip(sums[::2], sums[1::2], strict=True), strict=True))
@@ -160,10 +175,10 @@ class Unmasked(TensorSource):
 
     @property
     def manifest(self) -> Manifest:
-        return self._before.manifest
+        return self._manifest
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        before = self._before[name]
+        before = self._before[name] if self._before is not None else empty(self._manifest[name]).zero_()
         if name not in self._numbers:
             return before
         total = self._sum(name)

@@ -1,17 +1,20 @@
-"""The objective and the predictor that carry out a method on the device, made from its typed settings."""
+"""What a learner is made of: the objective and the predictor of a method, from its typed settings, and samples in place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 import msgspec
+import torch
 
 from attune.common.methods.method import ConfiguredMethod
 from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVE_SETTINGS
 from attune.common.methods.settings.predictors import SETTINGS as PREDICTOR_SETTINGS
 from attune.common.plan import Plan
 from attune.common.plugins import implementation_of, imported
+from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.work.objectives.base import Objective
 from attune.fedclient.work.predictors.base import Predictor
 
@@ -60,6 +63,19 @@ def predictor_for(configured: ConfiguredMethod) -> Predictor:
 def family_of(plan: Plan) -> bytes:
     """Return a key that is equal for devices whose work differs only in tensors, samples and seeds."""
     return msgspec.json.encode(plan)
+
+
+def on_processor(data: Prepared, device: torch.device) -> Prepared:
+    """Return the samples on the processor if they fit; else they stay in memory and move batch by batch."""
+    if device.type == "cpu":
+        return data
+    try:
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(data).items() if isinstance(value, torch.Tensor)
+        }
+        return replace(data, **moved)
+    except torch.OutOfMemoryError:
+        return data
 
 
 def _class_of(name: str, built_in: Mapping[str, str], settings: Mapping[str, type]) -> object:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attune.common.errors import Forbidden, WireError
 from attune.common.exchange.encodings import decoded
 from attune.common.exchange.messages import BlobRef, Order
-from attune.common.protocol import ENCODINGS
+from attune.common.protocol import ENCODINGS, RELATIVE
 from attune.common.wire.files import digest_of_tensors
 from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import Tensors, manifest_of
@@ -57,6 +57,20 @@ class Holdings:
 
     def _can_use(self, ref: BlobRef) -> bool:
         return ref.sent.encoding in ENCODINGS and ref.base in ("", self.served.get(ref.part))
+
+
+def check_encodings(order: Order) -> None:
+    """Check the encodings that an order asks for.
+
+    Raises:
+        WireError: One cannot be written, or needs a served value that the order does not have.
+    """
+    served = {ref.part for ref in order.downloads}
+    for part, encoding in order.encodings.items():
+        if encoding and encoding not in ENCODINGS:
+            raise WireError(f"the server asks for parts written as {encoding[:40]!r}: update fedclient")
+        if encoding in RELATIVE and part not in served:
+            raise WireError(f"the server asks for {part} as {encoding}, a change from what it does not serve: update it")
 
 
 def rebuilt(ref: BlobRef, expected: Manifest, fetched: Tensors, held: Tensors) -> Tensors:

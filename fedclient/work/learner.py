@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import torch
 
 from attune.common import hardware
-from attune.common.errors import Forbidden, HomeMismatch, NoModel, WireError
+from attune.common.errors import Forbidden, HomeMismatch, NoModel
 from attune.common.exchange.encodings import PartEncoding
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.exchange.registry import settings_of, transforms_for
@@ -30,7 +30,6 @@ from attune.common.metrics import Choice
 from attune.common.models.registry import build
 from attune.common.models.structure import components, tensors_of
 from attune.common.plan import Plan
-from attune.common.protocol import ENCODINGS, RELATIVE
 from attune.common.seeds import derive
 from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import manifest_of
@@ -40,11 +39,12 @@ from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work import baselines
-from attune.fedclient.work.build import family_of, objective_for, predictor_for
+from attune.fedclient.work.build import family_of, objective_for, on_processor, predictor_for
 from attune.fedclient.work.dial import dial_of
+from attune.fedclient.work.embedding import PART, Embedding, embedding_of
 from attune.fedclient.work.evaluation import DeviceModels, Evaluation
 from attune.fedclient.work.executor import Work
-from attune.fedclient.work.holdings import Holdings, rebuilt
+from attune.fedclient.work.holdings import Holdings, check_encodings, rebuilt
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.orders import OrderStore
@@ -54,6 +54,7 @@ from attune.fedclient.work.private.private_learning import PrivateLearning, priv
 from attune.fedclient.work.state import check_order_id
 from attune.fedclient.work.trainer import Cancelled, Seeds, Tensors, Trained, Trainer
 
+EMBEDDING = "embedding"  # what it keeps of its embedding, beside the model's tensors
 LOOP, LOOP_LOCAL = "loop", "loop-local"  # what a user's loop keeps, for the method's model and for the local one
 RECEIVED, LOCAL, TRAINED, OWED, KEPT = "received", "local", "trained", "owed", "kept-{}"  # committed beside the model's tensors
 
@@ -70,6 +71,7 @@ class Learner:
         hooks: Same as in DeviceOptions.
         private: How it trains with noise; None: without.
         tells_scores: Whether losses and scores may leave the device, be it in a sum with others'.
+        secret: Returns the secret from which its embedding is drawn; None: as in a simulation, from the plan's seed.
 
     Raises:
         SettingError: The model or the method cannot be built here.
@@ -87,6 +89,7 @@ class Learner:
         hooks: Hooks = NONE,
         private: PrivateLearning | None = None,
         tells_scores: bool = True,
+        secret: Callable[[], bytes] | None = None,
     ) -> None:
         self.plan, self.name, self.orders, self.private, self.tells_scores = plan, name, orders, private, tells_scores
         configured = configured_on_device(plan)
@@ -106,9 +109,11 @@ class Learner:
         self.keeps_trained = bool(self.dial) and method.evaluate == "served"  # otherwise they are those of theta
         self.keeps_received = objective.keeps_received
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
-        self.data = _on_device(prepared, device)
+        self.data = on_processor(prepared, device)
         self.standardiser, self.targets = prepared.standardiser, prepared.targets
-        self.holdings = Holdings(_manifests(self.part_of, self.theta), has_rival, {})
+        embedding = embedding_of(configured, model, plan, name, len(prepared.train_x), secret)
+        wire = {PART: embedding.generator.manifest} if embedding else {}
+        self.holdings = Holdings(_manifests(self.part_of, self.theta) | wire, has_rival, {})
         measure, family = MEASURES[plan.task], (family_of(plan), "method")
         self.trainer = Trainer(
             model, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, measure, name
@@ -124,8 +129,12 @@ class Learner:
             self.owed = orders.beside(self.newest, OWED) or {}
             self.trainer.state, loop_local = orders.beside(self.newest, LOOP) or {}, orders.beside(self.newest, LOOP_LOCAL)
             if received is not None:
-                self.holdings = replace(self.holdings, served=dict(self.newest.served))
+                held = {part: digest for part, digest in self.newest.served.items() if part not in wire}
+                self.holdings = replace(self.holdings, served=held)
+            if embedding and (saved := orders.beside(self.newest, EMBEDDING)):
+                embedding = embedding.restored(saved)
             self.versions = dict(self.newest.versions)
+        self.embedding = embedding
         travels = [name for name in self.part_of if self.part_of[name] != "private"]
         self.received: Tensors = {name: (received or self.theta)[name] for name in travels}
         trains_local = baseline == "local" and self.own_choice != "local"
@@ -141,7 +150,7 @@ class Learner:
     def size_bytes(self) -> int:
         """Bytes of the samples and of the models' tensors, roughly what it holds in memory."""
         samples = [value for value in vars(self.data).values() if isinstance(value, torch.Tensor)]
-        models = [*self.theta.values(), *self.received.values()]
+        models = [*self.theta.values(), *self.received.values(), *(self.embedding.network if self.embedding else {}).values()]
         models += [*(self.baselines.local or {}).values(), *(self.trained or {}).values(), *self.owed.values()]
         return sum(tensor.nbytes for tensor in {id(held): held for held in (*samples, *models)}.values())
 
@@ -170,11 +179,12 @@ class Learner:
             return self.newest
         check_order_id(order.id)
         started = time.monotonic()
-        returns = {part: self._of_part(part, self.theta).keys() for part in order.returns} if order.work == "train" else {}
+        returns = [part for part in order.returns if self.holdings.expected(part)] if order.work == "train" else []
         self._check_trains(order)
-        self._check_encodings(order)
+        check_encodings(order)
         fetched = self._rebuilt(order, work.fetched)
-        theta, received, served = self._merged(order, fetched)
+        embedding = self.embedding.after(order, fetched) if self.embedding else None
+        theta, received, served = self._merged(order, fetched, embedding)
         result = OrderResult(
             order_id=order.id,
             round=order.round,
@@ -199,7 +209,7 @@ class Learner:
             if trained_local is not None:
                 local, loop_local = trained_local.tensors, trained_local.state
         else:
-            models = DeviceModels(theta, received, self._common(order, fetched, received), self.trained)
+            models = DeviceModels(theta, received, self._common(order, fetched), self.trained)
             result, kept = yield from self.evaluation.compared(result, models, order, seeds, work.cancelled)
             if self.private is not None and math.isfinite(spent := self.private.spent):
                 result = msgspec.structs.replace(result, epsilon=spent)
@@ -208,9 +218,19 @@ class Learner:
         if order.work == "train" and self.keeps_trained:
             trained = {name: theta[name] for names in self.dial.values() for name in names}
         parts, owed = {}, dict(self.owed)
-        for part, names in returns.items():
-            parts[part], errors = self._written(part, names, theta, received, order, result)
+        for part in returns:
+            change = self.returns[part] == "change"
+            before = received if change or any(ref.part == part for ref in order.downloads) else None
+            if embedding and part == PART:
+                before = embedding.network
+                values, embedding = embedding.handed_in(theta, received, order.round)
+            else:
+                names = self.holdings.expected(part)
+                values = {name: theta[name] - received[name] if change else theta[name] for name in names}
+            parts[part], errors = self._written(part, values, before, order, result)
             owed |= errors
+        if embedding:
+            beside[EMBEDDING] = embedding.tensors()
         kept_beside = ((LOCAL, local), (TRAINED, trained), (OWED, owed), (LOOP, loop), (LOOP_LOCAL, loop_local))
         beside |= {what: dict(tensors) for what, tensors in kept_beside if tensors}
         if work.cancelled():
@@ -221,6 +241,7 @@ class Learner:
         self.newest = self.orders.commit(result, theta, beside, parts)
         fail_at(self.name, order.round, "order-committed")
         self.theta, self.received, self.trained, self.owed = theta, received, trained, owed
+        self.embedding = embedding
         self.trainer.state = loop
         self.baselines.keep(local, loop_local)
         self.holdings = replace(self.holdings, served=served)
@@ -230,16 +251,21 @@ class Learner:
     def _rebuilt(self, order: Order, fetched: Mapping[str, Tensors]) -> dict[str, Tensors]:
         """Return the values that the fetched blobs stand for. Errors are those of `rebuilt`."""
         return {
-            ref.digest: rebuilt(ref, expected, fetched[ref.digest], self._of_part(ref.part, self.received))
+            ref.digest: rebuilt(ref, expected, fetched[ref.digest], self._held(ref.part))
             for ref, expected in self.missing(order)
             if ref.digest in fetched
         }
 
-    def _merged(self, order: Order, fetched: Mapping[str, Tensors]) -> tuple[Tensors, Tensors, dict[str, str]]:
+    def _merged(
+        self, order: Order, fetched: Mapping[str, Tensors], embedding: Embedding | None
+    ) -> tuple[Tensors, Tensors, dict[str, str]]:
         """Return (theta, received, digest of each received part) with what the order serves."""
         theta, received, served = dict(self.theta), dict(self.received), dict(self.holdings.served)
         for ref in order.downloads:
-            tensors = fetched[ref.digest] if ref.digest in fetched else self._of_part(ref.part, received)
+            if embedding and ref.part == PART:
+                tensors = embedding.weights()
+            else:
+                tensors = fetched[ref.digest] if ref.digest in fetched else self._held(ref.part)
             theta.update(tensors)
             received.update(tensors)
             served[ref.part] = ref.digest
@@ -282,23 +308,22 @@ class Learner:
         local = yield from self.baselines.trained(data, seeds, second, cancelled, order.round)
         return result, trained, local
 
-    def _common(self, order: Order, fetched: Mapping[str, Tensors], received: Tensors) -> Tensors:
+    def _common(self, order: Order, fetched: Mapping[str, Tensors]) -> Tensors:
         """Return the cold-start model; empty if the order does not name it."""
         common: Tensors = {}
         for ref in self.holdings.cold_start(order):
-            common |= fetched[ref.digest] if ref.digest in fetched else self._of_part(ref.part, received)
+            tensors = fetched[ref.digest] if ref.digest in fetched else self._held(ref.part)
+            common |= self.embedding.common(tensors) if self.embedding and ref.part == PART else tensors
         return common
 
     def _written(
-        self, part: str, names: Iterable[str], theta: Tensors, received: Tensors, order: Order, result: OrderResult
+        self, part: str, values: Tensors, before: Tensors | None, order: Order, result: OrderResult
     ) -> tuple[Tensors, Tensors]:
         """Return the encoded tensors of a part, and the errors of the encoding.
 
-        The server decodes them with the value of the part that this order has served.
+        The server decodes them with the value of the part that this order has served, `before`.
         """
         change = self.returns[part] == "change"
-        before = received if change or any(ref.part == part for ref in order.downloads) else None
-        values = {name: theta[name] - received[name] if change else theta[name] for name in names}
         encoding, seed = order.encodings.get(part, ""), self._seeds(order.round)
         scores = {name: value for name in SUMMED if (value := getattr(result, name)) is not None}
         measured = scores if self.tells_scores else result.noisy
@@ -328,8 +353,11 @@ class Learner:
     def _seeds(self, round_: int) -> Seeds:
         return lambda purpose: derive(self.plan.seed, self.name, round_, purpose)
 
-    def _of_part(self, part: str, tensors: Tensors) -> Tensors:
-        return {name: tensors[name] for name in self.holdings.expected(part)}
+    def _held(self, part: str) -> Tensors:
+        """Return the value of a part as it was served last."""
+        if self.embedding and part == PART:
+            return self.embedding.network
+        return {name: self.received[name] for name in self.holdings.expected(part)}
 
     def _check_trains(self, order: Order) -> None:
         """Check the kinds of tensors that the order trains.
@@ -340,19 +368,6 @@ class Learner:
         known = {*self.part_of.values(), *(["personal"] if len(self.theta) > len(self.part_of) else [])}
         if unknown := set(order.trains) - known:
             raise Forbidden(f"the server asked to train {sorted(unknown)}; this method has {sorted(known)}")
-
-    def _check_encodings(self, order: Order) -> None:
-        """Check the encodings that the order asks for.
-
-        Raises:
-            WireError: One cannot be written, or needs a served value that the order does not have.
-        """
-        served = {ref.part for ref in order.downloads}
-        for part, encoding in order.encodings.items():
-            if encoding and encoding not in ENCODINGS:
-                raise WireError(f"the server asks for parts written as {encoding[:40]!r}: update fedclient")
-            if encoding in RELATIVE and part not in served:
-                raise WireError(f"the server asks for {part} as {encoding}, a change from what it does not serve: update it")
 
     def _restored(self, state: Tensors) -> Tensors:
         if manifest_of(state) != manifest_of(self.theta):
@@ -381,18 +396,7 @@ def make_learner(
     device = hardware.choose(options.device)
     prepared = prepare(shard.load_for(plan), plan)
     private = private_learning(plan, options, name, shard.digest, len(prepared.train_x), prepared.train_groups)
-    tells, hooks = options.privacy.tells_scores(plan), options.hooks
-    return Learner(plan, prepared, name, orders(name), device, options.keep, options.baseline, hooks, private, tells)
-
-
-def _on_device(data: Prepared, device: torch.device) -> Prepared:
-    """Move the samples to the processor if they fit; else they stay in memory and move batch by batch."""
-    if device.type == "cpu":
-        return data
-    try:
-        moved: dict[str, Any] = {
-            name: value.to(device) for name, value in vars(data).items() if isinstance(value, torch.Tensor)
-        }
-        return replace(data, **moved)
-    except torch.OutOfMemoryError:
-        return data
+    tells, store = options.privacy.tells_scores(plan), orders(name)
+    secret = None if options.simulated else store.secret
+    keep, baseline = options.keep, options.baseline
+    return Learner(plan, prepared, name, store, device, keep, baseline, options.hooks, private, tells, secret)

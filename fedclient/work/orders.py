@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +16,7 @@ from attune.common.wire.files import write_tensors
 from attune.fedclient.messages import OrderResult, Part
 
 Tensors = dict[str, Tensor]
+SECRET_BYTES = 32
 
 
 def masked_name(part: str) -> str:
@@ -71,6 +73,13 @@ class OrderStore(Protocol):
             DiskFull: The disk has no room.
         """
 
+    def secret(self) -> bytes:
+        """Return 32 random bytes of this run that never leave the device, the same ones each time.
+
+        Raises:
+            DiskFull: The disk has no room.
+        """
+
     def secure_state(self) -> bytes:
         """Return what was kept of secure aggregation in this run; empty: nothing."""
 
@@ -105,6 +114,7 @@ class MemoryOrders:
         self._beside: dict[str, Tensors] = {}
         self._blobs: dict[str, bytearray] = {}
         self._secure_state = b""
+        self._secret = os.urandom(SECRET_BYTES)
 
     def __repr__(self) -> str:
         return f"<MemoryOrders of {self.who}, newest {self._newest.order_id if self._newest else None}>"
@@ -144,6 +154,9 @@ class MemoryOrders:
         self._state, self._beside = dict(state), {what: dict(tensors) for what, tensors in beside.items()}
         self._blobs = blobs
         return self._newest
+
+    def secret(self) -> bytes:
+        return self._secret
 
     def secure_state(self) -> bytes:
         return self._secure_state

@@ -8,6 +8,7 @@ which are checked when they are loaded.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -23,12 +24,12 @@ from attune.common.wire.blobs import LocalFile, digest_in
 from attune.common.wire.digest import check_of
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.messages import OrderResult, Part
-from attune.fedclient.work.orders import masked_name
+from attune.fedclient.work.orders import SECRET_BYTES, masked_name
 
 Tensors = dict[str, Tensor]
 _LONGEST_ID = 128  # characters
 _STATE = "state"
-UPDATE, SECURE = "update.json", "secure.json"
+UPDATE, SECURE, SECRET = "update.json", "secure.json", "secret"
 
 
 def check_order_id(order_id: str) -> str:
@@ -139,6 +140,20 @@ class FolderOrders:
         self._keep({result.order_id, self._present})
         self._present = result.order_id
         return result
+
+    def secret(self) -> bytes:
+        """Return the content of secret, which is made at the first call, and which only this user can read.
+
+        Raises:
+            DiskFull: The disk has no room.
+            HomeMismatch: It has another length than was written.
+        """
+        path = self.path / SECRET
+        if not path.exists():
+            write_file(path, os.urandom(SECRET_BYTES))
+        if len(secret := path.read_bytes()) != SECRET_BYTES:
+            raise HomeMismatch(f"{path} has {len(secret)} bytes instead of {SECRET_BYTES}: restore it from a backup")
+        return secret
 
     def secure_state(self) -> bytes:
         """Return the content of secure.json; empty without it."""

@@ -116,6 +116,7 @@ class Aggregated:
 
     now: float
     setback: str = ""
+    weight: float = 0.0  # of all updates together that made it, where devices keep their embeddings
 
 
 @dataclass(frozen=True)
@@ -258,6 +259,7 @@ class Record(msgspec.Struct, frozen=True):
     paused: bool = False  # no further training round opens until the operator resumes
     attempt: int = 0  # the latest attempt of secure aggregation in the open step; 0: none
     fixed: FixedSurvivors | None = None  # of this attempt, once they are: the step ends with their sum, or without any
+    weights: Mapping[int, float] = {}  # by round, the weight of its updates together, where devices keep their embeddings
     releases: int = 0  # noisy sums that were released, or may have been, under client-level privacy
 
     def revive(self) -> Record:

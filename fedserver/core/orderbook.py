@@ -41,6 +41,7 @@ class OrderBook:
         changes: bool = False,
         prior: Mapping[Choice, float] | None = None,
         finish_stops: Sequence[int] = (),
+        counted: Mapping[int, float] | None = None,
     ) -> Order:
         """Write and remember an order.
 
@@ -57,6 +58,7 @@ class OrderBook:
             changes: Whether the device accepts a compressed form under the digest of the value itself.
             prior: Shares of the models (core.prior).
             finish_stops: Numbers of epochs for which the device fine-tunes its models for itself; it keeps those of the last.
+            counted: The round of its last update that counted, and the weight of that round's updates.
         """
         self._learn_from_last(order.client)
         compared, instead = cold_start or {}, smaller or {}
@@ -76,6 +78,7 @@ class OrderBook:
             prior=prior or {},
             finish_epochs=finish_stops[-1] if finish_stops else 0,
             finish_stops=tuple(finish_stops[:-1]),
+            counted=counted or {},
         )
         return self._orders[order.client]
 

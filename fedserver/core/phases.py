@@ -108,8 +108,16 @@ class PhaseVerbs:
         """Open rounds again after a pause."""
         return Step(state)
 
-    def aggregated(self, rules: Rules, state: Round, now: float, setback: str) -> Step:
-        """Go on from the new state of the model. setback: why it is not made from the cohort's updates; empty if it is."""
+    def aggregated(self, rules: Rules, state: Round, now: float, setback: str, weight: float) -> Step:
+        """Go on from the new state of the model.
+
+        Args:
+            rules: The rules.
+            state: The state before.
+            now: Monotonic seconds.
+            setback: Why the new state is not made from the cohort's updates; empty if it is.
+            weight: Of these updates together, where devices need it; 0: they do not.
+        """
         return Step(state)
 
 
@@ -275,7 +283,7 @@ class AggregatingPhase(PhaseVerbs):
     def resume(self, rules: Rules, state: Round, now: float) -> Step:
         return self.enter(rules, state, now)
 
-    def aggregated(self, rules: Rules, state: Round, now: float, setback: str) -> Step:
+    def aggregated(self, rules: Rules, state: Round, now: float, setback: str, weight: float) -> Step:
         record, number = state.record, state.record.round + 1
         counted = NOBODY if setback else state.updates
         loss = record.loss if setback else median_loss(state)
@@ -292,6 +300,7 @@ class AggregatingPhase(PhaseVerbs):
                 spoiled="",
                 attempt=0,
                 fixed=None,
+                weights={**record.weights, number: weight} if weight else record.weights,
                 releases=record.releases + (rules.noisy and not setback),
                 setback=f"round {number}: {setback}" if setback else record.setback,
             ),

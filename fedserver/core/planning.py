@@ -27,6 +27,7 @@ from attune.fedserver.core.client_settings import (
     with_noise,
 )
 from attune.fedserver.core.data_form import columns_of
+from attune.fedserver.core.embedding_settings import check_embedding, device_defaults
 from attune.fedserver.core.encodings import Encodings, encodings_of
 from attune.fedserver.core.finishing import trial_round
 from attune.fedserver.core.phases import Rules
@@ -123,6 +124,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     privacy = convert(PrivacySettings, overrides.get("privacy", {}), "privacy.")
     usual = merge(method.preset(preset, overrides.get("model", {}).get("name")), defaults_of(privacy, method))
     usual = merge(usual, client_defaults(privacy, method))
+    usual = merge(usual, device_defaults(merge(usual.get("method", {}), given)))
     full = merge(usual, {**overrides, "method": given})
     options = dict(full["method"])
     configured = configured_from({**options, "name": method.name})
@@ -134,6 +136,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     check_settings(privacy, configured, rounds, full.get("transforms", {}))
     transforms = {**full.get("transforms", {}), **transform_of(privacy, configured)}
     server = convert(ServerSettings, full.get("server", {}), "server.")
+    check_embedding(configured, rounds)
     check_client(privacy, configured, rounds, server)
     encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
     encodings.check_here()

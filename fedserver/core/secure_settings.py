@@ -11,7 +11,7 @@ from attune.common.config import PrivacySettings, RoundSettings, merge
 from attune.common.errors import SettingError
 from attune.common.exchange.registry import SECURE_SUM
 from attune.common.methods.method import ConfiguredMethod, Method
-from attune.common.methods.settings.aggregators import MeanSettings
+from attune.common.methods.settings.aggregators import HypernetworkSettings, MeanSettings
 from attune.common.plan import Plan, Profile
 from attune.common.protocol import MOST_MEMBERS
 
@@ -69,12 +69,14 @@ def check_settings(
     if not privacy.secure_aggregation:
         return
     for part, settings in configured.aggregators.items():
-        if not isinstance(settings, MeanSettings):
+        on_device = isinstance(settings, HypernetworkSettings) and settings.on_device
+        if not isinstance(settings, MeanSettings) and not on_device:
+            other = 'set method.embedding = "device", or ' if isinstance(settings, HypernetworkSettings) else ""
             raise SettingError(
                 f"{ON} gives the server sums alone, and method {configured.method.name} has {part} parts that are no means: "
-                "choose a method with shared parts, such as fedavg, fedper or fedbn"
+                f"{other}choose a method with shared parts, such as fedavg, fedper or fedbn"
             )
-        if settings.robust != "none":
+        if isinstance(settings, MeanSettings) and settings.robust != "none":
             raise SettingError(f"{ON} and method.robust cannot be combined: a robust rule compares single updates")
     least = privacy.secure_devices
     wrong = {

@@ -12,10 +12,11 @@ from typing import Any
 from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, ShapeMismatch, UpdateRefused
 from attune.common.exchange.messages import Hello, Notice, SecureMessage, read_profile
 from attune.common.plan import Profile
-from attune.common.protocol import LOCAL_SCALE, NOISE, SPENT
+from attune.common.protocol import EMBEDDING, LOCAL_SCALE, NOISE, SPENT
 from attune.fedserver.core import data_form
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import scale as scales
+from attune.fedserver.core.embedding_settings import embeds_on_devices
 from attune.fedserver.core.secure_settings import check_profile
 from attune.fedserver.core.table_schemas import united
 from attune.fedserver.federation.coordinator import Coordinator
@@ -74,6 +75,8 @@ class Members:
         self._settings.encodings.check_device(name, hello.encodings)
         if self._settings.privacy.on_devices and NOISE not in hello.encodings:
             raise SettingError(f"{name} cannot train with noise (privacy.unit of this federation): update fedclient")
+        if embeds_on_devices(self._settings.configured) and EMBEDDING not in hello.encodings:
+            raise SettingError(f"{name} cannot keep its embedding (method.embedding of this federation): update fedclient")
         self._coordinator.revoked.check(name)
         data_form.check_possible(profile, name)
         check_profile(self._settings.privacy, profile, name)

@@ -104,6 +104,7 @@ class OrderSender:
                 changes,
                 prior.of(name),
                 finish_stops,
+                _counted(record, known.get(name)),
             )
             inline = self._inline(name, order)
             for digest, blob in inline.items():
@@ -218,6 +219,12 @@ class OrderSender:
         # What newcomers leave as it is must be the federation's, not what a device that was never sampled made of it.
         train = "sampled" if record.adapting else self._settings.round.train
         return needs_download(device, work, train, self._settings.method.evaluate)
+
+
+def _counted(record: Record, device: DeviceRecord | None) -> dict[int, float]:
+    """Return the round of a device's last update that counted, with the weight of its updates, where devices need them."""
+    number = device.contributed if device is not None else 0
+    return {number: record.weights[number]} if number in record.weights else {}
 
 
 def _founders(known: Mapping[str, DeviceRecord], names: Iterable[str]) -> list[str]:

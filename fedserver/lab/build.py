@@ -10,8 +10,8 @@ import msgspec
 from torch import nn
 
 from attune.common.methods.method import ConfiguredMethod, PartKind, assign
-from attune.common.methods.settings.aggregators import SETTINGS
-from attune.common.models.structure import components
+from attune.common.methods.settings.aggregators import SETTINGS, HypernetworkSettings
+from attune.common.models.structure import components_by_part
 from attune.common.plugins import implementation_of, imported
 from attune.fedserver.lab.aggregators.base import IN_TURN, Aggregator, Carrier, Vault
 
@@ -32,8 +32,10 @@ class AggregatorClass(Protocol):
     ) -> Aggregator: ...
 
 
-def aggregator_class(name: str) -> AggregatorClass:
+def aggregator_class(name: str, settings: Any = None) -> AggregatorClass:
     """Import the class of the aggregator that settings call `name`."""
+    if isinstance(settings, HypernetworkSettings) and settings.on_device:
+        return cast(AggregatorClass, imported("attune.fedserver.lab.aggregators.shared_network:SharedNetwork"))
     if name in CLASSES:
         return cast(AggregatorClass, imported(f"attune.fedserver.lab.aggregators.{CLASSES[name]}"))
     return cast(AggregatorClass, implementation_of(SETTINGS[name], name))
@@ -55,7 +57,7 @@ Maker = Callable[[AggregatorSpec, Vault], Aggregator]
 
 def made(job: AggregatorSpec, vault: Vault, carrier: Carrier = IN_TURN) -> Aggregator:
     """Make the aggregator of a part; `carrier` carries out the pieces of its rounds."""
-    return aggregator_class(job.aggregator)(job.settings, vault, job.seed, job.components, carrier)
+    return aggregator_class(job.aggregator, job.settings)(job.settings, vault, job.seed, job.components, carrier)
 
 
 def aggregators_for(
@@ -72,12 +74,8 @@ def aggregators_for(
     """
     method, settings = configured.method, configured.aggregators
     kinds = assign(method, model)
-    parts: dict[PartKind, dict[str, list[str]]] = {}
-    for component, names in components(model).items():
-        for name in names:
-            parts.setdefault(kinds[name], {}).setdefault(component, []).append(name)
     result: dict[PartKind, Aggregator] = {}
-    for kind, part in parts.items():
+    for kind, part in components_by_part(model, kinds).items():
         if kind != "private":
             result[kind] = make(AggregatorSpec(kind, method.aggregators[kind], settings[kind], seed, part), vault_for(kind))
     return result

@@ -20,17 +20,18 @@ from attune.common.exchange.transform import (
     SealedTensors,
 )
 from attune.common.faults import SERVER, fail_at
+from attune.common.methods.hypernetwork import travelling
 from attune.common.methods.method import PartKind, assign
 from attune.common.methods.registry import configured_in
 from attune.common.models.body import body_of, forget
 from attune.common.models.registry import build
-from attune.common.models.structure import tensors_of
+from attune.common.models.structure import components_by_part, tensors_of
 from attune.common.plan import Plan
 from attune.common.secure.secure_sum import NotASum
 from attune.common.wire.blobs import Blob
 from attune.common.wire.files import TensorFile, TensorWriter, write_tensors
 from attune.common.wire.header import Manifest, layout_of
-from attune.common.wire.tensors import Cast, TensorSource, manifest_of
+from attune.common.wire.tensors import Cast, TensorSource
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
@@ -78,6 +79,7 @@ class Engine:
         configured = configured_in(plan)
         assignment = assign(configured.method, model)
         initial = tensors_of(model)
+        by_part = components_by_part(model, assignment)
         parts: list[PartKind] = [kind for kind in get_args(PartKind) if kind != "private" and kind in assignment.values()]
         version = closed + 1 if slots else 0
         self._vaults = {part: StateVault(blobs, part, slots, version, area) for part in parts}
@@ -101,7 +103,7 @@ class Engine:
         self.manifests: dict[PartKind, Manifest] = {}
         for part, aggregator in self._aggregators.items():
             values = {name: tensor for name, tensor in initial.items() if assignment[name] == part}
-            self.manifests[part] = manifest_of(values)
+            self.manifests[part] = travelling(self._settings[part], values, by_part[part])
             if not slots:
                 aggregator.start(values)
         self._generated: dict[tuple[str, str], Blob] = {}
@@ -315,7 +317,7 @@ class Engine:
         base = partial(self._base, part=part, stack=stack)
         number, secrets = self._closed + 1, self._unmasking
         context = RoundContext(part, number, base, votes, self._bounded, norms=norms, unmasking=secrets)
-        context.inputs = self._inputs(part, entries)
+        context.manifest, context.inputs = self.manifests[part], self._inputs(part, entries)
         context.attempt = max((entry.attempt for entry in entries.values()), default=0)
         cohort = Cohort(part, tuple(self._update(part, name, entry, stack) for name, entry in sorted(entries.items())))
         cohort = self._chains[part].on_cohort(cohort, context)

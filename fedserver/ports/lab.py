@@ -69,6 +69,11 @@ class RoundOutcome:
     without_vote: list[str] = field(default_factory=list)
     refused: str = ""
 
+    @property
+    def weight(self) -> float:
+        """The weight of all updates together, where devices keep their embeddings; 0 elsewhere."""
+        return self.metrics.get("generated.weight", 0.0)
+
 
 class Lab(Protocol):
     """The work on tensors of one federation. Every job may raise AttuneError, among them Damaged, which names the blob."""

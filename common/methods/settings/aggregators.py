@@ -54,7 +54,7 @@ class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     @property
     def embeddings(self) -> Literal["none", "trained", "fixed"]:
-        """Whether clients have embeddings from which their values are generated, and whether these are trained."""
+        """Whether the server has embeddings of clients from which their values are generated, and whether it trains them."""
         return "none"
 
 
@@ -189,8 +189,11 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
     def amplifies(self) -> bool:
         return True
 
-    # Whether the server trains the devices' embeddings with the network, or leaves them as drawn.
-    embedding: Literal["trained", "fixed"] = "trained"
+    # The server trains the devices' embeddings with the network (trained), or leaves them as drawn (fixed). device: each device
+    # keeps its embedding, is sent the network, and hands in the network's gradient (docs/methods/fedtp.md).
+    embedding: Literal["trained", "fixed", "device"] = "trained"
+    # Largest network that is sent to devices, in bytes, with `method.embedding = "device"`. It travels both ways in each round.
+    device_bytes: Count = 256 << 20
     # Size of an embedding.
     embedding_dim: Count = 32
     # Width of the hidden layers.
@@ -214,7 +217,12 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
 
     @property
     def embeddings(self) -> Literal["none", "trained", "fixed"]:
-        return self.embedding
+        return self.embedding if self.embedding != "device" else "none"
+
+    @property
+    def on_device(self) -> bool:
+        """Whether each device keeps its embedding, and generates its values itself."""
+        return self.embedding == "device"
 
     @property
     def mlp_initialisation(self) -> Literal["he", "torch"]:

@@ -12,6 +12,8 @@ import msgspec
 import torch
 
 from attune.common.exchange.transform import PartUpdate
+from attune.common.methods.hypernetwork import FORWARD_ROWS, Head, computes_in, features, generated, heads_of, initialise
+from attune.common.methods.optimisers import Optimiser, optimiser_of
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
 from attune.common.wire.files import TensorFile
@@ -19,8 +21,6 @@ from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Tensors, Vault, cohort, write
 from attune.fedserver.lab.aggregators.matrices import names_to_tensor
 from attune.fedserver.lab.aggregators.mean import shares_of
-from attune.fedserver.lab.aggregators.network import Head, affine, features, heads_of, initialise
-from attune.fedserver.lab.aggregators.optimisers import Optimiser, optimiser_of
 from attune.fedserver.lab.aggregators.stored import EMBEDDED, NETWORK, STEPS, names_in
 
 
@@ -96,7 +96,6 @@ class Embeddings:
 
 INITIAL = "initial"
 HEAD = "head."  # what the names of the heads' own tensors begin with
-FORWARD_ROWS = 8  # rows of every forward pass, so that a client's weights do not depend on the other clients in it
 BLOCK_ROWS = 2_048  # rows of a head that are used and stepped at a time: they stay in the cache
 
 
@@ -150,7 +149,7 @@ class Hypernetwork:
         """Write fresh weights for the given tensors, drawn from the seed."""
         self._state = state = self._blank({name: tensor.detach().clone() for name, tensor in initial.items()})
         seed = derive(self._seed, "hypernetwork")
-        drawn = initialise(self._settings, state.heads, state.initial, _dtype(state.initial), seed)
+        drawn = initialise(self._settings, state.heads, state.initial, computes_in(state.initial), seed)
         state.network = {name: self._placed(name, tensor) for name, tensor in drawn.items()}
         write(self._vault, INITIAL, state.initial)
         self._save(state)
@@ -265,28 +264,13 @@ class Hypernetwork:
                 state.moments[kind] = {name: torch.zeros_like(tensor) for name, tensor in state.network.items()}
 
     def _generated(self, state: HypernetworkState, z_SE: torch.Tensor) -> list[Tensors]:
-        """Return W of each row, at most FORWARD_ROWS of them."""
-        padded_SE = torch.cat([z_SE, z_SE[:1].expand(FORWARD_ROWS - len(z_SE), -1)])
-        W_SR = self._forward(state, features(state.network, padded_SE))
-        return [
-            {name: W_SR[name][i].view(like.shape).to(like.dtype) for name, like in state.initial.items()}
-            for i in range(len(z_SE))
-        ]
-
-    def _forward(self, state: HypernetworkState, F_SH: torch.Tensor) -> Tensors:
-        """Return the heads' output for features: for each generated tensor its rows, (S, R)."""
-        generated: Tensors = {}
-        for head in state.heads:
-            weight_RH, bias_R = state.network[head.weight], state.network[head.bias]
-            W_SR = affine(F_SH.to(weight_RH.device), weight_RH, bias_R).cpu()
-            generated.update(zip(head.names, torch.split(W_SR, list(head.sizes), dim=1), strict=True))
-        return generated
+        return generated(state.network, state.heads, state.initial, z_SE)
 
     def _moments(self, state: HypernetworkState, name: str) -> list[torch.Tensor]:
         return [state.moments[kind][name] for kind in self._optimiser.moments]
 
     def _blank(self, initial: Tensors) -> HypernetworkState:
-        embeddings = Embeddings(self._seed, self._settings.embedding_dim, _dtype(initial), self._optimiser.moments)
+        embeddings = Embeddings(self._seed, self._settings.embedding_dim, computes_in(initial), self._optimiser.moments)
         return HypernetworkState(initial, heads_of(initial, self._components), {}, {}, embeddings)
 
     def _placed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -322,11 +306,6 @@ class Hypernetwork:
             state.embeddings.load(saved)
             self._state = state
         return self._state
-
-
-def _dtype(initial: Mapping[str, torch.Tensor]) -> torch.dtype:
-    """Return the dtype in which the hypernetwork computes: float32, or float64 if the model does."""
-    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in initial.values()) else torch.float32
 
 
 def _within(tensor: torch.Tensor, rows: slice) -> torch.Tensor:

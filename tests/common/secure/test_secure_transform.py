@@ -78,7 +78,9 @@ def summed(folder: Path, vectors: dict[str, Tensors], options: SecureSumSettings
             with pytest.raises(UpdateRefused, match="is sealed by secure-sum"):
                 update.tensors["scale"]
             updates.append(update)
-    context = RoundContext("shared", 7, lambda client: base, unmasking=devices.server.unmasking())
+    context = RoundContext(
+        "shared", 7, lambda client: base, unmasking=devices.server.unmasking(), manifest=manifest_of(served())
+    )
     [total] = transform.on_cohort(Cohort("shared", tuple(updates)), context).updates
     return {name: total.tensors[name] for name in served()} | {REPORT: total.facts}  # type: ignore[dict-item]
 

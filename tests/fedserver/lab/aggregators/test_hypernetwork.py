@@ -10,12 +10,12 @@ import torch
 from torch.nn.functional import linear, normalize, relu
 
 from attune.common.exchange.transform import PartUpdate
+from attune.common.methods.hypernetwork import features, heads_of
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
 from attune.fedserver.lab.aggregators import hypernetwork
 from attune.fedserver.lab.aggregators.base import MemoryVault, Tensors
 from attune.fedserver.lab.aggregators.hypernetwork import FORWARD_ROWS, Hypernetwork
-from attune.fedserver.lab.aggregators.network import features, heads_of
 
 COMPONENTS = {"blocks.0.qkv": ["blocks.0.qkv.weight"], "blocks.1.qkv": ["blocks.1.qkv.weight", "blocks.1.qkv.bias"]}
 PLAIN = {"server_optimiser": "sgd", "server_momentum": 0.0, "server_weight_decay": 0.0}

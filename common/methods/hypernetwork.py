@@ -1,4 +1,4 @@
-"""The hypernetwork's own weights: an MLP over embeddings and one linear head per block of the model.
+"""The hypernetwork: an MLP over embeddings and one linear head per block of the model. The server has it, or each device too.
 
 Shapes: S clients, E numbers of an embedding, H hidden units, R generated weights of one head.
 """
@@ -6,17 +6,21 @@ Shapes: S clients, E numbers of an embedding, H hidden units, R generated weight
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import relu
 
-from attune.common.methods.settings.aggregators import HypernetworkSettings
-from attune.fedserver.lab.aggregators.base import Tensors
+from attune.common.errors import SettingError
+from attune.common.methods.settings.aggregators import AggregatorSettings, HypernetworkSettings
+from attune.common.wire.header import Manifest, TensorSpec, layout_of
+from attune.common.wire.tensors import Tensors, manifest_of
 
 SPREAD = 0.1  # how far a client's first weights are from the initial ones, in standard deviations of the layer
 PROBES = 256
+FORWARD_ROWS = 8  # rows of every forward pass, so that a client's weights do not depend on the other clients in it
+WIRE = "phi/"  # before the names of the hypernetwork's tensors in blobs; no tensor of a model has a slash in its name
 
 
 @dataclass(frozen=True)
@@ -120,3 +124,93 @@ def affine(x_SI: torch.Tensor, W_RI: torch.Tensor, b_R: torch.Tensor) -> torch.T
     and float64; tried with MKL, where x W^T depends on the place).
     """
     return torch.addmm(b_R.unsqueeze(1), W_RI, x_SI.T).T
+
+
+def generated(
+    network: Mapping[str, torch.Tensor], heads: Sequence[Head], initial: Mapping[str, torch.Tensor], z_SE: torch.Tensor
+) -> list[Tensors]:
+    """Return W of each embedding, at most FORWARD_ROWS of them, on the CPU. `initial` gives dtypes and shapes."""
+    F_SH = features(network, torch.cat([z_SE, z_SE[:1].expand(FORWARD_ROWS - len(z_SE), -1)]))
+    W_SR: Tensors = {}
+    for head in heads:
+        weight_RH, bias_R = network[head.weight], network[head.bias]
+        emitted_SR = affine(F_SH.to(weight_RH.device), weight_RH, bias_R).cpu()
+        W_SR.update(zip(head.names, torch.split(emitted_SR, list(head.sizes), dim=1), strict=True))
+    return [{name: W_SR[name][i].view(like.shape).to(like.dtype) for name, like in initial.items()} for i in range(len(z_SE))]
+
+
+def gradients(
+    network: Mapping[str, torch.Tensor], heads: Sequence[Head], z_E: torch.Tensor, change: Mapping[str, torch.Tensor]
+) -> tuple[Tensors, torch.Tensor]:
+    """Return the gradients of <W, -Delta> in the hypernetwork's weights, and in one client's embedding (E).
+
+    This is the client's term of FedTP eq. 7-10 (signs as in errata E2), without its share of the samples.
+
+    Args:
+        network: The hypernetwork's weights.
+        heads: Its heads.
+        z_E: The embedding with which W was generated.
+        change: Delta, how training changed the generated tensors.
+    """
+    result: Tensors = {}
+    mlp = {name: tensor.detach().requires_grad_() for name, tensor in network.items() if name.startswith("mlp.")}
+    z_1E = z_E[None].detach().requires_grad_()
+    with torch.enable_grad():
+        F_1H = features(mlp, z_1E)
+    slope_1H = torch.zeros_like(F_1H)
+    for head in heads:
+        G_R = -torch.cat([change[name].reshape(-1) for name in head.names]).to(F_1H.dtype)
+        result[head.weight], result[head.bias] = torch.outer(G_R, F_1H.detach()[0]), G_R
+        slope_1H += G_R @ network[head.weight]
+    dz_1E, *of_mlp = torch.autograd.grad(F_1H, [z_1E, *mlp.values()], slope_1H)
+    return result | dict(zip(mlp, of_mlp, strict=True)), dz_1E[0]
+
+
+def computes_in(initial: Mapping[str, torch.Tensor]) -> torch.dtype:
+    """Return the dtype in which the hypernetwork computes: float32, or float64 if the model does."""
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in initial.values()) else torch.float32
+
+
+def on_wire(network: Mapping[str, torch.Tensor]) -> Tensors:
+    """Return the hypernetwork's tensors under their names in blobs."""
+    return {f"{WIRE}{name}": tensor for name, tensor in network.items()}
+
+
+def off_wire(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    """Return the hypernetwork's tensors under their own names."""
+    return {name.removeprefix(WIRE): tensor for name, tensor in tensors.items()}
+
+
+def travelling(
+    settings: AggregatorSettings, values: Mapping[str, torch.Tensor], components: Mapping[str, list[str]]
+) -> Manifest:
+    """Return what travels of a part: its tensors, or the hypernetwork from which each device generates them.
+
+    Args:
+        settings: Of the part's aggregator.
+        values: The part's tensors in the model.
+        components: For each component of the model the names of its tensors in the part.
+
+    Raises:
+        SettingError: The hypernetwork is larger than the settings allow.
+    """
+    if not isinstance(settings, HypernetworkSettings) or not settings.on_device:
+        return manifest_of(values)
+    dtype = "F64" if computes_in(values) == torch.float64 else "F32"
+    shapes: dict[str, tuple[int, ...]] = {}
+    inputs = settings.embedding_dim
+    for k in range(settings.layers):
+        shapes |= {f"mlp.{k}.weight": (settings.hidden, inputs), f"mlp.{k}.bias": (settings.hidden,)}
+        inputs = settings.hidden
+    for head in heads_of(values, components):
+        shapes |= {head.weight: (sum(head.sizes), settings.hidden), head.bias: (sum(head.sizes),)}
+    manifest = {f"{WIRE}{name}": TensorSpec(dtype, shape) for name, shape in shapes.items()}
+    if (size := layout_of(manifest).size) > settings.device_bytes:
+        count = sum(tensor.numel() for tensor in values.values())
+        raise SettingError(
+            f'method.embedding = "device" sends the hypernetwork to devices, and its gradient back: {size:,} bytes each way '
+            f"in each round, for {count:,} generated numbers. At most {settings.device_bytes:,} are allowed "
+            "(method.device_bytes). Generate less, such as adapters; make method.hidden smaller; or take "
+            'method.embedding = "trained"'
+        )
+    return manifest
