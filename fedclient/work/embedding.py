@@ -97,9 +97,11 @@ class Embedding:
             order: The order.
             fetched: Its blobs that were fetched, by digest.
         """
-        network = next((fetched[ref.digest] for ref in order.downloads if ref.part == PART and ref.digest in fetched), None)
-        number, nothing = self.waiting.round, WaitingStep(torch.zeros_like(self.value))
-        settled = replace(self, waiting=nothing, network=self.network if network is None else network)
+        network, number = self.network, self.waiting.round
+        for ref in order.downloads:
+            if ref.part == PART and ref.digest in fetched:  # copied, because bits of products may depend on how a tensor lies
+                network = {name: tensor.clone() for name, tensor in fetched[ref.digest].items()}
+        settled = replace(self, waiting=WaitingStep(torch.zeros_like(self.value)), network=network)
         if number not in order.counted:
             return settled
         share = min(1.0, self.waiting.weight / order.counted[number])
@@ -113,7 +115,8 @@ class Embedding:
 
     def common(self, network: Mapping[str, torch.Tensor]) -> Tensors:
         """Return h(phi; 0), the common model's weights."""
-        return self.generator.weights(network, torch.zeros_like(self.value))
+        copied = {name: tensor.clone() for name, tensor in network.items()}
+        return self.generator.weights(copied, torch.zeros_like(self.value))
 
     def handed_in(self, theta: Tensors, received: Tensors, round_: int) -> tuple[Tensors, Embedding]:
         """Return the gradient of the network, and the embedding with a step that waits.

@@ -16,6 +16,7 @@ from attune.common.wire.blobs import read_frames
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.common.wire.tensors import Tensors
 from attune.fedserver.home import ServerHome
+from attune.fedserver.lab.aggregators.mean import VALUE
 from attune.fedserver.lab.aggregators.stored import MATRICES, NETWORK
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.ports.blobs import SERVED, Blobs, blob_of, read_again
@@ -108,17 +109,17 @@ class _Exported:
         return blob is not None
 
     def client_weights(self) -> Iterator[tuple[str, Tensors]]:
-        """Yield each client with its own weights, all parts together; empty if all parts are shared."""
+        """Yield each client with its own weights, all parts together; empty if all clients are served the same."""
         for client, parts in self._engine.serve(self._clients, self._founders).items():
             weights: Tensors = {}
             for part, blob in sorted(parts.items()):
-                if part != "shared":
+                if blob != self._slots.get((part, VALUE)):
                     weights |= read_tensors((self._scratch if blob.name.startswith(SERVED) else self._blobs).open(blob))
             yield client, weights
 
 
 def _tensors(state: _Exported, out: Path) -> Iterator[str]:
-    if state.copy("shared", "value", out / "shared.safetensors"):
+    if state.copy("shared", VALUE, out / "shared.safetensors"):
         yield f"{out / 'shared.safetensors'}: what all clients share"
     folder = out / "clients"
     folder.mkdir(exist_ok=True)
@@ -131,5 +132,7 @@ def _tensors(state: _Exported, out: Path) -> Iterator[str]:
         yield f"{folder}: each client's own weights, as the server would send them next ({written} files)"
     if any(state.copy(part, MATRICES, out / "attention.safetensors") for part in ("attended", "generated", "shared")):
         yield f"{out / 'attention.safetensors'}: which client learned from which in the last round"
+    if state.copy("generated", VALUE, out / "hypernetwork.safetensors"):
+        yield f"{out / 'hypernetwork.safetensors'}: the hypernetwork, from which each device generates its weights"
     if state.copy("generated", NETWORK, out / "server.safetensors"):
         yield f"{out / 'server.safetensors'}: hypernetwork, embeddings and optimiser"
