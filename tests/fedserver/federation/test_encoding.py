@@ -11,7 +11,7 @@ from safetensors.torch import save
 from attune.common.errors import SettingError, UpdateRefused
 from attune.common.exchange.encodings import decoded, encode
 from attune.common.exchange.messages import BlobRef, Order, Receipt, Update
-from attune.common.protocol import ENCODINGS, SPOKEN
+from attune.common.protocol import EMBEDDING, ENCODINGS, SPOKEN
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import read_tensors
 from attune.common.wire.malformed import Malformed
@@ -303,3 +303,15 @@ def test_orders_ask_for_an_encoding_of_each_part_and_swapped_ones_are_refused(wo
         scenario,
         {"method": method, "model": {"name": "dnn"}, "round": {**TWO_PARTS["round"], "encodings": {"attended": "int8"}}},
     )
+
+
+def test_a_device_that_cannot_keep_its_embedding_is_refused_before_round_1(world: World) -> None:
+    async def scenario(server: Server) -> None:
+        older = tuple(word for word in SPOKEN if word != EMBEDDING)
+        with pytest.raises(SettingError, match=r"^old cannot keep its embedding \(method.embedding of this federation\)"):
+            server.members.connect("old", hello(1 << 20, older))
+        streams = [server.members.connect(name, hello(1 << 20, SPOKEN)) for name in ("a", "b")]
+        order, _ = [await next_order(stream) for stream in streams]
+        assert ([ref.part for ref in order.downloads], dict(order.counted)) == (["generated"], {})
+
+    process(world, scenario, {"method": {"name": "pfedhn", "embedding": "device"}, "model": {"name": "mlr"}})
