@@ -1,4 +1,4 @@
-"""What a learner is made of: the objective and the predictor of a method, from its typed settings, and samples in place."""
+"""Parts of a learner: the objective and the predictor of a method, from its typed settings, and samples on a processor."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ FLAGS = ["--min-clients", "3", *(word for setting in SETTINGS for word in ("--se
 
 
 def home(federation: Federation, shard: Path) -> Path:
-    [found] = federation.folder.glob(f"attune/devices/localhost_{federation.port}/{shard.name}-*")
-    return found
+    [folder] = federation.folder.glob(f"attune/devices/localhost_{federation.port}/{shard.name}-*")
+    return folder
 
 
 def embedding(federation: Federation, shard: Path) -> dict[str, torch.Tensor]:

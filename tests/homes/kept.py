@@ -48,6 +48,7 @@ DEVICES = {
     "orders-done": DEVICE,
     "orders/*/update.json": DEVICE,
     "orders/secure.json": DEVICE,
+    "orders/secret": OPAQUE,
     "orders/*/*.safetensors": DEVICE,
     "identity/ca.pem": STANDARD,
     "identity/device.pem": STANDARD,

@@ -101,7 +101,8 @@ def test_bytes_each_way_are_those_of_the_network(tmp_path: Path) -> None:
     assert len(rows) == 18
     for row in rows:
         assert size < row.bytes_up < size + 2_000
-        assert size < row.bytes_down < size + 2_000
+        # What was fetched for the evaluation before is not fetched again.
+        assert row.bytes_down == 0 if row.round == 3 else size < row.bytes_down < size + 2_000
 
 
 WRONG = {

@@ -189,8 +189,8 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
     def amplifies(self) -> bool:
         return True
 
-    # The server trains the devices' embeddings with the network (trained), or leaves them as drawn (fixed). device: each device
-    # keeps its embedding, is sent the network, and hands in the network's gradient (docs/methods/fedtp.md).
+    # Embeddings on the server: trained with the network, or fixed as drawn. device: each device keeps its own, and is sent the
+    # network (docs/methods/fedtp.md).
     embedding: Literal["trained", "fixed", "device"] = "trained"
     # Largest network that is sent to devices, in bytes, with `method.embedding = "device"`. It travels both ways in each round.
     device_bytes: Count = 256 << 20
