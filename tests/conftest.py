@@ -10,7 +10,7 @@ from hypothesis import settings
 # Set before torch and numpy are imported. The tensors here are small: more threads cost processor time and save none.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
-settings.register_profile("attune", deadline=None)  # a slow example on a busy machine is not a failure
+settings.register_profile("attune", deadline=None, max_examples=50)  # a slow example on a busy machine is no failure
 settings.load_profile("attune")
 
 pytest_plugins = ["tests.processor_time"]
