@@ -96,29 +96,24 @@ def _fedmcsa(results: Path) -> Iterator[str]:
     draws = one.lines(mlr)["FedAvg"].ours
     yield (
         "**FedMCSA's Table 1, Synthetic** (three draws, 800 rounds). FedMCSA's own figures hold: "
-        f"{one.beside(mlr, 'FedMCSA')} (MLR) "
-        f"and {one.beside(dnn, 'FedMCSA')} (DNN). But Local, which the paper does not print, has {one.mean(mlr, 'Local')} and "
-        f"{one.mean(dnn, 'Local')}, and the settings that validation chooses are ones in which clients hardly mix. So a "
-        "gain from "
-        f"federating is not shown on these data. FedAvg harms {one.harmed(mlr, 'FedAvg')} and {one.harmed(dnn, 'FedAvg')} "
-        "% of the "
-        f"clients, FedMCSA {one.harmed(mlr, 'FedMCSA')} %. The draw counts for more than most methods: FedAvg has "
-        f"{min(draws):.1f} in "
-        f"one draw (printed: {one.printed(mlr, 'FedAvg')}) and {max(draws):.1f} in another."
+        f"{one.beside(mlr, 'FedMCSA')} (MLR) and {one.beside(dnn, 'FedMCSA')} (DNN). But Local, which the paper does not "
+        f"print, has {one.mean(mlr, 'Local')} and {one.mean(dnn, 'Local')}, and the settings that validation chooses are ones "
+        "in which clients hardly mix. So a gain from federating is not shown on these data. FedAvg harms "
+        f"{one.harmed(mlr, 'FedAvg')} and {one.harmed(dnn, 'FedAvg')} % of the clients, FedMCSA {one.harmed(mlr, 'FedMCSA')} "
+        f"%. The draw counts for more than most methods: FedAvg has {min(draws):.1f} in one draw (printed: "
+        f"{one.printed(mlr, 'FedAvg')}) and {max(draws):.1f} in another."
     )
     pull = "HeurFedAMP, lambda 5"
     yield "Cells that do not hold are explained by one changed setting each:"
     yield (
         f"- FedAvg and FedProx with the DNN ({one.mean(dnn, 'FedAvg')} and {one.mean(dnn, 'FedProx')} for "
         f"{one.printed(dnn, 'FedAvg')} and {one.printed(dnn, 'FedProx')}): momentum, which validation chose. Without it "
-        "FedAvg has "
-        f"{two.mean(dnn, 'FedAvg')}."
+        f"FedAvg has {two.mean(dnn, 'FedAvg')}."
     )
     yield (
-        f"- HeurFedAMP ({one.mean(mlr, 'HeurFedAMP')} and {one.mean(dnn, 'HeurFedAMP')} for "
-        f"{one.printed(mlr, 'HeurFedAMP')} and "
-        f"{one.printed(dnn, 'HeurFedAMP')}): validation chose no pull. With the printed pull it has {two.mean(mlr, pull)} and "
-        f"{two.mean(dnn, pull)}."
+        f"- HeurFedAMP ({one.mean(mlr, 'HeurFedAMP')} and {one.mean(dnn, 'HeurFedAMP')} for {one.printed(mlr, 'HeurFedAMP')} "
+        f"and {one.printed(dnn, 'HeurFedAMP')}): validation chose no pull. With the printed pull it has {two.mean(mlr, pull)} "
+        f"and {two.mean(dnn, pull)}."
     )
     yield (
         f"- pFedMe ({one.beside(mlr, 'pFedMe(PM)')}): which clients train. If only the sampled ones train, it has "
@@ -133,9 +128,9 @@ def _fedmcsa(results: Path) -> Iterator[str]:
     yield (
         f"**FedMCSA's Table 1, MNIST** (one draw, 800 rounds). {_holding(one, mlr)} printed figures hold with the MLR, and "
         f"{_holding(one, dnn)} with the DNN that were run. FedMCSA has {one.beside(mlr, 'FedMCSA')} and "
-        f"{one.beside(dnn, 'FedMCSA')}. "
-        f"Local has {one.mean(mlr, 'Local')} and {one.mean(dnn, 'Local')}. FedAvg harms {one.harmed(mlr, 'FedAvg')} and "
-        f"{one.harmed(dnn, 'FedAvg')} % of the clients, FedMCSA {one.harmed(mlr, 'FedMCSA')} %."
+        f"{one.beside(dnn, 'FedMCSA')}. Local has {one.mean(mlr, 'Local')} and {one.mean(dnn, 'Local')}. FedAvg harms "
+        f"{one.harmed(mlr, 'FedAvg')} and {one.harmed(dnn, 'FedAvg')} % of the clients, FedMCSA {one.harmed(mlr, 'FedMCSA')} "
+        "%."
     )
     behind = [
         max(line.mean for row, line in two.lines(place).items() if row == "FedMCSA" or row.startswith(SIGMA))
@@ -144,14 +139,11 @@ def _fedmcsa(results: Path) -> Iterator[str]:
     ]
     yield (
         "**FedMCSA's Table 2** (sigma; the printed settings for every row). On MNIST, FedMCSA turns from the mean of the "
-        "models into "
-        f"Local between sigma 10 ({two.mean(mlr, SIGMA + '10')}) and 50 ({two.mean(mlr, 'FedMCSA')}). On Synthetic (MLR) "
-        "each client "
-        "stays by itself from 50 on. Below the turn FedMCSA harms as many clients as the plain mean, above it none. The "
-        "useful range "
-        "of sigma is narrow and differs between data. [The dial](methods/fedmcsa.md#the-dial) needs no such choice: it "
-        "is at most "
-        f"{max(behind):.1f} points below the best sigma."
+        f"models into Local between sigma 10 ({two.mean(mlr, SIGMA + '10')}) and 50 ({two.mean(mlr, 'FedMCSA')}). On "
+        "Synthetic (MLR) each client stays by itself from 50 on. Below the turn FedMCSA harms as many clients as the plain "
+        "mean, above it none. The useful range of sigma is narrow and differs between data. [The "
+        f"dial](methods/fedmcsa.md#the-dial) needs no such choice: it is at most {max(behind):.1f} points below the best "
+        "sigma."
     )
 
 
@@ -165,9 +157,8 @@ def _fedtp_2(results: Path) -> Iterator[str]:
     leads = ", ".join(f"{lead:+.1f}" for lead in small.by_draw(place, "FedTP", "Local-T"))
     other = "dirichlet0.3"
     yield (
-        "**FedTP's Table II in small** (Fashion-MNIST, ten clients, 40 rounds; another task than the paper's). No "
-        "direction is against "
-        f"the paper, but FedTP's lead over Local is small: {leads} points by draw. Under Dirichlet: "
+        "**FedTP's Table II in small** (Fashion-MNIST, ten clients, 40 rounds; another task than the paper's). No direction "
+        f"is against the paper, but FedTP's lead over Local is small: {leads} points by draw. Under Dirichlet: "
         f"{small.means(other, ('FedTP+KNN', 'FedTP x MCSA', 'FedAvg-T+FT', 'FedTP', 'Local-T'))}. FedAvg harms "
         f"{small.harmed(place, 'FedAvg-T')} and {small.harmed(other, 'FedAvg-T')} % of the clients, FedTP "
         f"{small.harmed(place, 'FedTP')} and {small.harmed(other, 'FedTP')} %."
@@ -175,14 +166,11 @@ def _fedtp_2(results: Path) -> Iterator[str]:
     two, place, vanilla = Findings("fedtp-2", results), "cifar10/pathological/50", "Vanilla Personalized-T"
     order = ("FedPer-T", vanilla, "FedTP", "FedTP x MCSA, dial", "Local-T", "FedAvg-T")
     yield (
-        "**FedTP's reduced Table II** (CIFAR-10, two classes a client, one seed, seven of ten rows). Tuned FedAvg is "
-        "first with "
-        f"{two.mean(place, 'FedAvg-T+FT')}, then {two.means(place, order)}. The paper has FedTP "
-        f"{two.printed_gap(place, 'FedTP', 'FedPer-T')} points above FedPer and "
-        f"{two.printed_gap(place, 'FedTP', vanilla)} above "
-        "Vanilla, and no tuned FedAvg. On this task, at this size, nothing shows that q, k, v for each client are worth "
-        "more than "
-        f"fine-tuning. FedTP gives {two.gap(place, 'FedTP', 'Local-T')} points over Local, in the paper "
+        "**FedTP's reduced Table II** (CIFAR-10, two classes a client, one seed, seven of ten rows). Tuned FedAvg is first "
+        f"with {two.mean(place, 'FedAvg-T+FT')}, then {two.means(place, order)}. The paper has FedTP "
+        f"{two.printed_gap(place, 'FedTP', 'FedPer-T')} points above FedPer and {two.printed_gap(place, 'FedTP', vanilla)} "
+        "above Vanilla, and no tuned FedAvg. On this task, at this size, nothing shows that q, k, v for each client are "
+        f"worth more than fine-tuning. FedTP gives {two.gap(place, 'FedTP', 'Local-T')} points over Local, in the paper "
         f"{two.printed_gap(place, 'FedTP', 'Local-T')}."
     )
 
@@ -191,9 +179,9 @@ def _fedtp_others(results: Path) -> Iterator[str]:
     five, place = Findings("fedtp-5", results), "cifar10/pathological"
     yield (
         f"**FedTP's Table V** (which layers are generated; one seed). The projections have {five.mean(place, 'FedTP')}, "
-        "normalisation "
-        f"layers {five.mean(place, 'normalization layers')}, MLP layers {five.mean(place, 'mlp layers')}, the whole encoder "
-        f"{five.mean(place, 'whole encoder')}. In the paper the projections are first. Some rows still rise after 200 rounds."
+        f"normalisation layers {five.mean(place, 'normalization layers')}, MLP layers {five.mean(place, 'mlp layers')}, the "
+        f"whole encoder {five.mean(place, 'whole encoder')}. In the paper the projections are first. Some rows still rise "
+        "after 200 rounds."
     )
     six = Findings("fedtp-6", results)
     kinds = [
@@ -202,8 +190,7 @@ def _fedtp_others(results: Path) -> Iterator[str]:
     ]
     yield (
         "**FedTP's Table VI** (extensions; 50 clients, while the printed cells are of 100; one seed) has the paper's "
-        "direction in "
-        f"all three rows: {', '.join(kinds)}. Only the first difference is more than a point."
+        f"direction in all three rows: {', '.join(kinds)}. Only the first difference is more than a point."
     )
     seven, place = Findings("fedtp-7", results), "cifar10/0.1"
     yield (
@@ -220,6 +207,6 @@ def _fedtp_others(results: Path) -> Iterator[str]:
     ten, place = Findings("fedtp-fig10", results), "noise-5"
     order = ("FedTP", "Vanilla Personalized-T", "Local-T", "FedAvg-T", "a constant answer")
     yield (
-        f"**FedTP's Figure 10**, noise 5 (one of five columns, one seed, 40 rounds): {ten.means(place, order)}. "
-        "Only FedAvg is behind."
+        f"**FedTP's Figure 10**, noise 5 (one of five columns, one seed, 40 rounds): {ten.means(place, order)}. Only FedAvg "
+        "is behind."
     )

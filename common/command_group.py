@@ -21,13 +21,13 @@ FORMAT = click.option(
 )
 
 
-class NameType(click.ParamType):
+class NameType(click.types.StringParamType):
     """Name of a device, a run or a person, in the Unicode form that names have: some keyboards compose letters otherwise."""
 
     name = "name"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return unicodedata.normalize("NFC", str(value))
+        return unicodedata.normalize("NFC", super().convert(value, param, ctx))
 
 
 NAME = NameType()
