@@ -105,6 +105,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
     per_position: bool = False  # logits (N, T, classes) instead of (N, classes)
     body_digest: str | msgspec.UnsetType = msgspec.UNSET  # of the frozen body, which never travels; unset without one
+    embedded: dict[str, int] | msgspec.UnsetType = msgspec.UNSET  # features that are indices: place -> number of values
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):

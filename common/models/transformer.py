@@ -5,10 +5,13 @@ B samples, T steps, C channels, F features, D model width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from attune.common.models.blocks import TransformerBlock, initialise
+from attune.common.models.column_embeddings import ColumnEmbeddings
 from attune.common.models.options import TransformerOptions
 from attune.common.plan import ModelSpec
 
@@ -36,7 +39,22 @@ class FeatureTokens(nn.Module):
         return x_BF[:, :, None] * self.weight_FD + self.bias_FD
 
 
+class MixedTokens(nn.Module):
+    """Layer that turns a table's features (B, F) into tokens (B, F, D): numbers by FeatureTokens, indices by a table each."""
+
+    def __init__(self, features: int, embedded: Mapping[str, int], width: int) -> None:
+        super().__init__()
+        self.indices = ColumnEmbeddings(features, embedded, width)
+        self.numbers = FeatureTokens(len(self.indices.plain), width)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        tokens_BPD = self.numbers(x_BF[:, self.indices.plain])
+        return torch.cat([tokens_BPD, torch.stack(self.indices.vectors(x_BF), dim=1)], dim=1)
+
+
 def _embedding(spec: ModelSpec, width: int) -> nn.Module:
+    if spec.embedded:
+        return MixedTokens(spec.shape[0], spec.embedded, width)
     if spec.kind == "tokens":
         return nn.Embedding(spec.vocabulary, width)
     return FeatureTokens(spec.shape[0], width) if spec.kind == "tabular" else nn.Linear(spec.shape[1], width)

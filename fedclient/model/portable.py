@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from attune.common.durable import replaced
 from attune.common.errors import NoModel, SettingError
 from attune.common.models.body import body_of
+from attune.common.schema import Schema
 from attune.fedclient.data.prepare import prepare_features
 from attune.fedclient.model.artifact import Model, in_unit
 from attune.fedclient.work.blend import Member, blended_shares
 
 FORMATS = (".onnx", ".pt2")
+SCHEMA = "schema.json"  # in the file: by which a table becomes features
 TOLERANCE = 1e-4  # of a probability
 SAMPLES = 8  # drawn to check the file if none are given
 
@@ -167,7 +169,7 @@ def _written(write: Callable[..., None], module: nn.Module, x: Tensor, path: Pat
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the exporters warn of their own code
-            write(module, x, path)
+            write(module, x, path, model.info.table_schema)
     except ImportError as error:
         raise SettingError(f"this needs {error.name}, which is not installed: pip install 'attune-fl[export]'") from None
     except OSError:
@@ -179,9 +181,10 @@ def _written(write: Callable[..., None], module: nn.Module, x: Tensor, path: Pat
         ) from error
 
 
-def _write_program(module: nn.Module, x: Tensor, path: Path) -> None:
+def _write_program(module: nn.Module, x: Tensor, path: Path, schema: Schema | None) -> None:
     program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
-    torch.export.save(program, str(path))
+    files = {} if schema is None else {SCHEMA: schema.to_json().decode()}
+    torch.export.save(program, str(path), extra_files=files)
 
 
 def _run_program(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -189,13 +192,19 @@ def _run_program(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.asarray(torch.export.load(str(path)).module()(torch.from_numpy(x)))
 
 
-def _write_onnx(module: nn.Module, x: Tensor, path: Path) -> None:
+def _write_onnx(module: nn.Module, x: Tensor, path: Path, schema: Schema | None) -> None:
     import onnxruntime  # noqa: F401 - without it the file could not be checked
 
     torch.onnx.export(
         module, (x,), str(path), input_names=["x"], output_names=["probabilities"], dynamo=True, external_data=False,
         dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), verbose=False,
     )  # fmt: skip
+    if schema is not None:
+        import onnx
+
+        written = onnx.load(str(path))
+        onnx.helper.set_model_props(written, {SCHEMA: schema.to_json().decode()})
+        onnx.save(written, str(path))
 
 
 def _run_onnx(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:

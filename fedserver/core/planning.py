@@ -214,6 +214,8 @@ def make_plan(
         settings.model_options,
         first.per_position,
     )
+    if schema is not None and schema.embedded:
+        spec = msgspec.structs.replace(spec, embedded=schema.embedded)
     plan = Plan(
         federation=federation,
         seed=settings.seed,

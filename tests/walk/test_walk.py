@@ -64,7 +64,7 @@ def test_the_readme_as_it_is_written(clone: Path, real: bool) -> None:
     assert said.count("\ndone: all 15 rounds are done") == 3
     with (clone / "clinic/labels.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 160
+    assert len(rows) == 40  # new.csv, which lacks a column, has gaps, and has a ward of its own
     assert {row["label"] for row in rows} == {"yes", "no"}
 
 

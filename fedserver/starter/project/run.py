@@ -18,7 +18,8 @@ import model
 
 def simulate() -> None:
     """Run all sites in this process, without a network."""
-    result = attune.simulate(data.sites(), config=CONFIG, train=model.train, label=data.LABEL, baseline="local", progress=True)
+    given = {"config": CONFIG, "train": model.train, "label": data.LABEL, "table": data.TABLE}
+    result = attune.simulate(data.sites(), baseline="local", progress=True, **given)
     print(result.table())
 
 
@@ -35,6 +36,7 @@ def device(site: str, server: str, token: str | None) -> None:
         model=model.network,  # the only model code that the server may name to run here
         train=model.train,
         label=data.LABEL,
+        table=data.TABLE,
         name=site,
         home=HOMES / "devices" / site,
         token=token,

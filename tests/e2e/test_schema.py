@@ -1,0 +1,35 @@
+"""Tables with words, dates and gaps over the network: devices propose, a conflict stops, and the merge trains and predicts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.e2e.harness import Federation
+from tests.simulation.test_schema import COLUMNS, export
+
+
+def test_devices_make_one_schema(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
+    federation = federation_at("tables")
+    lacking = tuple(name for name in COLUMNS if name != "smokes")
+    kiel, oslo = export(tmp_path / "kiel.csv", 0), export(tmp_path / "oslo.csv", 2, columns=lacking)
+    odd = export(tmp_path / "odd.csv", 3)
+    odd.write_text(odd.read_text().replace("seen", "ward2").replace("ward,", "seen,").replace("ward2", "ward"))
+    server = federation.server("--method", "fedper", "--exit-when-done", "--min-clients", "2", "--rounds", "2")
+    table = ("--label", "ill", "--schema", "auto")
+    first, wrong = federation.device(kiel, *table, name="kiel"), federation.device(odd, *table, name="odd")
+    wrong.wait_for("the server cannot begin: 2 conflicts")
+    assert "seen: category in odd; date in kiel" in server.text
+    wrong.kill()
+    home = tmp_path / "home"
+    second = federation.device(oslo, *table, "--home", str(home), name="oslo")
+    assert [process.code() for process in (first, second, server)] == [0, 0, 0], server.text
+    info = json.loads((home / "model" / "model.json").read_text())
+    assert info["schema"]["columns"]["smokes"] == {"kind": "yes/no", "missing": "indicator", "values": ["nein", "ja"]}
+    new = export(tmp_path / "new.csv", 7, rows=30, columns=("ward", "sex", "age", "seen"), wards="AZ")
+    out = tmp_path / "labels.csv"
+    said = federation.command("fedclient", "predict", "--data", str(new), "--out", str(out), "--home", str(home))
+    assert "filled like missing values: smokes" in said.stderr and len(out.read_text().splitlines()) == 31
+    log = federation.command("fedclient", "disclosed", "--home", str(home)).stdout
+    assert "proposal" in log and "came 3 times" not in log
