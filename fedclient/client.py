@@ -81,6 +81,7 @@ class Client:
         signer: str | Path | None = None,
         kind: Literal["tokens"] | None = None,
         disclose: Sequence[str] = (),
+        units: Literal["all", "none"] = "all",
     ) -> None:
         if unknown := [word for word in disclose if word not in get_args(Disclosed)]:
             raise SettingError(f"disclose={unknown[0]!r} is not known; known: {', '.join(get_args(Disclosed))}")
@@ -114,6 +115,7 @@ class Client:
             resources=resources,
             hooks=Hooks(train, evaluate),
             table=reading,
+            units=units,
             allow_plugins=tuple(plugins),
             allow_models=tuple(map(_name_of, [model] if isinstance(model, str) or callable(model) else model)),
         )

@@ -32,7 +32,7 @@ from attune.common.text import from_json
 from attune.fedclient import messages, session
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedclient.disclosing import Discloser, told_profile
+from attune.fedclient.disclosing import Discloser, tell_units, told_profile
 from attune.fedclient.exchanges import Exchanges, exchanges_of, report_of
 from attune.fedclient.limits import accept_plan
 from attune.fedclient.link.port import FINAL, Broken, Link
@@ -235,6 +235,7 @@ class Device:
         if self.slot is None:
             if (profile := self.shard.profile).columns is not None or profile.targets is not None:
                 self.console.say(standardisation(plan))
+            await tell_units(self.options, self.shard, plan, self.link, self.worker, self.console.say)
             for warning in (*cautions(plan.model.name, plan.model.options), *slot.orders.damage):
                 self.console.say(f"warning: {warning}")
         self.slot, self.plan = slot, plan

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from attune.common.errors import WireError
-from attune.common.exchange.messages import StatisticsReport, StatisticsRequest
+from attune.common.exchange.messages import StatisticsReport, StatisticsRequest, UnitReport
 from attune.common.exchange.registry import secure_sum_in
 from attune.common.plan import Plan, Profile
 from attune.common.site_statistics import MOST_COLUMNS, Centre
 from attune.common.text import from_json
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.site_sums import site_sketches, site_sums
+from attune.fedclient.data.units import units_of_shard
 from attune.fedclient.link.port import Link
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.worker import Worker
@@ -22,6 +25,24 @@ MOST_BYTES = 3 << 20  # of a report; a message of gRPC may have 4 MiB
 def told_profile(options: DeviceOptions, profile: Profile) -> Profile:
     """Return what the server is told of the shard: sums of its values only if the device discloses statistics."""
     return profile if "statistics" in options.disclose else msgspec.structs.replace(profile, columns=None, targets=None)
+
+
+async def tell_units(
+    options: DeviceOptions, shard: LazyShard, plan: Plan, link: Link, worker: Worker, say: Callable[[str], None]
+) -> None:
+    """Tell the server, and the person at the device, by a word how columns fit the ranges of the plan's schema.
+
+    Nothing is told if there are no ranges, if training has noise, or if the owner forbids it.
+    """
+    if plan.schema is None or plan.is_private or plan.noisy_sums is not None or options.units == "none":
+        return
+    if all(column.range is None for column in plan.schema.columns.values()):
+        return
+    verdicts = await worker.do(lambda: units_of_shard(shard.load_for(plan)))
+    link.answer(UnitReport(dict(verdicts)))
+    for column, verdict in verdicts.items():
+        if verdict != "fits":
+            say(f"warning: {column} does not fit the schema's range ({verdict}): is its unit the schema's?")
 
 
 class Discloser:

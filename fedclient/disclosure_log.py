@@ -30,6 +30,7 @@ from attune.common.exchange.messages import (
     SecureMessage,
     StatisticsReport,
     Trouble,
+    UnitReport,
     Update,
     UploadTarget,
 )
@@ -46,6 +47,7 @@ _KINDS: Mapping[type, str] = {
     Beat: "beat",
     Trouble: "trouble",
     StatisticsReport: "statistics",
+    UnitReport: "units",
     DownloadRequest: "question for a blob",
     UploadTarget: "question for an offset",
     EnrolRequest: "certificate request",

@@ -41,4 +41,5 @@ class DeviceOptions:
     simulated: bool = False  # nothing leaves this process, so what is spent is not kept
     resources: ResourceLimits = NO_BOUNDS  # what of the machine it may use, and when
     hooks: Hooks = NONE  # the device's own training and scores
+    units: Literal["all", "none"] = "all"  # whether the server is told by a word if columns fit the schema's ranges
     table: ReadOptions = PLAIN  # where the data are a table: which column is what

@@ -278,6 +278,13 @@ class StatisticsReport:
 
 
 @dataclass(frozen=True)
+class UnitReport:
+    """How a device's columns fit the ranges in the plan's schema: a UnitVerdict (common.schema) by column."""
+
+    verdicts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Welcome:
     """The plan that the federation has fixed, and what the server accepts.
 
@@ -304,7 +311,7 @@ class Farewell:
 
 
 ToDevice = Welcome | Notice | Order | Farewell | SecureMessage | StatisticsRequest
-ToServer = Hello | Progress | Trouble | SecureMessage | StatisticsReport
+ToServer = Hello | Progress | Trouble | SecureMessage | StatisticsReport | UnitReport
 
 
 def read_profile(text: bytes, who: str) -> Profile:

@@ -30,6 +30,7 @@ from attune.common.exchange.messages import (
     ToDevice,
     ToServer,
     Trouble,
+    UnitReport,
     Update,
     UploadTarget,
     Welcome,
@@ -78,6 +79,8 @@ def _device_message(message: ToServer | Beat) -> pb.DeviceMessage:
         case StatisticsReport(id, report_json, refused):
             report = pb.StatisticsReport(id=id, report_json=report_json, refused=refused[:LONGEST_TROUBLE])
             return pb.DeviceMessage(statistics=report)
+        case UnitReport(verdicts):
+            return pb.DeviceMessage(units=pb.UnitReport(verdicts=verdicts))
 
 
 def _read_to_server(data: bytes) -> ToServer | Beat | None:
@@ -98,6 +101,8 @@ def _read_to_server(data: bytes) -> ToServer | Beat | None:
         case "statistics":
             report = message.statistics
             return StatisticsReport(report.id, report.report_json, clean(report.refused, LONGEST_TROUBLE))
+        case "units":
+            return UnitReport(dict(message.units.verdicts))
     return None
 
 

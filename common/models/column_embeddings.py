@@ -5,6 +5,7 @@ B samples, F features, P of them plain numbers, D width of a token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -15,7 +16,7 @@ MOST_WIDTH = 50
 
 def width_for(values: int) -> int:
     """Return the width of the vectors for a category: 1.6 n^0.56, at most 50 (the rule of the library fastai)."""
-    return min(MOST_WIDTH, round(1.6 * values**0.56))
+    return min(MOST_WIDTH, round(1.6 * math.pow(values, 0.56)))
 
 
 class ColumnEmbeddings(nn.Module):
@@ -31,16 +32,18 @@ class ColumnEmbeddings(nn.Module):
         super().__init__()
         self.places = [int(place) for place in embedded]
         self.plain = [place for place in range(features) if place not in self.places]
-        self.tables = nn.ModuleList(nn.Embedding(values, width or width_for(values)) for values in embedded.values())
-        for table in self.tables:
-            nn.init.normal_(table.weight, std=table.weight.shape[1] ** -0.5)
-        self.width = len(self.plain) + sum(table.weight.shape[1] for table in self.tables)
+        tables = [nn.Embedding(values, width or width_for(values)) for values in embedded.values()]
+        for table in tables:
+            nn.init.normal_(table.weight, std=float(table.embedding_dim) ** -0.5)
+        self.tables = nn.ModuleList(tables)
+        self.most = [table.num_embeddings - 1 for table in tables]
+        self.width = len(self.plain) + sum(table.embedding_dim for table in tables)
 
     def vectors(self, x_BF: Tensor) -> list[Tensor]:
         """Return the vectors of each index, (B, width). An index outside its table counts as the last value, `missing`."""
         return [
-            table(x_BF[:, place].long().clamp(0, table.weight.shape[0] - 1))
-            for place, table in zip(self.places, self.tables, strict=True)
+            table(x_BF[:, place].long().clamp(0, most))
+            for place, table, most in zip(self.places, self.tables, self.most, strict=True)
         ]
 
     def forward(self, x_BF: Tensor) -> Tensor:

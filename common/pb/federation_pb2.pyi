@@ -56,20 +56,35 @@ class Certificate(_message.Message):
     def __init__(self, certificate_pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
 
 class DeviceMessage(_message.Message):
-    __slots__ = ("hello", "progress", "trouble", "beat", "secure", "statistics")
+    __slots__ = ("hello", "progress", "trouble", "beat", "secure", "statistics", "units")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     SECURE_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     progress: Progress
     trouble: Trouble
     beat: Beat
     secure: SecureMessage
     statistics: StatisticsReport
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., secure: _Optional[_Union[SecureMessage, _Mapping]] = ..., statistics: _Optional[_Union[StatisticsReport, _Mapping]] = ...) -> None: ...
+    units: UnitReport
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., secure: _Optional[_Union[SecureMessage, _Mapping]] = ..., statistics: _Optional[_Union[StatisticsReport, _Mapping]] = ..., units: _Optional[_Union[UnitReport, _Mapping]] = ...) -> None: ...
+
+class UnitReport(_message.Message):
+    __slots__ = ("verdicts",)
+    class VerdictsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    verdicts: _containers.ScalarMap[str, str]
+    def __init__(self, verdicts: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("every_s",)

@@ -138,6 +138,10 @@ class DeviceCommands(ExtensibleGroup):
     help="statistics: sums of targets, and of columns that meta.json wants scaled over the federation, and class shares.",
 )  # fmt: skip
 @click.option(
+    "--units", type=click.Choice(["all", "none"]), default="all", show_default=True,
+    help="Tell the server by a word whether columns of a table fit the ranges of its schema.",
+)  # fmt: skip
+@click.option(
     "--min-devices", type=click.IntRange(3), metavar="N",
     help="Take part only where the server learns sums of at least N devices' updates.",
 )  # fmt: skip
@@ -176,7 +180,7 @@ def _train(given: dict[str, Any]) -> None:
     from attune.fedclient.resource_limits import ResourceLimits
 
     hooks = Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
-    same = ("server", "home", "name", "device", "threads", "keep", "baseline", "stay", "label", "authority", "signer")
+    same = ("server", "home", "name", "device", "threads", "keep", "baseline", "stay", "label", "authority", "signer", "units")
     client = Client(
         data=Path(given["data"][0]),
         model=given["allow_models"],

@@ -25,6 +25,7 @@ def describe(table: Path, out: Path | None, **given: Any) -> None:
     from attune.fedclient.data.describe import describe as propose
     from attune.fedclient.data.source import missing_words
     from attune.fedclient.data.table import read_table
+    from attune.fedclient.data.table_encoder import TableEncoder
     from attune.fedclient.data.units import unit_verdicts
 
     options = read_options(given)
@@ -41,7 +42,7 @@ def describe(table: Path, out: Path | None, **given: Any) -> None:
     for warning in proposal.warnings:
         click.echo(f"warning: {clean(warning)}")
     if options.schema is not None:
-        for name, verdict in unit_verdicts(read, options.schema).items():
+        for name, verdict in unit_verdicts(TableEncoder(options.schema).encode(read).x, options.schema).items():
             click.echo(f"unit of {clean(name)}: {verdict}")
     if out is not None:
         check_file(out)

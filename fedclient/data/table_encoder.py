@@ -164,7 +164,7 @@ def _feature(feature: Feature, column: Column, values: Floats) -> Floats:
     if feature.role == "missing":
         return np.isnan(values).astype(np.float64)
     if feature.role == "index":
-        return np.nan_to_num(values, nan=len(column.values) + 1)
+        return np.asarray(np.nan_to_num(values, nan=len(column.values) + 1), dtype=np.float64)
     place = column.values.index(feature.value) if feature.role == "value" else len(column.values)
     return (values == place).astype(np.float64)
 

@@ -1,39 +1,52 @@
-"""Comparison of a table's units with the usual ranges of a schema. The device computes it, and tells a word for each column."""
+"""Comparison of a table's units with the usual ranges of a schema. The device computes it, and tells a word for each column.
+
+N samples, F features.
+"""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from attune.common.schema import Schema
-from attune.fedclient.data.table import DataTable
-from attune.fedclient.data.table_encoder import TableEncoder
+from attune.common.schema import Schema, UnitVerdict
+from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.shard import Shard
 
-Verdict = Literal["fits", "factor 10", "factor 2.54", "differs"]
 _FEWEST = 10  # values; with fewer nothing is said
 _FITTING = 0.9  # share of values that must lie in the range
 _MARGIN = 0.25  # of the range's width, added at both ends
-_FACTORS: dict[Verdict, tuple[float, ...]] = {"factor 10": (10, 100, 1000), "factor 2.54": (2.54,)}
+_FACTORS: dict[UnitVerdict, tuple[float, ...]] = {"factor 10": (10, 100, 1000), "factor 2.54": (2.54,)}
 
 
-def unit_verdicts(table: DataTable, schema: Schema) -> dict[str, Verdict]:
-    """Return a verdict for each column that has a range in the schema and enough values in the table.
+def units_of_shard(shard: Shard) -> dict[str, UnitVerdict]:
+    """Return the verdicts on a shard that was made by a schema. What was filled in does not count, where features tell it."""
+    if shard.schema is None:
+        return {}
+    x = np.concatenate([shard.train_x, shard.test_x])
+    return unit_verdicts(x, shard.schema)
+
+
+def unit_verdicts(x: Array, schema: Schema) -> dict[str, UnitVerdict]:
+    """Return a verdict for each column that has a range in the schema and enough values in the features, (N, F).
 
     `factor 10` stands for 10, 100 and 1000, and for their inverse; so does `factor 2.54` for both directions.
     """
-    x = TableEncoder(schema).encode(table).x
-    verdicts: dict[str, Verdict] = {}
-    for at, feature in enumerate(schema.features()):
-        column = schema.columns[feature.column]
-        values = x[~np.isnan(x[:, at]), at].astype(np.float64)
-        if feature.role == "number" and column.range is not None and len(values) >= _FEWEST:
-            verdicts[feature.column] = verdict_of(values, column.range)
+    places = {(feature.column, feature.role): at for at, feature in enumerate(schema.features())}
+    verdicts: dict[str, UnitVerdict] = {}
+    for (name, role), at in places.items():
+        usual = schema.columns[name].range
+        if role != "number" or usual is None:
+            continue
+        values = x[:, at].astype(np.float64)
+        known = ~np.isnan(values)
+        if (gap := places.get((name, "missing"))) is not None:
+            known &= x[:, gap] == 0
+        if known.sum() >= _FEWEST:
+            verdicts[name] = verdict_of(values[known], usual)
     return verdicts
 
 
-def verdict_of(values: npt.NDArray[np.float64], usual: tuple[float, float]) -> Verdict:
+def verdict_of(values: npt.NDArray[np.float64], usual: tuple[float, float]) -> UnitVerdict:
     """Return whether values, (N,), lie in the usual range, or would if a factor of a common mistake were divided out."""
     if _fits(values, usual):
         return "fits"

@@ -26,6 +26,7 @@ from attune.common.exchange.messages import (
     StatisticsReport,
     ToServer,
     Trouble,
+    UnitReport,
     Update,
     UploadTarget,
     Welcome,
@@ -309,7 +310,7 @@ class GrpcLink:
     def trouble(self, order_id: str, reason: str) -> None:
         self._tell(Trouble(order_id, reason))
 
-    def answer(self, message: SecureMessage | StatisticsReport) -> None:
+    def answer(self, message: SecureMessage | StatisticsReport | UnitReport) -> None:
         self._tell(message)
 
     async def decline(self, reason: str) -> None:

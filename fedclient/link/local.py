@@ -12,7 +12,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from attune.common.errors import Unreachable
-from attune.common.exchange.messages import Hello, SecureMessage, StatisticsReport, ToDevice, Update, UploadTarget, Welcome
+from attune.common.exchange.messages import (
+    Hello,
+    SecureMessage,
+    StatisticsReport,
+    ToDevice,
+    UnitReport,
+    Update,
+    UploadTarget,
+    Welcome,
+)
 from attune.common.identity.certificates import (
     AUTHORITY,
     CLIENT,
@@ -132,8 +141,8 @@ class LocalLink:
     def trouble(self, order_id: str, reason: str) -> None:
         self._say(order_id, reason)
 
-    def answer(self, message: SecureMessage | StatisticsReport) -> None:
-        if self.open.is_set() and isinstance(message, SecureMessage):  # no operator asks for statistics within a process
+    def answer(self, message: SecureMessage | StatisticsReport | UnitReport) -> None:
+        if self.open.is_set() and isinstance(message, SecureMessage):  # within a process there is no operator
             self._server.secure(self.name, message)
 
     @cached_property

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import NoReturn, Protocol
 
 from attune.common.errors import CertificateRefused, FingerprintMismatch, HomeMismatch, NotEnrolled, SettingError
-from attune.common.exchange.messages import Hello, SecureMessage, StatisticsReport, Update, UploadTarget
+from attune.common.exchange.messages import Hello, SecureMessage, StatisticsReport, UnitReport, Update, UploadTarget
 from attune.fedclient.home import Identity
 from attune.fedclient.messages import Event
 
@@ -71,8 +71,8 @@ class Link(Protocol):
         The report is dropped without a stream, because the server sends the order again on the next one.
         """
 
-    def answer(self, message: SecureMessage | StatisticsReport) -> None:
-        """Send a message of secure aggregation, or statistics.
+    def answer(self, message: SecureMessage | StatisticsReport | UnitReport) -> None:
+        """Send a message of secure aggregation, statistics, or verdicts on units.
 
         It is dropped without a stream, because the server asks again on the next one.
         """

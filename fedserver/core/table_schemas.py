@@ -9,9 +9,10 @@ import msgspec
 
 from attune.common.classes import look, look_alikes
 from attune.common.errors import AttuneError, SettingError, ShapeMismatch
-from attune.common.plan import Profile
+from attune.common.plan import FEWEST, Profile
 from attune.common.schema import EMBEDDED_FROM, MAX_VALUES, ROLES, Column, Missing, Schema, name_and_unit
 from attune.common.text import clean, listed
+from attune.fedserver.core.fleet_statistics import FleetStatistics
 
 _SHOWN = 5
 COMMON = "a site lacks it"
@@ -53,6 +54,19 @@ def merge_proposals(proposals: Mapping[str, Schema], edits: Mapping[str, Column]
             f"{many} between the sites' tables. Change the tables, or describe the columns in a TOML file with sections "
             "[data.columns.NAME]:\n" + "\n".join(clean(line) for line in conflicts)
         )
+    return Schema.of(columns)
+
+
+def with_ranges(schema: Schema, statistics: FleetStatistics) -> Schema:
+    """Return the schema with the usual range of each number that has none, by quantiles of at least FEWEST devices."""
+    columns = dict(schema.columns)
+    for name, column in schema.columns.items():
+        given = statistics.columns.get(name)
+        if column.kind != "number" or column.range is not None or given is None or given.devices < FEWEST:
+            continue
+        values = (given.quantiles or {}).values()
+        if values and min(values) < max(values):
+            columns[name] = msgspec.structs.replace(column, range=(min(values), max(values)))
     return Schema.of(columns)
 
 

@@ -13,6 +13,8 @@ from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingErro
 from attune.common.exchange.messages import Hello, Notice, SecureMessage, read_profile
 from attune.common.plan import Profile
 from attune.common.protocol import EMBEDDING, LOCAL_SCALE, NOISE, SPENT
+from attune.common.schema import UNIT_VERDICTS
+from attune.common.text import listed
 from attune.fedserver.core import data_form
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import scale as scales
@@ -268,6 +270,22 @@ class Members:
         except UpdateRefused as refusal:
             if self._is_written(name, str(refusal)):
                 LOG.warning("%s takes no part in secure aggregation: %s", name, refusal, extra={"device": name})
+
+    async def units(self, name: str, verdicts: Mapping[str, str]) -> None:
+        """Show the operator which columns of a device do not fit the ranges of the schema. Unknown words are ignored."""
+        plan = self._coordinator.plan
+        columns = {} if plan is None or plan.schema is None else plan.schema.columns
+        ranged = {column for column in columns if columns[column].range is not None}
+        odd = {column: verdict for column, verdict in verdicts.items() if column in ranged and verdict in UNIT_VERDICTS[1:]}
+        if odd:
+            named = listed([f"{column} ({verdict})" for column, verdict in sorted(odd.items())])
+            text = f"columns do not fit the schema's ranges, maybe by their unit: {named}"
+            if self._is_written(name, text):
+                LOG.warning("%s: %s", name, text, extra={"device": name})
+                await self._coordinator.turn(self._noted, name, text)
+
+    async def _noted(self, name: str, text: str) -> None:
+        await self._update(name, note=text[:MAX_NOTE])
 
     def _is_written(self, name: str, text: str) -> bool:
         return self._budget.allows(name, text, self._clock.monotonic())

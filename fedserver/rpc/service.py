@@ -18,6 +18,7 @@ from attune.common.exchange.messages import (
     SecureMessage,
     StatisticsReport,
     Trouble,
+    UnitReport,
     Update,
 )
 from attune.common.exchange.protobuf import CONNECT, ENROL, FEDERATION, RENEW, SUBMIT
@@ -164,6 +165,8 @@ class FederationService:
                         self._members.secure(stream.name, message)
                     case StatisticsReport():
                         self._survey.answered(stream.name, message)
+                    case UnitReport(verdicts):
+                        await self._members.units(stream.name, verdicts)
                     case Progress(order_id, done):
                         await self._members.progress(stream.name, order_id, done)
                     case Beat() if watching is None:  # an older device does not beat, and is not watched

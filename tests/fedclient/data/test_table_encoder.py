@@ -16,7 +16,7 @@ from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.data.table import DataTable, read_table
 from attune.fedclient.data.table_encoder import TableEncoder
-from attune.fedclient.data.units import verdict_of
+from attune.fedclient.data.units import unit_verdicts, verdict_of
 from attune.fedclient.read_options import ReadOptions
 
 ROWS = 40
@@ -184,3 +184,12 @@ def test_a_profile_without_schema_has_the_bytes_that_it_had(tmp_path: Path) -> N
 def test_units_are_told_by_one_word(factor: float, verdict: str) -> None:
     heights = np.random.default_rng(0).normal(172, 9, 200)
     assert verdict_of(heights * factor, (150, 195)) == verdict
+
+
+def test_units_of_a_column_that_is_not_there_are_not_told() -> None:
+    schema = {"h": Column("number", range=(150, 195), missing="indicator"), "w": Column("number", range=(40, 120))}
+    whole = Schema.of(schema)
+    x = TableEncoder(whole).encode(table(w=[0.4 + 0.05 * n for n in range(12)])).x
+    assert unit_verdicts(x, whole) == {"w": "factor 10"}
+    filled = np.nan_to_num(x, nan=170.0)  # as a shard has it
+    assert unit_verdicts(filled, whole) == {"w": "factor 10"}

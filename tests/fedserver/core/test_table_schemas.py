@@ -9,8 +9,9 @@ from attune.common.errors import SettingError, ShapeMismatch
 from attune.common.plan import DataSettings, Profile
 from attune.common.schema import Column, Schema
 from attune.fedserver.core import data_form
+from attune.fedserver.core.fleet_statistics import ColumnStatistics, FleetStatistics
 from attune.fedserver.core.planning import make_plan, resolve
-from attune.fedserver.core.table_schemas import merge_proposals, united
+from attune.fedserver.core.table_schemas import merge_proposals, united, with_ranges
 
 LABEL = {"ill": Column("label")}
 AGE = {"age": Column("number")}
@@ -134,3 +135,13 @@ def test_a_device_that_proposes_many_times_the_usual_features_is_refused_by_name
     assert set(refused) == {"eve"} and "data.columns" in str(refused["eve"])
     fakes = {f"fake{number}": flood for number in range(8)}
     assert set(data_form.too_many_features({"ada": usual, "bob": usual, **fakes}, dict.fromkeys(fakes, "stolen"))) == set(fakes)
+
+
+def test_ranges_are_those_of_five_devices_or_more() -> None:
+    quantiles = {"0.01": 18.0, "0.99": 90.0}
+    merged = merge_proposals({"kiel": site(h=Column("number", range=(1, 2)))})
+    many, few = (ColumnStatistics(devices, rows=100, quantiles=quantiles) for devices in (5, 4))
+    assert with_ranges(merged, FleetStatistics(5, {}, columns={"age": many, "h": many})).columns == merged.columns | {
+        "age": Column("number", range=(18.0, 90.0))
+    }
+    assert with_ranges(merged, FleetStatistics(5, {}, columns={"age": few})) == merged
