@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-DEAREST = 200  # number of tests in the list
+DEAREST = 40  # number of tests in the list
 PROPERTY = "processor_s"
 TICKS = os.sysconf("SC_CLK_TCK")
 OPEN = io.open  # kept here, because tests replace the usual one
