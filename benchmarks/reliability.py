@@ -127,14 +127,14 @@ def idle(work: Path, devices: int) -> dict[str, float]:
     bench = Bench(work, devices, (*MLR, "--min-clients", str(devices + 1)))
     with ExitStack() as stack:
         server = stack.enter_context(bench.server())
-        before = _steady_bytes(server.process.pid)  # torch is imported beside the first calls
+        before = steady_bytes(server.process.pid)  # torch is imported beside the first calls
         stack.enter_context(bench.fleet())
         bench.connected(server)
-        after = _steady_bytes(server.process.pid)
+        after = steady_bytes(server.process.pid)
     return {"idle_device_kib": (after - before) / devices / 1024}
 
 
-def _steady_bytes(pid: int) -> int:
+def steady_bytes(pid: int) -> int:
     """Return a process's memory once it has been the same, to a hundredth, for three seconds."""
     seen: list[int] = []
     while len(seen) < STEADY_LOOKS or max(seen[-STEADY_LOOKS:]) > 1.01 * min(seen[-STEADY_LOOKS:]):

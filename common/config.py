@@ -229,7 +229,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Blobs of up to this size in all travel within an order or an update, without a transfer of their own. 0: none.
     inline_bytes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1 << 16
     # Pace of beats: a silent side sends one every half of this. A side that is silent for twice this is gone, during a
-    # transfer for 15 times this.
+    # transfer for 15 times this. Beside more than 200 devices it is slower, up to 60 s.
     keepalive_s: Positive = 2.0
     # A connection that has made no call for this time is closed.
     handshake_s: Positive = 10.0

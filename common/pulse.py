@@ -36,6 +36,11 @@ class Pulse:
     def paced(self) -> bool:
         return self._tick_s > 0
 
+    @property
+    def every_s(self) -> float:
+        """The pace in seconds; 0 without one."""
+        return self._tick_s * TICKS_A_PACE
+
     def set_pace(self, every_s: float) -> None:
         """Set the pace in seconds, which the server decides (server.keepalive_s)."""
         self._tick_s = max(every_s, LEAST_PACE_S) / TICKS_A_PACE

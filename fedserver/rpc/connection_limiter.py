@@ -22,6 +22,7 @@ from attune.fedserver.rpc.unread_bytes import Peer, Traffic, UnreadBytes, traffi
 
 DESCRIPTORS = Path("/dev/fd")
 LOOK_S, BUSY_S = 0.5, 0.05  # between looks; and after one that found connections beyond a bound
+LOOKING = 0.05  # share of the time for looks, unless a bound is reached: 10,000 connections take a tenth of a second
 FEWEST_AN_ADDRESS = 16  # the smallest bound on the unfinished connections of one address
 CONNECTIONS_A_CALLER = 8
 SEVERAL, WITHIN_S = 3, 60.0  # connections without a call that end within this time: fewer are a look whether the port is open

@@ -31,7 +31,7 @@ from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.rpc.blob_service import BlobService
-from attune.fedserver.rpc.connection_limiter import BUSY_S, LOOK_S, Bounds, ConnectionLimiter, shut
+from attune.fedserver.rpc.connection_limiter import BUSY_S, LOOK_S, LOOKING, Bounds, ConnectionLimiter, shut
 from attune.fedserver.rpc.health import Health, watch
 from attune.fedserver.rpc.service import DevicePulses, FederationService
 from attune.fedserver.stores.uploads import Uploads
@@ -113,14 +113,14 @@ class GrpcServer:
         pause_s = LOOK_S
         while True:
             await asyncio.sleep(pause_s)
-            begun = self._registrar.tls.handshakes
+            begun, started = self._registrar.tls.handshakes, time.monotonic()
             try:
-                look = self._connections.look(self._port, time.monotonic())
+                look = self._connections.look(self._port, started)
             except OSError as error:  # no descriptor is left to look with
                 self._coordinator.troubles.set(DOOR, str(error.strerror))
                 continue
             self._coordinator.troubles.clear(DOOR)
-            pause_s = BUSY_S if look.flooded else LOOK_S
+            pause_s = BUSY_S if look.flooded else max(LOOK_S, (time.monotonic() - started) / LOOKING)
             for address, number in shut(look.too_long).items():
                 self._refusals.tell(
                     HANDSHAKE, f"{number} connections that had not finished the handshake were dropped", address

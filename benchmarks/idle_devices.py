@@ -1,0 +1,130 @@
+"""Cost of idle devices: processor time and memory of a server to which many enrolled devices are connected that only beat.
+
+    python -m benchmarks.idle_devices benchmarks/results/idle_devices.json 600 2500 10000
+
+The devices are enrolled streams of this process, each with its certificate and its own TLS connection. The server waits for one
+device more, so there is no plan. Memory is private memory above that of the server without devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+
+from attune.common import aio
+from attune.common.exchange.messages import Beat, EnrolRequest, Hello
+from attune.common.exchange.protobuf import CONNECT, ENROL
+from attune.common.identity.client_tls import channel_credentials, channel_options
+from attune.common.identity.credential import Credential, csr_der, new_key
+from attune.common.identity.token import JoinToken
+from attune.common.plan import Profile
+from benchmarks.machine import machine
+from benchmarks.processes import BIN, START_S, running
+from benchmarks.reliability import steady_bytes
+from benchmarks.usage import cpu_s
+
+PROFILE = Profile(kind="tabular", shape=(3,), labels=[0, 1], samples=20, test_samples=5)
+AT_ONCE = 16  # devices that connect at the same time
+SPAN_S = 60.0
+
+
+class IdleDevice:
+    """Enrolled device that connects and beats, and does nothing else."""
+
+    def __init__(self, port: int, token: JoinToken, name: str) -> None:
+        self._port, self._token, self._name = port, token, name
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def enter(self) -> None:
+        """Enrol, open the stream, and wait for the server's first beat."""
+        anchor = self._token.trust_anchor_pem()
+        key = new_key()
+        async with self._channel(anchor, self._token.bootstrap()) as channel:
+            enrol = channel.unary_unary(ENROL.path, ENROL.request.write, ENROL.reply.read)
+            issued = await enrol(EnrolRequest(self._name, csr_der(key, "idle")), wait_for_ready=True, timeout=300)
+        self._open = self._channel(issued.ca_pem, Credential(key, issued.certificate_pem))
+        connect = self._open.stream_stream(CONNECT.path, CONNECT.request.write, CONNECT.reply.read)
+        self._call = connect(wait_for_ready=True)
+        await self._call.write(Hello("idle", msgspec.json.encode(PROFILE)))
+        first = await self._call.read()
+        assert isinstance(first, Beat), first
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._beat(first))]
+
+    async def leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._call.cancel()
+        await self._open.close(None)
+
+    def _channel(self, root_pem: bytes, credential: Credential) -> grpc.aio.Channel:
+        options = [*channel_options(root_pem), ("grpc.enable_retries", 0)]
+        return grpc.aio.secure_channel(f"127.0.0.1:{self._port}", channel_credentials(root_pem, credential), options)
+
+    async def _listen(self) -> None:
+        while await self._call.read() is not grpc.aio.EOF:
+            pass
+
+    async def _beat(self, beat: Beat) -> None:
+        while True:
+            await asyncio.sleep(beat.every_s / 2)
+            await self._call.write(beat)
+
+
+async def measured(port: int, token: JoinToken, pid: int, counts: list[int], empty_bytes: int) -> list[dict[str, Any]]:
+    """Return a row for each number of devices, in ascending order."""
+    gate, rows, devices = asyncio.Semaphore(AT_ONCE), [], list[IdleDevice]()
+
+    async def enter(device: IdleDevice) -> None:
+        async with gate:
+            await device.enter()
+
+    for count in sorted(counts):
+        begun = time.monotonic()
+        more = [IdleDevice(port, token, f"idle{number}") for number in range(len(devices), count)]
+        await asyncio.gather(*map(enter, more))
+        devices += more
+        entered_s = time.monotonic() - begun
+        await asyncio.sleep(SPAN_S / 4)
+        before, at = cpu_s(pid), time.monotonic()
+        await asyncio.sleep(SPAN_S)
+        cores = (cpu_s(pid) - before) / (time.monotonic() - at)
+        memory = await asyncio.to_thread(steady_bytes, pid)
+        row = {
+            "devices": count,
+            "cores": round(cores, 3),
+            "kib_a_device": round((memory - empty_bytes) / count / 1024, 1),
+            "devices_that_entered_a_second": round(len(more) / entered_s, 1),
+        }
+        print(row, flush=True)
+        rows.append(row)
+    await asyncio.gather(*(device.leave() for device in devices))
+    return rows
+
+
+def main(out: Path, counts: list[int]) -> None:
+    """Measure and write the file."""
+    with tempfile.TemporaryDirectory() as work, ExitStack() as stack:
+        flags = ["--method", "fedavg", "--model", "mlr", "--min-clients", str(max(counts) + 1), "--join-uses", str(max(counts))]
+        command = [str(BIN / "fedserver"), "--port", "0", "--host", "127.0.0.1", "--dashboard", "off", *flags]
+        server = stack.enter_context(running("fedserver", command, Path(work)))
+        port = int(server.wait_for(r"listens on 127\.0\.0\.1:(\d+)", START_S)[1])
+        token = JoinToken.parse(server.wait_for(r"--token (\S+)", START_S)[1])
+        pid = server.process.pid
+        rows = aio.run(measured(port, token, pid, counts, steady_bytes(pid)))
+    command = f"python -m benchmarks.idle_devices benchmarks/results/{out.name} {' '.join(map(str, counts))}"
+    result = {"command": command, "machine": machine(), "span_s": SPAN_S, "load": os.getloadavg()[0], "rows": rows}
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), list(map(int, sys.argv[2:])) or [600, 2500])
