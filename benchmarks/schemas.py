@@ -1,7 +1,7 @@
 """Tables by a schema against the same tables encoded by hand: heart disease, School and WISDM, with each model for tables.
 
-`python -m benchmarks.schemas DATA OUT.json [NAME ...]`; DATA is the folder with heart-disease, school and wisdm. A result is
-written as soon as it is there, and what is written is not run again.
+`python -m benchmarks.schemas DATA OUT.json [NAME:MODEL ...]`; DATA is the folder with heart-disease, school and wisdm. A result
+is written as soon as it is there, and what is written is not run again.
 """
 
 from __future__ import annotations
@@ -142,23 +142,23 @@ def score(tables: SiteTables, given: Mapping[str, Any], table: Mapping[str, Any]
     return 100 * float(np.mean([row.accuracy for row in result.table()]))
 
 
-def main(data: Path, out: Path, names: list[str]) -> None:
+def main(data: Path, out: Path, wanted: list[str]) -> None:
     """Run what is not in the file yet."""
-    results: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-    for name in names or SETS:
+    for job in wanted or [f"{name}:{model}" for name in SETS for model in MODELS]:
+        name, _, model = job.partition(":")
         tables = SETS[name](data)
         with tempfile.TemporaryDirectory() as folder:
             paths = write_tables(tables, Path(folder))
             for seed in SEEDS:
-                for model in MODELS:
-                    key = f"{name} {model} {seed}"
-                    if key in results:
-                        continue
-                    by_hand = score(tables, arrays(tables), {"missing": "median"}, model, seed)
-                    by_schema = score(tables, paths, {"schema": tables.schema}, model, seed)
-                    results[key] = {"by_hand": round(by_hand, 2), "by_schema": round(by_schema, 2)}
-                    out.write_text(json.dumps(results, indent=1) + "\n")
-                    print(key, results[key], flush=True)
+                results: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+                key = f"{name} {model} {seed}"
+                if key in results:
+                    continue
+                by_hand = score(tables, arrays(tables), {"missing": "median"}, model, seed)
+                by_schema = score(tables, paths, {"schema": tables.schema}, model, seed)
+                results[key] = {"by_hand": round(by_hand, 2), "by_schema": round(by_schema, 2)}
+                out.write_text(json.dumps(results, indent=1) + "\n")
+                print(key, results[key], flush=True)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def _feature(feature: Feature, column: Column, values: Floats) -> Floats:
     if feature.role == "index":
         return np.asarray(np.nan_to_num(values, nan=len(column.values) + 1), dtype=np.float64)
     place = column.values.index(feature.value) if feature.role == "value" else len(column.values)
-    return (values == place).astype(np.float64)
+    return np.asarray(values == place, dtype=np.float64)
 
 
 def value_of(cell: Any) -> str:
