@@ -20,14 +20,17 @@ from attune.fedclient.table_options import read_options, table_options
 )  # fmt: skip
 def describe(table: Path, out: Path | None, **given: Any) -> None:
     """Propose a schema of a table: the kind of each column, with warnings. Nothing leaves this machine."""
+    from attune.common.errors import SettingError
     from attune.common.schema_file import write_schema
     from attune.common.text import aligned, clean
     from attune.fedclient.data.describe import describe as propose
     from attune.fedclient.data.source import missing_words
-    from attune.fedclient.data.table import read_table
+    from attune.fedclient.data.table import SUFFIXES, may_be_table, read_table
     from attune.fedclient.data.table_encoder import TableEncoder
     from attune.fedclient.data.units import unit_verdicts
 
+    if not may_be_table(table):
+        raise SettingError(f"{table} is no table: describe takes {', '.join(SUFFIXES)}")
     options = read_options(given)
     read = read_table(table, missing_words(options))
     proposal = propose(read, options)

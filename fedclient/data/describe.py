@@ -80,6 +80,8 @@ def describe(table: DataTable, options: ReadOptions = PLAIN) -> Proposal:
             described = DescribedColumn(Column("identifier"), (f"{name} only numbers the rows",))
         columns[name] = described.column
         warnings += described.warnings
+    if not any(column.kind == "label" for column in columns.values()):
+        warnings.append("no column is the label: say --label NAME")
     warnings += _same_as_label(table, columns)
     return Proposal(Schema.of(columns), tuple(warnings))
 

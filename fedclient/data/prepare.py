@@ -163,6 +163,11 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
     Raises:
         ShardError: The plan's training is private, and the scaling would tell of this device's samples.
     """
+    if plan.is_private and shard.schema is not None:
+        raise ShardError(
+            f"the table of shard {shard.name} is read by a schema, which fills missing values with this device's medians: they "
+            "would tell of its samples, and this federation trains with privacy.unit. Use a table of numbers without a schema"
+        )
     if plan.is_private and shard.fill is not None:
         raise ShardError(
             f"shard {shard.name} fills missing values with its own medians, which would tell of its samples: this federation "
