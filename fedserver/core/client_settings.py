@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from attune.common.config import PrivacySettings, RoundSettings, ServerSettings
+from attune.common.config import PrivacySettings, RoundSettings, ServerSettings, TrainSettings
 from attune.common.errors import SettingError
 from attune.common.methods.method import ConfiguredMethod, Method
 from attune.common.methods.settings.aggregators import MeanSettings
@@ -33,7 +33,13 @@ def client_defaults(privacy: PrivacySettings, method: Method) -> dict[str, Any]:
     return {"method": {"bound_change": 0.0, "bound_samples": 0.0}, "round": {"take_back": 0.0}}
 
 
-def check_client(privacy: PrivacySettings, configured: ConfiguredMethod, rounds: RoundSettings, server: ServerSettings) -> None:
+def check_client(
+    privacy: PrivacySettings,
+    configured: ConfiguredMethod,
+    rounds: RoundSettings,
+    server: ServerSettings,
+    train: TrainSettings,
+) -> None:
     """Check what client-level privacy cannot be combined with.
 
     Raises:
@@ -59,6 +65,7 @@ def check_client(privacy: PrivacySettings, configured: ConfiguredMethod, rounds:
         f"method.robust: {single}": values["robust"] != "none",
         "server.max_update_norm: changes are clipped, and a refusal tells their norm": server.max_update_norm > 0,
         "round.take_back: it looks at losses of single devices": rounds.take_back > 0,
+        "train.finish_stop: the likelihoods of all devices choose what each is told": train.finish_stop == "fleet",
         "round.adapt_rounds: newcomers' rounds have no noise": rounds.adapt_rounds > 0,
         'round.train = "all": each round must start from what the server serves': rounds.train == "all",
         f"round.quorum: {draw}": rounds.quorum > 0,

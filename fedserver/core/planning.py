@@ -137,11 +137,11 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     transforms = {**full.get("transforms", {}), **transform_of(privacy, configured)}
     server = convert(ServerSettings, full.get("server", {}), "server.")
     check_embedding(configured, rounds)
-    check_client(privacy, configured, rounds, server)
     encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
     encodings.check_here()
     encodings.check_combinations(configured.aggregators, server.max_update_norm)
     train = convert(TrainSettings, full.get("train", {}), "train.")
+    check_client(privacy, configured, rounds, server, train)
     check_private(configured, train, privacy)
     return ResolvedSettings(
         configured=configured,

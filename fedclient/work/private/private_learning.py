@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 from torch import Tensor
 
+from attune import DISTRIBUTION
 from attune.common import homes
 from attune.common.errors import LimitExceeded, SettingError
 from attune.common.methods.private_training import check_private, steps_per_order
@@ -16,6 +19,7 @@ from attune.common.methods.registry import configured_on_device
 from attune.common.plan import Plan
 from attune.common.privacy.noise import SECRET_BYTES, key_of
 from attune.common.seeds import derive
+from attune.common.wire.digest import digest_of
 from attune.common.wire.files import digest_of_tensors
 from attune.fedclient.work.private.ledger import PrivacyLedger
 from attune.fedclient.work.private.noisy_metrics import check_countable
@@ -35,6 +39,7 @@ class PrivateLearning:
         plan: A plan with `privacy.unit`.
         ledger: The ledger of the data.
         samples: Training samples.
+        digest: Digest of the data.
         groups: Number of each sample's group, (N,); None: the shard has none.
         metrics: The metrics of its orders leave with noise.
         seed: Of a simulation whose rounds repeat their noise, whatever their inputs.
@@ -49,6 +54,7 @@ class PrivateLearning:
         ledger: PrivacyLedger,
         samples: int,
         groups: Tensor | None,
+        digest: str = "",
         metrics: bool = False,
         seed: bytes | None = None,
     ) -> None:
@@ -64,6 +70,11 @@ class PrivateLearning:
             raise SettingError("this device has no training samples: it cannot train with noise")
         self._privacy, self._ledger, self._seed = plan.privacy, ledger, seed
         self._groups = groups if plan.privacy.unit == "group" else None
+        # The same noise on other data or with other settings would be taken off by comparing the updates.
+        numbers = {} if groups is None else {"groups": groups}
+        self._inputs = "/".join(
+            [version(DISTRIBUTION), digest, digest_of(msgspec.json.encode(plan)), digest_of_tensors(numbers)]
+        )
         self._steps = steps_per_order(configured, plan.train, samples)
         rate = rate_of(samples, plan.train.batch_size)
         self.run = ledger.begin(f"{plan.federation}/{plan.run}", plan.privacy, rate, self._steps, metrics)
@@ -101,7 +112,8 @@ class PrivateLearning:
         Raises:
             BudgetSpent: The budget does not allow another order.
         """
-        inputs = "/".join([*sorted(order.trains), digest_of_tensors(_by_name(start)), digest_of_tensors(_by_name(received))])
+        tensors = [digest_of_tensors(_by_name(start)), digest_of_tensors(_by_name(received))]
+        inputs = "/".join([self._inputs, *sorted(order.trains), *tensors])
         key = self._ledger.charge(self.run, order.id, inputs, started)
         if self._seed is not None:
             key = key_of(self._seed, order.round, *sorted(order.trains))
@@ -132,7 +144,7 @@ def private_learning(
     else:
         ledger = PrivacyLedger.of_data(homes.root() / FOLDER, options.data, digest, options.privacy.new_data)
     repeated = None if seed is None else key_of(str(derive(seed, "privacy")).encode(), name)
-    learning = PrivateLearning(plan, ledger, samples, groups, noisy, repeated)
+    learning = PrivateLearning(plan, ledger, samples, groups, digest, noisy, repeated)
     if options.privacy.epsilon is not None:
         learning.check_limits(options.privacy.epsilon)
     return learning

@@ -67,6 +67,7 @@ def settings(**given: Any) -> Any:
         ({"privacy.secure_aggregation": True}, "(privacy.secure_aggregation|round.min_clients)"),
         ({"privacy.devices": 0}, "needs privacy.devices"),
         ({"privacy.devices": 9}, "round.clients = 10 is more than privacy.devices = 9"),
+        ({"train.finish": "auto", "train.finish_stop": "fleet"}, "train.finish_stop: the likelihoods of all devices choose"),
         ({"privacy.noise": None}, "needs privacy.epsilon or privacy.noise"),
     ],
 )

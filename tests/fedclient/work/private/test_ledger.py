@@ -6,12 +6,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
-from attune.common.config import PrivacySettings
+from attune.common.config import PrivacySettings, TrainSettings
 from attune.common.errors import HomeMismatch
+from attune.common.exchange.messages import Order
+from attune.common.plan import Profile
 from attune.common.privacy.accountant import NoisySteps, epsilon_of
 from attune.fedclient.work.private.ledger import BudgetSpent, PrivacyLedger, RunCharges
+from attune.fedclient.work.private.private_learning import PrivateLearning
+from attune.fedserver.core.planning import make_plan, resolve
 
+PROFILE = Profile("tabular", (6,), [0, 1], 60, 20)
 ASKED = PrivacySettings(unit="example", epsilon=4.0, orders=3)
 
 
@@ -48,6 +54,23 @@ def test_the_same_order_repeats_its_noise_for_nothing_and_another_is_charged(tmp
     assert len({first, *others}) == 3
     assert len(begun(ledger(tmp_path)).attempts) == 3
     assert PrivacyLedger.in_memory(b"x" * 32).begin("f/", ASKED, 0.1, 20).attempts == []
+
+
+@pytest.mark.parametrize("changed", ["plan", "data", "groups"])
+def test_an_order_that_starts_again_on_other_data_or_settings_has_other_noise(changed: str, tmp_path: Path) -> None:
+    """Two updates with the same noise would show in their difference what differs between the data, or the noise itself."""
+    plan = make_plan(resolve({"privacy": {"unit": "group", "noise": 2.0}}), {"a": PROFILE}, "f")
+    groups, order = torch.arange(60) // 2, Order("train-1-a", 1, "train")
+    kept = ledger(tmp_path)
+    keys = []
+    for is_changed in (False, True, False):
+        now = is_changed and changed
+        asked = msgspec.structs.replace(plan, train=TrainSettings(lr=0.5)) if now == "plan" else plan
+        numbers = groups.flip(0) if now == "groups" else groups
+        learning = PrivateLearning(asked, kept, 60, numbers, "sha256:2" if now == "data" else "sha256:1")
+        keys.append(learning.order_noise(order, {}, {}, 0).key)
+    assert keys[0] == keys[2] != keys[1]
+    assert len(begun(ledger(tmp_path)).attempts) == 0 and len(learning.run.attempts) == 2
 
 
 def test_another_device_has_other_noise_for_the_same_order(tmp_path: Path) -> None:
