@@ -163,7 +163,18 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     # Number of rounds. After the last one the federation is done.
     rounds: Count = 40
-    # Devices sampled for a round. 0, or more than are connected: all of them.
+    # buffered: devices train without waiting for one another, and each `round.buffer` updates make the next state
+    # (docs/operations/rounds.md#buffered-rounds).
+    mode: Literal["synchronous", "buffered"] = "synchronous"
+    # Updates that make the next state, if rounds are buffered.
+    buffer: Count = 10
+    # Exponent a of the weight (1 + s)^-a of an update, if rounds are buffered. s is its staleness: how many states are newer
+    # than the one from which its training began.
+    staleness: NonNegative = 0.5
+    # Largest staleness of an update that counts, if rounds are buffered. 0: no limit.
+    max_staleness: CountOrZero = 20
+    # Devices sampled for a round; in buffered rounds, devices that train at the same time. 0, or more than are connected: all
+    # of them.
     clients: CountOrZero = 0
     # Devices that must be connected before the plan is made and before each round starts.
     min_clients: Count = 2

@@ -130,7 +130,8 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     plugins: dict[str, str] = {}  # distribution -> version of each package whose code devices run
     transforms: dict[str, dict[str, Any]] = {}  # name -> settings, of each transform on updates beyond the usual ones
     device_transforms: list[str] = []  # those of them that devices run
-    returns: dict[str, Literal["values", "change"]] = {}  # what devices hand in of a part whose aggregator is a plug-in
+    # What devices hand in of a part whose aggregator is a plug-in; of shared parts in buffered rounds, always "change".
+    returns: dict[str, Literal["values", "change"]] = {}
     privacy: PrivacySettings | None = None  # None: all settings of [privacy] have their defaults
     expected_devices: int = 0  # client-level privacy: devices that a round draws on average, by which sums are divided
     schema: Schema | None = None  # of a table: by which every device makes its samples

@@ -16,6 +16,7 @@ PER_PART = "per-part"  # a device that lists this can write each part in its own
 CHANGE = "change"  # a device that lists this accepts a served value as a change from what it holds (BlobRef.smaller)
 EMPTY = "empty"  # a device that lists this has nothing left of the run: it asks for the model after the end, too
 LOCAL_SCALE = "local-scale"  # a device that lists this standardises by its own statistics where the plan has no scale
+SHARED_CHANGE = "shared-change"  # a device that lists this hands in changes of shared parts where the plan asks for them
 NOISE = "noise"  # a device that lists this trains with noise where the plan asks for it (Plan.privacy)
 STATISTICS = "statistics"  # a device that lists this answers questions for statistics of its data, if only with a refusal
 EMBEDDING = "embedding"  # a device that lists this keeps its embedding, and hands in gradients of the hypernetwork
@@ -25,6 +26,7 @@ SPOKEN = (
     PER_PART,
     LOCAL_SCALE,
     NOISE,
+    SHARED_CHANGE,
     STATISTICS,
     EMBEDDING,
     *([CHANGE] if PACKED in ENCODINGS else []),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attune.common.errors import AttuneError, FederationFailed
+from attune.common.errors import AttuneError, FederationFailed, SettingError
 from attune.common.protocol import SPENT
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.console import Console
@@ -35,6 +35,7 @@ from attune.fedserver.stores.uploads import Uploads
 from attune.fedserver.web.serving import PageAddress
 from attune.simulation.in_process import CohortWorker, InlineWorker, InProcessServer
 from attune.simulation.progress import Watcher, orders_of
+from attune.simulation.simulated_clock import ClockedWorker, SimulatedClock
 from attune.simulation.simulation_state import SimulationState
 from attune.simulation.watching import serve_page
 
@@ -96,6 +97,7 @@ class Federation:
         page: Address of the dashboard, if it is served.
         until: Stop after this round and its evaluation. A later federation with the same state goes on from there. None: run
             all rounds.
+        clock: The time that devices take. None: no time passes, and all devices of a buffered round take equally long.
     """
 
     def __init__(
@@ -110,10 +112,11 @@ class Federation:
         awake_bytes: float,
         page: PageAddress | None = None,
         until: int | None = None,
+        clock: SimulatedClock | None = None,
     ) -> None:
         self._shards, self._overrides, self._common = shards, overrides, common
         self._state, self._watcher, self._stopped = state, watcher, stopped
-        self._executor, self._awake_bytes, self._page = executor, awake_bytes, page
+        self._executor, self._awake_bytes, self._page, self._clock = executor, awake_bytes, page, clock
         self._spent: set[str] = set()
         self._fewest = 1
         self._until, self._stopped_there = until, asyncio.Event()
@@ -128,6 +131,12 @@ class Federation:
         ledger = self._state.storage.ledger
         try:
             settings = await self._settings()
+            if settings.round.mode == "buffered" and self._clock is None:
+                self._clock = SimulatedClock()
+            if self._clock is not None and self._executor is not None:
+                raise SettingError(
+                    "devices on a simulated clock, as in buffered rounds, work one by one: leave the executor out"
+                )
             self._fewest = max(1, settings.round.quorum or settings.round.min_clients)
             before = await ledger.snapshot()
             if self._is_there(before.record):
@@ -173,12 +182,23 @@ class Federation:
                 await self._state.storage.ledger.enrol(name, name, Certificate(name, name, "device", FOREVER), time.time())
 
     def _coordinator(self, settings: ResolvedSettings) -> Coordinator:
-        """Make the coordinator. Its clock stands still, so that no device is late and no order expires."""
+        """Make the coordinator. No order expires on its clock, and no device is late if it stands still."""
         ledger, blobs, executors = self._state.storage.ledger, self._state.storage.blobs, InlineExecutors()
         lab = ThreadLab(blobs, executors, settings.server.threads or self._common.threads)
-        return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, Clock(lambda: 0.0, stands=True), one_owner=True)
+        simulated = self._clock
+        clock = Clock(lambda: 0.0 if simulated is None else simulated.now, stands=True)
+        return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, clock, one_owner=True)
 
     def _worker(self, coordinator: Coordinator) -> Worker:
+        if self._clock is not None:
+
+            def held() -> dict[str, str] | None:
+                round_ = coordinator.round
+                if round_.record.phase is Phase.AGGREGATING:
+                    return None
+                return {name: str(round_.record.order_of(name)) for name in round_.awaited | round_.training}
+
+            return ClockedWorker(self._stopped, self._awake_bytes, self._clock, held, lambda: coordinator.round.record.round)
         if self._executor is None:
             return InlineWorker(self._stopped, self._awake_bytes)
         if isinstance(self._executor, RemoteExecutor):

@@ -32,6 +32,7 @@ from attune.fedserver.view.status import status
 from attune.simulation.federation import FederationOutcome
 from attune.simulation.manifest import ResultManifest, result_manifest
 from attune.simulation.result_table import Cell, ResultTable
+from attune.simulation.simulated_clock import Arrival, arrivals_of
 from attune.simulation.simulation_state import SimulationState
 
 if TYPE_CHECKING:
@@ -94,6 +95,11 @@ class SimulationResult:
         """Return the likelihoods (nats) that devices reported after this round of what they would keep, by device."""
         rows = [row for row in self._outcome.snapshot.rows if (row.work, row.round) == ("evaluate", round_)]
         return {row.client: row.likelihood_kept for row in rows if row.likelihood_kept is not None}
+
+    @property
+    def arrivals(self) -> list[Arrival]:
+        """The order of arrivals in buffered rounds, with which a SimulatedClock repeats this run."""
+        return arrivals_of(self._outcome.snapshot.rows)
 
     @property
     def verdicts(self) -> list[FleetVerdict]:

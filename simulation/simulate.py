@@ -28,6 +28,7 @@ from attune.simulation.over_seeds import SeedResults, run_seeds
 from attune.simulation.own_models import model_name
 from attune.simulation.progress import ProgressFunction, watcher
 from attune.simulation.result import SimulationResult
+from attune.simulation.simulated_clock import SimulatedClock
 from attune.simulation.simulation_state import MemoryState
 from attune.simulation.simulator import Simulator
 from attune.simulation.watching import Dashboard, page_address
@@ -66,6 +67,7 @@ def simulate(
     table: Mapping[str, Any] = ...,
     workers: int | None = ...,
     config: str | Path | None = ...,
+    clock: SimulatedClock | None = ...,
     seeds: None = ...,
 ) -> SimulationResult: ...
 
@@ -97,6 +99,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
     table: Mapping[str, Any] = NO_SETTINGS,
     workers: int | None = None,
     config: str | Path | None = None,
+    clock: SimulatedClock | None = None,
     seeds: Sequence[int] | None = None,
 ) -> SimulationResult | SeedResults:
     """Train a federation with one device for each shard, from the first round to every device's own model.
@@ -137,6 +140,8 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         table: Other options of tables, by the names that `fedclient` gives them, such as {"columns": "age,dose"}.
         workers: Number of processes; None: one for each processor.
         config: Path of a federation.toml. The other arguments win over it.
+        clock: Time that devices take, or the order of arrivals of an earlier run (attune.simulation.simulated_clock). None:
+            no time passes.
         seeds: Run a simulation for each of these seeds in place of `seed`. With a home, each has the folder seed-N in it.
 
     Returns:
@@ -169,7 +174,8 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         simulated=True,
         hooks=Hooks(train, evaluate),
     )
-    simulator = Simulator(members, options, executor, workers, awake_bytes, page_address(dashboard), data_digest(members))
+    digest = data_digest(members)
+    simulator = Simulator(members, options, executor, workers, awake_bytes, page_address(dashboard), digest, clock)
     shown, folder = watcher(progress), None if home is None else Path(home).expanduser()
     if folder is not None:
         check_folder(folder, "home")

@@ -19,6 +19,7 @@ from attune.simulation.executors import executor_of
 from attune.simulation.federation import Federation
 from attune.simulation.progress import Watcher
 from attune.simulation.result import SimulationResult
+from attune.simulation.simulated_clock import SimulatedClock
 from attune.simulation.simulation_state import MemoryState, SimulationState, open_state
 
 COLLECTED_OBJECTS = 50_000  # new objects before a collection of the youngest generation; Python's default is 700
@@ -36,6 +37,7 @@ class Simulator:
         awake_bytes: Same as in `attune.simulate`.
         page: Address of the dashboard, if it is served.
         digest: Digest of the data.
+        clock: As in `attune.simulate`.
     """
 
     members: Mapping[str, LazyShard]
@@ -45,6 +47,7 @@ class Simulator:
     awake_bytes: int
     page: PageAddress | None
     digest: str
+    clock: SimulatedClock | None = None
 
     def run(
         self, overrides: Mapping[str, Any], place: Path | MemoryState, shown: Watcher, until: int | None = None
@@ -71,7 +74,17 @@ class Simulator:
 
             async def run(stopped: Stopped) -> SimulationResult:
                 outcome = await Federation(
-                    self.members, overrides, options, state, shown, stopped, chosen, self.awake_bytes, self.page, until
+                    self.members,
+                    overrides,
+                    options,
+                    state,
+                    shown,
+                    stopped,
+                    chosen,
+                    self.awake_bytes,
+                    self.page,
+                    until,
+                    self.clock,
                 ).run()
                 return SimulationResult(outcome, state, chosen, self.digest)
 

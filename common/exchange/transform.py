@@ -33,6 +33,7 @@ class PartUpdate:
     weight: float  # m_i: training samples, or at most so many as count
     tensors: Mapping[str, Tensor]
     absent: int = 0  # how many more of its cohort have no vote
+    fresh: float = 1.0  # weight by its staleness for the other devices, where values are handed in (buffered rounds)
     facts: Mapping[str, float] = field(default_factory=dict)  # what transforms found out when it arrived, such as "norm"
 
     @property
@@ -144,6 +145,11 @@ class ArrivalContext:
     max_norm: float = 0.0
     facts: dict[str, float] = field(default_factory=dict)
     at_end: list[Callable[[], None]] = field(default_factory=list)
+
+    def end(self) -> None:
+        """Run the checks that need the whole update, such as the one of its norm."""
+        for check in self.at_end:
+            check()
 
 
 class MaskRemover(Protocol):

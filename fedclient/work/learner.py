@@ -103,7 +103,9 @@ class Learner:
         self.own_choice = baselines.own_name(method, self.part_of)
         has_rival = self.own_choice == "personalized" and baselines.has_common(self.part_of, configured.objective)
         self.transforms = settings_of({name: plan.transforms[name] for name in plan.device_transforms})
-        self.returns: dict[str, str] = {kind: part.returns for kind, part in configured.aggregators.items()}
+        self.returns: dict[str, str] = {
+            kind: plan.returns.get(kind, part.returns) for kind, part in configured.aggregators.items()
+        }
         objective, predictor = objective_for(configured), predictor_for(configured)
         self.dial = dial_of(configured.dial, self.part_of, components(model))
         self.keeps_trained = bool(self.dial) and method.evaluate == "served"  # otherwise they are those of theta

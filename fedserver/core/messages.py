@@ -208,7 +208,15 @@ class AskAgain:
     work: WorkName = "train"
 
 
-Effect = Open | Aggregate | GoBack | FinishDevices | Acknowledge | PassOver | AskAgain
+@dataclass(frozen=True)
+class DiscardStale:
+    """Tell a device, and the operator, that its update does not count because it is too stale."""
+
+    name: str
+    staleness: int
+
+
+Effect = Open | Aggregate | GoBack | FinishDevices | Acknowledge | PassOver | AskAgain | DiscardStale
 
 
 def together(effects: Iterable[Effect]) -> list[Effect]:
@@ -261,6 +269,11 @@ class Record(msgspec.Struct, frozen=True):
     fixed: FixedSurvivors | None = None  # of this attempt, once they are: the step ends with their sum, or without any
     weights: Mapping[int, float] = {}  # by round, the weight of its updates together, where devices keep their embeddings
     releases: int = 0  # noisy sums that were released, or may have been, under client-level privacy
+    # Buffered rounds:
+    begun: Mapping[str, int] = {}  # device -> round of its training order, until its update is in the state
+    arrived: tuple[str, ...] = ()  # those of them whose update is in the inbox, in the order of arrival
+    last_begun: Mapping[str, int] = {}  # the same as `begun` of `last_cohort`
+    discarded: int = 0  # updates that were too stale
 
     def revive(self) -> Record:
         """Return the record with the failed step open again; the record itself if none has failed."""
@@ -274,7 +287,7 @@ class Record(msgspec.Struct, frozen=True):
     @property
     def oldest_kept(self) -> int:
         """The round after which the oldest state was made that is kept."""
-        return min([self.round, *(state.round for state in self.earlier)])
+        return min([self.round, *(state.round for state in self.earlier), *(number - 1 for number in self.begun.values())])
 
     @property
     def open_orders(self) -> tuple[WorkName, int]:
@@ -282,6 +295,17 @@ class Record(msgspec.Struct, frozen=True):
         if self.revive().phase in (Phase.EVALUATING, Phase.DONE):
             return "evaluate", self.round
         return "train", self.round + 1
+
+    def order_of(self, name: str) -> OrderId:
+        """Return the id of a device's order: the open one, or in buffered rounds the one that it got in an earlier round."""
+        if name in self.begun:
+            return OrderId("train", self.begun[name], name)
+        return OrderId(*self.open_orders, name)
+
+    @property
+    def kept_orders(self) -> tuple[OrderId, ...]:
+        """Training orders of buffered rounds whose updates the inbox keeps: those to come, and those of the last round."""
+        return tuple(OrderId("train", number, name) for name, number in {*self.begun.items(), *self.last_begun.items()})
 
 
 # --- orders

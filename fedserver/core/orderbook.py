@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -120,9 +120,12 @@ class OrderBook:
             raise UnknownBlob(f"{name} was not offered a blob {digest[:20]!r}: ask for those of the present order")
         return blob
 
-    def withdraw(self) -> None:
-        """Withdraw all blobs that were offered: their orders are closed, and the files may be removed from now on."""
-        self._offers.clear()
+    def withdraw(self, holders: Collection[str] = ()) -> None:
+        """Withdraw the blobs that were offered to all devices but `holders`, whose orders stay open.
+
+        The files of closed orders may be removed from now on.
+        """
+        self._offers = {name: offers for name, offers in self._offers.items() if name in holders}
 
     def forgets(self, name: str) -> bool:
         """Return whether this device seems to keep nothing between orders, so that changes are of no use to it."""

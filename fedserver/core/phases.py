@@ -44,6 +44,11 @@ class Rules:
     common: bool = False
     noisy: bool = False
 
+    @property
+    def buffered(self) -> bool:
+        """Whether devices train without waiting for one another."""
+        return self.settings.mode == "buffered"
+
 
 class PhaseKey(StrEnum):
     """The phases, with adaptation apart from training: the record calls both `training`."""
@@ -125,19 +130,23 @@ class OpenPhase(PhaseVerbs):
     """A phase in which orders are out."""
 
     def resume(self, rules: Rules, state: Round, now: float) -> Step:
-        orders = tuple(sorted(state.awaited & state.connected))
-        effects = (Open(*state.record.open_orders, orders),) if orders else ()
-        return self.progress(rules, state, now).after(*effects)
+        return self.progress(rules, state, now).after(*sent_again(state, state.awaited & state.connected))
 
     def connect(self, rules: Rules, state: Round, name: str, now: float) -> Step:
-        again = (Open(*state.record.open_orders, (name,)),) if name in state.awaited else ()
-        return self.progress(rules, state, now).after(*again)
+        return self.progress(rules, state, now).after(*sent_again(state, {name} & state.awaited))
 
     def report(self, rules: Rules, state: Round, event: Reported) -> Step:
         if not rules.policy.worth(state, event.work, event.round, event.name) > 0:
             return super().report(rules, state, event)
         answered = state.answering(event.name, event.now, event.loss)
         return self.progress(rules, answered, event.now).after(Acknowledge(event.name, accepted=True))
+
+
+def sent_again(state: Round, names: Collection[str]) -> tuple[Open, ...]:
+    """Return the effects that send these devices the orders that they hold."""
+    orders = [state.record.order_of(name) for name in sorted(names)]
+    kinds = sorted({(order.work, order.round) for order in orders})
+    return tuple(Open(*kind, tuple(order.client for order in orders if (order.work, order.round) == kind)) for kind in kinds)
 
 
 def closing(rules: Rules, state: Round, now: float) -> Round:
@@ -149,7 +158,8 @@ def was_counted(state: Round, event: Reported) -> bool:
     """Return whether this answer was taken in already, for the open orders or for the round that was closed last."""
     order, record = (event.work, event.round), state.record
     again = order == record.open_orders and event.name in state.reported
-    return again or (order == ("train", record.round) and event.name in record.last_cohort)
+    last = record.last_begun.get(event.name, record.round)
+    return again or (order == ("train", last) and event.name in record.last_cohort)
 
 
 class TrainingPhase(OpenPhase):

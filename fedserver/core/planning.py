@@ -18,6 +18,8 @@ from attune.common.models import registry as models
 from attune.common.plan import FEWEST, DataSettings, Plan, Profile
 from attune.common.schema import Schema
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
+from attune.fedserver.core.buffered_rounds import BufferedRounds
+from attune.fedserver.core.buffered_settings import check_buffered
 from attune.fedserver.core.client_settings import (
     check_client,
     check_public,
@@ -74,8 +76,8 @@ class ResolvedSettings:
         if not privacy.on_server:
             trial = trial_round(self.train, settings.rounds)
             scored = {*self.train.scored_rounds, *([] if trial is None else [trial])}
-            policy = Synchronous(settings, self.seed, score_after=scored, until=self.until)
-            return Rules(settings, policy, common)
+            kind = BufferedRounds if settings.mode == "buffered" else Synchronous
+            return Rules(settings, kind(settings, self.seed, score_after=scored, until=self.until), common)
         most = settings.rounds if privacy.epsilon is not None else 0
         poisson = PoissonRounds(settings, self.seed, drawn_rate(privacy, settings), most, privacy.insecure_seed)
         return Rules(settings, poisson, noisy=True)
@@ -83,7 +85,7 @@ class ResolvedSettings:
     @property
     def compares_drawn(self) -> bool:
         """Whether rounds draw some of the devices, and bound their changes by one another's."""
-        return bool(self.round.clients) and not self.privacy.on_server
+        return (bool(self.round.clients) or self.round.mode == "buffered") and not self.privacy.on_server
 
     def fixed(self) -> dict[str, Any]:
         """Return the settings that a home is bound to, by their dotted names.
@@ -138,6 +140,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     server = convert(ServerSettings, full.get("server", {}), "server.")
     check_embedding(configured, rounds)
     encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
+    check_buffered(rounds, configured, privacy, encodings)
     encodings.check_here()
     encodings.check_combinations(configured.aggregators, server.max_update_norm)
     train = convert(TrainSettings, full.get("train", {}), "train.")
@@ -238,7 +241,10 @@ def make_plan(
     )
     packages = packages_on_devices(plan.method, plan.method_options, spec.name, settings.encodings.on_devices)
     plugins = {package.name: package.version for package in packages}
-    plan = weighted(msgspec.structs.replace(plan, plugins=plugins, returns=returns_of(settings.configured)), profiles)
+    returns = returns_of(settings.configured)
+    if settings.round.mode == "buffered" and "shared" in settings.configured.aggregators:
+        returns["shared"] = "change"  # the state may have moved on when it arrives
+    plan = weighted(msgspec.structs.replace(plan, plugins=plugins, returns=returns), profiles)
     if len(msgspec.json.encode(plan)) > MAX_PLAN_BYTES:
         most = max(profiles, key=lambda name: len(msgspec.json.encode(profiles[name].labels)))
         raise SettingError(

@@ -94,10 +94,12 @@ def outvoted(settings: RoundSettings, devices: int, share: float) -> str:
 
     A cohort is drawn at random, so all attackers can be in it. Of over-selected devices the fastest count.
     """
-    cohort, hostile = min(settings.clients or devices, devices), math.ceil(share * devices)
+    buffered = settings.mode == "buffered"
+    cohort = min((settings.buffer if buffered else settings.clients) or devices, devices)
+    hostile = math.ceil(share * devices)
     if not cohort or 2 * min(hostile, cohort) < cohort:
         return ""
-    enough = f"{2 * hostile + 1} (round.clients) outvote them"
+    enough = f"{2 * hostile + 1} ({'round.buffer' if buffered else 'round.clients'}) outvote them"
     return f"{hostile} hostile devices of {devices} can be half of a round of {cohort}; {enough}"
 
 

@@ -46,6 +46,8 @@ class Report(Metrics, frozen=True, kw_only=True):
     work: str  # "train" or "evaluate"
     client: str
     samples: int | None = None  # training samples that the update stands for
+    staleness: int | None = None  # in buffered rounds: how many states are newer than the one that it began from
+    arrival: int | None = None  # in buffered rounds: its place in the order of arrivals of its round, from 1
 
 
 class Smaller(msgspec.Struct, frozen=True):
@@ -62,4 +64,5 @@ class AcceptedUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
     parts: Mapping[str, Blob]
     facts: Mapping[str, Mapping[str, float]] = {}
     attempt: int = 0  # of secure aggregation, whose keys mask the parts
+    fresh: float = 1.0  # weight by its staleness, in buffered rounds
     check: str = ""  # digest of the file without it, so that a changed byte is noticed; homes of older versions have none

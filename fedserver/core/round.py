@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from attune.fedserver.core import messages as events
 from attune.fedserver.core.attendance import forgiven
-from attune.fedserver.core.phases import PHASES, Rules, Step, phase_of
+from attune.fedserver.core.buffered_rounds import BUFFERED
+from attune.fedserver.core.phases import PHASES, PhaseKey, PhaseVerbs, Rules, Step, phase_of
 from attune.fedserver.core.policy import passed_over
 from attune.fedserver.core.state import Round, without
 
@@ -29,7 +30,7 @@ def step(rules: Rules, state: Round, event: events.Event, unix: float = 0.0) -> 
     outcome = _handle(rules, replace(state, unix=unix, now=event.now), event)
     effects = outcome.effects
     while outcome.then is not None:
-        outcome = PHASES[outcome.then].enter(rules, outcome.state, event.now)
+        outcome = _phase(rules, outcome.then).enter(rules, outcome.state, event.now)
         effects += outcome.effects
     return Step(outcome.state, (*_passed_over_changes(state, outcome.state), *effects))
 
@@ -55,12 +56,20 @@ def next_wake(rules: Rules, state: Round, now: float) -> float | None:
 
 
 def left_s(rules: Rules, state: Round, now: float) -> float:
-    """Return the seconds that a device has for an order sent now. After the end a latecomer has the whole time."""
-    return rules.settings.deadline_s if state.record.phase is events.Phase.DONE else max(0.0, state.deadline - now)
+    """Return the seconds that a device has for an order sent now.
+
+    A latecomer after the end has the whole time, and so has a device in buffered rounds.
+    """
+    whole = state.record.phase is events.Phase.DONE or state.record.begun
+    return rules.settings.deadline_s if whole else max(0.0, state.deadline - now)
+
+
+def _phase(rules: Rules, key: PhaseKey) -> PhaseVerbs:
+    return BUFFERED.get(key, PHASES[key]) if rules.buffered else PHASES[key]
 
 
 def _handle(rules: Rules, state: Round, event: events.Event) -> Step:
-    phase = PHASES[phase_of(state.record)]
+    phase = _phase(rules, phase_of(state.record))
     match event:
         case events.Resumed(now):
             return _resume(rules, state, now)
@@ -108,7 +117,7 @@ def _resume(rules: Rules, state: Round, now: float) -> Step:
         charged_at=now,
         deadline=now + rules.settings.deadline_s,
     )
-    return PHASES[phase_of(state.record)].resume(rules, state, now)
+    return _phase(rules, phase_of(state.record)).resume(rules, state, now)
 
 
 def _entering(rules: Rules, state: Round, name: str, now: float, newcomer: bool) -> Round:

@@ -57,6 +57,11 @@ class Round(msgspec.Struct, frozen=True):
         return frozenset(self.record.devices) - self.reported - frozenset(self.record.excused)
 
     @property
+    def training(self) -> frozenset[str]:
+        """Devices of buffered rounds that hold an order of training, of this or an earlier round."""
+        return frozenset(self.record.begun) - frozenset(self.record.arrived) - frozenset(self.record.excused)
+
+    @property
     def updates(self) -> frozenset[str]:
         """Devices whose updates would be aggregated."""
         return self.reported & frozenset(self.record.cohort)
@@ -88,6 +93,7 @@ class Round(msgspec.Struct, frozen=True):
 
     def ordering(self, phase: Phase, devices: Collection[str], cohort: Collection[str], now: float, deadline_s: float) -> Self:
         """Replace the open orders by new ones for `devices`. Absent devices keep their grace period, from when they left."""
+        going_on = self.record.begun  # devices of buffered rounds whose training goes on: their times stay
         opened = self.noting(
             phase=phase,
             devices=tuple(sorted(devices)),
@@ -99,11 +105,11 @@ class Round(msgspec.Struct, frozen=True):
         return replace(
             opened,
             reported=NOBODY,
-            losses={},
+            losses=_among(going_on, self.losses),
             troubled=NOBODY,
             left_at=dict.fromkeys(set(devices) - self.connected, now) | dict(self.left_at),
-            moved_at=dict.fromkeys(devices, now),
-            asked_at=dict.fromkeys(devices, now),
+            moved_at=dict.fromkeys(devices, now) | _among(going_on, self.moved_at),
+            asked_at=dict.fromkeys(devices, now) | _among(going_on, self.asked_at),
             ended_at={},
             charged_at=now,
             deadline=now + deadline_s,
@@ -145,15 +151,26 @@ class Round(msgspec.Struct, frozen=True):
     def excusing(self, name: str, troubled: bool) -> Self:
         """Let the open step go on without a device that holds an order."""
         if name not in self.awaited:
-            return self
+            return self.dropping((name,)) if name in self.training else self
         excused = self.noting(excused=(*self.record.excused, name))
         troubles = self.troubled | {name} if troubled else self.troubled
         return replace(excused, troubled=troubles, ended_at={**self.ended_at, name: self.now})
 
+    def dropping(self, names: Collection[str]) -> Self:
+        """Forget the training orders of these devices in buffered rounds. What they hand in for them is late."""
+        record = self.record
+        return self.noting(
+            begun={name: number for name, number in record.begun.items() if name not in names},
+            arrived=tuple(name for name in record.arrived if name not in names),
+            devices=tuple(name for name in record.devices if name not in names),
+            cohort=tuple(name for name in record.cohort if name not in names),
+        )
+
     def expelling(self, name: str) -> Self:
         """Remove a device from the round and from the end of the federation."""
-        record, gone = self.record, {name}
-        less = self.noting(
+        state = self.dropping((name,)) if name in self.record.begun else self
+        record, gone = state.record, {name}
+        less = state.noting(
             **{
                 key: tuple(n for n in getattr(record, key) if n != name) for key in ("devices", "cohort", "excused", "replaced")
             },
@@ -161,6 +178,13 @@ class Round(msgspec.Struct, frozen=True):
         changes = {key: getattr(self, key) - gone for key in ("reported", "finished", "newcomers", "connected", "troubled")}
         missed = {work: without(counts, name) for work, counts in self.missed.items()}
         return replace(less, **changes, missed=missed, losses=without(self.losses, name))
+
+    def missing(self, names: Collection[str]) -> Self:
+        """Count a missed order of training for each of these devices, which made no other one wait."""
+        counts = dict(self.missed.get("train", {}))
+        for name in names:
+            counts[name] = counts.get(name, Misses()).after(0.0, self.now, in_row=True)
+        return replace(self, missed={**self.missed, "train": counts}) if names else self
 
     def extending(self, asked: Collection[str], now: float, deadline_s: float) -> Self:
         """Restart the deadline of the open orders, which are sent again to the devices in `asked`."""
@@ -196,6 +220,11 @@ class Round(msgspec.Struct, frozen=True):
             if cost_s or name in late:
                 counts[name] = counts.get(name, Misses()).after(cost_s, self.now, in_row=name in late)
         return replace(self, missed={**self.missed, work: counts})
+
+
+def _among(names: Collection[str], values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values of these names alone."""
+    return {name: value for name, value in values.items() if name in names}
 
 
 def without(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -74,7 +74,7 @@ class Coordinator:
         self._orders = OrderSender(settings, ledger, self.streams, lab, blobs, executors, self.activity, self.fewest)
         self.book, self._passed_over = self._orders.book, PassedOver(ledger, self.troubles)
         self.secure = SecureRounds(settings.privacy, federation, self.streams, clock, self.turns, self.handle)
-        self._closer = RoundCloser(settings.adaptation, self.inbox, lab, self._orders, executors, self.secure)
+        self._closer = RoundCloser(settings, self.inbox, lab, self._orders, executors, self.secure)
         self._closing_since: float | None = None  # monotonic; while updates are aggregated
         self._saved_record: events.Record | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -100,7 +100,7 @@ class Coordinator:
         for device in snapshot.devices:
             if device.revoked:  # maybe while no server ran
                 self.revoked.add(device.name, CertificateRefused(REVOKED.format(device.name)))
-                await self._discard(device.name, self.round.record)
+                await self._executors.disk(self.inbox.discard, self.round.record.order_of(device.name))
                 self.round = self.round.expelling(device.name)
         self.plan, self._run = snapshot.plan, snapshot.run
         return snapshot
@@ -161,11 +161,7 @@ class Coordinator:
         before = self.round.record
         self._orders.count_votes_anew()
         await self.handle(events.Expelled(name, self.clock.monotonic()))
-        await self._discard(name, before)
-
-    async def _discard(self, name: str, record: events.Record) -> None:
-        """Remove what this device has handed in for the record's open orders."""
-        await self._executors.disk(self.inbox.discard, events.OrderId(*record.open_orders, name))
+        await self._executors.disk(self.inbox.discard, before.order_of(name))
 
     # --- the plan
 
@@ -279,6 +275,8 @@ class Coordinator:
                     await self._passed_over.pass_over(devices, work)
                 case events.AskAgain(devices, work):
                     await self._passed_over.ask_again(devices, work)
+                case events.DiscardStale(name, age):
+                    self.streams.send(name, Notice(await self._passed_over.too_stale(name, age, self.settings.round)))
         self._set_timer()
         return counts
 
@@ -293,7 +291,7 @@ class Coordinator:
     async def _close_round(self, number: int, cohort: frozenset[str], back: events.GoBack | None = None) -> None:
         """Aggregate, or go back, without a turn, so that devices come and go meanwhile. Commit in a turn."""
         self._closing_since = self.clock.monotonic()
-        self.book.withdraw()
+        self.book.withdraw(self.round.training)
         step_name = f"closing round {number}"
         try:
             closing = await self.troubles.overcome(
@@ -308,7 +306,8 @@ class Coordinator:
         if not await self.turn(self._commit, closing):
             return  # the step has failed: what the cohort sent stays for the next try
         # Deleting takes time, so it is last, while the devices already work. A restart does it too.
-        await self.troubles.overcome("clearing the inbox", lambda: self._executors.disk(self.inbox.clear, number))
+        kept, disk = self.round.record.kept_orders, self._executors.disk
+        await self.troubles.overcome("clearing the inbox", lambda: disk(self.inbox.clear, number, kept))
         fail_at(SERVER, number, "inbox-cleared")
 
     async def _commit(self, closing: ClosedRound) -> bool:
@@ -323,7 +322,7 @@ class Coordinator:
         self.activity.close_round(closing.number)
         fail_at(SERVER, closing.number, "committed")
         self.round, self._saved_record = taken.state, record
-        await self.lab.settle()
+        await self.lab.settle(sorted(taken.state.training))
         await self.lab.forget(record.oldest_kept)
         fail_at(SERVER, closing.number, "settled")
         number, rounds = closing.number, self.settings.round.rounds

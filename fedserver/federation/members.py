@@ -12,7 +12,7 @@ from typing import Any
 from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, ShapeMismatch, UpdateRefused
 from attune.common.exchange.messages import Hello, Notice, SecureMessage, read_profile
 from attune.common.plan import Profile
-from attune.common.protocol import EMBEDDING, LOCAL_SCALE, NOISE, SPENT
+from attune.common.protocol import EMBEDDING, LOCAL_SCALE, NOISE, SHARED_CHANGE, SPENT
 from attune.common.schema import UNIT_VERDICTS
 from attune.common.text import listed
 from attune.fedserver.core import data_form
@@ -79,6 +79,9 @@ class Members:
             raise SettingError(f"{name} cannot train with noise (privacy.unit of this federation): update fedclient")
         if embeds_on_devices(self._settings.configured) and EMBEDDING not in hello.encodings:
             raise SettingError(f"{name} cannot keep its embedding (method.embedding of this federation): update fedclient")
+        buffered = self._settings.round.mode == "buffered" and "shared" in self._settings.configured.aggregators
+        if buffered and SHARED_CHANGE not in hello.encodings:
+            raise SettingError(f"{name} cannot take part in buffered rounds (round.mode of this federation): update fedclient")
         self._coordinator.revoked.check(name)
         data_form.check_possible(profile, name)
         check_profile(self._settings.privacy, profile, name)

@@ -15,7 +15,7 @@ import msgspec
 
 from attune.common.exchange.messages import Order, WorkName
 from attune.common.wire.blobs import Blob
-from attune.fedserver.core.adaptation import AdaptationSpec
+from attune.fedserver.core.buffered_rounds import staleness_weight
 from attune.fedserver.core.finishing import stops_after, trial_round
 from attune.fedserver.core.messages import GoBack, OrderId, Phase, Record
 from attune.fedserver.core.orderbook import OrderBook, needs_download
@@ -74,13 +74,16 @@ class OrderSender:
             devices: The devices that get an order.
         """
         known = await self._known({*record.devices, *devices})
-        served = await self._lab.serve(record.devices, _founders(known, record.devices))
+        receivers = devices if record.begun else record.devices  # in buffered rounds the others have older values
+        version = min(record.round, number - 1) if work == "train" else record.round  # of an order that is sent again
+        earlier = version if version < record.round else None
+        served = await self._lab.serve(sorted(receivers), _founders(known, receivers), earlier)
         cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         prior = await self._prior(record, number) if work == "evaluate" else NO_PRIOR
         finish_stops = await self._finish_stops(number) if work == "evaluate" else ()
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         takes = {name: served[name] if self._needs_download(record, known.get(name), work) else {} for name in devices}
-        smaller = await self._smaller(record, known, takes, cold_start)
+        smaller = await self._smaller(version, record, known, takes, cold_start)
         data: dict[str, bytes] = {}  # of small blobs, by digest
         for name in devices:
             if name in known and known[name].progress:
@@ -96,7 +99,7 @@ class OrderSender:
                 blobs,
                 returns,
                 left_s,
-                record.round,
+                version,
                 cold_start,
                 trains,
                 encodings,
@@ -150,16 +153,22 @@ class OrderSender:
         self._priors.clear()
 
     async def _smaller(
-        self, record: Record, known: Mapping[str, DeviceRecord], takes: Served, cold_start: Mapping[str, Blob]
+        self,
+        version: int,
+        record: Record,
+        known: Mapping[str, DeviceRecord],
+        takes: Served,
+        cold_start: Mapping[str, Blob],
     ) -> dict[str, dict[str, Smaller]]:
         """Return for each device the smaller form of each blob that it takes, by digest.
 
-        It is the delta if the device seems to have the older value, else the compressed value.
+        It is the delta if the device seems to have the older value, and the present state is served; else the compressed value.
         """
         parts = self._settings.encodings.packed
         if not parts:
             return {name: {} for name in takes}
-        holders = [name for name in takes if takes[name] and self._holds(name, known.get(name), record)]
+        present = version == record.round
+        holders = [name for name in takes if present and takes[name] and self._holds(name, known.get(name), record)]
         changes = await self._lab.changes(holders, parts)
         whole = {
             blob.digest: blob
@@ -213,7 +222,7 @@ class OrderSender:
         adaptation = self._settings.adaptation
         if record.adapting and adaptation is not None:
             return adaptation.trains, [part for part in parts if part in adaptation.returns]
-        return (), parts if name in record.cohort else ()
+        return (), parts if name in record.cohort or name in record.begun else ()
 
     def _needs_download(self, record: Record, device: DeviceRecord | None, work: str) -> bool:
         # What newcomers leave as it is must be the federation's, not what a device that was never sampled made of it.
@@ -247,14 +256,15 @@ class RoundCloser:
 
     def __init__(
         self,
-        adaptation: AdaptationSpec | None,
+        settings: ResolvedSettings,
         inbox: Inbox,
         lab: Lab,
         orders: OrderSender,
         executors: Executors,
         secure: SecureRounds,
     ) -> None:
-        self._adaptation, self._inbox, self._lab = adaptation, inbox, lab
+        self._adaptation, self._inbox, self._lab = settings.adaptation, inbox, lab
+        self._staleness = settings.round.staleness
         self._orders, self._executors, self._secure = orders, executors, secure
 
     async def make(self, state: Round, number: int, cohort: frozenset[str], back: GoBack | None, run: str) -> ClosedRound:
@@ -273,10 +283,16 @@ class RoundCloser:
         total = None
         if self._secure.on and back is None:
             total = await self._secure.sum(run, state.record, number, cohort)
-        accepted = await self._executors.disk(self._inbox.entries, "train", number)
+        begun = state.record.begun
+        orders = [state.record.order_of(name) for name in cohort if name in begun]
+        accepted = await self._executors.disk(self._inbox.entries, "train", number, orders)
         entries = {name: entry for name, entry in accepted.items() if name in state.reported}  # others are late
+        if begun and back is None:
+            entries = self._aged(entries, state.record, number)
         rows = [entry.row for entry in entries.values()]
         marks = await self._orders.fetched(state.record, entries, number - 1, "train")
+        for name in entries.keys() & begun.keys():
+            marks[name] = {"fetched": begun[name] - 1}
         if back is not None:
             outcome = await self._lab.go_back(back.to)
             return ClosedRound(number, rows, marks, outcome, f"{back.why}{outcome.refused}")
@@ -297,6 +313,16 @@ class RoundCloser:
             marks.setdefault(name, {})["contributed"] = number
         return ClosedRound(number, rows, marks, outcome, refused)
 
+    def _aged(self, entries: Mapping[str, AcceptedUpdate], record: Record, number: int) -> dict[str, AcceptedUpdate]:
+        """Return the updates of a buffer in the order of arrival, with their staleness, as updates of this round."""
+        aged = {}
+        closing = [name for name in record.arrived if name in record.cohort and name in entries]
+        for place, name in enumerate(closing, 1):
+            stale = number - record.begun[name]
+            row = msgspec.structs.replace(entries[name].row, round=number, staleness=stale, arrival=place)
+            aged[name] = msgspec.structs.replace(entries[name], row=row, fresh=staleness_weight(stale, self._staleness))
+        return aged
+
 
 def _incomplete(updates: Mapping[str, AcceptedUpdate], total: UnmaskedSum) -> str:
     """Explain why the inbox has not all updates of a sum that was unmasked; empty if it has."""
@@ -307,9 +333,17 @@ def _incomplete(updates: Mapping[str, AcceptedUpdate], total: UnmaskedSum) -> st
 async def taken_up(snapshot: Snapshot, rules: Rules, inbox: Inbox, executors: Executors) -> Round:
     """Return the round of a snapshot with what was reported to it. Entries of the inbox for no open order are removed."""
     record = snapshot.record
-    await executors.disk(inbox.clear_except, *record.open_orders, record.round)
+    await executors.disk(inbox.clear_except, *record.open_orders, record.round, record.kept_orders)
     handed_in = await executors.disk(inbox.names, *record.open_orders)
     reported = await _reported(snapshot, inbox, executors)
+    if record.begun:
+        orders = [OrderId("train", number, name) for name, number in record.begun.items()]
+        buffered = await executors.disk(inbox.entries, "train", record.round + 1, orders)
+        buffered = {name: entry for name, entry in buffered.items() if name in record.begun}
+        handed_in |= set(record.arrived)
+        reported |= {name: entry.row for name, entry in buffered.items()}
+        here = [name for name in record.arrived if name in buffered]  # then those whose receipt did not go out any more
+        record = msgspec.structs.replace(record, arrived=(*here, *sorted(buffered.keys() - set(here))))
     losses = {name: row.loss for name, row in reported.items() if row.work == "train" and row.loss is not None}
     return Round.of(_reopened(record, handed_in - reported.keys()), reported, _finished(snapshot, rules), losses)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from attune.common.config import RoundSettings
 from attune.common.durable import NO_SPACE
 from attune.common.errors import DiskFull, LedgerBusy
 from attune.common.exchange.messages import WorkName
@@ -197,6 +198,14 @@ class PassedOver:
         for name, medians in bounded.items():
             result = "it had no vote" if name in without_vote else "it was bounded"
             await self._note(name, f"in round {number} its change was {medians:.3g} times the cohort's median norm; {result}")
+
+    async def too_stale(self, name: str, age: int, settings: RoundSettings) -> str:
+        """Note that a device's update was discarded, and return why."""
+        most = f"at most {settings.max_staleness} are allowed (round.max_staleness)"
+        why = f"its update is {age} states old and does not count: {most}"
+        LOG.warning("%s: %s", name, why, extra={"device": name})
+        await self._note(name, why)
+        return why
 
     async def _note(self, name: str, text: str) -> None:
         await self._troubles.overcome("writing a device's note", partial(self._ledger.update_device, name, note=text))

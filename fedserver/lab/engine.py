@@ -41,8 +41,9 @@ from attune.fedserver.lab.build import Maker, aggregators_for, made
 from attune.fedserver.lab.chains import chain_of, noise_of
 from attune.fedserver.lab.checks import read_through
 from attune.fedserver.lab.packing import Packing
-from attune.fedserver.lab.vault import Norms, NotFinite, StateRecipe, StateVault, kept_slots
-from attune.fedserver.ports.blobs import SERVED, STATE, Blobs, Damaged, blob_of
+from attune.fedserver.lab.stale_updates import weighed
+from attune.fedserver.lab.vault import Norms, NotFinite, StateRecipe, StateVault, earlier_slots, kept_slots
+from attune.fedserver.ports.blobs import SERVED, STATE, Blobs, blob_of
 from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served
 
 HEADER_SLACK_BYTES = 1 << 16  # another writer's safetensors header may be longer than ours
@@ -71,7 +72,7 @@ class Engine:
         served: Blobs | None = None,
         make: Maker = made,
     ) -> None:
-        self._blobs, self._closed, self._served = blobs, closed, served or blobs
+        self._plan, self._blobs, self._closed, self._served = plan, blobs, closed, served or blobs
         model = build(plan.model, plan.seed)
         body = body_of(model)
         self.body_digest = body.digest if body else ""
@@ -91,6 +92,8 @@ class Engine:
         self._noise = noise_of(plan, blobs, len(self._aggregators))
         self._chains = {part: chain_of(part, self._settings[part], transforms, self._noise) for part in self._aggregators}
         self._growth = {part: growth_of(part, transforms) for part in self._aggregators}
+        changes = {part for part, returns in plan.returns.items() if returns == "change"}  # maybe from an older state
+        self._rebased = {part for part in self._settings if self._settings[part].returns == "values" and part in changes}
         self._bounded: dict[str, float] = {}  # client -> medians, of the round closed last
         self._without_vote: set[str] = set()  # those of them that did not count in some part
         self._norms: Norms = {}  # of the changes in earlier rounds
@@ -109,6 +112,7 @@ class Engine:
         self._generated: dict[tuple[str, str], Blob] = {}
         self._cold_start: dict[str, Blob] = {}
         self._generated_before: dict[tuple[str, str], Blob] = {}  # from the state before
+        self._lent: dict[tuple[str, str], Blob] = {}  # from older states, for orders that are still open
         self._keeps_generated = False  # True once deltas from generated values are served
         self._packing = Packing(blobs, self._write_served)
 
@@ -129,6 +133,16 @@ class Engine:
             self._generate(part, aggregator, [client for client in sorted(clients) if slots[client] is None])
             for client, slot in slots.items():
                 served[client][part] = self._generated[part, client] if slot is None else self._whole(part, slot)
+        return served
+
+    def serve_again(self, clients: Sequence[str], founders: Collection[str], version: int) -> Served:
+        """Return what clients were served of an earlier state; of the present one if that state is not known any more."""
+        slots, refused = earlier_slots(self._slots(), self._recipes, self._closed, version, self._blobs)
+        if refused:
+            return self.serve(clients, founders)
+        earlier = Engine(self._plan, slots, self._blobs, version, served=self._served)
+        served = earlier.serve(clients, founders)
+        self._lent |= earlier._generated
         return served
 
     def _whole(self, part: PartKind, slot: str) -> Blob:
@@ -201,18 +215,19 @@ class Engine:
             if values.stored:
                 if not sealed:
                     read_through(values)
-                _end(context)
+                context.end()
                 return Arrived(blob, context.facts)
             create = partial(self._blobs.create, f"{blob.name}.{encoding or 'values'}", durable=False)
             writer = stack.enter_context(TensorWriter(create, values.manifest))
             for name in writer.layout.manifest:
                 writer.put(name, values[name])
-            _end(context)
+            context.end()
             return Arrived(writer.close(), context.facts)
 
     def _base(self, client: str, part: PartKind, stack: ExitStack) -> TensorFile | None:
         """Return a client's values of a part before its training; None if it hands in their delta."""
-        slot = self._aggregators[part].slot(client) if self._settings[part].returns == "values" else None
+        values = self._settings[part].returns == "values" and part not in self._rebased
+        slot = self._aggregators[part].slot(client) if values else None
         return self._opened(self._vaults[part].blob(slot), stack) if slot else None
 
     def aggregate(
@@ -248,7 +263,7 @@ class Engine:
         """
         self._take_back()
         present = self._slots()
-        slots, refused = self._earlier(present, to)
+        slots, refused = earlier_slots(present, self._recipes, self._closed, to, self._blobs)
         names = {(slot.part, slot.key) for slot in slots}
         for slot in sorted(set(slots) - set(present), key=lambda slot: slot.file):
             self._vaults[cast(PartKind, slot.part)].stage(slot.key, blob_of(slot))
@@ -262,20 +277,6 @@ class Engine:
 
     def _slots(self) -> list[Slot]:
         return [slot for _, vault in sorted(self._vaults.items()) for slot in vault.slots()]
-
-    def _earlier(self, present: list[Slot], to: int) -> tuple[list[Slot], str]:
-        """Return the slots after the round `to`, or the present ones and why they stay."""
-        slots, later = present, [recipe for recipe in self._recipes if recipe.round > to]
-        if len(later) < self._closed - to:
-            return present, "; but that state is not known any more, so the present one stays"
-        for recipe in later:
-            slots = recipe.before(slots)
-        try:
-            for slot in slots:
-                self._blobs.open(blob_of(slot)).close()
-        except Damaged as damaged:
-            return present, f"; but that state is damaged, so the present one stays ({damaged})"
-        return slots, ""
 
     def _note_recipe(
         self, adaptation: AdaptationSpec | None, entries: Mapping[str, AcceptedUpdate], made: Sequence[Slot]
@@ -322,7 +323,13 @@ class Engine:
         cohort = Cohort(part, tuple(self._update(part, name, entry, stack) for name, entry in sorted(entries.items())))
         cohort = self._chains[part].on_cohort(cohort, context)
         self._without_vote |= context.without_vote
-        return list(cohort.updates)
+        updates = []
+        for update in cohort.updates:
+            fresh = entries[update.client].fresh if update.client in entries else 1.0  # a sum has no client
+            slot = self._aggregators[part].slot(update.client) if part in self._rebased else None
+            present = self._opened(self._vaults[part].blob(slot), stack) if slot is not None else None
+            updates.append(weighed(update, fresh, self._settings[part].returns, present))
+        return updates
 
     def _inputs(self, part: PartKind, entries: Mapping[str, AcceptedUpdate]) -> tuple[str, ...]:
         """Return the digests of what a part's next value follows from, for a value that all clients share."""
@@ -361,10 +368,10 @@ class Engine:
         for vault in self._vaults.values():
             vault.remember(recipes[0].replaced if recipes else ())
 
-    def settle(self) -> None:
+    def settle(self, holders: Collection[str] = ()) -> None:
         """Make the staged state the state, after the commit. What was generated from the old one is removed.
 
-        If deltas are served, devices still hold the old values: then they stay until the next commit.
+        If deltas are served, devices still hold the old values: then they stay until the next commit; those of `holders` stay.
         """
         for vault in self._vaults.values():
             vault.settle()
@@ -374,7 +381,8 @@ class Engine:
         self._tried = False
         kept = self._generated if self._keeps_generated else {}
         old = (*self._generated_before.values(), *self._generated.values(), *self._cold_start.values(), *self._packing.take())
-        gone = {blob.name for blob in old} - {blob.name for blob in kept.values()}
+        lent, self._lent = self._lent, {key: blob for key, blob in (self._lent | self._generated).items() if key[1] in holders}
+        gone = {blob.name for blob in (*old, *lent.values())} - {blob.name for blob in (*kept.values(), *self._lent.values())}
         self._served.remove([name for name in sorted(gone) if name.startswith(SERVED)])
         self._generated, self._generated_before, self._cold_start, self._admitted = {}, kept, {}, {}
 
@@ -391,9 +399,3 @@ class Engine:
         kept = {slot.file for slot in kept_slots(self._slots(), self._recipes)}
         self._blobs.remove([recipe.name for recipe in reversed(dropped)])
         self._blobs.remove([blob_of(slot).name for slot in kept_slots((), dropped) if slot.file not in kept])
-
-
-def _end(context: ArrivalContext) -> None:
-    """Run the checks that need the whole update, such as the one of its norm."""
-    for at_end in context.at_end:
-        at_end()

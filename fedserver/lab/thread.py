@@ -102,7 +102,9 @@ class ThreadLab:
 
         return cluster_maker(self._pool)
 
-    async def serve(self, clients: Sequence[str], founders: Sequence[str] = ()) -> Served:
+    async def serve(self, clients: Sequence[str], founders: Sequence[str] = (), version: int | None = None) -> Served:
+        if version is not None:
+            return await self._executors.worker(self._started.serve_again, clients, founders, version)
         return await self._executors.worker(self._started.serve, clients, founders)
 
     async def cold_start(self) -> dict[str, Blob]:
@@ -131,8 +133,8 @@ class ThreadLab:
     async def go_back(self, to: int) -> RoundOutcome:
         return await self._executors.worker(self._started.go_back, to)
 
-    async def settle(self) -> None:
-        await self._executors.worker(self._started.settle)
+    async def settle(self, holders: Sequence[str] = ()) -> None:
+        await self._executors.worker(self._started.settle, holders)
 
     async def forget(self, oldest: int) -> None:
         await self._executors.worker(self._started.forget, oldest)

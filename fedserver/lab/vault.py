@@ -22,7 +22,7 @@ from attune.common.wire.header import Manifest
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot
-from attune.fedserver.ports.blobs import STATE, Blobs, blob_of
+from attune.fedserver.ports.blobs import STATE, Blobs, Damaged, blob_of
 
 
 class NotFinite(ArithmeticError):
@@ -173,6 +173,31 @@ def recipes_of(blobs: Blobs, closed: int) -> list[StateRecipe]:
     while (recipe := StateRecipe.load(blobs, closed - len(recipes))) is not None:
         recipes.append(recipe)
     return recipes
+
+
+def earlier_slots(
+    present: list[Slot], recipes: Sequence[StateRecipe], closed: int, to: int, blobs: Blobs
+) -> tuple[list[Slot], str]:
+    """Return the slots after the round `to`, or the present ones and why they stay.
+
+    Args:
+        present: The present slots.
+        recipes: How they were made, the newest recipe first.
+        closed: The round after which they were made.
+        to: The round of the earlier state.
+        blobs: The store of the state.
+    """
+    slots, later = present, [recipe for recipe in recipes if recipe.round > to]
+    if len(later) < closed - to:
+        return present, "; but that state is not known any more, so the present one stays"
+    for recipe in later:
+        slots = recipe.before(slots)
+    try:
+        for slot in slots:
+            blobs.open(blob_of(slot)).close()
+    except Damaged as damaged:
+        return present, f"; but that state is damaged, so the present one stays ({damaged})"
+    return slots, ""
 
 
 def kept_slots(slots: Iterable[Slot], recipes: Iterable[StateRecipe]) -> list[Slot]:

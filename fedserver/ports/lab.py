@@ -88,12 +88,13 @@ class Lab(Protocol):
             Damaged: A blob cannot be made again; it must be restored.
         """
 
-    async def serve(self, clients: Sequence[str], founders: Sequence[str] = ()) -> Served:
+    async def serve(self, clients: Sequence[str], founders: Sequence[str] = (), version: int | None = None) -> Served:
         """Return what each client is served now, by client and part.
 
         Args:
             clients: The clients that are served.
             founders: Those of them that enrolled before the first round was closed.
+            version: The round after which the state was made that they are served once more; None: the present state.
         """
 
     async def cold_start(self) -> dict[str, Blob]:
@@ -147,8 +148,8 @@ class Lab(Protocol):
         If that state is not known any more, or damaged, the outcome has no slot, and `refused` says so.
         """
 
-    async def settle(self) -> None:
-        """Make the outcome the present state, after its commit."""
+    async def settle(self, holders: Sequence[str] = ()) -> None:
+        """Make the outcome the present state, after its commit. What was generated for `holders` stays for their orders."""
 
     async def forget(self, oldest: int) -> None:
         """Remove the states before that after the round `oldest`, to which the federation does not go back any more.

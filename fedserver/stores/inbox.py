@@ -7,7 +7,7 @@ it can be made again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -72,13 +72,19 @@ class Inbox:
         """Return whether an update for this order was accepted."""
         return _entry_name(order) in self._blobs.names(_entry_name(order))
 
-    def entries(self, work: str, round_: int) -> dict[str, AcceptedUpdate]:
+    def entries(self, work: str, round_: int, earlier: Iterable[OrderId] = ()) -> dict[str, AcceptedUpdate]:
         """Return the accepted updates of one round, by device, in the order of names.
 
         A damaged one is removed, with a line in the log: its device still has it and is asked for it again.
+
+        Args:
+            work: Of the orders.
+            round_: Their round.
+            earlier: Further orders, of earlier rounds.
         """
         accepted: dict[str, AcceptedUpdate] = {}
-        for name in self._names(f"{work}-{round_}-"):
+        others = {_entry_name(order) for order in earlier if self.holds(order)}
+        for name in sorted({*self._names(f"{work}-{round_}-"), *others}):
             try:
                 entry = self._entry(name)
                 for blob in entry.parts.values():
@@ -111,31 +117,32 @@ class Inbox:
         if order.work != "train" or order.round > self._closed:
             self._discard([_entry_name(order)])
 
-    def clear(self, round_: int) -> None:
+    def clear(self, round_: int, kept: Collection[OrderId] = ()) -> None:
         """Remove the updates of the rounds before this one, after the commit that consumed this round of training.
 
-        Devices may have answered the next orders already, and others do so meanwhile.
+        Devices may have answered the next orders already, and others do so meanwhile. `kept`: further orders to keep.
         """
         self._closed = round_
-        self._keep_only(f"train-{round_}-", f"evaluate-{round_}-", f"train-{round_ + 1}-")
+        self._keep_only(f"train-{round_}-", f"evaluate-{round_}-", f"train-{round_ + 1}-", *(f"{order}/" for order in kept))
 
     def clear_evaluation(self, round_: int, clients: Iterable[str]) -> None:
         """Remove the evaluations of these devices, after their commit. Those that came since then stay."""
         self._discard([_entry_name(OrderId("evaluate", round_, client)) for client in clients])
 
-    def clear_except(self, work: str, round_: int, closed: int) -> None:
+    def clear_except(self, work: str, round_: int, closed: int, kept: Collection[OrderId] = ()) -> None:
         """Remove what a killed process left unfinished, or had no time to clear, at start.
 
         Args:
             work: Work of the open orders: train or evaluate.
             round_: Round of the open orders.
             closed: The last closed round.
+            kept: Further orders to keep.
         """
         self._closed = closed
         entries = set(self._names(""))
         loose = [name for name in self._blobs.names(INBOX) if f"{name.rpartition('/')[0]}/{ENTRY}" not in entries]
         self._blobs.remove(loose)
-        self._keep_only(f"{work}-{round_}-", f"train-{closed}-")
+        self._keep_only(f"{work}-{round_}-", f"train-{closed}-", *(f"{order}/" for order in kept))
 
     def _keep_only(self, *prefixes: str) -> None:
         """Remove all other updates. They are listed once: an update that is accepted after that stays."""

@@ -25,7 +25,7 @@ from attune.fedserver.stores.disk import scratch_blobs
 from attune.fedserver.view import summary
 from attune.fedserver.view.status import status
 
-ORDER_COLUMNS = ("round", "work", "client", "samples")
+ORDER_COLUMNS = ("round", "work", "client", "samples", "staleness", "arrival")
 
 
 def export_home(home: ServerHome, out: Path) -> list[str]:

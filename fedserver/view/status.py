@@ -18,7 +18,7 @@ from attune.fedserver.core.data_form import one_token
 from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
-from attune.fedserver.core.records import DeviceRecord
+from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 from attune.fedserver.view.guarantee import guarantee
 
@@ -49,6 +49,7 @@ def status(
     """
     settings = snapshot.settings
     record, devices = snapshot.record, snapshot.devices
+    reported = reported | set(record.arrived)
     revoked = {device.name for device in devices if device.revoked}
     done, last = record.phase is Phase.DONE, settings.round.rounds
     # A finished run keeps its figures: who is revoked later stays in them.
@@ -92,6 +93,7 @@ def status(
         "no_better_than_constant": without_use(rows, latest),
         "fleet": [verdict.report() for verdict in verdicts],
         "privacy": _privacy(snapshot.plan, reports) or guarantee(snapshot),
+        "buffer": _buffer(record, rows, settings.round) if settings.round.mode == "buffered" else None,
         "paused": record.paused,
         "reason": record.reason or None,
         "setback": record.setback or None,
@@ -109,6 +111,20 @@ def status(
             if name not in revoked and expires_soon(entry, now)
         ],
         "refused": [asdict(entry) | {"todo": advice(entry.kind)} for entry in snapshot.refusals],
+    }
+
+
+def _buffer(record: Record, rows: Iterable[Report], policy: RoundSettings) -> dict[str, Any]:
+    """Return the fill of the buffer, and how stale updates are: those of the last round, and what may come yet."""
+    last = [row.staleness for row in rows if row.round == record.round and row.staleness is not None]
+    open_orders = [number for name, number in record.begun.items() if name not in record.arrived]
+    return {
+        "size": policy.buffer,
+        "filled": len(record.arrived),
+        "training": len(open_orders),
+        "staleness": sum(last) / len(last) if last else None,
+        "oldest": max((record.round + 1 - number for number in open_orders), default=None),
+        "discarded": record.discarded,
     }
 
 

@@ -53,6 +53,10 @@ def render_status(status: dict[str, Any]) -> str:
 def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
     running = f"serving {status['address']}" if status["running"] else "not running"
     yield f"{status['state']}: round {status['round']}/{status['rounds']} of {status['method']}, server {running}"
+    if buffer := status["buffer"]:
+        stale = "" if buffer["staleness"] is None else f", mean staleness of the last round {buffer['staleness']:.1f}"
+        fill = f"{buffer['filled']} of {buffer['size']} updates are in, {buffer['training']} devices train"
+        yield f"buffered rounds: {fill}{stale}, {buffer['discarded']} updates discarded"
     if status["paused"]:
         yield "paused: no further round opens before `fedserver resume`"
     if status["reason"]:

@@ -15,7 +15,7 @@ from attune.fedserver.web.facts import PageFacts
 
 RUN = (
     "state", "phase", "running", "address", "method", "model", "round", "rounds", "adapting", "min_clients", "accuracy",
-    "metric", "constant", "no_better_than_constant", "paused", "reason", "troubles", "fleet",
+    "metric", "constant", "no_better_than_constant", "buffer", "paused", "reason", "troubles", "fleet",
 )  # fmt: skip
 DEVICE = (
     "name", "since", "progress", "samples", "note", "accuracy", "interval", "verdict", "probably",

@@ -60,6 +60,12 @@ class FederationCollector:
         taken_back = len(self._facts.status["taken_back"])
         yield _one("attune_take_backs", "How often devices took the state back in the last 50 rounds.", taken_back)
         yield _one("attune_troubles", "Problems that keep the server from going on.", len(run["troubles"]))
+        if buffer := run["buffer"]:
+            yield _one("attune_buffer_size", "Updates that make the next state (buffered rounds).", buffer["size"])
+            yield _one("attune_buffer_filled", "Updates that are in the buffer (buffered rounds).", buffer["filled"])
+            if buffer["staleness"] is not None:
+                yield _one("attune_staleness", "Mean staleness of the last round (buffered rounds).", buffer["staleness"])
+            yield _one("attune_discarded_updates", "Updates that were too stale (buffered rounds).", buffer["discarded"])
         if run["left_s"] is not None:
             yield _one("attune_left_seconds", "Estimated time of the rounds that are left.", run["left_s"])
         if self._facts.round_s is not None:

@@ -33,7 +33,7 @@ from attune.fedserver.lab.aggregators.base import (
 )
 from attune.fedserver.lab.aggregators.matrices import Matrices
 from attune.fedserver.lab.aggregators.mean import weighted_mean
-from attune.fedserver.lab.aggregators.votes import gram, limited, mix_, stack
+from attune.fedserver.lab.aggregators.votes import discounted, gram, limited, mix_, stack
 
 COLD_START, CLIENT = "cold-start", "client/"
 GRAM, WEIGHTS = "gram", "weights"
@@ -143,6 +143,8 @@ class Mixing:
         for partial in partials:
             G_SS += partial[GRAM]
         A_SS = self._weights(G_SS, updates)
+        if any(update.fresh != 1 for update in updates):
+            A_SS = discounted(A_SS, torch.tensor([update.fresh for update in updates], dtype=torch.float64))
         cap, floor = self._settings.attention_cap, self._settings.self_floor
         return {WEIGHTS: limited(A_SS, cap, floor) if cap < 1 or floor > 0 else A_SS}
 

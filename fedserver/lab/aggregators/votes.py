@@ -72,6 +72,15 @@ def limited(A_SS: torch.Tensor, cap: float, floor: float) -> torch.Tensor:
     return others_SS + torch.diag(1 - others_SS.sum(dim=1))
 
 
+def discounted(A_SS: torch.Tensor, fresh_S: torch.Tensor) -> torch.Tensor:
+    """Multiply each device's weight in the rows of the others by `fresh_S`. What they lose goes to the row's own device.
+
+    A device's own value is its newest one, so it is not stale for the device itself.
+    """
+    others_SS = (A_SS * fresh_S).fill_diagonal_(0)
+    return others_SS + torch.diag(1 - others_SS.sum(dim=1))
+
+
 BLOCK = 4_096  # columns of a product in float32: a cosine is then within 2e-7, measured for S from 2 to 50
 EXACT = 65_536  # fewer columns than these are multiplied in float64: their few blocks would not average the error out
 

@@ -52,8 +52,8 @@ class FarLab:
     async def start(self, plan: Plan, slots: Sequence[Slot], closed: int) -> Started:
         return sent(await self._lab.start(sent(plan, Plan), sent(slots, list[Slot]), closed), Started)
 
-    async def serve(self, clients: Sequence[str], founders: Sequence[str] = ()) -> Served:
-        return sent(await self._lab.serve(sent(clients, list[str]), sent(founders, list[str])), Served)
+    async def serve(self, clients: Sequence[str], founders: Sequence[str] = (), version: int | None = None) -> Served:
+        return sent(await self._lab.serve(sent(clients, list[str]), sent(founders, list[str]), version), Served)
 
     async def cold_start(self) -> dict[str, Blob]:
         return sent(await self._lab.cold_start(), dict[str, Blob])
@@ -82,8 +82,8 @@ class FarLab:
     async def go_back(self, to: int) -> RoundOutcome:
         return sent(await self._lab.go_back(to), RoundOutcome)
 
-    async def settle(self) -> None:
-        await self._lab.settle()
+    async def settle(self, holders: Sequence[str] = ()) -> None:
+        await self._lab.settle(sent(holders, list[str]))
 
     async def forget(self, oldest: int) -> None:
         await self._lab.forget(oldest)

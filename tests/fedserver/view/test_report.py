@@ -81,6 +81,7 @@ def shown(
         "rounds": 1,
         "method": "fedavg",
         "running": False,
+        "buffer": None,
         "paused": False,
         "reason": None,
         "troubles": [],
