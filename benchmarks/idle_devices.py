@@ -121,8 +121,8 @@ def main(out: Path, counts: list[int]) -> None:
         token = JoinToken.parse(server.wait_for(r"--token (\S+)", START_S)[1])
         pid = server.process.pid
         rows = aio.run(measured(port, token, pid, counts, steady_bytes(pid)))
-    command = f"python -m benchmarks.idle_devices benchmarks/results/{out.name} {' '.join(map(str, counts))}"
-    result = {"command": command, "machine": machine(), "span_s": SPAN_S, "load": os.getloadavg()[0], "rows": rows}
+    asked = f"python -m benchmarks.idle_devices benchmarks/results/{out.name} {' '.join(map(str, counts))}"
+    result = {"command": asked, "machine": machine(), "span_s": SPAN_S, "load": os.getloadavg()[0], "rows": rows}
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
