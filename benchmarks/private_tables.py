@@ -55,7 +55,7 @@ def known(name: str, rows: Rows) -> Known:
     for epsilon, method in product(EPSILONS, task.methods):
         for what in (OWN,) if method == LOCAL else (OWN, KEPT):
             listed = task.listed(method, epsilon)
-            tried = {each: _scores(rows, epsilon, method, "validation", each, task.trial_seeds, what) for each in listed}
+            tried = {one: _scores(rows, epsilon, method, "validation", one, task.trial_seeds, what) for one in listed}
             if not all(tried.values()):
                 continue
             means = {settings: fmean(scores) for settings, scores in tried.items()}
@@ -137,9 +137,7 @@ def _gains(by_task: Mapping[str, Known]) -> Iterator[str]:
 
 
 def _gain(name: str, figures: Known, epsilon: float, what: str, rival: Figures | None) -> str:
-    there = {
-        method: each for method in TASKS[name].methods if method != LOCAL and (each := figures.get((epsilon, method, what)))
-    }
+    there = {method: one for method in TASKS[name].methods if method != LOCAL and (one := figures.get((epsilon, method, what)))}
     if rival is None or not there:
         return "-"
     method = max(there, key=lambda one: there[one].validation)

@@ -70,7 +70,7 @@ def test_draws_of_batches_are_independent_of_one_another_and_of_the_noise(tmp_pa
         assert abs(np.corrcoef(one, other)[0, 1]) < 5 / math.sqrt(len(one))
 
 
-def test_a_device_that_starts_again_repeats_the_noise_and_the_batches_of_the_same_inputs(tmp_path: Path) -> None:
+def test_a_device_that_starts_again_repeats_noise_and_batches_of_the_same_inputs(tmp_path: Path) -> None:
     first, again = noise_of(tmp_path), noise_of(tmp_path)
     assert np.array_equal(drawn(first), drawn(again))
     batches = [[index_B.tolist() for index_B in noise.batches(SAMPLES, 30, 5, "")] for noise in (first, again)]
