@@ -13,7 +13,15 @@ from pathlib import Path
 import click
 import msgspec
 
-from benchmarks import method_tables, paper_findings, recipe_tables, report, robust_tables, shared_optimiser_tables
+from benchmarks import (
+    method_tables,
+    paper_findings,
+    private_tables,
+    recipe_tables,
+    report,
+    robust_tables,
+    shared_optimiser_tables,
+)
 from docs import disclosed, settings_tables, tables
 from docs.markdown import table
 
@@ -55,6 +63,8 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "recipes": recipe_tables.sections,
     "attackers": robust_tables.sections,
     "all-methods": method_tables.sections,
+    "private-methods": private_tables.sections,
+    "visible-by-mode": private_tables.visible,
     "shared-optimisers": shared_optimiser_tables.lines,
 }
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from benchmarks.visible_by_mode import FEATURES, PIXELS, inversion, label_counts, membership
 
 TABLE = Path(__file__).parents[2] / "benchmarks/results/visible_by_mode.csv"
+MEAN_AUC = "AUC, mean over draws of noise"
 CHANCE = 0.02  # how far two figures without any information differ
 
 
@@ -21,14 +23,14 @@ def kept(mode: str, attack: str, setting: str = "", measure: str = "") -> float:
     """Return a figure of the committed table."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if (row["mode"], row["attack"]) == (mode, attack)]
-    [row] = [row for row in rows if setting in row["setting"] and row["measure"] == (measure or row["measure"])]
+    [row] = [row for row in rows if setting in ("", row["setting"]) and row["measure"] == (measure or row["measure"])]
     return float(row["value"])
 
 
 def rebuilt(mode: str, samples: int, features: int) -> tuple[float, float]:
     """Return the correlation of rebuilt inputs, and that by chance, after a check that they are what the table says."""
     measured = inversion(mode, samples, features)
-    setting = f"{samples} samples of each device, {features} features"
+    setting = f"{features} features, batches of {samples}"
     for value, measure in zip(measured, ("correlation", "correlation by chance"), strict=True):
         assert value == pytest.approx(kept(mode, "inversion", setting, measure), abs=0.03)
     return measured
@@ -64,13 +66,15 @@ def test_label_counts_of_a_device_are_seen_without_privacy_alone() -> None:
     assert off["plain"] < 1
     assert off["example"] > 3
     assert min(off["client"], off["secure"]) > 10
-    assert all(value == pytest.approx(kept(mode, "label counts"), rel=0.1) for mode, value in off.items())
+    for mode in ("plain", "secure"):
+        assert off[mode] == pytest.approx(kept(mode, "label counts"), rel=0.1)
 
 
 def test_members_are_told_from_others_without_privacy_and_not_with_noise() -> None:
-    area = {mode: membership(mode) for mode in ("plain", "example", "client", "secure")}
+    area = {mode: fmean(membership(mode)) for mode in ("plain", "example", "client", "secure")}
     assert area["plain"] > 0.9
     assert area["example"] <= 0.60
     assert area["client"] <= 0.60
     assert area["secure"] < area["plain"] - 0.2
-    assert all(value == pytest.approx(kept(mode, "membership"), abs=0.03) for mode, value in area.items())
+    for mode, value in area.items():
+        assert value == pytest.approx(kept(mode, "membership", measure=MEAN_AUC), abs=0.02)
