@@ -34,8 +34,8 @@ SMALL = {
 # Rounds cost a different number of updates: 20, 10 (of 13 that begin) and 5.
 MODES: dict[str, tuple[dict[str, Any], Sequence[int]]] = {
     "synchronous": ({}, (3, 6, 12, 24)),
-    "over-selection": ({"round.clients": 10, "round.over_selection": 0.3}, (6, 12, 24, 48, 96)),
-    "buffered": ({"round.mode": "buffered", "round.buffer": 5}, (20, 40, 80, 160, 320)),
+    "over-selection": ({"round.clients": 10, "round.over_selection": 0.3}, (6, 12, 24, 48)),
+    "buffered": ({"round.mode": "buffered", "round.buffer": 5}, (20, 40, 80, 160)),
 }
 KEY = ("method", "mode", "rounds", "seed")
 COLUMNS = (*KEY, "seconds", "accuracy", "slow_half")
@@ -109,20 +109,20 @@ def draw(rows: Sequence[dict[str, str]]) -> bytes:
 
 @click.command()
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0, 1, 2), show_default=True)
+@click.option("--points", type=click.IntRange(1, 4), default=4, show_default=True, help="Only the first points of each curve.")
 @click.option("--method", "methods", multiple=True, type=click.Choice(METHODS), default=METHODS)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for buffered.csv and buffered.png.")
-def main(seeds: tuple[int, ...], methods: tuple[str, ...], out: Path) -> None:
+def main(seeds: tuple[int, ...], points: int, methods: tuple[str, ...], out: Path) -> None:
     """Run what is missing, then draw."""
     results = Results(out / "buffered.csv", COLUMNS)
     for seed in seeds:
         with tempfile.TemporaryDirectory(prefix="attune-buffered-") as folder:
             cut = partition(load_dataset("digits"), "dirichlet", DEVICES, seed, alpha=0.3)
             shards = write_shards(Path(folder) / "shards", cut)
-            for rank in range(max(len(counts) for _, counts in MODES.values())):
+            for rank in range(points):
                 for method in methods:
                     for mode, (_, counts) in MODES.items():
-                        if rank < len(counts):
-                            measure(results, shards, method, mode, counts[rank], seed)
+                        measure(results, shards, method, mode, counts[rank], seed)
     rows = results.rows()
     report(rows)
     write_file(out / "buffered.png", draw(rows), PUBLIC)

@@ -168,13 +168,11 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Literal["synchronous", "buffered"] = "synchronous"
     # Updates that make the next state, if rounds are buffered.
     buffer: Count = 10
-    # Exponent a of the weight (1 + s)^-a of an update, if rounds are buffered. s is its staleness: how many states are newer
-    # than the one from which its training began.
+    # Exponent a of the weight (1 + s)^-a of an update, if rounds are buffered. s, its staleness, counts the newer states.
     staleness: NonNegative = 0.5
     # Largest staleness of an update that counts, if rounds are buffered. 0: no limit.
     max_staleness: CountOrZero = 20
-    # Devices sampled for a round; in buffered rounds, devices that train at the same time. 0, or more than are connected: all
-    # of them.
+    # Devices sampled for a round (buffered: that train at the same time). 0, or more than are connected: all of them.
     clients: CountOrZero = 0
     # Devices that must be connected before the plan is made and before each round starts.
     min_clients: Count = 2

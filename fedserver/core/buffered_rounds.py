@@ -181,9 +181,9 @@ class BufferedAggregating(Buffering, AggregatingPhase):
         """Note a device that came back. It gets its order again with the next round, since nothing can be served now."""
         return Step(replace(state, asked_at=without(state.asked_at, name)))
 
-    def aggregated(self, rules: Rules, state: Round, now: float, setback: str) -> Step:
+    def aggregated(self, rules: Rules, state: Round, now: float, setback: str, weight: float) -> Step:
         """Go on as in synchronous rounds. After the last round, and when the state is taken back, no order stays open."""
-        step, record = super().aggregated(rules, state, now, setback), state.record
+        step, record = super().aggregated(rules, state, now, setback, weight), state.record
         over = bool(record.spoiled) or step.state.record.round >= rules.settings.rounds
         through = set(record.begun) if over else {*record.cohort, *record.excused}
         noted = step.state.noting(

@@ -6,6 +6,7 @@ from attune.common.config import PrivacySettings, RoundSettings
 from attune.common.errors import SettingError
 from attune.common.methods.method import ConfiguredMethod
 from attune.common.methods.settings.aggregators import VOTES, ClippedSettings
+from attune.fedserver.core.embedding_settings import embeds_on_devices
 from attune.fedserver.core.encodings import Encodings
 
 ON = 'round.mode = "buffered"'
@@ -24,6 +25,7 @@ def check_buffered(rounds: RoundSettings, configured: ConfiguredMethod, privacy:
     wrong = {
         "privacy.secure_aggregation: it needs rounds whose devices train at the same time": privacy.secure_aggregation,
         'privacy.unit = "client": it needs rounds whose devices are drawn, and not the fastest ones': privacy.on_server,
+        'method.embedding = "device": a device steps its embedding as if its update were fresh': embeds_on_devices(configured),
         'round.train = "all": each order must start from what the server serves': rounds.train == "all",
         "round.over_selection: no update is left over (round.clients is how many devices train at a time)": bool(
             rounds.over_selection

@@ -44,11 +44,6 @@ class Rules:
     common: bool = False
     noisy: bool = False
 
-    @property
-    def buffered(self) -> bool:
-        """Whether devices train without waiting for one another."""
-        return self.settings.mode == "buffered"
-
 
 class PhaseKey(StrEnum):
     """The phases, with adaptation apart from training: the record calls both `training`."""
@@ -156,10 +151,9 @@ def closing(rules: Rules, state: Round, now: float) -> Round:
 
 def was_counted(state: Round, event: Reported) -> bool:
     """Return whether this answer was taken in already, for the open orders or for the round that was closed last."""
-    order, record = (event.work, event.round), state.record
-    again = order == record.open_orders and event.name in state.reported
-    last = record.last_begun.get(event.name, record.round)
-    return again or (order == ("train", last) and event.name in record.last_cohort)
+    order, name, record = (event.work, event.round), event.name, state.record
+    last = name in record.last_cohort and order == ("train", record.last_begun.get(name, record.round))
+    return last or (order == record.open_orders and name in state.reported)
 
 
 class TrainingPhase(OpenPhase):
@@ -258,9 +252,8 @@ class EvaluationPhase(OpenPhase):
             return Step(state)
         if back := spoiled(state, rules.settings.take_back, complete=False):
             return Step(state.noting(spoiled=back.why, back_to=back.to), then=PhaseKey.AGGREGATING)
-        return Step(
-            closing(rules, state, now), then=PhaseKey.WAITING if state.record.round < rules.settings.rounds else PhaseKey.DONE
-        )
+        then = PhaseKey.WAITING if state.record.round < rules.settings.rounds else PhaseKey.DONE
+        return Step(closing(rules, state, now), then=then)
 
 
 class WaitingPhase(PhaseVerbs):

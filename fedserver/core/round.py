@@ -65,7 +65,7 @@ def left_s(rules: Rules, state: Round, now: float) -> float:
 
 
 def _phase(rules: Rules, key: PhaseKey) -> PhaseVerbs:
-    return BUFFERED.get(key, PHASES[key]) if rules.buffered else PHASES[key]
+    return BUFFERED.get(key, PHASES[key]) if rules.settings.mode == "buffered" else PHASES[key]
 
 
 def _handle(rules: Rules, state: Round, event: events.Event) -> Step:

@@ -92,8 +92,8 @@ class Engine:
         self._noise = noise_of(plan, blobs, len(self._aggregators))
         self._chains = {part: chain_of(part, self._settings[part], transforms, self._noise) for part in self._aggregators}
         self._growth = {part: growth_of(part, transforms) for part in self._aggregators}
-        changes = {part for part, returns in plan.returns.items() if returns == "change"}  # maybe from an older state
-        self._rebased = {part for part in self._settings if self._settings[part].returns == "values" and part in changes}
+        as_values = {part for part, settings in self._settings.items() if settings.returns == "values"}
+        self._rebased = {part for part in as_values if plan.returns.get(part) == "change"}  # maybe from an older state
         self._bounded: dict[str, float] = {}  # client -> medians, of the round closed last
         self._without_vote: set[str] = set()  # those of them that did not count in some part
         self._norms: Norms = {}  # of the changes in earlier rounds
@@ -323,13 +323,11 @@ class Engine:
         cohort = Cohort(part, tuple(self._update(part, name, entry, stack) for name, entry in sorted(entries.items())))
         cohort = self._chains[part].on_cohort(cohort, context)
         self._without_vote |= context.without_vote
-        updates = []
-        for update in cohort.updates:
-            fresh = entries[update.client].fresh if update.client in entries else 1.0  # a sum has no client
-            slot = self._aggregators[part].slot(update.client) if part in self._rebased else None
-            present = self._opened(self._vaults[part].blob(slot), stack) if slot is not None else None
-            updates.append(weighed(update, fresh, self._settings[part].returns, present))
-        return updates
+        slot = self._aggregators[part].slot("") if part in self._rebased else None
+        present = None if slot is None else self._opened(self._vaults[part].blob(slot), stack)
+        fresh = {name: entry.fresh for name, entry in entries.items()}  # a sum of updates has no name
+        returns = self._settings[part].returns
+        return [weighed(update, fresh.get(update.client, 1.0), returns, present) for update in cohort.updates]
 
     def _inputs(self, part: PartKind, entries: Mapping[str, AcceptedUpdate]) -> tuple[str, ...]:
         """Return the digests of what a part's next value follows from, for a value that all clients share."""

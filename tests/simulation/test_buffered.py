@@ -265,6 +265,7 @@ def test_without_staleness_rounds_are_synchronous_ones(clouds: dict[str, Path]) 
         ("fedavg", {"round.clients": 2, "round.over_selection": 0.5}, "round.over_selection"),
         ("fedavg", {"method.robust": "multi-krum"}, "method.robust = 'multi-krum' and round.buffer = 2"),
         ("fedmcsa", {"round.encoding": "int8"}, "encoding of attended parts"),
+        ("fedtp", {"method.embedding": "device"}, 'method.embedding = "device"'),
     ],
 )
 def test_what_excludes_buffered_rounds_is_named_before_the_start(method: str, settings: dict[str, Any], why: str) -> None:
