@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.errors import SettingError, ShardError, nearest
-from attune.common.schema import Schema
+from attune.common.schema import ROLES, Schema
 from attune.common.schema_file import read_schema
 from attune.common.task import TASKS, TaskName
 
@@ -41,6 +41,7 @@ class ReadOptions:
     key: str = ""  # column: what tells one row from another, so that the same rows stay held out; "": their content
     task: TaskName = "classes"
     schema: Schema | None = None  # what the columns of a table are; None: all features are numbers
+    gives_roles: bool = True  # the schema says which columns are label, group and split, where these options do not
     proposes: bool = False  # the sites' proposals are merged into one schema before the table is used
 
     @classmethod
@@ -99,9 +100,8 @@ class ReadOptions:
 
         Columns whose role the options do not say have that of the schema, if the table has them.
         """
-        label, group, split = (
-            ",".join(name for name in schema.with_kind(kind) if name in names) for kind in ("label", "group", "split")
-        )
+        given = {kind: schema.with_kind(kind) if self.gives_roles else [] for kind in ROLES}
+        label, group, split = (",".join(name for name in given[kind] if name in names) for kind in ROLES)
         return replace(
             self,
             schema=schema,

@@ -69,8 +69,11 @@ class LazyShard:
     @classmethod
     def _proposing(cls, path: Path, options: ReadOptions, held: Collection[str]) -> Self:
         """Propose a schema of a table, by which the samples are read until the plan has the schema of all sites."""
-        proposal = describe(read_table(path, missing_words(options)), options)
-        load_in = partial(_load_in, path, options, frozenset(held))
+        table = read_table(path, missing_words(options))
+        proposal = describe(table, options)
+        # The server makes the plan's schema. It must not choose another label or split here: errors quote such columns.
+        roles = replace(options.with_schema(proposal.schema, table.names), gives_roles=False)
+        load_in = partial(_load_in, path, roles, frozenset(held))
         load = partial(load_in, proposal.schema)
         shard = load()
         profile = msgspec.structs.replace(shard.profile(), columns=None, schema=msgspec.UNSET, proposal=proposal.schema)

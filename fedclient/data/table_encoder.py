@@ -76,11 +76,11 @@ class TableEncoder:
                 values[name] = np.full(len(table), np.nan)
                 continue
             values[name], cells = _values(table, name, column)
-            texts = [f"{table.cells[name][at]!r} in sample {at + 1}"[:80] for at in cells]
-            if texts and column.kind in ("category", "yes/no"):
+            if cells and column.kind in ("category", "yes/no"):
                 strange[name] = sorted({str(table.cells[name][at])[:40] for at in cells})
-            elif texts:
-                wrong.append(f"{name!r} ({texts[0]}) is no {column.kind}")
+            elif cells:  # a device tells the server its errors, so they quote no cell
+                more = f" and {len(cells) - 1} more" if len(cells) > 1 else ""
+                wrong.append(f"{name!r} holds no {column.kind} in sample {cells[0] + 1}{more}")
         if wrong:
             raise ShardError(
                 f"{table.path} does not fit its schema: {listed(wrong)}. Correct the cells, say --missing-words usual,WORD if "

@@ -245,6 +245,11 @@ def make_plan(
     if settings.round.mode == "buffered" and "shared" in settings.configured.aggregators:
         returns["shared"] = "change"  # the state may have moved on when it arrives
     plan = weighted(msgspec.structs.replace(plan, plugins=plugins, returns=returns), profiles)
+    if schema is not None and len(schema.to_json()) > MAX_PLAN_BYTES // 2:
+        raise SettingError(
+            f"the plan is too long to be sent: its schema has {len(schema.columns)} columns, and categories with many values. "
+            "Declare data.columns, and leave some out"
+        )
     if len(msgspec.json.encode(plan)) > MAX_PLAN_BYTES:
         most = max(profiles, key=lambda name: len(msgspec.json.encode(profiles[name].labels)))
         raise SettingError(

@@ -11,6 +11,7 @@ import pytest
 from attune.common.errors import SettingError, ShardError
 from attune.common.schema import Column, Schema
 from attune.fedclient.data.describe import describe
+from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.makers.make import make
 from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.shard import load_shard
@@ -18,6 +19,8 @@ from attune.fedclient.data.table import DataTable, read_table
 from attune.fedclient.data.table_encoder import TableEncoder
 from attune.fedclient.data.units import unit_verdicts, verdict_of
 from attune.fedclient.read_options import ReadOptions
+from attune.fedserver.core.planning import make_plan, resolve
+from attune.fedserver.core.table_schemas import in_schema
 
 ROWS = 40
 KINDS = {
@@ -135,8 +138,9 @@ def test_a_column_that_is_not_there_counts_as_missing() -> None:
 
 
 def test_cells_of_another_kind_are_named() -> None:
-    with pytest.raises(ShardError, match=r"'a' \('many' in sample 2\) is no number, 'd' \('soon' in sample 1\) is no date"):
-        encoded({"a": Column("number"), "d": Column("date")}, a=[1, "many"], d=["soon", None])
+    with pytest.raises(ShardError, match="'a' holds no number in sample 2, 'd' holds no date in sample 1 and 1 more") as raised:
+        encoded({"a": Column("number"), "d": Column("date")}, a=[1, "Mr Smith"], d=["soon", "later"])
+    assert "Smith" not in str(raised.value)  # the server is told why a device takes no part
     with pytest.raises(ShardError, match=r"a \(1\).*refuse"):
         encoded({"a": Column("number", missing="refuse")}, a=[1, None])
 
@@ -161,6 +165,15 @@ def test_a_shard_keeps_its_schema(patients: Path, tmp_path: Path) -> None:
     meta.write_bytes(meta.read_bytes().replace(b'"age missing"', b'"age"', 1))
     with pytest.raises(ShardError, match="not the features of its schema"):
         load_shard(tmp_path / "out")
+
+
+def test_the_servers_schema_gives_no_column_a_role(patients: Path) -> None:
+    shard = LazyShard.on_disk(patients, ReadOptions.of("ill", schema="auto"))
+    assert isinstance(shard.profile.proposal, Schema) and shard.profile.schema is msgspec.UNSET
+    columns = {**shard.profile.proposal.columns, "remark": Column("split"), "case": Column("label"), "sex": Column("group")}
+    plan = make_plan(resolve({"data": {"columns": columns}}), {"kiel": in_schema(shard.profile, Schema.of(columns))}, "f")
+    loaded = shard.load_for(plan)
+    assert loaded.labels == ["no", "yes"] and loaded.groups is None and loaded.schema == plan.schema
 
 
 def test_a_file_without_schema_says_so(tmp_path: Path) -> None:
