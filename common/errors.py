@@ -261,6 +261,15 @@ class LedgerBusy(Unreachable):
     kind, exit_code, status = "ledger-busy", 27, "UNAVAILABLE"
 
 
+class ServerReplaced(Unreachable):
+    """Another server has taken over this federation, because this one did not answer for some seconds.
+
+    What to do: Nothing. Started again, this one waits until it is needed.
+    """
+
+    kind, exit_code, status = "server-replaced", 29, "UNAVAILABLE"
+
+
 class WireError(AttuneError):
     """Bytes are not what they claim to be; the malformed kinds below say how.
 

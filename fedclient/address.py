@@ -1,4 +1,4 @@
-"""How a device reaches its server: HOST:PORT, and how long it waits between two tries."""
+"""How a device reaches its server: HOST:PORT, or several, and how long it waits between two tries."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from attune.common.errors import SettingError
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Address of a server, as `--server` takes it."""
+    """Address of a server, as `--server` takes it, and of those that may take over from it."""
 
     host: str  # without brackets
     port: int
+    others: tuple[ServerAddress, ...] = ()  # each without others
 
     @classmethod
     def parse(cls, text: str) -> ServerAddress:
-        """Read `host:port`, `1.2.3.4:port` or `[::1]:port`.
+        """Read `host:port`, `1.2.3.4:port` or `[::1]:port`, or several with commas between them.
 
         Raises:
             SettingError: The text has another form.
         """
+        first, *others = (cls._one(one.strip()) for one in text.split(","))
+        return cls(first.host, first.port, tuple(others))
+
+    @classmethod
+    def _one(cls, text: str) -> ServerAddress:
         host, colon, port = text.rpartition(":")
         bracketed = host.startswith("[") and host.endswith("]")
         host = host[1:-1] if bracketed else host
@@ -30,7 +36,18 @@ class ServerAddress:
         return cls(host, int(port))
 
     def __str__(self) -> str:
+        return ",".join([self.target, *(other.target for other in self.others)])
+
+    @property
+    def target(self) -> str:
+        """HOST:PORT of the first."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def next(self) -> ServerAddress:
+        """The same addresses, to be tried from the second one on."""
+        first, *others = (*self.others, ServerAddress(self.host, self.port))
+        return ServerAddress(first.host, first.port, tuple(others))
 
     @property
     def is_this_machine(self) -> bool:

@@ -109,7 +109,8 @@ async def _opened(options: ServerOptions, home: ServerHome, overrides: dict[str,
         HomeBusy: A server runs on it.
         SettingError: A setting cannot be.
     """
-    with home.locked():
+    with home.locked(options.say):
+        home.check()  # another server may have begun meanwhile
         home.create()
         storage, executors = home.open(), Executors()
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -252,8 +252,11 @@ class ServerHome:
         return f"{address.host}:{address.port}" if address else None
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock of this home during the block, as each server does while it runs.
+    def locked(self, waits: Callable[[str], None] | None = None) -> Iterator[None]:
+        """Hold the lock of this home during the block, and that of its storage, as each server does while it runs.
+
+        Args:
+            waits: Function that is told that this process waits for a server on another machine; None: it does not wait.
 
         Raises:
             HomeBusy: A server runs on this home.
@@ -266,7 +269,8 @@ class ServerHome:
         except filelock.Timeout:
             raise HomeBusy(f"a server already runs on {self.path}: stop it, or give this one another --home") from None
         try:
-            yield
+            with self.open().alone(waits):
+                yield
         finally:
             lock.release()
 

@@ -103,7 +103,7 @@ async def refusal_of(identity: Identity, address: ServerAddress) -> AttuneError 
     """
     anchor = identity.ca_pem
     async with grpc.aio.secure_channel(
-        str(address), channel_credentials(anchor, identity.credential), channel_options(anchor)
+        address.target, channel_credentials(anchor, identity.credential), channel_options(anchor)
     ) as channel:
         try:
             ask: Any = channel.unary_unary(HEALTH)
@@ -151,7 +151,7 @@ async def _ask(
         log.note(request, len(data))
         # A new channel for every try: an old one would wait by gRPC's own back-off.
         async with grpc.aio.secure_channel(
-            str(address), channel_credentials(anchor, bootstrap), channel_options(anchor)
+            address.target, channel_credentials(anchor, bootstrap), channel_options(anchor)
         ) as channel:
             try:
                 ask: Any = channel.unary_unary(ENROL.path, None, ENROL.reply.read)
@@ -164,7 +164,7 @@ async def _ask(
         reason = await asyncio.to_thread(diagnose, address.host, address.port, anchor, bootstrap, DIAGNOSIS_S, bootstrap=True)
         if not isinstance(reason, Unreachable):
             raise reason
-        failures += 1
+        failures, address = failures + 1, address.next
         left_s = connect_timeout_s - (time.monotonic() - started)
         if left_s <= 0:
             raise Unreachable(f"{reason} (gave up after {connect_timeout_s:g} s)")

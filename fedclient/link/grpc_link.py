@@ -193,7 +193,7 @@ class GrpcLink:
         connecting = ("grpc.min_reconnect_backoff_ms", CONNECT_MS)  # also limits one attempt to connect
         options = [*channel_options(self.identity.ca_pem), connecting]
         credentials = channel_credentials(self.identity.ca_pem, self.identity.credential)
-        return GrpcChannel(grpc.aio.secure_channel(str(self.address), credentials, options), self.judged, self._log)
+        return GrpcChannel(grpc.aio.secure_channel(self.address.target, credentials, options), self.judged, self._log)
 
     def judged(self, error: AioRpcError) -> Exception | None:
         """Return the error that the server named; None if it named none.
@@ -247,6 +247,7 @@ class GrpcLink:
     async def diagnosis(self) -> str:
         address, identity = self.address, self.identity
         # The old channel would retry by its own back-off, and fail the next call with an old error.
+        self.address = address.next
         await self._replace("could not connect")
         error = await asyncio.to_thread(diagnose, address.host, address.port, identity.ca_pem, identity.credential, DIAGNOSIS_S)
         if isinstance(error, Unreachable):
@@ -300,6 +301,7 @@ class GrpcLink:
 
     def _gone(self) -> None:
         """Give up this connection, because the server is silent."""
+        self.address = self.address.next
         replacing = asyncio.create_task(self._replace("the server has stopped answering"))
         self._tasks.add(replacing)
         replacing.add_done_callback(self._tasks.discard)

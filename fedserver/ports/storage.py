@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -45,6 +46,16 @@ class HomeStorage(Storage, Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *error: object) -> None: ...
+
+    def alone(self, waits: Callable[[str], None] | None) -> AbstractContextManager[None]:
+        """Be the only server of this storage during the block, whatever other machines there are.
+
+        Args:
+            waits: Function that is told that this process waits for another one; None: it does not wait.
+
+        Raises:
+            HomeBusy: Another server has it.
+        """
 
     def exists(self) -> bool:
         """Return whether there is a ledger."""

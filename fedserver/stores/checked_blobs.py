@@ -21,7 +21,7 @@ class CheckedBlobs(ABC):
 
     @abstractmethod
     def create(self, name: str, size: int, durable: bool = True) -> Target:
-        """Implement ports.blobs.Blobs.create, and so on."""
+        """Return `size` bytes in the making, as ports.blobs.Blobs does."""
 
     @abstractmethod
     def names(self, prefix: str) -> list[str]: ...

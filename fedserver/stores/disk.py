@@ -65,6 +65,9 @@ class DiskStorage:
 
     # --- a start
 
+    def alone(self, waits: Callable[[str], None] | None) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # the home has a lock, and nothing else can write to the folder
+
     def exists(self) -> bool:
         return self._database.exists()
 

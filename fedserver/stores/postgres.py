@@ -21,11 +21,12 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
-from attune.common.errors import HomeMismatch, LedgerBusy, SettingError
-from attune.fedserver.stores.tables import Rows
+from attune.common.errors import HomeMismatch, LedgerBusy, ServerReplaced, SettingError
+from attune.fedserver.stores.tables import Rows, put_value, value_in
 
 WAIT_S = 10.0  # how long a call waits for a lost database, or for another process's transaction
 LOOK_S = 0.1
+TERM = "term"  # key of the table `meta`: the fencing number, one more with each server that takes over
 MOST_CONNECTIONS = 8  # of one process, beside those of readers
 OLDEST = 14  # of PostgreSQL
 LOCKS = 0x61747475  # the first number of each advisory lock; the second is of the schema
@@ -81,7 +82,7 @@ class PostgresDatabase:
     """Implements tables.Database for several threads: each block has a connection of its own.
 
     Attributes:
-        term: This server's fencing number; None for a command, which may always write.
+        term: This server's fencing number, checked within each commit; None for a command, which may always write.
     """
 
     strings: ClassVar[str] = "SELECT json_array_elements_text(?::json)"
@@ -148,6 +149,7 @@ class PostgresDatabase:
             db.execute("BEGIN")
             try:
                 [number, _] = db.execute(TURN, (LOCKS,)).fetchone() or ("", None)
+                self._check_term()
                 yield
             except BaseException:
                 with suppress(psycopg.Error):
@@ -158,6 +160,27 @@ class PostgresDatabase:
             except psycopg.OperationalError:
                 if not self._is_committed(number):
                     raise
+
+    def _check_term(self) -> None:
+        """Check that no other server has begun a newer term.
+
+        Raises:
+            ServerReplaced: One has. Nothing that this process does counts any more.
+        """
+        if self.term is not None and self.newest_term() != self.term:
+            raise ServerReplaced(f"another server has taken over the federation in {self.url}")
+
+    def newest_term(self) -> int:
+        """Return the number of the newest term; 0 before the first."""
+        return value_in(self, TERM, int) or 0
+
+    def begin_term(self) -> None:
+        """Begin a new term, the one of this process. From now on no other server can commit anything."""
+        self.term = None
+        with self.transaction():
+            term = self.newest_term() + 1
+            put_value(self, TERM, term)
+        self.term = term
 
     def _is_committed(self, number: str) -> bool:
         """Return whether a transaction counts, of which the connection was lost during the commit."""

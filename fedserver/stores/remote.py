@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores import postgres, s3, transfer
 from attune.fedserver.stores.disk import DATABASE_FILE, OF_THE_HOME
 from attune.fedserver.stores.folder import FolderBlobs, FolderSpool, clear_folders, make_folders
+from attune.fedserver.stores.lease import Lease
 from attune.fedserver.stores.postgres import PostgresDatabase
 from attune.fedserver.stores.postgres_ledger import PostgresLedger, PostgresReader
 from attune.fedserver.stores.s3 import IN_S3, ObjectCache, S3Blobs, S3Objects
@@ -73,6 +75,9 @@ class RemoteStorage:
         await self.close()
 
     # --- a start
+
+    def alone(self, waits: Callable[[str], None] | None) -> AbstractContextManager[None]:
+        return Lease(self.database).held(waits)
 
     def exists(self) -> bool:
         return self.database.exists()

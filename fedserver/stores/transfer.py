@@ -27,7 +27,7 @@ COLUMNS = {
     "refusals": ", ".join(Refusal.__dataclass_fields__), "slots": "part, key, file, digest, size",
     "metrics": "round, work, client, row",
 }  # fmt: skip
-OF_THE_PLACE = f"key NOT IN ('{IDENTITY}', '{TERM}', '{MOVING}', '{SCHEMA_KEY}')"
+OF_THE_PLACE = f"key NOT IN ('{IDENTITY}', 'term', '{MOVING}', '{SCHEMA_KEY}')"
 
 
 def copy_rows(source: Database, target: Database, but: Collection[str] = ()) -> None:

@@ -108,6 +108,7 @@ class Site:
         self.port = 0
         self.proxy: Proxy | None = None
         self.clock_jumps = False
+        self.addresses = ""  # those that devices know, if there are several servers
         self.server_words: Sequence[str] = ()  # options of the server beside those of every site
         self.children: dict[str, Child] = {}  # the processes that were started last
         self.logs: list[Path] = []
@@ -137,19 +138,25 @@ class Site:
         """Names of the processes of devices: shards, or the one fleet."""
         return ["fleet"] if self.shape.hosted else self.shape.shards
 
+    @property
+    def assignments(self) -> list[str]:
+        return [*self.shape.settings, f"round.min_clients={self.shape.devices}"]
+
+    def words_of(self, home: Path, port: int) -> list[str]:
+        """Return the command line of a server."""
+        words = ["fedserver", "--home", str(home), "--host", "127.0.0.1", "--port", str(port), "--join-uses", "100"]
+        return [*words, *self.server_words, *(word for each in self.assignments for word in ("--set", each))]
+
     def start_server(self, fault: str = "") -> Child:
         """Start the server, and wait until it listens; a fault may end it before.
 
         Raises:
             Red: It does not listen.
         """
-        assignments = [*self.shape.settings, f"round.min_clients={self.shape.devices}"]
         if self.clock_jumps:
-            entry, words = JUMPING, ["jumping-server", str(self.server_home), str(self.port), *assignments]
+            entry, words = JUMPING, ["jumping-server", str(self.server_home), str(self.port), *self.assignments]
         else:
-            entry, words = SERVER, ["fedserver", "--home", str(self.server_home)]
-            words += ["--host", "127.0.0.1", "--port", str(self.port), "--join-uses", "100"]
-            words += [*self.server_words, *(word for each in assignments for word in ("--set", each))]
+            entry, words = SERVER, self.words_of(self.server_home, self.port)
         child = self._fork("server", entry, words, fault)
 
         def listens() -> bool:
@@ -165,7 +172,7 @@ class Site:
 
     def start_device(self, group: str, fault: str = "") -> Child:
         port = self.proxy.port if self.proxy else self.port
-        words = ["fedclient", "--server", f"localhost:{port}", "--token", self.token, "--device", "cpu"]
+        words = ["fedclient", "--server", self.addresses or f"localhost:{port}", "--token", self.token, "--device", "cpu"]
         if group.startswith("fleet"):
             members = self.shape.shards
             if group != "fleet":  # one of several: every fifth device is in it

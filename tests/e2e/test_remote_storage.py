@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from attune.common.errors import HomeBusy, ServerReplaced
+from attune.fedserver.home import ServerHome, StoragePlace
 from tests import engines
-from tests.chaos.site import Outcome, Shape, Site
+from tests.chaos.site import Child, Outcome, Shape, Site
+from tests.forked import ENTRIES
 
 PATIENCE_S = 180.0
 SHAPE = Shape(
@@ -23,6 +27,10 @@ def run(site: Site, disturb: Callable[[Site], None] = lambda site: None) -> Outc
     site.start_server()
     site.start_device("fleet")
     disturb(site)
+    return rest(site)
+
+
+def rest(site: Site) -> Outcome:
     fleet = site.children["fleet"]
     site.until(lambda: fleet.exit is not None, "the devices to end")
     assert fleet.exit == 0, f"{fleet}\n{site.server}"
@@ -78,3 +86,53 @@ def test_the_bits_are_those_of_a_folder(tmp_path: Path, in_a_folder: Outcome, di
     with remote_site(tmp_path) as site:
         assert run(site, disturb).differences(in_a_folder) == []
         assert not list(site.server_home.glob("state.sqlite*"))
+
+
+# --- a standby
+
+SERVES_S = 5.0  # from the moment at which the active server is gone or silent
+
+
+class Pair:
+    """A server, and another one that waits. Devices know both."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.home, self.port = site, site.folder / "standby", engines.free_port()
+        site.start_server()
+        shutil.copytree(site.server_home / "ca", self.home / "ca")
+        self.standby = site._fork("standby", ENTRIES["fedserver"], site.words_of(self.home, self.port), "")
+        site.until(lambda: "takes over when it ends" in self.standby.text, "the standby to wait")
+        site.addresses = f"localhost:{site.port},localhost:{self.port}"
+        site.start_device("fleet")
+
+    def take_over(self, number: int) -> Child:
+        """Send a signal to the active server; return it when the standby serves."""
+        active, began = self.site.server, time.monotonic()
+        active.signal(number)
+        self.site.until(lambda: "listens on" in self.standby.text, "the standby to serve")
+        assert time.monotonic() - began < SERVES_S
+        self.site.children["server"], self.site.server_home = self.standby, self.home
+        return active
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_standby_takes_over_and_the_bits_are_the_same(tmp_path: Path, in_a_folder: Outcome, number: int) -> None:
+    with remote_site(tmp_path) as site:
+        pair = Pair(site)
+        site.until(closed(site, 1), "a round to close")
+        active = pair.take_over(number)
+        if number == signal.SIGSTOP:
+            site.children["woken"] = active
+            active.signal(signal.SIGCONT)
+            site.until(lambda: active.exit is not None, "the old server to end")
+            assert active.exit == ServerReplaced.exit_code, active
+            assert "another server has taken over" in active.text
+        assert rest(site).differences(in_a_folder) == []
+
+
+def test_a_command_that_needs_the_federation_for_itself_is_refused_on_every_machine(tmp_path: Path) -> None:
+    with remote_site(tmp_path) as site:
+        site.start_server()
+        other = ServerHome(tmp_path / "other", StoragePlace(site.server_words[1], site.server_words[3]))
+        with pytest.raises(HomeBusy, match="a server already runs on the database"), other.locked():
+            pass

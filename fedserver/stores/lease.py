@@ -1,0 +1,110 @@
+"""The right to serve a federation in PostgreSQL: one process holds a lock there, and the others wait for it.
+
+The lock belongs to a session that the holder uses twice a second. PostgreSQL ends a session that was not used for some seconds
+(idle_session_timeout), so a server that was killed, stopped or cut off loses the lock. The lock only says when to take over.
+What keeps an old server from harm is the term: the new one begins a new term, and each commit compares it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import psycopg
+
+from attune.common.errors import HomeBusy, LedgerBusy, ServerReplaced
+from attune.fedserver.stores.postgres import CONNECTION, LOCKS, PostgresDatabase, errors
+
+LOG = logging.getLogger("fedserver")
+BEAT_S, SILENT_S, LOOK_S = 0.5, 2.5, 0.2
+LOCK = "SELECT pg_try_advisory_lock(%s, hashtext(current_schema()))"
+WAITS = "another server serves this federation; this one takes over when it ends"
+
+
+class Lease:
+    """The lock of one process on one federation."""
+
+    def __init__(self, db: PostgresDatabase) -> None:
+        self._db = db
+        self._session: psycopg.Connection[object] | None = None
+        self._ended = threading.Event()
+
+    @contextmanager
+    def held(self, waits: Callable[[str], None] | None) -> Iterator[None]:
+        """Hold the lock in a new term during the block. When another server takes over, the process ends at once.
+
+        Args:
+            waits: Function that is told that this process waits for another one; None: it does not wait.
+
+        Raises:
+            HomeBusy: Another process has the lock.
+            LedgerBusy: The database cannot be reached.
+        """
+        with errors(self._db.url):
+            is_mine = self._take()
+        if not is_mine:
+            if waits is None:
+                self._close()
+                raise HomeBusy(f"a server already runs on the database {self._db.url}: stop it first")
+            waits(WAITS)
+            self._wait()
+        beats = threading.Thread(target=self._beat, name="lease", daemon=True)
+        try:
+            self._db.prepare()
+            self._db.begin_term()
+            beats.start()
+            yield
+        finally:
+            self._ended.set()
+            if beats.ident is not None:
+                beats.join()
+            self._close()
+            self._db.term = None
+
+    def _take(self) -> bool:
+        """Try to take the lock, in a new session if there is none; return whether it is held."""
+        if self._session is None:
+            self._session = psycopg.connect(self._db.url, **CONNECTION)
+            self._session.execute(f"SET idle_session_timeout = '{SILENT_S}s'".encode())
+        row = self._session.execute(LOCK, (LOCKS + 1,)).fetchone()
+        return row is not None and bool(row[0])  # type: ignore[index]
+
+    def _wait(self) -> None:
+        """Take the lock as soon as it is free. A database that is lost meanwhile is waited for."""
+        while True:
+            try:
+                if self._take():
+                    return
+            except psycopg.OperationalError:
+                self._close()
+            time.sleep(LOOK_S)
+
+    def _beat(self) -> None:
+        """Use the session again and again. After it was lost, go on if nobody has begun another term."""
+        while not self._ended.wait(BEAT_S):
+            try:
+                if self._session is None:
+                    self._check()
+                    self._take()
+                else:
+                    self._session.execute("SELECT 1")
+            except psycopg.OperationalError:
+                self._close()
+            except LedgerBusy as busy:
+                LOG.warning("%s", busy)
+
+    def _check(self) -> None:
+        if self._db.newest_term() != self._db.term:
+            LOG.error("another server has taken over: this one ends; what it has acknowledged is kept")
+            logging.shutdown()
+            os._exit(ServerReplaced.exit_code)  # no step that is under way may go on
+
+    def _close(self) -> None:
+        if self._session is not None:
+            with suppress(psycopg.Error):
+                self._session.close()
+            self._session = None

@@ -1,0 +1,101 @@
+"""Of several servers over one database one serves; whoever was replaced can commit nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from attune.common import aio
+from attune.common.errors import HomeBusy, ServerReplaced
+from attune.fedserver.core.messages import Record
+from tests import engines
+
+pytest.importorskip("psycopg")
+
+from attune.fedserver.stores import lease
+from attune.fedserver.stores.lease import Lease
+from attune.fedserver.stores.postgres import PostgresDatabase
+from attune.fedserver.stores.postgres_ledger import PostgresLedger, PostgresReader
+
+
+@pytest.fixture
+def servers() -> Iterator[list[PostgresDatabase]]:
+    url = engines.postgres().new()
+    made = [PostgresDatabase(url) for _ in range(2)]
+    yield made
+    for database in made:
+        database.close()
+
+
+def test_one_holds_it_and_the_next_begins_a_new_term(servers: list[PostgresDatabase]) -> None:
+    first, second = servers
+    with Lease(first).held(None):
+        assert first.term == 1
+        with pytest.raises(HomeBusy, match="a server already runs on the database"), Lease(second).held(None):
+            pass
+    with Lease(second).held(None):
+        assert second.term == 2
+
+
+def test_a_waiting_server_says_so_and_takes_over(servers: list[PostgresDatabase]) -> None:
+    said, over = list[str](), threading.Event()
+
+    def wait() -> None:
+        with Lease(servers[1]).held(said.append):
+            over.set()
+
+    with Lease(servers[0]).held(None):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        engines.until(lambda: said, "the second to wait")
+        assert not over.wait(0.5)
+    assert over.wait(2.0)
+    thread.join()
+    assert said == [lease.WAITS]
+
+
+def test_a_holder_that_does_nothing_loses_it_and_commits_nothing_more(
+    servers: list[PostgresDatabase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = servers
+    with monkeypatch.context() as patch:
+        patch.setattr(lease, "BEAT_S", 3600.0)  # as if it were stopped
+        holder = Lease(old).held(None)
+        holder.__enter__()
+        time.sleep(0.2)  # its thread waits by now
+    ended: list[int] = []
+    monkeypatch.setattr(lease.os, "_exit", ended.append)
+    ledger = PostgresLedger(old)
+    aio.run(ledger.put_record(Record(round=1)))
+    began = time.monotonic()
+    with Lease(new).held(lambda text: None):
+        assert time.monotonic() - began < 5.0
+        aio.run(PostgresLedger(new).put_record(Record(round=2)))
+        with pytest.raises(ServerReplaced, match="another server has taken over"):
+            aio.run(ledger.put_record(Record(round=3)))
+        with pytest.raises(ServerReplaced):
+            aio.run(ledger.note("enrolled", "the old server", name="kiel"))
+        aio.run(PostgresLedger(PostgresDatabase(old.url)).note("token made", "a command"))
+        with closing(PostgresReader(new.url)) as reader:
+            assert reader.snapshot().record.round == 2
+            assert [entry.event for entry, _ in reader.audit()] == ["token made"]
+    old.term = None
+
+
+def test_a_database_that_restarts_does_not_end_the_server(
+    servers: list[PostgresDatabase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(lease.os, "_exit", ended.append)
+    with Lease(servers[0]).held(None):
+        engines.postgres().kill()
+        engines.postgres().start()
+        time.sleep(3 * lease.BEAT_S)
+        aio.run(PostgresLedger(servers[0]).put_record(Record(round=1)))
+        with pytest.raises(HomeBusy), Lease(servers[1]).held(None):
+            pass
+    assert ended == []
