@@ -16,6 +16,7 @@ from attune.fedserver.home import STORAGE_FILE, ServerHome, StoragePlace
 from attune.fedserver.ports.ledger import LedgerReader
 from attune.fedserver.stores.disk import DATABASE_FILE, DiskStorage
 from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.stores.postgres import TERM
 from attune.fedserver.stores.remote import RemoteStorage
 from attune.fedserver.stores.s3 import IN_S3
 from attune.fedserver.stores.sqlite import AUDIT_FILE, SqliteDatabase
@@ -93,7 +94,8 @@ def _into_folder(home: ServerHome) -> Iterator[str]:
     storage.blobs.remove([name for area in IN_S3 for name in storage.blobs.names(area)])
     with storage.database.transaction():
         for table in (*COLUMNS, "audit"):
-            kept = f"key = '{IDENTITY}'" if table == "meta" else "FALSE"  # database and prefix go on being a pair
+            # Database and prefix go on being a pair, and no term is ever used twice.
+            kept = f"key IN ('{IDENTITY}', '{TERM}')" if table == "meta" else "FALSE"
             storage.database.execute(f"DELETE FROM {table} WHERE NOT ({kept})")  # noqa: S608 - names of the schema
     yield f"the state is in the folder {home.path}; nothing of it is left in {place.ledger} and {place.blobs}"
 

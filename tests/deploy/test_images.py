@@ -161,6 +161,20 @@ def test_every_service_is_confined_and_its_volumes_are_declared(deploy):
     assert all(service["depends_on"]["server"] == {"condition": "service_healthy"} for service in _devices(compose))
 
 
+def test_both_servers_of_the_standby_file_keep_their_state_at_one_place(deploy, parse):
+    postgres = pytest.importorskip("attune.fedserver.stores.postgres")
+    s3 = pytest.importorskip("attune.fedserver.stores.s3")
+    compose = yaml.safe_load((deploy / "compose.standby.yaml").read_text())
+    servers = [service for name, service in compose["services"].items() if name.startswith("server")]
+    commands = [parse(["fedserver", *server["command"]]).params for server in servers]
+    assert len(servers) == 2 and commands[0] == commands[1]
+    postgres.check_url(commands[0]["ledger"])
+    s3.check_url(commands[0]["blobs"])
+    assert all("authority:/var/lib/attune/server/ca" in server["volumes"] and server["read_only"] for server in servers)
+    used = {volume.split(":")[0] for service in compose["services"].values() for volume in service["volumes"]}
+    assert used == set(compose["volumes"])
+
+
 def _devices(compose):
     return [service for name, service in compose["services"].items() if name != "server"]
 

@@ -1,0 +1,133 @@
+"""Blobs in S3: the cache and its bound, what belongs to whom, and stores that are lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attune.common import aio
+from attune.common.errors import HomeMismatch, LedgerBusy, SettingError
+from attune.common.wire.digest import digest_of
+from tests import engines
+
+pytest.importorskip("psycopg")
+pytest.importorskip("obstore")
+
+from attune.fedserver.stores import s3
+from attune.fedserver.stores.postgres import PostgresDatabase
+from attune.fedserver.stores.remote import RemoteStorage
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[RemoteStorage]:
+    made = engines.remote_storage(tmp_path)
+    made.create()
+    yield made
+    aio.run(made.close())
+
+
+def objects(storage: RemoteStorage) -> set[str]:
+    return set(storage.blobs._objects.keys(s3.OBJECTS))
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///x", "http://bucket/x", "s3://key:secret@bucket/x", "s3://bucket/x?secret=1"])
+def test_a_url_with_a_secret_or_without_a_bucket_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(SettingError, match="s3://BUCKET/PREFIX") as caught:
+        s3.check_url(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_prefix_belongs_to_one_federation(storage: RemoteStorage, tmp_path: Path) -> None:
+    storage.blobs.put("state/a", b"mine")
+    (tmp_path / "other").mkdir()
+    other = RemoteStorage(tmp_path / "other", engines.postgres().new(), storage._blobs_url)
+    with pytest.raises(HomeMismatch, match="holds the blobs of another federation"):
+        other.create()
+    assert storage.blobs.get("state/a") == b"mine"
+    aio.run(other.close())
+    engines.again(storage).create()
+
+
+def test_objects_without_a_name_go_at_the_next_start(storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Die between the object and its name, and let a removal in S3 fail: both leave an object that nobody needs."""
+    storage.blobs.put("state/kept", b"kept")
+
+    def die(*arguments: object) -> None:
+        raise LedgerBusy("lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.blobs, "_give", die)
+        with pytest.raises(LedgerBusy):
+            storage.blobs.put("state/lost", b"lost")
+    storage.blobs.put("state/old", b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.blobs._objects, "remove", die)
+        storage.blobs.remove(["state/old"])
+    assert len(objects(storage)) == 3
+    engines.again(storage).blobs.sweep()
+    assert len(objects(storage)) == 1
+    assert storage.blobs.names("state/") == ["state/kept"]
+
+
+def test_copies_in_the_cache_stay_within_a_bound(storage: RemoteStorage, tmp_path: Path) -> None:
+    storage.blobs._cache._bound = 2500
+    blobs = [storage.blobs.put(f"state/{number}", bytes([number]) * 1000) for number in range(5)]
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= 2500
+    for blob in blobs:
+        opened = storage.blobs.open(blob)
+        assert digest_of(opened.read(0, 1000)) == blob.digest
+        opened.close()
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= 2500
+
+
+def test_a_damaged_copy_is_fetched_again(storage: RemoteStorage, tmp_path: Path) -> None:
+    blob = storage.blobs.put("state/a", b"content")
+    [copy] = (tmp_path / "cache").iterdir()
+    copy.write_bytes(b"contemt")
+    opened = engines.again(storage).blobs.open(blob)
+    assert opened.read(0, 7) == b"content"
+    opened.close()
+
+
+def test_a_large_blob_goes_up_in_parts(storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(s3, "PART_BYTES", 5 << 20)
+    data = bytes(range(256)) * (13 << 12)  # 13 MiB
+    blob = storage.blobs.put("state/large", data)
+    [copy] = (tmp_path / "cache").iterdir()
+    copy.unlink()
+    storage.blobs.check(blob)
+
+
+def test_a_store_that_cannot_be_reached_is_an_error_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = engines.remote_storage(tmp_path)
+    storage.create()
+    blob = storage.blobs.put("state/a", b"content")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{engines.free_port()}")
+    lost = engines.again(storage).blobs
+    began = time.monotonic()
+    with pytest.raises(LedgerBusy, match=r"s3://attune/.* cannot be used now"):
+        lost.put("state/b", b"other")
+    assert time.monotonic() - began < 30
+    assert lost.names("state/") == ["state/a"], "what is not in S3 has no name"
+    lost.open(blob).close()  # from the cache
+    monkeypatch.undo()
+    aio.run(storage.close())
+
+
+def test_blobs_that_cannot_be_removed_now_are_removed_later(
+    storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage.blobs.put("state/a", b"a")
+    with monkeypatch.context() as patch:
+
+        def lost(self: PostgresDatabase) -> object:
+            raise LedgerBusy("the database is lost")
+
+        patch.setattr(PostgresDatabase, "transaction", lost)
+        storage.blobs.remove(["state/a"])
+    assert "removed later" in caplog.text
+    assert storage.blobs.names("state/") == []
+    assert objects(storage) == set()
