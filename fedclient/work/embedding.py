@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import nn
 
+from attune.common.errors import LimitExceeded
 from attune.common.exchange.messages import Order
 from attune.common.exchange.registry import secure_sum_in
 from attune.common.methods.hypernetwork import (
@@ -37,9 +38,26 @@ from attune.common.privacy.noise import NoiseStream, key_of
 from attune.common.secure.fixed_point import ONE
 from attune.common.secure.secure_sum import weight_of
 from attune.common.seeds import derive
+from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Tensors
 
 PART: Literal["generated"] = "generated"
+
+
+@dataclass(frozen=True)
+class EmbeddingSource:
+    """Conditions under which a device keeps an embedding.
+
+    Attributes:
+        secret: Returns 32 bytes that only this device knows; None: in a simulation the draw is that of plain FedTP.
+        most_bytes: Largest network that the device accepts.
+    """
+
+    secret: Callable[[], bytes] | None = None
+    most_bytes: int = 4 << 30
+
+
+FROM_SEED = EmbeddingSource()
 
 
 @dataclass(frozen=True)
@@ -160,7 +178,7 @@ class Generator:
 
 
 def embedding_of(
-    configured: ConfiguredMethod, model: nn.Module, plan: Plan, name: str, samples: int, secret: Callable[[], bytes] | None
+    configured: ConfiguredMethod, model: nn.Module, plan: Plan, name: str, samples: int, source: EmbeddingSource
 ) -> Embedding | None:
     """Return a device's first embedding, from N(0, 1); None if the server has the embeddings, or nothing is generated.
 
@@ -170,10 +188,11 @@ def embedding_of(
         plan: The plan.
         name: The device.
         samples: Its training samples.
-        secret: Returns 32 bytes that only this device knows; None: in a simulation the draw is that of plain FedTP.
+        source: Where it is drawn from.
 
     Raises:
         SettingError: The hypernetwork is larger than the settings allow.
+        LimitExceeded: It is larger than the device's owner allows.
     """
     settings = configured.aggregators.get(PART)
     if not isinstance(settings, HypernetworkSettings) or not settings.on_device:
@@ -182,8 +201,12 @@ def embedding_of(
     initial = {name: tensor.clone() for name, tensor in tensors_of(model).items() if part_of[name] == PART}
     weight = weight_of(secure, samples) / ONE if secure is not None else float(samples)
     generator = Generator(settings, initial, components_by_part(model, part_of)[PART], weight)
-    if secret is not None:
-        value_E = NoiseStream(key_of(secret(), "embedding", plan.run)).normal(settings.embedding_dim)
+    if (size := layout_of(generator.manifest).size) > source.most_bytes:
+        raise LimitExceeded(
+            f"the server's hypernetwork has {size:,} bytes; this device allows {source.most_bytes:,} (--max-model-bytes)"
+        )
+    if source.secret is not None:
+        value_E = NoiseStream(key_of(source.secret(), "embedding", plan.run)).normal(settings.embedding_dim)
     else:
         draw = torch.Generator().manual_seed(derive(plan.seed, "embedding", name))
         value_E = torch.randn(settings.embedding_dim, generator=draw, dtype=torch.float64)

@@ -59,6 +59,12 @@ class Holdings:
         return ref.sent.encoding in ENCODINGS and ref.base in ("", self.served.get(ref.part))
 
 
+def manifests_of(part_of: Mapping[str, str], tensors: Tensors) -> dict[str, Manifest]:
+    """Return the manifest of each part that is not private."""
+    kinds = [kind for kind in dict.fromkeys(part_of.values()) if kind != "private"]
+    return {kind: manifest_of({name: tensors[name] for name in part_of if part_of[name] == kind}) for kind in kinds}
+
+
 def check_encodings(order: Order) -> None:
     """Check the encodings that an order asks for.
 

@@ -41,10 +41,10 @@ from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work import baselines
 from attune.fedclient.work.build import family_of, objective_for, on_processor, predictor_for
 from attune.fedclient.work.dial import dial_of
-from attune.fedclient.work.embedding import PART, Embedding, embedding_of
+from attune.fedclient.work.embedding import FROM_SEED, PART, Embedding, EmbeddingSource, embedding_of
 from attune.fedclient.work.evaluation import DeviceModels, Evaluation
 from attune.fedclient.work.executor import Work
-from attune.fedclient.work.holdings import Holdings, check_encodings, rebuilt
+from attune.fedclient.work.holdings import Holdings, check_encodings, manifests_of, rebuilt
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.orders import OrderStore
@@ -71,7 +71,7 @@ class Learner:
         hooks: Same as in DeviceOptions.
         private: How it trains with noise; None: without.
         tells_scores: Whether losses and scores may leave the device, be it in a sum with others'.
-        secret: Returns the secret from which its embedding is drawn; None: as in a simulation, from the plan's seed.
+        source: Where its embedding is drawn from, if it keeps one.
 
     Raises:
         SettingError: The model or the method cannot be built here.
@@ -89,7 +89,7 @@ class Learner:
         hooks: Hooks = NONE,
         private: PrivateLearning | None = None,
         tells_scores: bool = True,
-        secret: Callable[[], bytes] | None = None,
+        source: EmbeddingSource = FROM_SEED,
     ) -> None:
         self.plan, self.name, self.orders, self.private, self.tells_scores = plan, name, orders, private, tells_scores
         configured = configured_on_device(plan)
@@ -113,9 +113,9 @@ class Learner:
         self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
         self.data = on_processor(prepared, device)
         self.standardiser, self.targets = prepared.standardiser, prepared.targets
-        embedding = embedding_of(configured, model, plan, name, len(prepared.train_x), secret)
+        embedding = embedding_of(configured, model, plan, name, len(prepared.train_x), source)
         wire = {PART: embedding.generator.manifest} if embedding else {}
-        self.holdings = Holdings(_manifests(self.part_of, self.theta) | wire, has_rival, {})
+        self.holdings = Holdings(manifests_of(self.part_of, self.theta) | wire, has_rival, {})
         measure, family = MEASURES[plan.task], (family_of(plan), "method")
         self.trainer = Trainer(
             model, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, measure, name
@@ -377,12 +377,6 @@ class Learner:
         return {name: state[name] for name in self.theta}
 
 
-def _manifests(part_of: Mapping[str, str], tensors: Tensors) -> dict[str, Manifest]:
-    """Return the manifest of each part that is not private."""
-    kinds = [kind for kind in dict.fromkeys(part_of.values()) if kind != "private"]
-    return {kind: manifest_of({name: tensors[name] for name in part_of if part_of[name] == kind}) for kind in kinds}
-
-
 def make_learner(
     plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: DeviceOptions
 ) -> Learner:
@@ -399,6 +393,6 @@ def make_learner(
     prepared = prepare(shard.load_for(plan), plan)
     private = private_learning(plan, options, name, shard.digest, len(prepared.train_x), prepared.train_groups)
     tells, store = options.privacy.tells_scores(plan), orders(name)
-    secret = None if options.simulated else store.secret
+    source = EmbeddingSource(None if options.simulated else store.secret, options.limits.model_bytes)
     keep, baseline = options.keep, options.baseline
-    return Learner(plan, prepared, name, store, device, keep, baseline, options.hooks, private, tells, secret)
+    return Learner(plan, prepared, name, store, device, keep, baseline, options.hooks, private, tells, source)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from attune.common import faults
 from attune.common.config import TrainSettings
-from attune.common.errors import HomeMismatch
+from attune.common.errors import HomeMismatch, LimitExceeded
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.methods.hypernetwork import heads_of, initialise, on_wire
+from attune.common.methods.registry import configured_in
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import components_by_part, tensors_of
@@ -22,7 +24,7 @@ from attune.common.wire.files import read_tensors
 from attune.common.wire.tensors import Tensors
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.work.embedding import PART
+from attune.fedclient.work.embedding import PART, EmbeddingSource, embedding_of
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import FolderOrders
@@ -56,7 +58,7 @@ def made(tmp_path: Path) -> Callable[[str], Learner]:
         if not (path / "secret").exists():
             (path / "secret").write_bytes(bytes(range(32)))  # the same one in each home of a test
         orders = FolderOrders(path, "kiel")
-        return Learner(PLAN, prepared, "kiel", orders, torch.device("cpu"), secret=orders.secret)
+        return Learner(PLAN, prepared, "kiel", orders, torch.device("cpu"), source=EmbeddingSource(orders.secret))
 
     return learner
 
@@ -118,8 +120,8 @@ def test_the_step_waits_on_the_disk_until_the_next_order_tells(made: Callable[[s
     carried_out(made("home"), 1, "evaluate", {1: 48.0})
     moved = read_tensors(tmp_path / "home" / "evaluate-1-kiel" / "embedding.safetensors")
     assert moved["numbers"].tolist() == [1, 0, 0]
-    # The first step of Adam moves each number by its rate.
-    torch.testing.assert_close((moved["value"] - waits["value"]).abs(), torch.full((4,), 0.1), atol=1e-3, rtol=0)
+    # The first step of Adam moves each number by its rate, or less where the gradient is tiny.
+    torch.testing.assert_close((moved["value"] - waits["value"]).abs(), torch.full((4,), 0.1), atol=0.02, rtol=0)
 
 
 def test_what_is_handed_in_is_the_gradient_and_never_the_embedding(made: Callable[[str], Learner], tmp_path: Path) -> None:
@@ -131,6 +133,13 @@ def test_what_is_handed_in_is_the_gradient_and_never_the_embedding(made: Callabl
     assert learner.missing(Order("train-2-kiel", 2, "train", (BlobRef(PART, "x", 1),)))[0][1].keys() == gradient.keys()
     assert not any(tensor.numel() == 4 for tensor in gradient.values())
     assert all(tensor.isfinite().all() for tensor in gradient.values())
+
+
+def test_the_owners_limit_is_for_the_network_too() -> None:
+    options = {**OPTIONS, "hidden": 1_000_000, "device_bytes": 1 << 50}
+    plan = msgspec.structs.replace(PLAN, method_options=options)
+    with pytest.raises(LimitExceeded, match=r"the server's hypernetwork has [\d,]+ bytes; this device allows 1,000,000 "):
+        embedding_of(configured_in(plan), build(SPEC, 3), plan, "kiel", 12, EmbeddingSource(None, 1_000_000))
 
 
 def test_two_devices_draw_two_embeddings_and_a_damaged_secret_is_named(tmp_path: Path) -> None:
