@@ -71,6 +71,19 @@ def test_fedtp_generates_the_adapters_of_the_projections(digits: dict[str, Path]
     assert any(not torch.equal(model.tensors[name], others[name]) for name in qkv), "a device's own"
 
 
+def test_devices_generate_their_own_adapters_from_a_network_for_adapters_alone(
+    digits: dict[str, Path], written: list[set[str]]
+) -> None:
+    one, two, *_ = digits
+    result = federation(digits, "fedtp", VIT, settings={"method": {"embedding": "device", "hidden": 6}})
+    [network, *others] = [names for names in written if any(name.startswith("phi/head.") for name in names)]
+    assert network >= {"phi/head.blocks.0.weight", "phi/head.blocks.1.weight"}
+    assert len(others) > len(digits)
+    assert all(names == network for names in others)
+    models = [result.model(name).tensors for name in (one, two)]
+    assert any(not torch.equal(models[0][name], models[1][name]) for name in models[0] if "to_qkv" in name)
+
+
 def test_half_of_an_adapter_is_shared_by_a_row_of_ones_own(digits: dict[str, Path]) -> None:
     """FedSA-LoRA: the first matrices of the adapters are averaged, and a device keeps the second ones."""
     one, two, *_ = digits
