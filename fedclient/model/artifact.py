@@ -28,6 +28,7 @@ from attune.common.metrics import Choice
 from attune.common.models.registry import build, size_bytes
 from attune.common.plan import Label, ModelSpec, Plan, Scale
 from attune.common.plugins import check_installed, check_model_allowed
+from attune.common.privacy.accountant import MEANING
 from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
 from attune.common.text import from_json, newer_format
@@ -51,19 +52,24 @@ SMALL_BYTES = 64 << 20  # of a model: what a description may declare beyond its 
 
 
 class PrivacyGuarantee(msgspec.Struct, frozen=True):
-    """Guarantee of a finished model by training with noise (docs/privacy.md).
+    """Guarantee of a finished model by noise (docs/privacy.md).
 
     Attributes:
-        unit: "example" or "group".
-        epsilon: Epsilon that was spent on the device's data in all runs; None if it is not known.
+        unit: "example", "group" or "client".
+        epsilon: Epsilon that was spent on the device's data in all runs; with unit "client" the budget of the run. None if it
+            is not known.
         delta: Chance that the guarantee fails.
-        finished: Models that were fine-tuned without noise: nothing is guaranteed of them.
+        finished: Models that were trained without noise, or on this device's data with none: nothing is guaranteed of them.
+        mode: Place where the noise is added.
+        adjacency: Meaning of the two data sets that nobody can tell apart.
     """
 
     unit: str
     epsilon: float | None
     delta: float
     finished: list[Choice]
+    mode: str = ""
+    adjacency: str = ""
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -212,10 +218,19 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors
 
 
 def _guarantee_of(plan: Plan, result: OrderResult, models: Collection[Choice]) -> PrivacyGuarantee | msgspec.UnsetType:
-    if plan.privacy is None or not plan.is_private:
+    privacy = plan.privacy
+    if privacy is None or privacy.unit == "none":
         return msgspec.UNSET
-    without_noise = sorted(name for name in models if name in ORIGINS or name == "local")
-    return PrivacyGuarantee(plan.privacy.unit, result.epsilon, plan.privacy.delta, without_noise)
+    by_server = privacy.on_server  # what a device trains on after it is served has none of that noise
+    without_noise = sorted(name for name in models if (name != "common" if by_server else name in ORIGINS or name == "local"))
+    return PrivacyGuarantee(
+        privacy.unit,
+        privacy.epsilon if by_server else result.epsilon,
+        privacy.delta,
+        without_noise,
+        f"noise on the {'server' if by_server else 'devices'}",
+        MEANING["zero-out"].format(unit="device" if by_server else privacy.unit),
+    )
 
 
 def read_info(folder: Path) -> ModelInfo:

@@ -9,7 +9,7 @@ from typing import Any
 from attune.common.config import RoundSettings
 from attune.common.metrics import METRICS
 from attune.common.paired import verdict_of
-from attune.common.plan import Plan, standardisation
+from attune.common.plan import standardisation
 from attune.common.statistics import interval_of
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, over_all, without_use
@@ -20,7 +20,7 @@ from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
 from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.ports.ledger import Certificate, Snapshot
-from attune.fedserver.view.guarantee import guarantee
+from attune.fedserver.view.guarantee import privacy_facts
 
 TRY_AGAIN = "remove the cause, then start the server again: it tries the same step again"
 SOON_S, LONG_LIFE_S = 14 * 86400.0, 90 * 86400.0
@@ -92,7 +92,7 @@ def status(
         "constant": over_all({name: constant[name] for name in constant.keys() & latest.keys()}),
         "no_better_than_constant": without_use(rows, latest),
         "fleet": [verdict.report() for verdict in verdicts],
-        "privacy": _privacy(snapshot.plan, reports) or guarantee(snapshot),
+        "privacy": privacy_facts(snapshot, reports),
         "buffer": _buffer(record, rows, settings.round) if settings.round.mode == "buffered" else None,
         "paused": record.paused,
         "reason": record.reason or None,
@@ -132,15 +132,6 @@ def expires_soon(certificate: Certificate, now: float) -> bool:
     """Return whether a certificate is overdue for renewal. A connected device renews it after two thirds of its life."""
     life_s = certificate.not_after - certificate.issued_at if certificate.issued_at else LONG_LIFE_S
     return now > certificate.not_after - min(life_s / 4, SOON_S)
-
-
-def _privacy(plan: Plan | None, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the guarantee of training with noise, and the most that any device has spent; None without noise."""
-    if plan is None or plan.privacy is None or not plan.privacy.on_devices:
-        return None
-    spent = [metrics["epsilon"] for metrics in reports.values() if metrics.get("epsilon") is not None]
-    settings = plan.privacy
-    return {"unit": settings.unit, "epsilon": settings.epsilon, "delta": settings.delta, "spent": max(spent, default=None)}
 
 
 def _renewing(name: str, expired: bool) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from attune.common.task import described
 from attune.fedserver.identity.admin import TokenView
-from attune.fedserver.view.guarantee import guarantee_lines
+from attune.fedserver.view.guarantee import privacy_lines
 
 COMPARED = ("accuracy_common", "accuracy_local", "accuracy_constant")
 SHOWN_REFUSALS = 5  # the latest; --json has them all
@@ -85,12 +85,8 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
     yield _table(status["clients"], status["metric"])
     if status["accuracy"]:
         yield f"{described(status['metric'])}: {_averages(status['accuracy'])}"
-    if (guarantee := status["privacy"]) and "releases" in guarantee:
-        yield from guarantee_lines(guarantee)
-    elif guarantee:
-        budget = "no budget" if guarantee["epsilon"] is None else f"a budget of {guarantee['epsilon']:g}"
-        spent = "nothing spent yet" if guarantee["spent"] is None else f"at most {guarantee['spent']:.3g} spent by a device"
-        yield f"privacy: by {guarantee['unit']}, epsilon with {budget} at delta {guarantee['delta']:g}; {spent}"
+    if status["privacy"]:
+        yield from privacy_lines(status["privacy"])
     for verdict in status["fleet"]:
         yield f"what devices keep {verdict['words']}"
     if status["accuracy"] and status["constant"]:

@@ -32,6 +32,7 @@ def parts(facts: PageFacts) -> dict[str, Any]:
     devices = [_device(client, facts, client["name"] in finished) for client in status["clients"]]
     run = {name: status[name] for name in RUN} | {
         "kind": facts.kind,
+        "privacy": status.get("privacy"),  # older saved results have none
         "version": __version__,
         **asdict(facts.home),
         "metric_described": described(status["metric"]),

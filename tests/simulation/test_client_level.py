@@ -23,6 +23,8 @@ from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.blobs import NOISE_SECRET
 from attune.fedserver.view.backup import back_up, restore_to
 from attune.fedserver.view.export import export_home
+from attune.fedserver.web.facts import PageFacts
+from attune.fedserver.web.parts import parts
 
 PRIVACY = {"unit": "client", "devices": 12, "noise": 0.8, "delta": 0.04, "insecure_seed": 3}
 ROUNDS, DRAWN = 5, 2
@@ -67,12 +69,24 @@ def test_what_was_spent_is_in_the_ledger_and_in_what_is_exported(tmp_path: Path)
     assert "noise comes from a seed, so it protects nobody" in lines
     home = ServerHome(tmp_path / "home/server")
     export_home(home, tmp_path / "out")
-    assert json.loads((tmp_path / "out/status.json").read_text())["privacy"] == facts
+    assert json.loads((tmp_path / "out/status.json").read_text())["privacy"] == facts | {"mode": "noise on the server"}
     planned = CliRunner().invoke(
         cli, ["privacy", "plan", "--unit", "client", "--devices", "12", "--per-round", str(DRAWN), "--rounds", str(ROUNDS),
               "--noise", "0.8", "--delta", "0.04", "--json"]
     )  # fmt: skip
     assert json.loads(planned.output)["epsilon"] == pytest.approx(facts["spent"])
+
+
+def test_a_finished_model_and_the_status_say_what_is_promised() -> None:
+    result = simulated("fedper", {**PRIVACY, "noise": None, "epsilon": 9.0})
+    guarantee, facts = result.model("device00").info.privacy, result.status["privacy"]
+    assert (guarantee.unit, guarantee.epsilon, guarantee.delta) == ("client", 9.0, 0.04)
+    assert (guarantee.mode, guarantee.finished) == ("noise on the server", ["personalized"])
+    assert "one device is replaced by nothing" in guarantee.adjacency == facts["adjacency"]
+    assert (facts["mode"], facts["unit"], facts["epsilon"]) == ("noise on the server", "client", 9.0)
+    assert 0 < facts["spent"] <= 9 and "is trusted" in facts["visible"]
+    assert parts(PageFacts("simulation", result.status, []))["run"]["privacy"] == facts
+    assert simulated("fedper", {"unit": "none"}).status["privacy"] is None
 
 
 def test_rounds_that_draw_no_device_release_noise_alone(tmp_path: Path) -> None:

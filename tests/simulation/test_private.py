@@ -171,5 +171,9 @@ def test_finishing_needs_no_noise_and_changes_nothing_that_leaves_a_device() -> 
         assert all(tensors[key].equal(same[key]) for key in tensors)
     guarantee = finished.model("device0").info.privacy
     assert (guarantee.unit, guarantee.delta, guarantee.finished) == ("example", 1e-5, ["finished-common"])
-    assert finished.status["privacy"] == {"unit": "example", "epsilon": 0.5, "delta": 1e-5, "spent": guarantee.epsilon}
+    assert (guarantee.mode, "one example is replaced by nothing" in guarantee.adjacency) == ("noise on the devices", True)
+    facts = finished.status["privacy"]
+    wanted = ("noise on the devices", "example", 0.5, 1e-5, guarantee.epsilon)
+    assert tuple(facts[key] for key in ("mode", "unit", "epsilon", "delta", "spent")) == wanted
+    assert "updates that were trained with noise" in facts["visible"] and facts["adjacency"] == guarantee.adjacency
     assert finished.table().mean("kept") > plain.table().mean("kept") + 0.1

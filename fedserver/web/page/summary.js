@@ -40,11 +40,17 @@ function tiles(run, devices, state) {
     run.accuracy && { name: title(run.metric), value: share(run.accuracy.mean_over_clients), note: constant },
     compared > 0 && { name: "Helped", value: `${verdicts.better} of ${compared}`, note: `${verdicts.unclear} unclear, ${verdicts.worse} not helped` },
     ...run.fleet.slice(0, 1).map((fleet) => ({ name: "Probably helped", value: `${fleet.helped} of ${fleet.devices}`, note: `${fleet.harmed} harmed; what they keep gives ${fleet.gain >= 0 ? "+" : "−"}${Math.abs(fleet.gain).toFixed(3)} on average` })),
+    run.privacy && privacy(run.privacy),
     run.bytes_up + run.bytes_down > 0 && { name: "Moved", value: bytes(run.bytes_up + run.bytes_down), note: `${bytes(run.bytes_up)} up, ${bytes(run.bytes_down)} down` },
     run.seconds > 0 && { name: "Work", value: span(run.seconds), note: "of the slowest device of each round" },
     run.disk_free_bytes !== null && { name: "Disk free", value: bytes(Number(run.disk_free_bytes.toPrecision(2))), note: "where the home lies" },
     run.disk_free_bytes !== null && { name: "Last backup", value: run.backup_at ? date(run.backup_at) : "none", note: run.backup_at ? clock(run.backup_at) : "fedserver backup --out DIR" },
   ].filter(Boolean);
+}
+
+function privacy({ unit, mode, epsilon, spent, visible }) {
+  const budget = `ε ${spent === null ? "not reported" : spent.toPrecision(3)}${epsilon === null ? "" : ` of ${epsilon}`}`;
+  return { name: "Privacy", value: unit === "none" ? mode : budget, note: unit === "none" ? visible : `${mode}; ${visible}` };
 }
 
 function tile({ name, value, note, bar }) {
