@@ -23,9 +23,10 @@ from attune.common.errors import SettingError
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work import baselines
 from attune.fedclient.work.evaluation import Evaluation
+from attune.fedserver.core.candidates import USUAL
 from attune.fedserver.core.finishing import FINISH_EPOCHS
-from attune.fedserver.core.racing import ALONE, Scores, at_end, at_rung, rungs_of
-from attune.simulation.auto import USUAL
+from attune.fedserver.core.race_course import Course
+from attune.fedserver.core.racing import ALONE, Scores, rungs_of
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.split import write_shards
 from attune.simulation.recipes.catalogue import RECIPES, get
@@ -103,12 +104,10 @@ def outcome(shards: Sequence[Path], method: str, rounds: int, seed: int, setting
 
 def chosen(outcomes: Mapping[str, Outcome], rounds: int) -> str:
     """Return the method on which `auto` decides, from the scores that the candidates have at its rungs."""
-    racing, earlier = [name for name in USUAL if name in outcomes], []
-    for number, stop in enumerate(rungs_of(rounds)):
-        scores = {name: outcomes[name].scores[stop] for name in (ALONE, *racing)}
-        earlier.append(scores)
-        racing = list(at_rung(number, {name: scores[name] for name in racing}).kept)
-    return at_end({name: outcomes[name].scores[rounds] for name in (ALONE, *racing)}, earlier).kept[0]
+    course = Course(list(outcomes), rounds)
+    while (leg := course.leg) is not None:
+        course.scored(outcomes[leg.name].scores[leg.until])
+    return course.result.chosen
 
 
 def rows_of(

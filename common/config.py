@@ -67,15 +67,15 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # auto: before its last evaluation a device fine-tunes its models for 20 epochs, for itself alone
     # (docs/does-it-help.md#finishing). none: off.
     finish: Literal["auto", "off"] | msgspec.UnsetType = msgspec.UNSET
-    # fleet: in the evaluation before the last one, devices try several numbers of epochs up to 20, and report how likely
-    # held-out samples are. All finish with the number whose sum over devices is highest. none: 20 epochs.
+    # fleet: before the last round devices try several numbers of epochs, and all finish with the likeliest
+    # (docs/does-it-help.md#finishing). none: 20 epochs.
     finish_stop: Literal["fleet"] | msgspec.UnsetType = msgspec.UNSET
     # Rounds after which all devices report how likely held-out samples are under what they would keep. The dial gets a second
     # held-out share. `--method auto` sets this. none: no round.
     score_after: tuple[Count, ...] | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
-        if self.finish_stop == "fleet" and not self.finishes:
+        if self.finish_stop == "fleet" and (self.finish == "off" or not self.validation):
             raise ValueError('train.finish_stop needs train.finish = "auto", and train.validation above 0')
 
     @property

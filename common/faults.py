@@ -50,6 +50,12 @@ SERVER_STEPS = {
     "settled": "the files of the old state are gone, and the round is not yet reported as closed",
     "inbox-cleared": "updates that are no longer needed are gone from the inbox",
     "evaluation-committed": "an evaluation is in the database",
+    "leg-over": "a candidate of a race was scored, and the race does not know it (--method auto)",
+    "race-written": "the race knows the scores of a candidate, and its run is the present one",
+    "run-put-aside": "a run is copied aside, and is still the present one",
+    "run-switched": "another run is the present one, and the blobs of the run before are still there",
+    "blobs-taken-back": "the blobs of a run that was put aside are back, and its rows are not",
+    "run-taken-back": "a run that was put aside is whole, and its copy is still there",
 }
 DEVICE_STEPS = {
     "key-written": "the key is durable, and no certificate asked for (round 0)",

@@ -20,6 +20,7 @@ SHARED_CHANGE = "shared-change"  # a device that lists this hands in changes of 
 NOISE = "noise"  # a device that lists this trains with noise where the plan asks for it (Plan.privacy)
 STATISTICS = "statistics"  # a device that lists this answers questions for statistics of its data, if only with a refusal
 EMBEDDING = "embedding"  # a device that lists this keeps its embedding, and hands in gradients of the hypernetwork
+SCORES = "scores"  # a device that lists this scores what it would keep where the plan asks for it (train.score_after)
 SPENT = "its privacy budget is spent"  # the trouble of a device that trains no more, and does all else
 SPOKEN = (
     *ENCODINGS,
@@ -29,6 +30,7 @@ SPOKEN = (
     SHARED_CHANGE,
     STATISTICS,
     EMBEDDING,
+    SCORES,
     *([CHANGE] if PACKED in ENCODINGS else []),
 )  # what Hello.encodings lists
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)

@@ -221,6 +221,8 @@ class Device:
             self.options.privacy.check_plan(plan, self.shard.profile.samples)
             if before is not None:
                 await self._leave(before, plan)
+            elif self.store.plan() is None:  # a process that left another run for this one may have been killed on the way
+                await self.worker.do(self.store.take_back, plan)
             self.exchanges = exchanges_of(plan, self.options, self.link, self.worker, self.console.say)
             make = functools.partial(
                 self.worker.make_learner, plan, self.shard, self.link.name, self.store.orders, self.options
@@ -257,7 +259,7 @@ class Device:
     def _start(self, order: Order) -> None:
         newest = self._ready().newest
         done = self.store.spent() + (newest.sequence if newest is not None else 0)
-        self.options.limits.check_order(done, order.finish_epochs)
+        order = self.options.limits.bounded(order, done, self.console.say)
         stop = threading.Event()
         self.job = OrderInProgress(self._spawn(self._work(order, stop)), stop)
         self._set_deadline(order)

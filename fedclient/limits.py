@@ -6,12 +6,14 @@ The server's operator decides the plan, and the device's owner these limits.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from attune.common.errors import HomeMismatch, LimitExceeded, SettingError, WireError
+from attune.common.exchange.messages import Order
 from attune.common.exchange.registry import secure_sum_in
 from attune.common.identity.names import check_name
 from attune.common.methods.registry import configured_on_device, packages_on_devices
@@ -71,23 +73,26 @@ class OrderLimits:
                 f"the server's model has {size:,} bytes; this device allows {self.model_bytes:,} (--max-model-bytes)"
             )
 
-    def check_order(self, done: int, finish_epochs: int = 0) -> None:
-        """Check that the home may carry out another order.
+    def bounded(self, order: Order, done: int, say: Callable[[str], None]) -> Order:
+        """Return the order within these limits: without finishing, if that takes too many passes over the samples.
 
         Args:
-            done: Orders that it has carried out.
-            finish_epochs: Epochs for which the order fine-tunes models; there are two at most.
+            order: The order; it may fine-tune two models at most.
+            done: Orders that the home has carried out.
+            say: Takes a line about what is left out.
 
         Raises:
-            LimitExceeded: It may not, or the fine-tuning takes too many passes over the samples.
+            LimitExceeded: The home may not carry out another order.
         """
-        if (epochs := 2 * finish_epochs) > self.epochs:
-            raise LimitExceeded(
-                f"the server asks for up to {epochs:,} passes over this device's samples to finish its models; it allows "
-                f"{self.epochs:,} in one order (--max-epochs)"
-            )
         if done >= self.orders:
             raise LimitExceeded(f"this device has carried out {done:,} orders, as many as it allows (--max-orders)")
+        if (epochs := 2 * order.finish_epochs) <= self.epochs:
+            return order
+        say(
+            f"models are not finished: the server asks for up to {epochs:,} passes over the samples, and this device allows "
+            f"{self.epochs:,} in one order (--max-epochs)"
+        )
+        return replace(order, finish_epochs=0)
 
 
 DEFAULT_LIMITS = OrderLimits()

@@ -9,16 +9,17 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from attune.common.config import ServerSettings
 from attune.common.durable import write_file
+from attune.common.errors import FederationFailed
 from attune.common.faults import SERVER, fail_at
 from attune.common.models.options import cautions
 from attune.common.supervisor import supervised
-from attune.fedserver import logs, process, runs
+from attune.fedserver import fleet_race, logs, process, runs
 from attune.fedserver.core import planning
 from attune.fedserver.core.client_settings import check_secret
 from attune.fedserver.core.planning import ResolvedSettings
@@ -27,6 +28,7 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import NOTHING_PERSONAL, goodbye
 from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.federation.steps import Clock
+from attune.fedserver.fleet_race import Turn
 from attune.fedserver.home import ServedAddress, ServerHome, StoragePlace
 from attune.fedserver.identity import trust
 from attune.fedserver.identity.admin import AT_START, FOR_LOCAL, FederationAdmin, user
@@ -61,6 +63,7 @@ class ServerOptions:
     join_uses: int = 1  # how many devices the printed token admits
     location: LabLocation = THIS_PROCESS  # where rounds are computed
     storage: StoragePlace | None = None  # where ledger and blobs are; None: where they were before, else in the home
+    is_first: bool = True  # whether this process has served no leg of a race before
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class _Opened:
     executors: Executors
     overrides: dict[str, Any]
     settings: ResolvedSettings
+    turn: Turn | None  # of a race
 
     def admin(self, who: str) -> FederationAdmin:
         return FederationAdmin(self.storage.ledger, who)
@@ -89,12 +93,16 @@ async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
     home.check()
     if not home.exists():
         # A first start that cannot work leaves no home behind.
-        first = planning.resolve(overrides)
+        first = planning.resolve(fleet_race.check_possible(overrides))
         check_secret(first.privacy)
         await asyncio.to_thread(check_declared, first)
     try:
-        async with _opened(options, home, overrides) as opened:
-            await _serve(options, opened)
+        goes_on = True
+        while goes_on:
+            async with _opened(options, home, overrides) as opened:
+                goes_on = await _serve(options, opened)
+            served = home.address()  # devices look for the next leg at the same port, which a start may have drawn
+            options = replace(options, is_first=False, port=served.port if served else options.port)
     except Exception as error:
         LOG.error("stopping: %s", error)
         raise
@@ -119,13 +127,16 @@ async def _opened(options: ServerOptions, home: ServerHome, overrides: dict[str,
                 options.say(f"warning: {line}; repaired from the audit log as far as it goes (`fedserver audit`)")
             snapshot = await storage.ledger.snapshot()
             await runs.tidy(storage, snapshot)
+            turn = await fleet_race.turn_of(home, storage, overrides)
+            if turn is not None:
+                snapshot, overrides = await storage.ledger.snapshot(), turn.overrides
             merged = planning.reconcile(snapshot.overrides, overrides)
             authority = home.open_authority()
-            settings = planning.resolve(merged)
+            settings = replace(planning.resolve(merged), until=turn.until if turn else None)
             check_secret(settings.privacy)
             storage.blobs.sweep()
             async with _laboratory(options, settings.server, storage.blobs, executors) as lab:
-                yield _Opened(home, authority, storage, lab, executors, merged, settings)
+                yield _Opened(home, authority, storage, lab, executors, merged, settings, turn)
         finally:
             executors.shutdown()
             await storage.close()
@@ -151,7 +162,9 @@ async def _laboratory(
         await lab.close()
 
 
-async def _serve(options: ServerOptions, opened: _Opened) -> None:
+async def _serve(options: ServerOptions, opened: _Opened) -> bool:
+    """Serve until a signal, the end, or the end of a leg of a race. Return whether another leg follows."""
+    turn = opened.turn
     home, authority, settings = opened.home, opened.authority, opened.settings
     ledger, blobs = opened.storage.ledger, opened.storage.blobs
     registrar = Registrar(authority, ledger, settings.server.certificate_days)
@@ -173,16 +186,32 @@ async def _serve(options: ServerOptions, opened: _Opened) -> None:
             coordinator, grpc_server.members, registrar, opened.admin, address.joined(settings.server.advertise)
         )
         with page(home, options.dashboard, (address.host, address.port), coordinator, operator) as url:
-            _greet(options, address, authority.short_fingerprint, join, settings, url)
+            if turn is not None:
+                options.say(turn.words())
+            if options.is_first:
+                _greet(options, address, authority.short_fingerprint, join, settings, url)
             async with supervised(lambda: _state_of(coordinator)):
-                await _until(signalled, resumed, coordinator, registrar, options.exit_when_done)
+                await _until(signalled, resumed, coordinator, registrar, options.exit_when_done, turn)
+            profiles = coordinator.streams.profiles()
     await coordinator.stop()
+    if turn is not None and _is_over(turn, coordinator) and not signalled.done():
+        race = await fleet_race.end_leg(ledger, turn, coordinator, profiles)
+        for line in fleet_race.new_words(turn.race, race):
+            options.say(line)
+        return True
     if coordinator.error is not None and (options.exit_when_done or coordinator.unusable.is_set()):
         raise coordinator.error
     if signalled.done():
         LOG.info("stopping: %s; what is accepted is kept, and the next start goes on", signalled.result())
     else:
         LOG.info("stopping: all rounds are closed, and the devices have left (--exit-when-done)")
+    return False
+
+
+def _is_over(turn: Turn, coordinator: Coordinator) -> bool:
+    """Return whether a leg of a race is over: its round is evaluated, or its run cannot go on."""
+    failed = isinstance(coordinator.error, FederationFailed) and not coordinator.unusable.is_set()
+    return turn.until is not None and (fleet_race.is_over(turn, coordinator) or failed)
 
 
 async def _begun(options: ServerOptions, opened: _Opened) -> str:
@@ -191,6 +220,8 @@ async def _begun(options: ServerOptions, opened: _Opened) -> str:
     await starting.set_settings(opened.overrides)
     fail_at(SERVER, 0, "settings-written")
     await install_operator(opened.authority, opened.storage.ledger, opened.home.operator)
+    if not options.is_first:
+        return ""  # the tokens of the first leg stay
     key = opened.authority.public_key_compressed
     local = await starting.new_token(key, LOCAL_USES, LOCAL_TTL_S, origin=FOR_LOCAL, keep=1)
     write_file(opened.home.local_token, local.encode())
@@ -258,15 +289,18 @@ async def _until(
     coordinator: Coordinator,
     registrar: Registrar,
     exit_when_done: bool,
+    turn: Turn | None,
 ) -> None:
-    """Wait for a signal, for damage, or for the end of the rounds if that is wanted.
+    """Wait for a signal, for damage, for the end of a leg of a race, or for the end of the rounds if that is wanted.
 
     Raises:
         AttuneError: As for `resumed`.
     """
     ends: set[asyncio.Future[Any]] = {signalled, asyncio.create_task(coordinator.unusable.wait())}
-    if exit_when_done:
-        ends.add(asyncio.create_task(goodbye(coordinator)))
+    if turn is not None and turn.until is not None:
+        ends |= {asyncio.create_task(fleet_race.over(turn, coordinator)), asyncio.create_task(coordinator.finished.wait())}
+    elif exit_when_done:
+        ends.add(asyncio.create_task(goodbye(coordinator, returning=turn is not None)))
     begun, done = {resumed}, set[asyncio.Future[Any]]()
     while not done & ends:
         done, _ = await asyncio.wait(ends | begun, timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED)

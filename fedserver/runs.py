@@ -6,6 +6,7 @@ keys, tokens and certificates, and the home's ledger begins anew for the same me
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,14 +18,18 @@ from attune.common import aio
 from attune.common.config import merge
 from attune.common.durable import disk_errors, sync
 from attune.common.errors import HomeMismatch, SettingError
+from attune.common.faults import SERVER, fail_at
 from attune.common.identity.names import check_name
 from attune.common.plan import FIRST_RUN, run_name
 from attune.fedserver.core import planning
 from attune.fedserver.core.messages import Phase
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.admin import flat
+from attune.fedserver.ports.blobs import STATE
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.ports.storage import HomeStorage
+from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.stores.transfer import copy_blobs
 
 KEPT_SECTIONS = ("server", "data")  # settings that belong to the fleet and not to a run
 ENDED: Mapping[str, Any] = {
@@ -54,6 +59,8 @@ async def _begin(home: ServerHome, name: str, given: Mapping[str, Any], by: str)
         snapshot = await storage.ledger.snapshot()
         await tidy(storage, snapshot)
         _check_over(snapshot)
+        if snapshot.race is not None and not snapshot.race.is_over:
+            raise HomeMismatch("a race of methods is under way (--method auto): give it up first with `fedserver run stop`")
         _check_new(home, snapshot, name)
         kept = {key: value for key, value in (snapshot.overrides or {}).items() if key in KEPT_SECTIONS}
         settings = merge(kept, given)
@@ -61,12 +68,67 @@ async def _begin(home: ServerHome, name: str, given: Mapping[str, Any], by: str)
         place = _put_aside(home, storage, snapshot) if snapshot.plan is not None else None
         await storage.ledger.note("run begun", by, run=name, before=run_name(snapshot.run), settings=flat(settings))
         await storage.ledger.begin_run(name, settings)
+        await storage.ledger.set_race(None)
         await tidy(storage, await storage.ledger.snapshot())
         return str(place or "")
 
 
+async def switch(home: ServerHome, storage: HomeStorage, name: str, settings: Mapping[str, Any], by: str) -> None:
+    """Make `name` the present run: as it was put aside, or else a new one with these settings. The home is locked.
+
+    A process that is killed on the way does it again: the home's ledger names the present run, and a run stays put aside until
+    it is whole in the home.
+
+    Args:
+        home: The home.
+        storage: Its storage.
+        name: The run.
+        settings: The settings of a new run.
+        by: Who does it, for the audit log.
+
+    Raises:
+        DiskFull: There is no space for the copies.
+    """
+    snapshot = await storage.ledger.snapshot()
+    await tidy(storage, snapshot)
+    place = home.runs / name
+    if snapshot.run != name:
+        if snapshot.record.round:
+            _put_aside(home, storage, snapshot)
+        fail_at(SERVER, snapshot.record.round, "run-put-aside")
+        await storage.ledger.note("run begun", by, run=name, before=run_name(snapshot.run), settings=flat(settings))
+        await storage.ledger.begin_run(name, settings)
+        fail_at(SERVER, snapshot.record.round, "run-switched")
+        await tidy(storage, await storage.ledger.snapshot())
+    if place.exists():
+        if (await storage.ledger.snapshot()).plan is None:
+            await _take_back(storage, ServerHome(place))
+        shutil.rmtree(place)
+
+
+async def _take_back(storage: HomeStorage, kept: ServerHome) -> None:
+    """Copy a run that was put aside into the present one, which is new. Devices keep what has become of them since."""
+    before = kept.snapshot()
+    await asyncio.to_thread(lambda: list(copy_blobs(FolderBlobs(kept.path), storage.blobs, [STATE])))
+    fail_at(SERVER, before.record.round, "blobs-taken-back")
+    then = {device.name: device for device in before.devices}
+    marks = {}
+    for device in (await storage.ledger.snapshot()).devices:
+        known = then.get(device.name)
+        marks[device.name] = {
+            "founder": int(known.founder if known else not before.record.round),
+            "contributed": known.contributed if known else 0,
+            "fetched": known.fetched if known else -1,
+        }
+    await storage.ledger.set_overrides(before.overrides or {})
+    await storage.ledger.commit_round(before.record, before.slots, before.rows, marks, before.plan)
+    fail_at(SERVER, before.record.round, "run-taken-back")
+
+
 def stop(home: ServerHome, by: str) -> int:
     """End the present run after the rounds that are closed, and return their number. Its devices get their models as ever.
+
+    A race of methods that is under way is given up: the present candidate's run stays.
 
     Raises:
         HomeMismatch: No round is closed, or the run is over already.
@@ -81,12 +143,14 @@ async def _stop(home: ServerHome, by: str) -> int:
     async with home.open() as storage:
         snapshot = await storage.ledger.snapshot()
         record = snapshot.record
-        if record.revive().phase is Phase.DONE:
+        racing = snapshot.race is not None and not snapshot.race.is_over
+        if record.revive().phase is Phase.DONE and not racing:
             raise HomeMismatch(f"the run {run_name(snapshot.run)} is over already: `fedserver run new` begins the next")
         if not record.round:
             raise HomeMismatch(f"no round of the run {run_name(snapshot.run)} is closed, so there is nothing to end")
         await storage.ledger.note("run stopped", by, run=run_name(snapshot.run), rounds=record.round)
         settings = merge(snapshot.overrides or {}, {"round": {"rounds": record.round}})
+        await storage.ledger.set_race(None if racing else snapshot.race)
         await storage.ledger.end_run(msgspec.structs.replace(record, **ENDED), settings)
         return record.round
 

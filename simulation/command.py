@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -16,6 +16,9 @@ from attune.common.methods.registry import AUTO
 from attune.common.outputs import check_folder
 from attune.fedclient.table_options import read_options, table_options
 from attune.fedclient.work.executor import EXECUTORS
+
+if TYPE_CHECKING:
+    from attune.fedclient.data.lazy_shard import LazyShard
 
 
 @click.command()
@@ -102,7 +105,7 @@ def simulate(
         raise click.UsageError("say --data SHARD, or --benchmark NAME")
     from attune.simulation.arguments import data_by_name, read_shards, warnings_of
     from attune.simulation.compared_methods import Comparison
-    from attune.simulation.comparison_table import comparison, course
+    from attune.simulation.comparison_table import comparison, course, courses
     from attune.simulation.grid_search import search
     from attune.simulation.method_table import comparison_over_seeds, method_table
     from attune.simulation.over_seeds import SeedResults
@@ -128,10 +131,16 @@ def simulate(
         click.echo(f"warning: {warning}", err=True)
     if names == [AUTO]:
         settings = load_settings(config, assignments, {})
+        if grid:
+            settings = race_settings(members, settings, model, rounds, seed, grid, (listed or [seed or 0])[0], executor, out)
         place = home / AUTO if home else None
-        raced = run(members, AUTO, model, rounds, seed, settings, baseline, place, executor, dashboard=dashboard)
-        for line in course(raced, members):
+        given = {"settings": settings, "baseline": baseline, "executor": executor, "dashboard": dashboard, "home": place}
+        raced = run(members, AUTO, model, rounds, **given, **({"seed": seed} if listed is None else {"seeds": listed}))
+        of_seeds = {AUTO: raced if isinstance(raced, SeedResults) else SeedResults({raced.summary["seed"]: raced})}
+        for line in course(raced, members) if not isinstance(raced, SeedResults) else courses(raced):
             click.echo(line)
+        if table_file is not None:
+            click.echo(f"table in {method_table(of_seeds).save(table_file)}", err=True)
         if out is not None:
             raced.save(out / AUTO)
         return
@@ -173,6 +182,31 @@ def simulate(
         click.echo(f"table in {method_table(results).save(table_file)}", err=True)
     if unsaved is not None:
         raise unsaved
+
+
+def race_settings(
+    members: Mapping[str, LazyShard], settings: Mapping[str, Any], model: str | None, rounds: int | None, seed: int | None,
+    grid: tuple[str, ...], trial_seed: int, executor: Any, out: Path | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Choose settings for each entrant of a race by the grid, on validation parts, and return the settings of the race."""
+    from attune.common.config import merge
+    from attune.fedserver.core.candidates import ComparedMethod, entrants_of
+    from attune.simulation.arguments import overrides
+    from attune.simulation.compared_methods import Comparison
+    from attune.simulation.grid_search import as_options, search
+
+    given = overrides(len(members), AUTO, model, rounds, seed, settings)
+    profiles = {name: shard.profile for name, shard in members.items()}
+    entrants = entrants_of(given, profiles, lambda _, of: overrides(len(members), None, None, None, None, of))
+    methods = [ComparedMethod(name, of) for name, of in entrants.settings.items()]
+    asked = Comparison([method.name for method in methods], members, model)
+    searched = search(asked, methods, grid, trial_seed, executor, lambda text: click.echo(text, err=True))
+    for line in searched.lines():
+        click.echo(line)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        searched.table().save(out / "grid.csv")
+    return merge(settings, {"auto": {"candidates": as_options(entrants.settings, searched.settings)}})
 
 
 def seeds_in(text: str, seed: int | None) -> list[int]:

@@ -14,27 +14,10 @@ from typing import Any
 from attune.common.config import load_settings, merge
 from attune.common.errors import AttuneError, SettingError, together
 from attune.common.methods import registry as methods
-from attune.common.methods.fit import NO_PRIVACY, check_model
-from attune.common.models.registry import model_for
-from attune.common.plan import Kind, Profile
+from attune.common.plan import Profile
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedserver.core import planning
+from attune.fedserver.core.candidates import ComparedMethod, Fitting
 from attune.simulation.arguments import overrides
-from attune.simulation.federation import FEDERATION
-
-
-@dataclass(frozen=True)
-class ComparedMethod:
-    """A method with its settings.
-
-    Attributes:
-        settings: By section, in the shape of a federation.toml.
-        why: Why it cannot use the model of the other methods; empty if it has it.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,80 +87,19 @@ class Comparison:
         Raises:
             SettingError: As in `methods`.
         """
-        settings, resolved, problems = dict(given), dict[str, planning.ResolvedSettings](), dict(problems)
-        for name in settings:
-            try:
-                resolved[name] = planning.resolve(self._overrides(name, {**settings[name], "model": {}}))
-            except AttuneError as error:
-                problems[name] = error
-        if problems:
-            raise together({name: _with_hint(error, common, list(resolved)) for name, error in problems.items()})
-        chosen = self.model or self._usual_for_all(resolved, settings)
-        for name in self.names if chosen else ():
-            settings[name] = merge(settings[name], {"model": {"name": models[name].get("name", chosen)}})
-        return self._tried(settings, models, "" if self.model else chosen or "")
-
-    def _overrides(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return overrides(len(self.members), name, None, None, None, settings)
-
-    def _usual_for_all(
-        self, resolved: Mapping[str, planning.ResolvedSettings], settings: Mapping[str, Mapping[str, Any]]
-    ) -> str | None:
-        """Return a model for all methods whose settings name none; None if the usual model of all of them is the same."""
-        kind = next(iter(self.members.values())).profile.kind
-        free = [name for name, of in settings.items() if not of.get("model", {}).get("name")]
-        roles = [planning.roles_of(resolved[name].method) for name in free]
-        if len({_model_for(kind, of) for of in roles}) <= 1:
-            return None
-        return _model_for(kind, frozenset().union(*roles)) or model_for(kind, frozenset())
-
-    def _tried(
-        self, settings: Mapping[str, Mapping[str, Any]], models: Mapping[str, Mapping[str, Any]], chosen: str
-    ) -> list[ComparedMethod]:
-        """Try each method with its model, or else with its usual one, unless the user chose a model for this method alone.
-
-        Args:
-            settings: Settings of each method.
-            models: What the user said about the model of each method alone.
-            chosen: Name of the common model if the user has not chosen it.
-        """
-        failed: dict[str, Exception] = {}
-        for name in self.names:
-            try:
-                self.check(name, settings[name])
-            except SettingError as error:
-                failed[name] = error
-        if len(failed) == len(self.names):
-            texts = {str(error) for error in failed.values()}
-            reason = f"; the model of all methods is {chosen}, and --model names another" if chosen else ""
-            raise SettingError(f"{texts.pop()}{reason}") if len(texts) == 1 else together(failed)
-        compared, problems = [], {}
-        for name in self.names:
-            if name not in failed:
-                compared.append(ComparedMethod(name, settings[name]))
-                continue
-            usual = {**settings[name], "model": models[name]}
-            try:
-                if "name" in models[name]:
-                    raise failed[name]
-                self.check(name, usual)
-                model = settings[name].get("model", {}).get("name", "the model")
-                compared.append(ComparedMethod(name, usual, f"{name} cannot use {model}: {failed[name]}"))
-            except SettingError:
-                problems[name] = failed[name]
-        if problems:
-            raise together(problems)
-        return compared
+        fitting = Fitting(self.names, self.profiles, self.model, self._overrides)
+        return fitting.fitted(given, models, problems, lambda error, others: _with_hint(error, common, others))
 
     def check(self, name: str, settings: Mapping[str, Any]) -> None:
         """Make the plan and the model of a method, as a server does before round 1.
 
         Raises:
-            SettingError: The settings do not fit the data, or the model does not fit the method.
+            SettingError: A setting is wrong, or the model does not fit the method.
         """
-        resolved = planning.resolve(self._overrides(name, settings))
-        plan = planning.make_plan(resolved, self.profiles, FEDERATION, fewest=1)
-        check_model(plan.model, resolved.configured, resolved.seed, plan.privacy or NO_PRIVACY)
+        Fitting(self.names, self.profiles, self.model, self._overrides).check(name, settings)
+
+    def _overrides(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return overrides(len(self.members), name, None, None, None, settings)
 
 
 def _by_method(assignments: Sequence[str], names: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -222,11 +144,3 @@ def _with_hint(error: Exception, common: Sequence[str], others: Sequence[str]) -
         if others and key.startswith("method.") and lacking:
             return SettingError(f"{error}; for one method alone: --set {others[0]}:{text}")
     return error
-
-
-def _model_for(kind: Kind, roles: frozenset[str]) -> str:
-    """Return the usual model for these roles; empty if no built-in model has them."""
-    try:
-        return model_for(kind, roles)
-    except SettingError:
-        return ""

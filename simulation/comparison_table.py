@@ -16,6 +16,7 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.work.comparison import Places, compared
 from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts
 from attune.simulation.compared_methods import ComparedMethod
+from attune.simulation.over_seeds import SeedResults
 from attune.simulation.result import DeviceRow, SimulationResult, score_text
 
 RIVAL_METHODS: Mapping[str, Rival] = {"local": "local", "fedavg": "common"}  # methods -> what they are rivals as
@@ -70,6 +71,15 @@ def course(result: SimulationResult, members: Mapping[str, LazyShard]) -> list[s
     assert result.auto is not None  # noqa: S101 (the method was auto)
     results = {result.auto.chosen: result, **result.rivals}
     return [*comparison([ComparedMethod(name, {}) for name in results], results, members), *result.auto.words()]
+
+
+def courses(results: SeedResults) -> list[str]:
+    """Return the table over seeds of what `auto` has led to, and for each seed what it chose and why."""
+    lines = str(results).splitlines()
+    for seed, result in results.items():
+        assert result.auto is not None  # noqa: S101 (the method was auto)
+        lines += [f"seed {seed}: {line}" for line in result.auto.words()]
+    return lines
 
 
 def harmed(mine: Tensor, rivals: Mapping[Rival, Tensor], groups: Places | None = None) -> bool | None:

@@ -123,3 +123,21 @@ def _prepared(
     if problems:
         raise together(problems)
     return prepared
+
+
+def as_options(entrants: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, Settings]) -> dict[str, dict[str, Any]]:
+    """Return the options of the candidates of a race (auto.candidates), with settings that were chosen for each.
+
+    Args:
+        entrants: The settings of each, before the choice.
+        chosen: The chosen settings of each, as `section.key=value`.
+    """
+    options: dict[str, dict[str, Any]] = {}
+    for name, settings in entrants.items():
+        picked = load_settings(None, chosen[name], {})
+        method = {key: value for key, value in {**settings["method"], **picked.pop("method", {})}.items() if key != "name"}
+        others = {
+            f"{section}.{key}": value for section, of in picked.items() if isinstance(of, Mapping) for key, value in of.items()
+        }
+        options[name] = method | others
+    return options

@@ -60,8 +60,7 @@ def method_from_options(options: Mapping[str, Any], aggregators_elsewhere: bool 
     name = options.get("name", DEFAULT)
     if name == AUTO:
         raise SettingError(
-            "a server cannot choose the method itself: run `fedserver simulate --method auto --data 'shards/*'` on shards like "
-            "those of the devices, then start the server with the --method that it names"
+            "a race of methods (auto) begins with a federation: start `fedserver --method auto` on a new home, or name one"
         )
     return custom_method(options, aggregators_elsewhere) if name == CUSTOM else get(name)
 

@@ -143,7 +143,7 @@ class Evaluation:
         seeds: Seeds,
         cancelled: Callable[[], bool],
     ) -> Jobs[tuple[baselines.Candidates, dict[str, float]]]:
-        """Fine-tune the own model and the common one for this device alone, if the order asks for it.
+        """Return the own model and the common one after fine-tuning for this device alone, if the order asks for it.
 
         They are weighed by held-out samples like all others, so a device without any has none of them. A model is left out if
         plain training does not lead on from it, or diverges; the common one also if it is far behind.

@@ -226,7 +226,7 @@ def make_plan(
         classes=classes,
         method=settings.method.name,
         method_options=settings.method_options,
-        train=settings.train,
+        train=msgspec.structs.replace(settings.train, finish=msgspec.UNSET, finish_stop=msgspec.UNSET),  # the orders say it
         scale=declared_scale(privacy, first) if privacy.unit != "none" else scale_of(profiles, fewest),
         column_names=declared.names or columns_of(profiles),
         task=first.task,

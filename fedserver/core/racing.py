@@ -22,6 +22,10 @@ KEPT = 2  # candidates that go on at the second rung, at most; at the first one 
 FIRST_ERRORS = 2.0  # standard errors by which a candidate must be behind to be given up at the first rung
 FEWEST_ROUNDS = 3  # with fewer there is no room for two rungs and an end
 
+NOTHING_HELD_OUT = (
+    "no device holds samples out by which a method could be chosen; devices need 20 training samples, train.validation above "
+    "0, and owners that let scores be reported. Name a method instead of auto"
+)
 Scores = Mapping[str, float]  # by device
 
 
@@ -128,7 +132,7 @@ def at_end(scores: Mapping[str, Scores], earlier: Sequence[Mapping[str, Scores]]
         then = _totals({name: compared[name] for name in near})
         sums = {name: math.fsum((sums[name], then[name])) for name in near}
     evidence = dict(sorted(sums.items(), key=lambda item: -item[1]))
-    return Decision(totals, (next(iter(evidence)),), paired(*names[:2], scores) if len(names) > 1 else None, evidence)
+    return Decision(totals, (next(iter(evidence)),), paired(names[0], names[1], scores) if len(names) > 1 else None, evidence)
 
 
 def scored_by_all(scores: Mapping[str, Scores]) -> list[str]:
@@ -187,12 +191,16 @@ class RaceResult:
 
     def words(self) -> list[str]:
         """Return the course of the race as lines of text."""
-        lines = ["auto compares what devices would keep, by the likelihood of their held-out samples (nats; higher is better)"]
-        lines += [f"auto leaves out {name}: {why}" for name, why in self.left_out.items()]
-        lines += [_words(rung, last=rung is self.rungs[-1]) for rung in self.rungs]
+        lines = [*self.words_so_far()]
         if self.pays:
             return [*lines, f"auto chooses {self.chosen}"]
         return [*lines, "auto: federating does not pay here; training alone is best, and devices keep their local models"]
+
+    def words_so_far(self) -> list[str]:
+        """Return the comparisons so far as lines of text."""
+        lines = ["auto compares what devices would keep, by the likelihood of their held-out samples (nats; higher is better)"]
+        lines += [f"auto leaves out {name}: {why}" for name, why in self.left_out.items()]
+        return lines + [_words(rung, last=ALONE in rung.decision.totals) for rung in self.rungs]
 
 
 def _words(rung: Rung, last: bool) -> str:

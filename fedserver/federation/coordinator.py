@@ -120,7 +120,7 @@ class Coordinator:
             for name in started.remade:
                 LOG.warning("%s was damaged; it was made again from the round before, with the same bits", name)
         await self._or_fail(self.handle(events.Resumed(self.clock.monotonic())))
-        if self.round.record.phase is events.Phase.DONE:
+        if self.round.record.phase is events.Phase.DONE and self.settings.until is None:
             self.finished.set()
         self.ready.set()
 
@@ -355,10 +355,10 @@ class Coordinator:
         LOG.info("state after round %d evaluated: %s", number, summary(rows, "served", TASKS[self.task].metric))
 
     def _finish(self, devices: Iterable[str]) -> None:
-        for name in devices:
+        for name in devices if self.settings.until is None else ():  # else not all runs of a race are over
             self.streams.send(name, Farewell(f"all {self.settings.round.rounds} rounds are done"))
-        if self.round.record.phase is events.Phase.DONE:  # else newcomers are given rounds of their own first
-            self.finished.set()
+        if self.round.record.phase is events.Phase.DONE and self.settings.until is None:
+            self.finished.set()  # else newcomers are given rounds of their own first
 
     async def _fail(self, error: Exception) -> None:
         """Record that the step failed. The status has the reason, and a restart tries the same step again.

@@ -12,7 +12,7 @@ from typing import Any
 from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, ShapeMismatch, UpdateRefused
 from attune.common.exchange.messages import Hello, Notice, SecureMessage, read_profile
 from attune.common.plan import Profile
-from attune.common.protocol import EMBEDDING, LOCAL_SCALE, NOISE, SHARED_CHANGE, SPENT
+from attune.common.protocol import EMBEDDING, LOCAL_SCALE, NOISE, SCORES, SHARED_CHANGE, SPENT
 from attune.common.schema import UNIT_VERDICTS
 from attune.common.text import listed
 from attune.fedserver.core import data_form
@@ -30,6 +30,7 @@ from attune.fedserver.ports.ledger import MemberLedger
 LOG = logging.getLogger("fedserver")
 NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the common model as it is"
 GOODBYE_S, GOODBYE_STEPS = 10.0, 100
+RETURN_S, RETURN_STEPS = 60.0, 300  # for devices to come back to the run that has won a race
 MAX_LABELS = 500  # characters of a device's classes that are kept for pictures
 MAX_NOTE = 500
 TWO_PROCESSES = "two processes use the identity of {}"
@@ -82,6 +83,8 @@ class Members:
         buffered = self._settings.round.mode == "buffered" and "shared" in self._settings.configured.aggregators
         if buffered and SHARED_CHANGE not in hello.encodings:
             raise SettingError(f"{name} cannot take part in buffered rounds (round.mode of this federation): update fedclient")
+        if self._settings.train.scored_rounds and SCORES not in hello.encodings:
+            raise SettingError(f"{name} cannot score what it would keep (--method auto of this federation): update fedclient")
         self._coordinator.revoked.check(name)
         data_form.check_possible(profile, name)
         check_profile(self._settings.privacy, profile, name)
@@ -327,9 +330,18 @@ class Members:
         )
 
 
-async def goodbye(coordinator: Coordinator) -> None:
-    """Wait until the federation is done or has failed, and until its devices have hung up or had time to."""
+async def goodbye(coordinator: Coordinator, returning: bool = False) -> None:
+    """Wait until the federation is done or has failed, and until its devices have hung up or had time to.
+
+    Args:
+        coordinator: The federation.
+        returning: Whether its devices come back first: a race has just ended with another run.
+    """
     await coordinator.finished.wait()
+    for _ in range(RETURN_STEPS if returning else 0):
+        if all(coordinator.activity.stage(name) is not None for name in coordinator.round.record.devices):
+            break
+        await asyncio.sleep(RETURN_S / RETURN_STEPS)
     for _ in range(GOODBYE_STEPS):
         if not coordinator.streams:
             return

@@ -21,6 +21,7 @@ import msgspec
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.planning import ResolvedSettings, resolve
+from attune.fedserver.core.race_course import Race
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
 
 Role = Literal["device", "operator"]
@@ -91,6 +92,7 @@ class Snapshot:
     run: str = ""  # of several over one fleet; empty: the first
     leaving: bool = False  # blobs of the run before are still to be removed
     audit_head: AuditHead | None = None  # the last entry of the audit log that the ledger knows; None: it knows none
+    race: Race | None = None  # of methods over this fleet (--method auto)
 
     @cached_property
     def settings(self) -> ResolvedSettings:
@@ -193,6 +195,9 @@ class RoundLedger(Protocol):
 
     async def end_run(self, record: Record, overrides: Mapping[str, Any]) -> None:
         """End the present run with this record and these settings, in one step."""
+
+    async def set_race(self, race: Race | None) -> None:
+        """Keep the race of methods over this fleet; None: there is none."""
 
     async def end_cleanup(self) -> None:
         """Note that the blobs of the run before are gone."""

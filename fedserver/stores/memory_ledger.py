@@ -10,6 +10,7 @@ import msgspec
 
 from attune.common.plan import Plan
 from attune.fedserver.core.messages import Record
+from attune.fedserver.core.race_course import Race
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
 from attune.fedserver.ports.ledger import AuditEntry, AuditHead, Certificate, Refusal, Snapshot, Token
 from attune.fedserver.stores.audit import entries_in, head_of, next_line
@@ -33,6 +34,7 @@ class MemoryLedger:
         self._run, self._leaving = "", False
         self._audit: list[bytes] = []
         self._audit_head: AuditHead | None = None
+        self._race: Race | None = None
 
     async def close(self) -> None:
         """No-op: memory holds no file."""
@@ -56,6 +58,7 @@ class MemoryLedger:
             self._run,
             self._leaving,
             self._audit_head,
+            self._race,
         )
 
     def audit_lines(self) -> list[bytes]:
@@ -108,6 +111,9 @@ class MemoryLedger:
     async def end_run(self, record: Record, overrides: Mapping[str, Any]) -> None:
         await self.set_overrides(overrides)
         self._record = record
+
+    async def set_race(self, race: Race | None) -> None:
+        self._race = race
 
     async def end_cleanup(self) -> None:
         self._leaving = False

@@ -54,6 +54,7 @@ class TableLedger(ABC):
     begin_run = _awaited(Tables.begin_run)
     end_run = _awaited(Tables.end_run)
     end_cleanup = _awaited(Tables.end_cleanup)
+    set_race = _awaited(Tables.set_race)
     device = _awaited(Tables.device)
     devices = _awaited(Tables.devices)
     update_device = _awaited(Tables.update_device)

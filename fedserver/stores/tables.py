@@ -19,6 +19,7 @@ from attune.common.metrics import within_bounds
 from attune.common.plan import Plan
 from attune.common.text import from_json
 from attune.fedserver.core.messages import Record
+from attune.fedserver.core.race_course import Race
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
 from attune.fedserver.ports.ledger import AuditHead, Certificate, Refusal, Snapshot, Token
 
@@ -116,6 +117,13 @@ class Tables:
         with self._db.synced(), self._db.transaction():
             put_value(self._db, "record", record)
             put_value(self._db, "overrides", overrides)
+
+    def set_race(self, race: Race | None) -> None:
+        with self._db.synced():
+            if race is None:
+                self._db.execute("DELETE FROM meta WHERE key = 'race'")
+            else:
+                put_value(self._db, "race", race)
 
     def end_cleanup(self) -> None:
         self._db.execute("DELETE FROM meta WHERE key = 'leaving'")
@@ -363,6 +371,7 @@ def snapshot_in(db: Database, since: int = 0) -> Snapshot:
         value_in(db, "run", str) or "",
         bool(value_in(db, "leaving", bool)),
         value_in(db, "audit", AuditHead),
+        value_in(db, "race", Race),
     )
 
 

@@ -70,6 +70,7 @@ def status(
         "running": served,
         "address": address,
         "run": snapshot.run or None,
+        "auto": snapshot.race.report() if snapshot.race else None,
         "method": settings.method.name,
         "model": snapshot.plan.model.name if snapshot.plan else None,
         "round": record.round,

@@ -57,6 +57,8 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
         stale = "" if buffer["staleness"] is None else f", mean staleness of the last round {buffer['staleness']:.1f}"
         fill = f"{buffer['filled']} of {buffer['size']} updates are in, {buffer['training']} devices train"
         yield f"buffered rounds: {fill}{stale}, {buffer['discarded']} updates discarded"
+    if race := status.get("auto"):
+        yield from race["words"]
     if status["paused"]:
         yield "paused: no further round opens before `fedserver resume`"
     if status["reason"]:

@@ -47,7 +47,7 @@ def test_finished_points_are_not_run_again(tmp_path: Path, monkeypatch: pytest.M
     assert "| digits | 40 | 3 | 1 | `fedtp` | 50.0, 70.0 | 0, 0 |" in first.output
 
 
-def test_a_choice_from_scores_is_that_of_a_race_and_both_predictions_are_those_of_runs(tmp_path: Path) -> None:
+def test_a_choice_from_scores_is_that_of_a_race(tmp_path: Path) -> None:
     shards = [tabular_shard(tmp_path / f"site{n}", seed=n, samples=40) for n in range(3)]
     settings = {"train.local_epochs": 1, "model.name": "dnn"}
     rounds, seed = 4, 3

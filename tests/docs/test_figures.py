@@ -83,11 +83,10 @@ def test_choosing_has_the_figures_of_the_races(page: Any, root: Path) -> None:
     for row in rows_of(root, "auto.csv"):
         races.setdefault((row["recipe"], row["x"], row["seed"]), {})[row["method"]] = float(row["kept"])
     behind = [max(kept.values()) - kept["auto"] for kept in races.values()]
-    lost = [f"{kept['fedtp'] - kept['auto']:.1f}" for place, kept in races.items() if place[:2] == ("relatedness", "1")]
     text = prose(page, "docs/choosing.md")
     won, raced = sum(gap == 0 for gap in behind), len(behind)
-    assert f"in {NUMBERS[won]} of {NUMBERS[raced]} runs `auto` keeps what the best candidate keeps" in text
-    assert f"it is {' and '.join(lost)} points behind `fedtp`" in text
+    assert f"in {won} of {raced} runs `auto` keeps what the best candidate keeps" in text
+    assert f"elsewhere it is at most {max(behind):.1f} points behind" in text
 
 
 def test_does_it_help_has_the_figures_of_the_choice(page: Any, root: Path) -> None:

@@ -19,6 +19,7 @@ import attune
 from attune.common import faults
 from attune.common.errors import FederationFailed, SettingError
 from attune.fedserver.cli import cli
+from attune.fedserver.core.candidates import USUAL
 from attune.fedserver.core.racing import at_end, at_rung
 from attune.simulation import auto
 from attune.simulation.federation import CountingConsole
@@ -82,7 +83,7 @@ def test_a_pause_at_a_rung_changes_no_bit_and_repeats_no_round(
     assert race is not None
     settings = {**SETTINGS, "train.finish": "auto", "train.score_after": [*RUNGS, ROUNDS]}
     for name, result in {race.chosen: chosen, **chosen.rivals}.items():
-        options = auto.USUAL.get(name, {})
+        options = USUAL.get(name, {})
         whole = attune.simulate(CLOUDS, {"name": name, **options}, rounds=ROUNDS, settings=settings, progress=False)
         assert whole.digests == result.digests and list(whole.table()) == list(result.table())
     done: Counter[int] = Counter()
@@ -209,7 +210,30 @@ def test_the_command_prints_the_table_and_the_race_and_writes_the_scores(tmp_pat
     assert refused.exit_code == 2 and "give it alone" in refused.output
 
 
-def test_a_server_refuses_auto_in_one_line(tmp_path: Path) -> None:
+def test_the_command_races_with_several_seeds_and_settings_of_a_grid(tmp_path: Path) -> None:
+    for n in range(3):
+        tabular_shard(tmp_path / "shards" / f"site{n}", seed=n, samples=40)
+    words = ("--data", str(tmp_path / "shards" / "*"), "--method", "auto", "--rounds", "3", "--out", str(tmp_path / "out"))
+    quick = ("--set", "train.local_epochs=1", "--set", "auto.candidates=['fedprox']")
+    grid = ("--grid", "train.lr=0.000001,0.1", "--grid", "method.mu=0.1")
+    done = CliRunner().invoke(cli, ["simulate", *words, *quick, *grid, "--seeds", "0,1"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "fedprox: train.lr=0.1 method.mu=0.1, the best of 2 on validation parts" in done.stdout
+    for seed in (0, 1):
+        assert f"seed {seed}: auto" in done.stdout
+        report = json.loads((tmp_path / "out" / "auto" / f"seed-{seed}" / "auto.json").read_bytes())
+        assert set(report["rungs"][0]["scores"]) == {"local", "fedprox"}
+    assert (tmp_path / "out" / "grid.csv").read_text().count("local,") == 2
+
+
+def test_a_candidate_has_settings_of_all_sections() -> None:
+    candidates = {"fedprox": {"mu": 0.5, "train.lr": 0.25}, "local": {"train.lr": 0.125}}
+    result = run(settings={"auto": {"candidates": candidates}})
+    plans = [of._outcome.snapshot.plan for of in (result, *result.rivals.values())]
+    assert {plan.method: plan.train.lr for plan in plans if plan} == {"fedprox": 0.25, "local": 0.125}
+
+
+def test_a_run_over_an_old_fleet_is_no_race(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["run", "new", "second", "--home", str(tmp_path), "--method", "auto"])
-    with pytest.raises(SettingError, match="fedserver simulate --method auto"):
+    with pytest.raises(SettingError, match="new home"):
         raise done.exception or AssertionError(done.output)

@@ -37,6 +37,7 @@ function tiles(run, devices, state) {
     { name: "Rounds closed", value: `${run.round} of ${run.rounds}`, bar: [run.round, run.rounds] },
     { name: finished ? "Devices finished" : "Devices here", value: `${finished || here} of ${devices.length}`, note: `${devices.filter((d) => d.revoked).length || "none"} revoked` },
     run.buffer && { name: "Buffer", value: `${run.buffer.filled} of ${run.buffer.size} updates`, bar: [run.buffer.filled, run.buffer.size], note: `buffered rounds; ${run.buffer.staleness === null ? "" : `mean staleness ${run.buffer.staleness.toFixed(1)}, `}${run.buffer.discarded} discarded` },
+    run.auto && { name: run.auto.chosen ? "Chosen by auto" : "A race of methods", value: run.auto.chosen ?? run.auto.trains ?? "begins", note: run.auto.words.slice(-2).join("; ") },
     run.accuracy && { name: title(run.metric), value: share(run.accuracy.mean_over_clients), note: constant },
     compared > 0 && { name: "Helped", value: `${verdicts.better} of ${compared}`, note: `${verdicts.unclear} unclear, ${verdicts.worse} not helped` },
     ...run.fleet.slice(0, 1).map((fleet) => ({ name: "Probably helped", value: `${fleet.helped} of ${fleet.devices}`, note: `${fleet.harmed} harmed; what they keep gives ${fleet.gain >= 0 ? "+" : "−"}${Math.abs(fleet.gain).toFixed(3)} on average` })),

@@ -49,7 +49,7 @@ def test_two_go_on_at_the_first_rung_however_far_apart_they_are() -> None:
     assert at_rung(1, scores).totals == {"c": -2.0, "b": -10.0, "a": -18.1}
 
 
-def test_at_the_first_rung_nobody_is_given_up_within_two_standard_errors_of_the_second() -> None:
+def test_the_first_rung_gives_up_only_who_is_clearly_behind() -> None:
     """Gains of b over d are 3 and 0, the sum 3 and the error 3. Over e 3 and 1, 4 and 2. Over f 3 and 2, 5 and 1."""
     scores = {
         "f": {"x": -3.0, "y": -2.0},

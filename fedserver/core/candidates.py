@@ -1,0 +1,257 @@
+"""Candidates of a comparison of methods: their settings, and one model for all that can use it, tried with the devices' data.
+
+Everything is tried before anything trains, so that all problems are named at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from attune.common.config import AutoSettings, PrivacySettings, RoundSettings, TrainSettings, by_section, convert, merge
+from attune.common.errors import AttuneError, SettingError, together
+from attune.common.methods import registry as methods
+from attune.common.methods.fit import NO_PRIVACY, check_model
+from attune.common.models.registry import lacking, model_for
+from attune.common.plan import Kind, Profile
+from attune.fedserver.core import planning
+from attune.fedserver.core.racing import ALONE, FEWEST_ROUNDS, NOTHING_HELD_OUT, rungs_of
+
+Complete = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]  # returns all settings of a method, from its name and settings
+NOWHERE = "tried"  # the federation of a plan that is thrown away
+USUAL: Mapping[str, Mapping[str, Any]] = {"fedavg": {}, "fedper": {}, "fedtp": {}, "fedmcsa": {"dial": True}}
+NEEDS_ATTENTION = "fedtp"  # a usual candidate only where the usual model for the data has attention
+
+
+@dataclass(frozen=True)
+class ComparedMethod:
+    """A method with its settings.
+
+    Attributes:
+        settings: By section, in the shape of a federation.toml.
+        why: Why it cannot use the model of the other methods; empty if it has it.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """Choice of models for several methods on the same data.
+
+    Attributes:
+        names: The methods, in order.
+        profiles: Description of each device's data.
+        model: The model that the user chose for all methods, if any.
+        overrides: Function that completes a method's settings.
+    """
+
+    names: Sequence[str]
+    profiles: Mapping[str, Profile]
+    model: str | None
+    overrides: Complete
+
+    def fitted(
+        self,
+        given: Mapping[str, Mapping[str, Any]],
+        models: Mapping[str, Mapping[str, Any]],
+        problems: Mapping[str, Exception] = MappingProxyType({}),
+        hinted: Callable[[Exception, Sequence[str]], Exception] = lambda error, others: error,
+    ) -> list[ComparedMethod]:
+        """Return the methods with one model for all that can use it, tried with these data.
+
+        Args:
+            given: Settings of each method, by section.
+            models: What the user said about the model of each method alone.
+            problems: What is wrong with the settings of methods already.
+            hinted: Function that adds a hint to an error about a method, from the names of the methods that have no problem.
+
+        Raises:
+            SettingError: A method, setting or model is unknown or cannot be used. It names the problems of all methods.
+        """
+        settings, resolved, problems = dict(given), dict[str, planning.ResolvedSettings](), dict(problems)
+        for name in settings:
+            try:
+                resolved[name] = planning.resolve(self.overrides(name, {**settings[name], "model": {}}))
+            except AttuneError as error:
+                problems[name] = error
+        if problems:
+            raise together({name: hinted(error, list(resolved)) for name, error in problems.items()})
+        chosen = self.model or self._usual_for_all(resolved, settings)
+        for name in self.names if chosen else ():
+            settings[name] = merge(settings[name], {"model": {"name": models[name].get("name", chosen)}})
+        return self._tried(settings, models, "" if self.model else chosen or "")
+
+    def _usual_for_all(
+        self, resolved: Mapping[str, planning.ResolvedSettings], settings: Mapping[str, Mapping[str, Any]]
+    ) -> str | None:
+        """Return a model for all methods whose settings name none; None if the usual model of all of them is the same."""
+        kind = next(iter(self.profiles.values())).kind
+        free = [name for name, of in settings.items() if not of.get("model", {}).get("name")]
+        roles = [planning.roles_of(resolved[name].method) for name in free]
+        if len({_model_for(kind, of) for of in roles}) <= 1:
+            return None
+        return _model_for(kind, frozenset().union(*roles)) or model_for(kind, frozenset())
+
+    def _tried(
+        self, settings: Mapping[str, Mapping[str, Any]], models: Mapping[str, Mapping[str, Any]], chosen: str
+    ) -> list[ComparedMethod]:
+        """Try each method with its model, or else with its usual one, unless the user chose a model for this method alone.
+
+        Args:
+            settings: Settings of each method.
+            models: What the user said about the model of each method alone.
+            chosen: Name of the common model if the user has not chosen it.
+        """
+        failed: dict[str, Exception] = {}
+        for name in self.names:
+            try:
+                self.check(name, settings[name])
+            except SettingError as error:
+                failed[name] = error
+        if len(failed) == len(self.names):
+            texts = {str(error) for error in failed.values()}
+            reason = f"; the model of all methods is {chosen}, and --model names another" if chosen else ""
+            raise SettingError(f"{texts.pop()}{reason}") if len(texts) == 1 else together(failed)
+        compared, problems = [], {}
+        for name in self.names:
+            if name not in failed:
+                compared.append(ComparedMethod(name, settings[name]))
+                continue
+            usual = {**settings[name], "model": models[name]}
+            try:
+                if "name" in models[name]:
+                    raise failed[name]
+                self.check(name, usual)
+                model = settings[name].get("model", {}).get("name", "the model")
+                compared.append(ComparedMethod(name, usual, f"{name} cannot use {model}: {failed[name]}"))
+            except SettingError:
+                problems[name] = failed[name]
+        if problems:
+            raise together(problems)
+        return compared
+
+    def check(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Make the plan and the model of a method, as a server does before round 1.
+
+        Raises:
+            SettingError: The settings do not fit the data, or the model does not fit the method.
+        """
+        resolved = planning.resolve(self.overrides(name, settings))
+        plan = planning.make_plan(resolved, self.profiles, NOWHERE, fewest=1)
+        check_model(plan.model, resolved.configured, resolved.seed, plan.privacy or NO_PRIVACY)
+
+
+def _model_for(kind: Kind, roles: frozenset[str]) -> str:
+    """Return the usual model for these roles; empty if no built-in model has them."""
+    try:
+        return model_for(kind, roles)
+    except SettingError:
+        return ""
+
+
+def check_race(overrides: Mapping[str, Any]) -> int:
+    """Check settings with `auto` as the method's name, as far as that is possible without data.
+
+    Returns:
+        The number of rounds.
+
+    Raises:
+        SettingError: They allow no race.
+    """
+    rounds = convert(RoundSettings, overrides.get("round", {}), "round.").rounds
+    if rounds < FEWEST_ROUNDS:
+        raise SettingError(f"--method auto needs {FEWEST_ROUNDS} rounds at least, to compare methods on the way; not {rounds}")
+    if not convert(TrainSettings, overrides.get("train", {}), "train.").validation:
+        raise SettingError(NOTHING_HELD_OUT)
+    if convert(PrivacySettings, overrides.get("privacy", {}), "privacy.").unit != "none":
+        raise SettingError("--method auto does not go with [privacy]: every candidate would spend a budget. Name a method")
+    if others := sorted(overrides["method"].keys() - {"name"}):
+        raise SettingError(
+            f"method.{others[0]} cannot be set for all candidates of auto; give it to one of them: "
+            f"auto.candidates.fedavg.{others[0]} = ... (candidates are those that are named then)"
+        )
+    return rounds
+
+
+@dataclass(frozen=True)
+class Entrants:
+    """Those that take part in a race.
+
+    Attributes:
+        settings: Settings of ALONE, which comes first, and of each candidate.
+        left_out: Why usual candidates are left out, by name.
+    """
+
+    settings: Mapping[str, Mapping[str, Any]]
+    left_out: Mapping[str, str]
+
+
+def common_settings(overrides: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """Return the settings of all entrants: those given, with finishing, and with scores after each rung."""
+    given = {key: value for key, value in overrides.items() if key != "auto"}
+    scored = [*rungs_of(rounds), rounds]
+    return merge(merge({"train": {"finish": "auto"}}, given), {"train": {"score_after": scored}})
+
+
+def entrants_of(
+    overrides: Mapping[str, Any],
+    profiles: Mapping[str, Profile],
+    complete: Complete,
+) -> Entrants:
+    """Return the entrants for the devices' data. All that can use one model have the same.
+
+    Args:
+        overrides: As in `check_race`.
+        profiles: Description of each device's data.
+        complete: As `Fitting.overrides`.
+
+    Raises:
+        SettingError: A named candidate, or every usual one, is unknown or cannot be used.
+    """
+    given = convert(AutoSettings, overrides.get("auto", {}), "auto.").candidates
+    named = given if isinstance(given, Mapping) else {name: {} for name in given}
+    common = common_settings(overrides, check_race(overrides))
+    left_out: dict[str, str] = {}
+    options = named or _usual(common, profiles, complete, left_out)
+    names = [ALONE, *(name for name in options if name != ALONE)]
+    if len(names) < 2:
+        raise SettingError(
+            "; ".join(left_out.values()) or f"auto.candidates names no method beside {ALONE}, which takes part anyway"
+        )
+    settings = {name: _with_options(common, name, options.get(name, {})) for name in names}
+    compared = Fitting(names, profiles, None, complete).fitted(settings, dict.fromkeys(names, common.get("model", {})))
+    return Entrants({method.name: method.settings for method in compared}, left_out)
+
+
+def _with_options(common: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of one entrant. Options without a dot are settings of its method, the others have a section."""
+    method = {key: value for key, value in options.items() if "." not in key}
+    others = {key: value for key, value in options.items() if "." in key}
+    return merge({**common, "method": {**method, "name": name}}, by_section(others))
+
+
+def _usual(
+    common: Mapping[str, Any],
+    profiles: Mapping[str, Profile],
+    complete: Complete,
+    left_out: dict[str, str],
+) -> dict[str, Mapping[str, Any]]:
+    """Return the usual candidates that can be used here, with their settings; the others are added to `left_out`."""
+    kind, chosen = next(iter(profiles.values())).kind, common.get("model", {}).get("name")
+    usable: dict[str, Mapping[str, Any]] = {}
+    for name, options in USUAL.items():
+        if not chosen and name == NEEDS_ATTENTION and lacking(kind, planning.roles_of(methods.get(name))):
+            left_out[name] = f"the usual model for {kind} has no attention"
+            continue
+        try:
+            settings = {name: {**common, "method": {**options, "name": name}}}
+            Fitting([name], profiles, None, complete).fitted(settings, {name: common.get("model", {})})
+            usable[name] = options
+        except AttuneError as error:
+            left_out[name] = str(error)
+    return usable

@@ -1,0 +1,179 @@
+"""`fedserver --method auto`: a race of methods over one fleet. Each candidate is a run, which is put aside while others train.
+
+The ledger keeps the race: what was asked for, and the legs that are over. Everything else follows from that. So a server that
+is killed goes on with the same leg, and the same scores make the same choice (fedserver.core.racing).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from attune.common.config import AutoSettings, convert, merge
+from attune.common.errors import HomeMismatch
+from attune.common.faults import SERVER, fail_at
+from attune.common.methods.registry import AUTO
+from attune.common.plan import Profile
+from attune.fedserver import runs
+from attune.fedserver.core import planning
+from attune.fedserver.core.candidates import check_race, common_settings, entrants_of
+from attune.fedserver.core.race_course import Race, RunLeg, reached, run_of
+from attune.fedserver.core.racing import ALONE
+from attune.fedserver.core.table_schemas import united
+from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.home import ServerHome
+from attune.fedserver.ports.ledger import Ledger
+from attune.fedserver.ports.storage import HomeStorage
+
+LOG = logging.getLogger("fedserver")
+BY = "server, --method auto"
+LOOK_S = 0.1  # between two looks whether a leg is over
+ANOTHER = "this home belongs to a federation that was begun {} --method auto: leave the settings out, or use a new --home"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A leg of a race that this process serves.
+
+    Attributes:
+        race: The race before it.
+        name: The entrant whose run is served.
+        until: The round after which the next leg follows; 0: devices only say what data they have; None: the race is over.
+        overrides: Settings of this start.
+    """
+
+    race: Race
+    name: str
+    until: int | None
+    overrides: dict[str, Any]
+
+    def words(self) -> str:
+        """Return what is done, for the operator."""
+        if self.until == 0:
+            return "auto: waiting for devices, whose data say which methods can take part"
+        if self.until is None:
+            return f"auto: the run of {self.name} goes on to its end, and devices keep its models"
+        return f"auto: {self.name} trains to round {self.until}"
+
+
+def is_asked_for(given: Mapping[str, Any]) -> bool:
+    """Return whether settings have `auto` as the method's name."""
+    return bool(given.get("method", {}).get("name") == AUTO)
+
+
+def first_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with which a server waits for the data of a race's devices.
+
+    Raises:
+        SettingError: The settings allow no race, or those of a named candidate are wrong.
+    """
+    common = common_settings(given, check_race(given))
+    named = convert(AutoSettings, given.get("auto", {}), "auto.").candidates
+    for name in named:
+        options = named[name] if isinstance(named, Mapping) else {}
+        planning.resolve({**common, "method": {**options, "name": name}})
+    return {**common, "method": {"name": ALONE}}
+
+
+async def turn_of(home: ServerHome, storage: HomeStorage, given: Mapping[str, Any]) -> Turn | None:
+    """Return the leg of a race that a start serves, and make its run the present one; None without a race.
+
+    The home is locked.
+
+    Args:
+        home: The home.
+        storage: Its storage.
+        given: Settings of this start.
+
+    Raises:
+        HomeMismatch: The home is of a federation without a race, or the settings contradict those of its race.
+        DiskFull: There is no space for another run.
+    """
+    snapshot = await storage.ledger.snapshot()
+    race = snapshot.race
+    if race is None:
+        if not is_asked_for(given):
+            return None
+        if snapshot.overrides is not None:
+            raise HomeMismatch(ANOTHER.format("without"))
+        race = Race(dict(given), check_race(given))
+        await storage.ledger.set_race(race)
+    together = merge(race.overrides, given)
+    if {**together, "server": {}} != {**race.overrides, "server": {}}:
+        raise HomeMismatch(ANOTHER.format("with other settings of"))
+    server = {"server": together["server"]} if "server" in together else {}
+    if not race.entrants:
+        settings = first_settings(race.overrides)
+        if snapshot.plan is not None:  # what the devices said then is lost
+            await storage.ledger.begin_run("", settings)
+            await runs.tidy(storage, await storage.ledger.snapshot())
+        return Turn(race, ALONE, 0, merge(settings, server))
+    course = race.course()
+    name, until = (course.leg.name, course.leg.until) if course.leg else (course.result.chosen, None)
+    await runs.switch(home, storage, run_of(name), race.entrants[name], BY)
+    return Turn(race, name, until, server)
+
+
+def is_over(turn: Turn, coordinator: Coordinator) -> bool:
+    """Return whether the round of a leg is closed and evaluated; of the first leg, whether the devices' data are known."""
+    return coordinator.plan is not None if turn.until == 0 else reached(coordinator.round.record, turn.until)
+
+
+async def over(turn: Turn, coordinator: Coordinator) -> None:
+    """Wait for the end of a leg."""
+    while not is_over(turn, coordinator):  # noqa: ASYNC110 (the coordinator knows no legs)
+        await asyncio.sleep(LOOK_S)
+
+
+async def end_leg(ledger: Ledger, turn: Turn, coordinator: Coordinator, profiles: Mapping[str, Profile]) -> Race:
+    """Keep what a leg has brought, durably, and return the race after it.
+
+    Args:
+        ledger: Where to.
+        turn: The leg.
+        coordinator: Its federation.
+        profiles: Descriptions of the devices' data.
+
+    Raises:
+        SettingError: No candidate fits the data, or there is no device that all entrants have scored.
+        AttuneError: The run of training alone has failed.
+    """
+    race, until = turn.race, turn.until or 0
+    if not until:
+        alike, _ = united(profiles, coordinator.settings.data.schema)
+        entrants = await asyncio.to_thread(entrants_of, race.overrides, alike, lambda _, settings: settings)
+        settings = {name: dict(of) for name, of in entrants.settings.items()}
+        race = msgspec.structs.replace(race, entrants=settings, left_out=dict(entrants.left_out))
+    elif (error := coordinator.error) is not None:
+        if turn.name == ALONE:
+            raise error
+        race = race.after(RunLeg(turn.name, until, failed=str(error)))
+    else:
+        rows = [row for row in (await ledger.snapshot()).rows if (row.work, row.round) == ("evaluate", until)]
+        scores = {row.client: row.likelihood_kept for row in rows if row.likelihood_kept is not None}
+        race = race.after(RunLeg(turn.name, until, scores))
+    race.course()
+    fail_at(SERVER, until, "leg-over")
+    await ledger.set_race(race)
+    fail_at(SERVER, until, "race-written")
+    return race
+
+
+def new_words(before: Race, after: Race) -> list[str]:
+    """Return the lines of a race that a leg has added."""
+    known = before.words()
+    return [line for line in after.words() if line not in known]
+
+
+def check_possible(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings with which the first start of a home begins, if these are those of a race.
+
+    Raises:
+        SettingError: The race is not possible.
+    """
+    return first_settings(given) if is_asked_for(given) else given
