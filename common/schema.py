@@ -102,14 +102,14 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int = FORMAT
 
     @classmethod
-    def of(cls, columns: Mapping[str, Column]) -> Schema:
+    def of(cls, columns: Mapping[str, Column], where: str = "the schema") -> Schema:
         """Return the schema of these columns, sorted by name.
 
         Raises:
-            SettingError: A column is described wrongly.
+            SettingError: A column is described wrongly. The message calls the schema `where`.
         """
         schema = cls({name: columns[name] for name in sorted(columns)})
-        schema.check()
+        schema.check(where)
         return schema
 
     def check(self, where: str = "the schema") -> None:

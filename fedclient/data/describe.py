@@ -83,7 +83,7 @@ def describe(table: DataTable, options: ReadOptions = PLAIN) -> Proposal:
     if not any(column.kind == "label" for column in columns.values()):
         warnings.append("no column is the label: say --label NAME")
     warnings += _same_as_label(table, columns)
-    return Proposal(Schema.of(columns), tuple(warnings))
+    return Proposal(Schema.of(columns, f"the schema of {table.path}"), tuple(warnings))
 
 
 def _roles(table: DataTable, options: ReadOptions) -> dict[str, Column]:
