@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
@@ -106,3 +107,15 @@ def test_does_it_help_has_the_figures_of_the_choice(page: Any, root: Path) -> No
     by_recordings = sum(int(row["devices"]) * float(row["harmed_by_groups"]) for row in windows)
     devices = sum(int(row["devices"]) for row in windows)
     assert f"By recordings instead of windows it is {NUMBERS[round(by_recordings)]} device in {devices:,}" in text
+
+
+def test_choosing_has_the_figures_of_models_for_tables(page: Any, root: Path) -> None:
+    results = json.loads((root / "benchmarks" / "results" / "schemas.json").read_text(encoding="utf-8"))
+    text = page("docs/choosing.md").text.split("## Models for tables", 1)[1].split("\n## ", 1)[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")][1:]
+    for row, name in zip(rows, ("heart", "wisdm", "school"), strict=True):
+        for cell, model in zip(row[1:], ("mlr", "dnn", "transformer"), strict=True):
+            done = [results[key] for key in results if key.startswith(f"{name} {model} ")]
+            means = [statistics.mean(result[way] for result in done or results.values()) for way in ("by_schema", "by_hand")]
+            assert cell == (" / ".join(f"{value:.1f}" for value in means) if len(done) == 3 else "")
+            assert len(done) < 3 or means[0] >= means[1] - 0.5, "a schema is at most half a point behind"
