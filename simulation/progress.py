@@ -108,6 +108,7 @@ def orders_of(settings: ResolvedSettings, devices: int, closed: int) -> int:
     """Return the number of orders that `devices` devices will carry out after `closed` rounds, if all goes well."""
     policy, rules = settings.round, settings.rules.policy
     sampled = math.ceil(min(devices, policy.clients or devices) * (1 + policy.over_selection))
-    train = devices if policy.train == "all" else min(devices, sampled)
+    cohort = policy.buffer if policy.mode == "buffered" else sampled
+    train = devices if policy.train == "all" else min(devices, cohort)
     last = policy.rounds if settings.until is None else settings.until
     return sum(train + devices * rules.evaluates(number) for number in range(closed + 1, last + 1))

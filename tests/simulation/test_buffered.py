@@ -30,6 +30,7 @@ from attune.fedserver.lab.aggregators.stored import names_in
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.ports.blobs import blob_of
 from attune.fedserver.stores.memory import MemoryBlobs
+from attune.fedserver.view.status_text import render_status
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulated_clock import SimulatedClock
 from tests.forked import THREADS, Forked
@@ -337,3 +338,20 @@ def test_the_same_order_of_arrivals_gives_the_same_bits_after_kill_9(clouds: dic
             process = Forked([str(tmp_path / "home"), str(shards)], log, log, environment, f"{__name__}:to_be_killed")
         assert process.wait(60) == -signal.SIGKILL, (fault, (tmp_path / "log").read_text())
     assert repeated(clouds, tmp_path / "home").digests == whole.digests
+
+
+def test_a_device_that_is_too_slow_is_told_so(clouds: dict[str, Path]) -> None:
+    settings = PLAIN | {"round.max_staleness": 2}
+    clock = SimulatedClock(SPEEDS)
+    result = attune.simulate(clouds, "fedavg", rounds=7, seed=3, settings=settings, clock=clock, progress=False)
+    assert result.status["buffer"]["discarded"] == 1 and ("site-3", 1) not in result.arrivals
+    notes = {client["name"]: client["note"] for client in result.status["clients"]}
+    assert "is 6 states old and does not count: at most 2 are allowed (round.max_staleness)" in notes["site-3"]
+
+
+def test_status_shows_mode_fill_and_staleness(clouds: dict[str, Path]) -> None:
+    result = attune.simulate(clouds, "fedavg", rounds=3, seed=3, settings=PLAIN, clock=SimulatedClock(SPEEDS), progress=False)
+    buffer = {"size": 2, "filled": 0, "training": 0, "staleness": 1.0, "oldest": None, "discarded": 0}
+    assert result.status["buffer"] == buffer, "the third round had updates of staleness 2 and 0"
+    shown = render_status(result.status)
+    assert "buffered rounds: 0 of 2 updates are in, 0 devices train, mean staleness of the last round 1.0" in shown
