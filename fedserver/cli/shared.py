@@ -59,11 +59,16 @@ def admin_of(home: Path | None) -> tuple[ServerHome, FederationAdmin]:
 
 
 def wake(place: ServerHome) -> None:
-    """Tell the running server, if there is one, that the ledger has changed."""
+    """Tell the running server, if there is one, that the ledger has changed. One on another machine finds out by itself."""
     if place.is_served():
+        from attune.common.errors import Unreachable
         from attune.fedserver.rpc import admin_client
 
-        admin_client.wake(place)
+        try:
+            admin_client.wake(place)
+        except Unreachable:
+            if place.storage_place() is None:
+                raise
 
 
 def troubles_of(place: ServerHome) -> list[str]:

@@ -36,6 +36,13 @@ class Storage(Protocol):
             HomeMismatch: The ledger is damaged.
         """
 
+    def news(self) -> int | None:
+        """Return the number of the newest decision in the audit log; None where no other machine can make one.
+
+        Raises:
+            LedgerBusy: The ledger cannot be read now.
+        """
+
     async def close(self) -> None:
         """Close the ledger, if it is open."""
 

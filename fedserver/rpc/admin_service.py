@@ -35,9 +35,10 @@ class AdminService(AdminServicer):
 
     async def Wake(self, request: pb.WakeRequest, context: grpc.aio.ServicerContext) -> pb.WakeReply:  # noqa: N802
         """Read the database again: new tokens become valid, and revoked devices are cut off."""
-        return pb.WakeReply(connected=await self._wake())
+        return pb.WakeReply(connected=await self.wake())
 
-    async def _wake(self) -> int:
+    async def wake(self) -> int:
+        """Read the database again, and return the number of connected devices."""
         await self._registrar.refresh()
         revoked = [device.name for device in await self._ledger.devices() if device.revoked]
         return await self._members.shut_out({name: CertificateRefused(REVOKED.format(name)) for name in revoked})
@@ -68,12 +69,12 @@ class AdminService(AdminServicer):
         self, request: pb.RevokeTokenRequest, context: grpc.aio.ServicerContext
     ) -> pb.RevokeTokenReply:
         revoked = await self._admin.revoke_token(request.id, request.devices)
-        await self._wake()
+        await self.wake()
         return pb.RevokeTokenReply(revoked=revoked)
 
     async def Revoke(self, request: pb.RevokeRequest, context: grpc.aio.ServicerContext) -> pb.RevokeReply:  # noqa: N802
         await self._admin.revoke(request.name)
-        return pb.RevokeReply(connected=await self._wake())
+        return pb.RevokeReply(connected=await self.wake())
 
     async def Statistics(self, request: pb.StatisticsQuestion, context: grpc.aio.ServicerContext) -> pb.StatisticsAnswer:  # noqa: N802
         """Ask the connected devices for statistics of their data, and return the sums that may be shown."""

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from attune.common.config import ServerSettings
-from attune.common.errors import LimitExceeded, PortInUse, TooMany
+from attune.common.errors import LedgerBusy, LimitExceeded, PortInUse, TooMany
 from attune.common.exchange.protobuf import SERVICES
 from attune.fedserver.core.advice import HANDSHAKE
 from attune.fedserver.descriptors import raise_limit
@@ -37,6 +37,7 @@ from attune.fedserver.rpc.service import DevicePulses, FederationService
 from attune.fedserver.stores.uploads import Uploads
 
 DOOR = "looking after connections"  # the name of a trouble
+NEWS_S = 1.0  # between two looks for decisions that were made on other machines
 STOP_GRACE_S = 5.0  # for what is in flight when the server is told to stop
 
 
@@ -67,8 +68,8 @@ class GrpcServer:
         federation = FederationService(members, updates, registrar, pulses, survey)
         transfers = BlobService(coordinator.book, blobs, updates, executors, pulses, coordinator.activity)
         server.add_generic_rpc_handlers((federation.handler(), transfers.handler()))
-        operators = AdminService(coordinator, members, registrar, admin, ledger, survey)
-        admin_pb2_grpc.add_AdminServicer_to_server(operators, server)
+        self._storage, self._operators = storage, AdminService(coordinator, members, registrar, admin, ledger, survey)
+        admin_pb2_grpc.add_AdminServicer_to_server(self._operators, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         files: list[Any] = [admin_pb2, health_pb2]
         names = [service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()]
@@ -93,7 +94,7 @@ class GrpcServer:
         """Answer calls during the block. At its end streams are closed, and calls in flight have a moment to finish."""
         self._health.set(False)
         await self._server.start()
-        watching = [asyncio.create_task(self._guard()), asyncio.create_task(self._watch())]
+        watching = [asyncio.create_task(work()) for work in (self._guard, self._watch, self._follow)]
         try:
             yield
         finally:
@@ -107,6 +108,19 @@ class GrpcServer:
         self._health.set(True)
         if self._settings.watchdog_s:
             await watch(self._coordinator, self._settings.watchdog_s, self._health.set)
+
+    async def _follow(self) -> None:
+        """Read the ledger again when a command on another machine has made a decision, such as to revoke a device."""
+        known: int | None = None
+        while True:
+            await asyncio.sleep(NEWS_S)
+            with contextlib.suppress(LedgerBusy):
+                news = await asyncio.to_thread(self._storage.news)
+                if news is None:
+                    return
+                if news != known:
+                    await self._operators.wake()
+                    known = news
 
     async def _guard(self) -> None:
         """Enforce the limits on connections, and tell the operator which were dropped."""

@@ -53,6 +53,9 @@ class DiskStorage:
     def reader(self) -> SqliteReader:
         return SqliteReader(self._database)
 
+    def news(self) -> None:
+        """Return None: commands on this machine wake the server."""
+
     async def close(self) -> None:
         if "ledger" in self.__dict__:
             await self.ledger.close()

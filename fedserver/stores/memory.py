@@ -26,6 +26,9 @@ class MemoryStorage:
     def reader(self) -> MemoryReader:
         return MemoryReader(self.ledger)
 
+    def news(self) -> None:
+        """Return None: nothing else can write to this memory."""
+
     async def close(self) -> None:
         """No-op: memory holds no file."""
 

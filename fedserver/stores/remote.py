@@ -62,6 +62,10 @@ class RemoteStorage:
     def reader(self) -> PostgresReader:
         return PostgresReader(self.database.url)
 
+    def news(self) -> int:
+        row = self.database.execute("SELECT COALESCE(MAX(number), 0) FROM audit").fetchone()
+        return int(row[0])
+
     async def close(self) -> None:
         if "ledger" in self.__dict__:
             await self.ledger.close()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from attune.common.errors import HomeBusy, ServerReplaced
+from attune.fedserver.cli import cli
 from attune.fedserver.home import ServerHome, StoragePlace
 from tests import engines
 from tests.chaos.site import Child, Outcome, Shape, Site
@@ -90,6 +94,7 @@ def test_the_bits_are_those_of_a_folder(tmp_path: Path, in_a_folder: Outcome, di
 
 # --- a standby
 
+REVOKED_S = 2.0
 SERVES_S = 5.0  # from the moment at which the active server is gone or silent
 
 
@@ -128,6 +133,19 @@ def test_a_standby_takes_over_and_the_bits_are_the_same(tmp_path: Path, in_a_fol
             assert active.exit == ServerReplaced.exit_code, active
             assert "another server has taken over" in active.text
         assert rest(site).differences(in_a_folder) == []
+
+
+def test_a_device_that_is_revoked_on_the_waiting_machine_is_cut_off(tmp_path: Path) -> None:
+    with remote_site(tmp_path) as site:
+        site.shape = replace(SHAPE, settings=(*SHAPE.settings, "round.rounds=1000"))
+        pair = Pair(site)
+        site.until(closed(site, 1), "a round to close")
+        result = CliRunner().invoke(cli, ["revoke", "--home", str(pair.home), "edge-s1"])
+        assert result.output == "edge-s1 is revoked\n"
+        began = time.monotonic()
+        site.until(lambda: re.search(r"edge-s1.*revoked", site.children["fleet"].text), "the device to be cut off")
+        assert time.monotonic() - began < REVOKED_S
+        pair.take_over(signal.SIGKILL)
 
 
 def test_a_command_that_needs_the_federation_for_itself_is_refused_on_every_machine(tmp_path: Path) -> None:
