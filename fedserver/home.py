@@ -206,8 +206,6 @@ class ServerHome:
             if folder.exists():
                 folder.chmod(0o700)
         self.open().create()
-        if self.chosen is not None:
-            self.write_storage_place(self.chosen)
 
     def open_authority(self) -> Authority:
         """Return the authority of this home; a new one for a new home.
@@ -269,6 +267,8 @@ class ServerHome:
         except filelock.Timeout:
             raise HomeBusy(f"a server already runs on {self.path}: stop it, or give this one another --home") from None
         try:
+            if self.chosen is not None:  # while it waits, commands on this machine need it
+                self.write_storage_place(self.chosen)
             with self.open().alone(waits):
                 yield
         finally:

@@ -141,7 +141,7 @@ def test_a_device_that_is_revoked_on_the_waiting_machine_is_cut_off(tmp_path: Pa
         pair = Pair(site)
         site.until(closed(site, 1), "a round to close")
         result = CliRunner().invoke(cli, ["revoke", "--home", str(pair.home), "edge-s1"])
-        assert result.output == "edge-s1 is revoked\n"
+        assert result.output == "edge-s1 is revoked\n", result.exception
         began = time.monotonic()
         site.until(lambda: re.search(r"edge-s1.*revoked", site.children["fleet"].text), "the device to be cut off")
         assert time.monotonic() - began < REVOKED_S
