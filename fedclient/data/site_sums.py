@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from attune.common.site_statistics import Centre, SiteSketches, SiteSums, column_sums, sketch_of
 from attune.fedclient.data.shard import Shard
+from attune.fedclient.data.table_encoder import with_gaps
 
 
 def site_sums(shard: Shard, wanted: Collection[str] = ()) -> SiteSums:
@@ -39,6 +40,8 @@ def _columns(shard: Shard, wanted: Collection[str]) -> dict[str, npt.NDArray[np.
     if shard.kind in ("tabular", "series"):
         width = shard.train_x.shape[-1]
         rows = np.concatenate([part.reshape(-1, width) for part in (shard.train_x, shard.test_x)])
+        if shard.schema is not None:
+            rows = with_gaps(rows, shard.schema)
         names = shard.column_names or [f"column {number + 1}" for number in range(width)]
         columns = {name: rows[:, place].astype(np.float64) for place, name in enumerate(names) if not wanted or name in wanted}
     if shard.task == "regression":

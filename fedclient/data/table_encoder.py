@@ -169,6 +169,16 @@ def _feature(feature: Feature, column: Column, values: Floats) -> Floats:
     return np.asarray(values == place, dtype=np.float64)
 
 
+def with_gaps(x: Array, schema: Schema) -> Floats:
+    """Return features, (N, F), with NaN in place of what was filled in, where an indicator tells it."""
+    places = {(feature.column, feature.role): at for at, feature in enumerate(schema.features())}
+    x = x.astype(np.float64)
+    for (name, role), at in places.items():
+        if role == "missing" and (filled := places.get((name, "number"))) is not None:
+            x[x[:, at] == 1, filled] = np.nan
+    return x
+
+
 def value_of(cell: Any) -> str:
     """Return the value of a category in a cell that is not missing, as a schema lists it.
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from attune.common.schema import Schema, UnitVerdict
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.shard import Shard
+from attune.fedclient.data.table_encoder import with_gaps
 
 _FEWEST = 10  # values; with fewer nothing is said
 _FITTING = 0.9  # share of values that must lie in the range
@@ -23,7 +24,7 @@ def units_of_shard(shard: Shard) -> dict[str, UnitVerdict]:
     if shard.schema is None:
         return {}
     x = np.concatenate([shard.train_x, shard.test_x])
-    return unit_verdicts(x, shard.schema)
+    return unit_verdicts(with_gaps(x, shard.schema), shard.schema)
 
 
 def unit_verdicts(x: Array, schema: Schema) -> dict[str, UnitVerdict]:
@@ -31,18 +32,12 @@ def unit_verdicts(x: Array, schema: Schema) -> dict[str, UnitVerdict]:
 
     `factor 10` stands for 10, 100 and 1000, and for their inverse; so does `factor 2.54` for both directions.
     """
-    places = {(feature.column, feature.role): at for at, feature in enumerate(schema.features())}
     verdicts: dict[str, UnitVerdict] = {}
-    for (name, role), at in places.items():
-        usual = schema.columns[name].range
-        if role != "number" or usual is None:
-            continue
-        values = x[:, at].astype(np.float64)
-        known = ~np.isnan(values)
-        if (gap := places.get((name, "missing"))) is not None:
-            known &= x[:, gap] == 0
-        if known.sum() >= _FEWEST:
-            verdicts[name] = verdict_of(values[known], usual)
+    for at, feature in enumerate(schema.features()):
+        usual = schema.columns[feature.column].range
+        values = x[~np.isnan(x[:, at]), at].astype(np.float64)
+        if feature.role == "number" and usual is not None and len(values) >= _FEWEST:
+            verdicts[feature.column] = verdict_of(values, usual)
     return verdicts
 
 

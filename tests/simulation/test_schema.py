@@ -7,12 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 import attune
 from attune.common.errors import SettingError
+from attune.common.schema import schema_of_json
 from attune.fedclient.cli import main
 from attune.fedclient.model.artifact import Model
+from attune.fedclient.model.portable import SCHEMA, TOLERANCE
+from attune.fedclient.model.portable import export as export_model
 
 COLUMNS = ("case", "age", "sex", "seen", "ward", "smokes", "remark", "ill")
 
@@ -63,6 +67,10 @@ def test_three_sites_train_and_predict_a_new_export(tmp_path: Path) -> None:
     assert len(out.read_text().splitlines()) == 31
     score = CliRunner().invoke(main, ["evaluate", *oslo, "--data", str(data[2])])
     assert score.exit_code == 0, score.output
+    exported, inside = tmp_path / "model.pt2", {SCHEMA: ""}
+    assert export_model(model, exported) <= TOLERANCE
+    torch.export.load(str(exported), extra_files=inside)
+    assert schema_of_json(inside[SCHEMA], "the export") == schema
 
 
 def test_the_order_of_columns_does_not_matter(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.makers.make import make
 from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.shard import load_shard
+from attune.fedclient.data.site_sums import site_sums
 from attune.fedclient.data.table import DataTable, read_table
-from attune.fedclient.data.table_encoder import TableEncoder
+from attune.fedclient.data.table_encoder import TableEncoder, with_gaps
 from attune.fedclient.data.units import unit_verdicts, verdict_of
 from attune.fedclient.read_options import ReadOptions
 from attune.fedserver.core.planning import make_plan, resolve
@@ -205,4 +206,10 @@ def test_units_of_a_column_that_is_not_there_are_not_told() -> None:
     x = TableEncoder(whole).encode(table(w=[0.4 + 0.05 * n for n in range(12)])).x
     assert unit_verdicts(x, whole) == {"w": "factor 10"}
     filled = np.nan_to_num(x, nan=170.0)  # as a shard has it
-    assert unit_verdicts(filled, whole) == {"w": "factor 10"}
+    assert unit_verdicts(with_gaps(filled, whole), whole) == {"w": "factor 10"}
+
+
+def test_statistics_count_what_is_missing(patients: Path) -> None:
+    schema = describe(read_table(patients), ReadOptions.of("ill")).schema
+    sums = site_sums(load_shard(patients, options=ReadOptions.of("ill", schema=schema))).columns["age"]
+    assert (sums.rows, sums.missing) == (26, 14) and 20 <= sums.mean <= 26
