@@ -26,9 +26,8 @@ from attune.common.methods.registry import configured_from
 from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.metrics import Choice
 from attune.common.models.registry import build, size_bytes
-from attune.common.plan import Label, ModelSpec, Plan, Scale
+from attune.common.plan import Label, ModelSpec, Scale
 from attune.common.plugins import check_installed, check_model_allowed
-from attune.common.privacy.accountant import MEANING
 from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
 from attune.common.text import from_json, newer_format
@@ -38,9 +37,9 @@ from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.data.standardiser import Standardiser
 from attune.fedclient.data.table import may_be_table
 from attune.fedclient.home import DeviceHome
-from attune.fedclient.messages import OrderResult
+from attune.fedclient.model.model_guarantee import PrivacyGuarantee, guarantee_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
-from attune.fedclient.work.blend import ORIGINS, Member, answers_of
+from attune.fedclient.work.blend import Member, answers_of
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.executor import AnyLearner
 from attune.fedclient.work.measures import MEASURES, mean_score
@@ -49,27 +48,6 @@ from attune.fedclient.work.trainer import Tensors, Trainer
 
 MOST_BYTES = 64 << 20  # of model.json: classes and columns may be many
 SMALL_BYTES = 64 << 20  # of a model: what a description may declare beyond its files
-
-
-class PrivacyGuarantee(msgspec.Struct, frozen=True):
-    """Guarantee of a finished model by noise (docs/privacy.md).
-
-    Attributes:
-        unit: "example", "group" or "client".
-        epsilon: Epsilon that was spent on the device's data in all runs; with unit "client" the budget of the run. None if it
-            is not known.
-        delta: Chance that the guarantee fails.
-        finished: Models that were trained without noise, or on this device's data with none: nothing is guaranteed of them.
-        mode: Place where the noise is added.
-        adjacency: Meaning of the two data sets that nobody can tell apart.
-    """
-
-    unit: str
-    epsilon: float | None
-    delta: float
-    finished: list[Choice]
-    mode: str = ""
-    adjacency: str = ""
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -212,25 +190,9 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors
         seed=plan.seed,
         plugins=plan.plugins or msgspec.UNSET,
         schema=plan.schema or msgspec.UNSET,
-        privacy=_guarantee_of(plan, result, tensors),
+        privacy=guarantee_of(plan, result, tensors),
     )
     return info, tensors
-
-
-def _guarantee_of(plan: Plan, result: OrderResult, models: Collection[Choice]) -> PrivacyGuarantee | msgspec.UnsetType:
-    privacy = plan.privacy
-    if privacy is None or privacy.unit == "none":
-        return msgspec.UNSET
-    by_server = privacy.on_server  # what a device trains on after it is served has none of that noise
-    without_noise = sorted(name for name in models if (name != "common" if by_server else name in ORIGINS or name == "local"))
-    return PrivacyGuarantee(
-        privacy.unit,
-        privacy.epsilon if by_server else result.epsilon,
-        privacy.delta,
-        without_noise,
-        f"noise on the {'server' if by_server else 'devices'}",
-        MEANING["zero-out"].format(unit="device" if by_server else privacy.unit),
-    )
 
 
 def read_info(folder: Path) -> ModelInfo:

@@ -68,8 +68,8 @@ def noisy_metrics(
 
 def _losses(logits: Tensor, y: Tensor) -> Tensor:
     """Return the loss of each sample, cut to MOST_LOSS, (N,)."""
-    each = cross_entropy(logits.cpu().flatten(end_dim=-2).double(), y.cpu().flatten(), reduction="none")
-    return each.nan_to_num(MOST_LOSS).reshape(len(y), -1).mean(dim=1).clamp(max=MOST_LOSS)
+    loss_of_label = cross_entropy(logits.cpu().flatten(end_dim=-2).double(), y.cpu().flatten(), reduction="none")
+    return loss_of_label.nan_to_num(MOST_LOSS).reshape(len(y), -1).mean(dim=1).clamp(max=MOST_LOSS)
 
 
 def _right(logits: Tensor, y: Tensor) -> Tensor:

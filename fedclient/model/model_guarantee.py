@@ -1,0 +1,57 @@
+"""Guarantee of privacy that a finished model carries in model.json."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from attune.common.metrics import Choice
+from attune.common.plan import Plan
+from attune.common.privacy.accountant import MEANING
+from attune.fedclient.messages import OrderResult
+from attune.fedclient.work.blend import ORIGINS
+
+
+class PrivacyGuarantee(msgspec.Struct, frozen=True):
+    """Guarantee of a finished model by noise (docs/privacy.md).
+
+    Attributes:
+        unit: "example", "group" or "client".
+        epsilon: Epsilon that was spent on the device's data in all runs; with unit "client" the budget of the run. None if it
+            is not known.
+        delta: Chance that the guarantee fails.
+        finished: Models that were trained without noise, or on this device's data with none: nothing is guaranteed of them.
+        mode: Place where the noise is added.
+        adjacency: Meaning of the two data sets that nobody can tell apart.
+    """
+
+    unit: str
+    epsilon: float | None
+    delta: float
+    finished: list[Choice]
+    mode: str = ""
+    adjacency: str = ""
+
+
+def guarantee_of(plan: Plan, result: OrderResult, models: Collection[Choice]) -> PrivacyGuarantee | msgspec.UnsetType:
+    """Return the guarantee of a device's models; unset where the plan has none.
+
+    Args:
+        plan: The plan.
+        result: Result of the device's last order.
+        models: The models that the device keeps.
+    """
+    privacy = plan.privacy
+    if privacy is None or privacy.unit == "none":
+        return msgspec.UNSET
+    by_server = privacy.on_server  # what a device trains on after it is served has none of that noise
+    without_noise = sorted(name for name in models if (name != "common" if by_server else name in ORIGINS or name == "local"))
+    return PrivacyGuarantee(
+        privacy.unit,
+        privacy.epsilon if by_server else result.epsilon,
+        privacy.delta,
+        without_noise,
+        f"noise on the {'server' if by_server else 'devices'}",
+        MEANING["zero-out"].format(unit="device" if by_server else privacy.unit),
+    )
