@@ -7,12 +7,11 @@ that quote a profile are short.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
-from statistics import median_low
 
 import msgspec
 
@@ -27,11 +26,11 @@ from attune.common.task import TASKS, TaskName, asked
 from attune.common.text import listed
 from attune.fedserver.core.scale import check_columns, check_targets
 from attune.fedserver.core.table_schemas import OPTION, in_schema, without_schema
+from attune.fedserver.core.votes import usual_and_most, votes_of
 
 MAX_LABELS = 1 << 16
 LONGEST_LABEL = 256  # characters
 MAX_LABELS_BYTES = 1 << 20  # of all labels of a device together
-RATIO, FEW = 10, 100  # a device may declare so many times the usual number of classes or features, or so many
 NAMED = 3  # labels and forms that an error names
 # kind, shape of a sample, a label for every position, task, in tasks other than classes the names of what y holds, and the
 # digest of a table's schema
@@ -60,7 +59,7 @@ def agree(profiles: Mapping[str, Profile], tokens: Mapping[str, str] | None = No
         profiles: Profile of each device.
         tokens: The join token of each device. Devices of one token share one vote: its holder can enrol any number of names.
     """
-    votes = _votes(profiles, tokens or {})
+    votes = votes_of(profiles, tokens or {})
     groups: dict[Form, list[str]] = defaultdict(list)
     for name in sorted(profiles):
         groups[form_of(profiles[name])].append(name)
@@ -115,12 +114,6 @@ def columns_of(profiles: Mapping[str, Profile]) -> list[str]:
     return list(_majority({name: tuple(profile.column_names) for name, profile in profiles.items()}, votes) or ())
 
 
-def _votes(names: Collection[str], tokens: Mapping[str, str]) -> dict[str, Fraction]:
-    """Return the weight of each device's vote; the devices of one token have the weight 1 together."""
-    sizes = Counter(tokens[name] for name in names if tokens.get(name))
-    return {name: Fraction(1, sizes.get(tokens.get(name, ""), 1)) for name in names}
-
-
 def _majority(values: Mapping[str, tuple[str, ...]], votes: Mapping[str, Fraction]) -> tuple[str, ...] | None:
     """Return the value of more than half of the votes, if there is one."""
     votes_for: dict[tuple[str, ...], Fraction] = defaultdict(Fraction)
@@ -128,18 +121,6 @@ def _majority(values: Mapping[str, tuple[str, ...]], votes: Mapping[str, Fractio
         votes_for[value] += votes[name]
     most = max(votes_for, key=lambda value: votes_for[value], default=())
     return most if 2 * votes_for[most] > sum(votes_for.values()) else None
-
-
-def usual_and_most(counts: Mapping[str, int], tokens: Mapping[str, str]) -> tuple[int, int]:
-    """Return the usual number of what devices declare, and the most that one device may: RATIO times as many, or FEW.
-
-    The usual number is the median over the tokens of the median of their devices.
-    """
-    by_token: dict[str, list[int]] = defaultdict(list)
-    for name in sorted(counts):
-        by_token[tokens.get(name) or f"of {name}"].append(counts[name])
-    usual = median_low(median_low(listed) for listed in by_token.values()) if by_token else 0
-    return usual, max(RATIO * usual, FEW)
 
 
 def too_many_classes(profiles: Mapping[str, Profile], tokens: Mapping[str, str]) -> dict[str, AttuneError]:
@@ -156,16 +137,16 @@ def too_many_classes(profiles: Mapping[str, Profile], tokens: Mapping[str, str])
 
 
 def too_many_features(profiles: Mapping[str, Profile], tokens: Mapping[str, str]) -> dict[str, AttuneError]:
-    """Return an error for each device that proposes more features than `usual_and_most` allows.
+    """Return an error for each device that proposes more features or columns than `usual_and_most` allows.
 
-    The features of all proposals are united, so one such device would make the model of all many times as large.
+    All proposals are united, so one such device would make the model of all many times as large, or the schema too large.
     """
     proposals = {name: profile.proposal for name, profile in profiles.items() if isinstance(profile.proposal, Schema)}
-    counts = {name: len(proposal.feature_names) for name, proposal in proposals.items()}
+    counts = {name: max(len(proposal.feature_names), len(proposal.columns)) for name, proposal in proposals.items()}
     usual, most = usual_and_most(counts, tokens)
     return {
         name: ShapeMismatch(
-            f"{name} proposes columns with {count} features, and devices of this federation propose {usual} as a median: at "
+            f"{name} proposes {count} columns or features, and devices of this federation propose {usual} as a median: at "
             f"most {most} are taken from one device; the server's operator can describe the columns (data.columns)"
         )
         for name, count in counts.items()
@@ -216,6 +197,8 @@ def check_possible(profile: Profile, name: str) -> None:
         raise SettingError(f"{name} declares a label for every position of {profile.kind}; only tokens can have that")
     if profile.per_position and profile.task != "classes":
         raise SettingError(f"{name} declares {profile.task} for every position; only classes can have that")
+    if profile.kind != "tabular" and (profile.schema, profile.proposal) != (msgspec.UNSET, msgspec.UNSET):
+        raise SettingError(f"{name} declares the columns of a table, and has {profile.kind}")
     _check_labels(profile.labels, name)
     check_columns(profile, name)
     check_targets(profile, name)

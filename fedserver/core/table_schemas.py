@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from attune.common.classes import look, look_alikes
-from attune.common.errors import AttuneError, SettingError, ShapeMismatch
+from attune.common.errors import SettingError, ShapeMismatch
 from attune.common.plan import FEWEST, Profile
 from attune.common.schema import EMBEDDED_FROM, MAX_VALUES, ROLES, Column, Missing, Schema, name_and_unit
 from attune.common.text import clean, listed
@@ -36,14 +36,13 @@ def merge_proposals(proposals: Mapping[str, Schema], edits: Mapping[str, Column]
         if name in edits:
             columns[name] = edits[name]
             continue
-        sites = {site: proposals[site].columns[name] for site in sorted(proposals) if name in proposals[site].columns}
-        sites = {site: column for site, column in sites.items() if not _is_left_out_by_site(column)}
+        sites = holders_of(name, proposals)
         if not sites:
             continue
-        if conflict := _conflict(name, sites):
+        if conflict := conflict_in(name, sites):
             conflicts.append(conflict)
         else:
-            columns[name] = _merged(list(sites.values()), len(sites) < len(proposals), common)
+            columns[name] = merged(list(sites.values()), len(sites) < len(proposals), common)
     labels = {name for name, column in columns.items() if column.kind == "label"}
     for site in sorted(proposals):
         if lacking := sorted(name for name in labels if name not in proposals[site].columns):
@@ -70,46 +69,6 @@ def with_ranges(schema: Schema, statistics: FleetStatistics) -> Schema:
     return Schema.of(columns)
 
 
-def united(profiles: Mapping[str, Profile], declared: Schema | None) -> tuple[dict[str, Profile], dict[str, AttuneError]]:
-    """Return the profiles with all tables in one schema, and an error for each device that cannot have it.
-
-    The schema is the declared one, else the one that most devices bring, else the merge of what they propose. Without any of
-    these all profiles stay as they are.
-
-    Raises:
-        SettingError: Proposals contradict each other.
-    """
-    proposals = {name: profile.proposal for name, profile in profiles.items() if isinstance(profile.proposal, Schema)}
-    schema = declared or _brought(profiles, len(proposals)) or (merge_proposals(proposals) if proposals else None)
-    if schema is None:
-        return dict(profiles), {}
-    odd: dict[str, AttuneError] = {
-        name: without_schema(name)
-        for name, profile in profiles.items()
-        if profile.kind == "tabular" and profile.schema is msgspec.UNSET and profile.proposal is msgspec.UNSET
-    }
-    return {name: in_schema(profile, schema) for name, profile in profiles.items() if name not in odd}, odd
-
-
-def _brought(profiles: Mapping[str, Profile], proposing: int) -> Schema | None:
-    """Return the schema that more than half of the devices with tables bring; None if no device brings one.
-
-    Raises:
-        SettingError: No schema has so many.
-    """
-    brought = {profile.schema.digest: profile.schema for profile in profiles.values() if isinstance(profile.schema, Schema)}
-    digests = [profile.schema.digest for profile in profiles.values() if isinstance(profile.schema, Schema)]
-    if not brought:
-        return None
-    most = max(brought, key=digests.count)
-    if 2 * digests.count(most) <= len(digests) + proposing:
-        raise SettingError(
-            f"devices bring {len(brought)} different schemas, and {proposing} propose one: declare the schema in the settings "
-            f"of the server (data.columns), or start all devices with {OPTION}"
-        )
-    return brought[most]
-
-
 def without_schema(name: str) -> ShapeMismatch:
     """Return the error for a device whose table is in no schema, although this federation has one."""
     return ShapeMismatch(f"{name} reads its table without a schema, and this federation has one: start it with {OPTION}")
@@ -125,8 +84,10 @@ def in_schema(profile: Profile, schema: Schema) -> Profile:
     )
 
 
-def _is_left_out_by_site(column: Column) -> bool:
-    return column.kind == "text" and bool(column.left_out)
+def holders_of(name: str, proposals: Mapping[str, Schema]) -> dict[str, Column]:
+    """Return how each site describes a column, without sites that lack it or leave it out."""
+    columns = {site: proposals[site].columns[name] for site in sorted(proposals) if name in proposals[site].columns}
+    return {site: column for site, column in columns.items() if not (column.kind == "text" and column.left_out)}
 
 
 def _by_value(sites: Mapping[str, str]) -> dict[str, list[str]]:
@@ -136,12 +97,15 @@ def _by_value(sites: Mapping[str, str]) -> dict[str, list[str]]:
     return groups
 
 
-def _conflict(name: str, sites: Mapping[str, Column]) -> str:
+def conflict_in(name: str, sites: Mapping[str, Column]) -> str:
     """Describe how sites contradict each other about a column; empty if they do not."""
     kinds = _by_value({site: column.kind for site, column in sites.items()})
     if not _is_compatible(sites):
         ways = "; ".join(f"{kind} in {listed(names, _SHOWN)}" for kind, names in kinds.items())
         return f"{name}: {ways}: write it in one way, or say its `kind`"
+    if kinds.keys() == {"yes/no"} and (opposed := _opposed_words(sites)):
+        ways = "; ".join(f"{words} in {listed(names, _SHOWN)}" for words, names in opposed.items())
+        return f"{name}: a word means no at one site and yes at another, {ways}: list its `values`, the word for no first"
     units = _by_value({site: column.unit for site, column in sites.items() if column.unit})
     if len(units) > 1:
         ways = "; ".join(f"{unit} in {listed(names, _SHOWN)}" for unit, names in units.items())
@@ -167,11 +131,17 @@ def _is_compatible(sites: Mapping[str, Column]) -> bool:
     return len(kinds) == 1 or kinds == {"category", "yes/no"}
 
 
+def _opposed_words(sites: Mapping[str, Column]) -> dict[str, list[str]]:
+    """Return the sites by their words for no and yes if a word has both meanings; nothing otherwise."""
+    no, yes = ({column.values[at].casefold() for column in sites.values()} for at in (0, 1))
+    return _by_value({site: " and ".join(column.values) for site, column in sites.items()}) if no & yes else {}
+
+
 def _with_value(value: str, sites: Mapping[str, Column]) -> str:
     return listed([site for site, column in sites.items() if value in column.values], _SHOWN)
 
 
-def _merged(columns: Sequence[Column], is_lacking: bool, common: bool) -> Column:
+def merged(columns: Sequence[Column], is_lacking: bool, common: bool) -> Column:
     """Return one column of those of several sites, which do not contradict each other."""
     kinds = {column.kind for column in columns}
     kind = "number" if kinds == {"number", "yes/no"} else "category" if "category" in kinds else columns[0].kind
@@ -179,7 +149,7 @@ def _merged(columns: Sequence[Column], is_lacking: bool, common: bool) -> Column
         return columns[0]
     values = sorted({value for column in columns for value in column.values}) if kind == "category" else []
     if kind == "yes/no":
-        values = columns[0].values
+        values = list(Counter(tuple(column.values) for column in columns).most_common(1)[0][0])
     left_out = COMMON if is_lacking and common else ""
     if kind == "category" and not values:
         left_out = columns[0].left_out

@@ -19,8 +19,8 @@ from attune.fedserver.core import data_form
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core.embedding_settings import embeds_on_devices
+from attune.fedserver.core.schema_votes import united
 from attune.fedserver.core.secure_settings import check_profile
-from attune.fedserver.core.table_schemas import united
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.device_activity import WORK, DeviceStage
 from attune.fedserver.federation.report_budget import ReportBudget
@@ -156,7 +156,7 @@ class Members:
         swollen = {} if self._settings.data.schema else data_form.too_many_features(declared, tokens)
         usual = {name: profile for name, profile in declared.items() if name not in swollen}
         try:
-            profiles, outside = united(usual, self._settings.data.schema)
+            profiles, outside = await asyncio.to_thread(united, usual, self._settings.data.schema, tokens)
         except SettingError as conflict:
             self._coordinator.cannot_begin(conflict)
             return False

@@ -11,7 +11,8 @@ from attune.common.schema import Column, Schema
 from attune.fedserver.core import data_form
 from attune.fedserver.core.fleet_statistics import ColumnStatistics, FleetStatistics
 from attune.fedserver.core.planning import make_plan, resolve
-from attune.fedserver.core.table_schemas import merge_proposals, united, with_ranges
+from attune.fedserver.core.schema_votes import united
+from attune.fedserver.core.table_schemas import merge_proposals, with_ranges
 
 LABEL = {"ill": Column("label")}
 AGE = {"age": Column("number")}
@@ -135,6 +136,98 @@ def test_a_device_that_proposes_many_times_the_usual_features_is_refused_by_name
     assert set(refused) == {"eve"} and "data.columns" in str(refused["eve"])
     fakes = {f"fake{number}": flood for number in range(8)}
     assert set(data_form.too_many_features({"ada": usual, "bob": usual, **fakes}, dict.fromkeys(fakes, "stolen"))) == set(fakes)
+
+
+ODD = {
+    "another kind": site(h=Column("date")),
+    "another unit": site(h=Column("number", unit="inch")),
+    "a text": site(h=Column("text")),
+    "dates in another order": site(h=Column("number", unit="cm"), d=Column("date", form="month/day/year")),
+    "a value that looks alike": site(s=Column("category", values=["type a"])),
+    "too many values": site(s=Column("category", values=[f"v{number}" for number in range(4096)], encoding="embedding")),
+    "the other order of no and yes": site(smokes=Column("yes/no", values=["yes", "no"])),
+    "another label": Schema.of({**AGE, "sick": Column("label")}),
+    "two labels": site(extra=Column("label")),
+    "another group": site(mine=Column("group")),
+    "a name of a feature": site(**{"s=Type A": Column("number")}),
+    "a name that is almost the same": Schema.of({**LABEL, **AGE, "H": Column("number", unit="cm")}),
+    "a name of another unit": site(h_in=Column("number", unit="in")),
+}
+USUAL = site(
+    h=Column("number", unit="cm"),
+    d=Column("date", form="day/month/year"),
+    s=Column("category", values=["Type A", "Type B"]),
+    smokes=Column("yes/no", values=["no", "yes"]),
+    ward=Column("group"),
+)
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
+def test_a_device_that_contradicts_more_than_two_thirds_is_refused_by_name(odd: Schema) -> None:
+    usual = {name: profile(USUAL) for name in ("ada", "bob", "cyd", "dan")}
+    together, refused = united({**usual, "aaa": profile(odd)}, None)
+    assert set(refused) == {"aaa"} and set(together) == set(usual)
+    assert isinstance(refused["aaa"], ShapeMismatch) and "\n" not in str(refused["aaa"]) and len(str(refused["aaa"])) < 600
+    assert together["ada"].schema == USUAL
+    assert united(usual, None)[0]["ada"].schema == USUAL
+
+
+def test_a_conflict_without_a_majority_of_two_thirds_stops() -> None:
+    usual, odd = profile(site(h=Column("number"))), profile(site(h=Column("date")))
+    two_thirds = {"ada": usual, "bob": usual, "eve": odd}
+    with pytest.raises(SettingError, match="h: number in ada, bob; date in eve"):
+        united(two_thirds, None)
+    with pytest.raises(SettingError, match="h: number"):
+        united({**two_thirds, "cyd": usual, "fay": odd}, None)
+    with pytest.raises(SettingError, match="h: number"):  # two voices only
+        united({**two_thirds, "cyd": usual}, None, {"ada": "one", "bob": "one", "cyd": "one"})
+
+
+def test_devices_of_one_token_are_one_voice_on_a_schema() -> None:
+    names = ("ada", "bob", "cyd", "dan")
+    usual = {name: profile(site(h=Column("number"))) for name in names}
+    fakes = {f"fake{number}": profile(site(h=Column("date"))) for number in range(20)}
+    tokens = {name: name for name in names} | dict.fromkeys(fakes, "stolen")
+    assert set(united({**usual, **fakes}, None, tokens)[1]) == set(fakes)
+    brings = dict.fromkeys(fakes, profile(schema=site(h=Column("date"))))
+    together, refused = united({**usual, **brings}, None, tokens)
+    assert set(refused) == set(fakes) and together["ada"].schema == site(h=Column("number"))
+
+
+def test_columns_and_policies_of_one_device_bind_no_other() -> None:
+    usual = {name: profile(USUAL) for name in ("ada", "bob", "cyd", "dan")}
+    hostile = {
+        **USUAL.columns,
+        "age": Column("number", missing="refuse", range=(1e300, 1e301), unit="years"),
+        "d": Column("date", form="day/month/year", origin="0001-01-01"),
+    }
+    together, refused = united({"aaa": profile(Schema.of(hostile)), **usual}, None)
+    assert not refused and together["bob"].schema.columns["age"] == Column("number", unit="years")
+    assert together["bob"].schema.columns["d"] == USUAL.columns["d"]
+    many = profile(site(**{f"text{number}": Column("text") for number in range(4090)}))
+    assert set(data_form.too_many_features({"eve": many, **usual}, {})) == {"eve"}
+
+
+def test_only_a_table_proposes_columns() -> None:
+    images = msgspec.structs.replace(profile(USUAL), kind="images", shape=(2, 2, 1), column_names=[])
+    with pytest.raises(SettingError, match="eve"):
+        data_form.check_possible(images, "eve")
+
+
+def test_words_for_no_and_yes_are_not_chosen_by_chance() -> None:
+    kiel, lund, oslo, rome = (
+        site(n=Column("yes/no", values=words)) for words in (["si", "no"], ["n", "y"], ["n", "y"], ["no", "si"])
+    )
+    assert merge_proposals({"kiel": rome, "lund": lund, "oslo": oslo}).columns["n"].values == ["n", "y"]
+    with pytest.raises(SettingError, match=r"n: .*si and no in kiel; no and si in rome"):
+        merge_proposals({"kiel": kiel, "rome": rome})
+
+
+def test_one_device_alone_forces_no_schema_on_tables_without_one() -> None:
+    usual = {name: profile() for name in ("ada", "bob")}
+    for odd in (profile(site()), profile(schema=site())):
+        together, refused = united({"eve": odd, **usual}, None)
+        assert set(refused) == {"eve"} and together == usual and "--schema" in str(refused["eve"])
 
 
 def test_ranges_are_those_of_five_devices_or_more() -> None:
