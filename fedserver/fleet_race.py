@@ -24,7 +24,7 @@ from attune.fedserver.core import planning
 from attune.fedserver.core.candidates import check_race, common_settings, entrants_of
 from attune.fedserver.core.race_course import Race, RunLeg, reached, run_of
 from attune.fedserver.core.racing import ALONE
-from attune.fedserver.core.table_schemas import united
+from attune.fedserver.core.schema_votes import united
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.ledger import Ledger
