@@ -81,7 +81,7 @@ class Kept:
             return done
 
         recorder = self
-        Evaluation.compared, Evaluation._blended = twice, recorded_blend  # type: ignore[method-assign]
+        Evaluation.compared, Evaluation._blended = twice, recorded_blend  # type: ignore[method-assign, assignment]
         baselines.right_on_test = recorded_right
         try:
             yield

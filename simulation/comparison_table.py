@@ -14,8 +14,8 @@ from attune.common.task import TASKS
 from attune.common.text import aligned
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.work.comparison import Places, compared
+from attune.fedserver.core.candidates import ComparedMethod
 from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts
-from attune.simulation.compared_methods import ComparedMethod
 from attune.simulation.over_seeds import SeedResults
 from attune.simulation.result import DeviceRow, SimulationResult, score_text
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from attune.common.config import load_settings, merge
 from attune.common.errors import AttuneError, together
-from attune.simulation.compared_methods import ComparedMethod, Comparison
+from attune.fedserver.core.candidates import ComparedMethod
+from attune.simulation.compared_methods import Comparison
 from attune.simulation.grid import Settings, best, parse_grid
 from attune.simulation.result_table import Cell, ResultTable
 from attune.simulation.simulate import simulate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from attune.common.task import TASKS
-from attune.simulation.compared_methods import ComparedMethod
+from attune.fedserver.core.candidates import ComparedMethod
 from attune.simulation.comparison_table import COLUMN_NOTES, model_lines
 from attune.simulation.over_seeds import SeedResults, difference_over_seeds
 from attune.simulation.result import DeviceRow, DeviceTable
