@@ -12,6 +12,7 @@ from attune.common.wire.blobs import Blob, digest_in, read_frames
 from attune.fedserver.ports.blobs import Blobs, Damaged
 from attune.fedserver.ports.ledger import Refusal
 from attune.fedserver.stores.audit import head_of
+from attune.fedserver.stores.checked_blobs import CheckedBlobs
 from attune.fedserver.stores.row_digests import SCHEMA_KEY
 from attune.fedserver.stores.sqlite import SqliteDatabase
 from attune.fedserver.stores.tables import CERTIFICATE, DEVICE, TOKEN, Database
@@ -58,7 +59,7 @@ def copy_audit(lines: Iterable[bytes], target: Database) -> None:
         target.execute("INSERT INTO audit (number, line) VALUES (?, ?)", (head_of(line).number, line))
 
 
-def copy_blobs(source: Blobs, target: Blobs, areas: Iterable[str]) -> Iterator[Blob]:
+def copy_blobs(source: CheckedBlobs, target: Blobs, areas: Iterable[str]) -> Iterator[Blob]:
     """Copy all blobs whose names begin with one of `areas`, and yield each. What is there already is left; others go.
 
     Raises:
@@ -78,7 +79,7 @@ def copy_blobs(source: Blobs, target: Blobs, areas: Iterable[str]) -> Iterator[B
             yield blob
 
 
-def _copy(source: Blobs, target: Blobs, blob: Blob) -> None:
+def _copy(source: CheckedBlobs, target: Blobs, blob: Blob) -> None:
     into, at = target.create(blob.name, blob.size), 0
     try:
         for frame in read_frames(source.source(blob.name), 0):
