@@ -111,6 +111,9 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     # Largest L2 norm of the gradient of one sample, or of one group's samples together; `train.clip_norm` is not used. client:
     # of one device's change of the shared part.
     clip: Positive = 1.0
+    # client: share of the devices' changes that the clipping norm shall hold in full (0.5: their median). It is adapted from
+    # round to round by counts with noise (Andrew et al. 2021), from `privacy.clip` on. none: it stays.
+    clip_quantile: Probability | None = None
     # Noise multiplier: deviation of the noise in units of `privacy.clip`. none: the smallest that keeps to `privacy.epsilon`.
     noise: NonNegative | None = None
     # Most training orders that a device carries out. Its noise is set for so many. 0: as many as `round.rounds`.

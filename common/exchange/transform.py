@@ -169,6 +169,7 @@ class RoundContext:
         bounded: Devices whose change is above the bound, with how many median norms it is; transforms add to it.
         without_vote: Devices whose updates do not count; transforms add to it.
         norms: Norms of the latest changes of the fleet's devices, oldest first; the bound on changes adds those of the cohort.
+            With client-level privacy, the adaptive clipping norm alone. They are durable with the part's value.
         unmasking: Secrets that take the masks off the cohort's sum, under secure aggregation.
         inputs: Digests of what the next value follows from: the part's present value, and the cohort's updates.
         attempt: The attempt of the round, under secure aggregation.

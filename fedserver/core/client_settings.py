@@ -46,6 +46,8 @@ def check_client(
         SettingError: It names the setting.
     """
     if not privacy.on_server:
+        if privacy.clip_quantile is not None:
+            raise SettingError(f"privacy.clip_quantile needs {ON}: elsewhere no noisy count of changes is made")
         return
     _check_parts(configured)
     if privacy.epsilon is None and privacy.noise is None:

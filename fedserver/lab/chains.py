@@ -43,4 +43,5 @@ def noise_of(plan: Plan, blobs: Blobs, blocks: int) -> ClientNoise | None:
     if privacy is None:
         return None
     key = partial(home_key, blobs, privacy.insecure_seed, plan.run)
-    return ClientNoise(privacy.clip, privacy.noise or 0.0, plan.expected_devices, blocks, key)
+    quantile = privacy.clip_quantile
+    return ClientNoise(privacy.clip, privacy.noise or 0.0, plan.expected_devices, blocks, key, quantile)

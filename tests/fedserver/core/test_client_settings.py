@@ -68,6 +68,7 @@ def settings(**given: Any) -> Any:
         ({"privacy.devices": 0}, "needs privacy.devices"),
         ({"privacy.devices": 9}, "round.clients = 10 is more than privacy.devices = 9"),
         ({"train.finish": "auto", "train.finish_stop": "fleet"}, "train.finish_stop: the likelihoods of all devices choose"),
+        ({"privacy.unit": "none", "privacy.clip_quantile": 0.5}, "privacy.clip_quantile needs"),
         ({"privacy.noise": None}, "needs privacy.epsilon or privacy.noise"),
     ],
 )

@@ -19,7 +19,7 @@ from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.tensors import manifest_of
 from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.core.records import AcceptedUpdate, Report
-from attune.fedserver.lab.client_noise import ClientNoise, _Values, noise_key, nonce_of, secret_of
+from attune.fedserver.lab.client_noise import CLIP_RATE, ClientNoise, _Values, noise_key, noises_of, nonce_of, secret_of
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.lab.recovery import take_up
 from attune.fedserver.ports.blobs import NOISE_SECRET, Blobs, Damaged, blob_of
@@ -76,8 +76,8 @@ def test_the_secret_is_made_once_and_a_damaged_one_is_not_used() -> None:
 class Lab:
     """A whole engine with client-level privacy, whose updates come in as in a round."""
 
-    def __init__(self, noise: float, method: Mapping[str, Any]) -> None:
-        privacy = {"unit": "client", "noise": noise, "clip": CLIP, "devices": DEVICES}
+    def __init__(self, noise: float, method: Mapping[str, Any], **more: Any) -> None:
+        privacy = {"unit": "client", "noise": noise, "clip": CLIP, "devices": DEVICES, **more}
         settings = {"method": dict(method), "model": {"name": "dnn", "hidden": [64]}, "privacy": privacy}
         given = {**settings, "round": {"clients": DRAWN}, "data": {"classes": [0, 1, 2]}}
         self.plan: Plan = make_plan(resolve(given), {"a": PROFILE}, "f")
@@ -235,3 +235,75 @@ def test_a_change_whose_norm_no_number_can_hold_leaves_the_sum_of_the_others() -
         released.append({name: one.tensors[name] for name in good})
     assert all(torch.isfinite(tensor).all() for tensor in released[1].values())
     assert distance(*released) <= CLIP / DRAWN * 1.0001
+
+
+def released_sums(noise: ClientNoise, norms: list[float], rounds: int, seed: int = 0) -> tuple[np.ndarray, list[float]]:
+    """Return the noise of each round's sum over q n, and the clipping norm after each round, for changes of these norms."""
+    before = _Values({"w": torch.zeros(400, dtype=torch.float64)}, manifest_of({"w": torch.zeros(400, dtype=torch.float64)}))
+    updates = []
+    for number, norm in enumerate(norms):
+        change = {"w": torch.zeros(400, dtype=torch.float64).index_fill_(0, torch.tensor([number]), norm)}
+        updates.append(PartUpdate(f"d{number}", 1.0, _Values(change, manifest_of(change))))
+    kept, noises, clips = dict[str, float](), [], []
+    for number in range(1, rounds + 1):
+        context = RoundContext("shared", number, lambda _: before, norms=kept, inputs=(str(seed),))
+        clip = kept.get("", CLIP)
+        (one,) = noise.on_cohort(Cohort("shared", tuple(updates)), context).updates
+        expected = torch.zeros(400, dtype=torch.float64)
+        expected[: len(norms)] = torch.tensor([min(norm, clip) for norm in norms], dtype=torch.float64)
+        noises.append((one.tensors["w"] - expected / DRAWN).numpy() / clip)
+        clips.append(kept.get("", CLIP))
+    return np.concatenate(noises), clips
+
+
+def test_the_clipping_norm_goes_to_the_quantile_by_the_papers_steps() -> None:
+    norms = [0.5 + 0.1 * number for number in range(DRAWN)]  # 0.5 ... 0.9
+    noise = ClientNoise(0.01, 0.0, DRAWN, 1, partial(noise_key, SECRET, ""), quantile=0.5)
+    before = _Values({"w": torch.zeros(9)}, manifest_of({"w": torch.zeros(9)}))
+    changes = [{"w": torch.zeros(9).index_fill_(0, torch.tensor([0]), norm)} for norm in norms]
+    updates = tuple(PartUpdate(f"d{at}", 1.0, _Values(one, manifest_of(one))) for at, one in enumerate(changes))
+    kept, clip = dict[str, float](), 0.01
+    for number in range(1, 120):
+        context = RoundContext("shared", number, lambda _: before, norms=kept)
+        (one,) = noise.on_cohort(Cohort("shared", updates), context).updates
+        held = [float(change["w"].norm()) for change in changes]
+        assert float(one.tensors["w"][0]) == pytest.approx(sum(min(norm, clip) for norm in held) / DRAWN, rel=1e-6)
+        clip *= math.exp(-CLIP_RATE * (sum(norm <= clip for norm in held) / DRAWN - 0.5))
+        assert kept[""] == pytest.approx(clip, rel=1e-12)
+    assert 0.6 < clip < 0.8
+
+
+@pytest.mark.parametrize(("sigma", "blocks"), [(1.0, 1), (0.1, 1), (3.0, 4)])
+def test_sum_and_count_cost_together_what_is_accounted_for(sigma: float, blocks: int) -> None:
+    divided = noises_of(sigma, blocks, 50, counts=True)
+    multiplier = sigma * math.sqrt(blocks)
+    assert divided.sum**-2 + (2 * divided.count) ** -2 == pytest.approx(multiplier**-2)
+    assert multiplier < divided.sum < 1.2 * multiplier and divided.count >= 2.5
+    assert noises_of(sigma, blocks, 50, counts=False).sum == multiplier
+
+
+def test_sum_and_count_have_the_noise_of_that_division() -> None:
+    divided = noises_of(1.0, 1, DRAWN, counts=True)
+    noise = ClientNoise(CLIP, 1.0, DRAWN, 1, partial(noise_key, SECRET, ""), quantile=0.5)
+    drawn, clips = released_sums(noise, [], rounds=400)
+    assert drawn.std() * DRAWN == pytest.approx(divided.sum, rel=0.02)
+    steps = np.diff(np.log([CLIP, *clips])) / CLIP_RATE  # an empty cohort: noise alone around a share of 1/2
+    assert steps.std() * DRAWN == pytest.approx(divided.count, rel=0.15)
+    assert abs(steps.mean()) < 5 * divided.count / DRAWN / 20
+
+
+def test_a_restart_goes_on_with_the_same_clipping_norm() -> None:
+    labs, values = (Lab(1.0, {"name": "fedavg"}, clip_quantile=0.5) for _ in range(2)), []
+    for lab, restarts in zip(labs, (False, True), strict=True):
+        lab.blobs.put(NOISE_SECRET, SECRET)
+        draws = torch.Generator().manual_seed(3)
+        for _ in range(3):
+            changes = {f"d{device}": moved(lab.value, 3 * CLIP, draws) for device in range(3)}
+            lab.released({name: lab.update(name, tensors) for name, tensors in changes.items()})
+            lab.commit()
+            if restarts:
+                lab.restart()
+        values.append(lab.value)
+        norms = lab.engine._norms["shared"]
+        assert list(norms) == [""] and norms[""] != CLIP
+    assert all(torch.equal(values[0][name], values[1][name]) for name in values[0])
