@@ -13,7 +13,7 @@ DEMO ?= demo-out
 # Container images often set it. Then every process compiles every module again, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install develop test walk docs site conformance attacks stalling fuzz lowest same-bits homes chaos chaos-quick check measure demo images proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
+.PHONY: install develop test walk docs site conformance attacks stalling fuzz lowest same-bits homes chaos chaos-scale chaos-quick check measure demo images proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
 
 # The commands in .venv/bin for users, without the tools for tests.
 install: .venv/installed
@@ -102,6 +102,10 @@ CHAOS := PYTHONPATH=.package:. $(BIN)/python -m tests.chaos
 chaos: develop
 	$(BIN)/pytest tests/chaos tests/e2e/test_power_cut.py
 	$(CHAOS)
+
+# Two servers over PostgreSQL and SeaweedFS, all of which are killed and stopped: seeded runs, of which done ones are not repeated.
+chaos-scale: develop
+	$(BIN)/python -m tests.chaos.scale
 
 # For CI: every kind of fault twice. The machine may be busy, so a seed is red only if it fails twice.
 chaos-quick: develop

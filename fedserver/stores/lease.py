@@ -31,6 +31,7 @@ class Lease:
     def __init__(self, db: PostgresDatabase) -> None:
         self._db = db
         self._session: psycopg.Connection[object] | None = None
+        self._is_held = False
         self._ended = threading.Event()
 
     @contextmanager
@@ -71,7 +72,8 @@ class Lease:
             self._session = psycopg.connect(self._db.url, **CONNECTION)
             self._session.execute(f"SET idle_session_timeout = '{SILENT_S}s'".encode())
         row = self._session.execute(LOCK, (LOCKS + 1,)).fetchone()
-        return row is not None and bool(row[0])  # type: ignore[index]
+        self._is_held = row is not None and bool(row[0])  # type: ignore[index]
+        return self._is_held
 
     def _wait(self) -> None:
         """Take the lock as soon as it is free. A database that is lost meanwhile is waited for."""
@@ -87,11 +89,11 @@ class Lease:
         """Use the session again and again. After it was lost, go on if nobody has begun another term."""
         while not self._ended.wait(BEAT_S):
             try:
-                if self._session is None:
+                if self._session is not None and self._is_held:
+                    self._session.execute("SELECT 1")
+                else:  # it was lost: another server may have it by now
                     self._check()
                     self._take()
-                else:
-                    self._session.execute("SELECT 1")
             except psycopg.OperationalError:
                 self._close()
             except LedgerBusy as busy:
@@ -107,4 +109,4 @@ class Lease:
         if self._session is not None:
             with suppress(psycopg.Error):
                 self._session.close()
-            self._session = None
+            self._session, self._is_held = None, False

@@ -86,6 +86,26 @@ def test_a_holder_that_does_nothing_loses_it_and_commits_nothing_more(
     old.term = None
 
 
+def test_whoever_finds_the_lock_taken_after_a_lost_session_ends(
+    servers: list[PostgresDatabase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Repeat seed 1 of `make chaos-scale`: after a restart of PostgreSQL the other server was the first to take the lock."""
+    ended: list[int] = []
+    monkeypatch.setattr(lease.os, "_exit", ended.append)
+    old = Lease(servers[0])
+    with old.held(None):
+        assert old._session is not None
+        old._session.close()
+        while True:
+            try:
+                with Lease(servers[1]).held(None):
+                    engines.until(lambda: ended, "the old server to end")
+                    break
+            except HomeBusy:  # the session is still being closed, or the old server was first
+                old._session.close() if old._session else None
+    assert ended[0] == ServerReplaced.exit_code
+
+
 def test_a_database_that_restarts_does_not_end_the_server(
     servers: list[PostgresDatabase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
