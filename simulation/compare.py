@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -132,7 +133,7 @@ def _read(name: str, where: str, place: ServerHome) -> list[RunData]:
     if path is None:
         path = Path(where).expanduser()
     else:
-        name = name or where
+        name = name or unicodedata.normalize("NFC", where)
     if not path.is_dir():
         raise SettingError(f"{where} is neither a folder nor a run of {place.path} (`fedserver run list` names them)")
     return [_read_one(name or _called(path), one) for one in _folders(path)]
@@ -163,6 +164,7 @@ def _run_of(place: ServerHome, name: str) -> Path | None:
     """Return the folder of a run of the home by its name; None if the home has none of this name."""
     if Path(name).name != name:
         return None
+    name = unicodedata.normalize("NFC", name)  # the form of names of runs; some keyboards compose letters otherwise
     if ServerHome(place.runs / name).exists():
         return place.runs / name
     return place.path if place.exists() and run_name(place.snapshot().run) == name else None

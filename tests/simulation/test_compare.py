@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import unicodedata
 
 import msgspec
 import pytest
@@ -161,5 +162,8 @@ def test_a_name_means_a_run_of_the_home_before_a_folder_here(tmp_path, monkeypat
     runs = compare.read(["first", "second"], server)
     assert [run.path for run in runs] == [str(server.runs / "first"), str(server.path)]
     assert [run.name for run in runs] == ["first", "second"]
+    aio.run(renamed(server, "München"))
+    decomposed = unicodedata.normalize("NFD", "München")  # some keyboards and file systems write it so
+    assert [(run.name, run.path) for run in compare.read([decomposed], server)] == [("München", str(server.path))]
     with pytest.raises(SettingError, match="is not a folder that `fedserver export`"):
         compare.read(["./first"], server)

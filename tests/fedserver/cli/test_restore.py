@@ -102,3 +102,38 @@ def test_a_damaged_log_beside_the_backup_s_home_is_named_and_left_out(folder: Pa
     assert f"{log}, line" in said and "revoked after" in said
     again = fedserver("restore", "--from", folder / "backup", "--home", folder / "other", "--audit-log", log, code=1)
     assert f"{log}, line" in again and not (folder / "other").exists()
+
+
+def test_certificates_of_earlier_holders_of_a_name_stay_revoked(tmp_path: Path) -> None:
+    """A name is held by three devices in turn, two of which are revoked; each of them has renewed its certificate."""
+    home = ServerHome(tmp_path / "home")
+    home.create()
+    certificates: list[str] = []
+
+    async def hold() -> None:
+        """Enrol a device as ada, renew its certificate, and revoke the holder before."""
+        authority, key = home.open_authority(), new_key()
+        async with home.open() as storage:
+            admin, registrar = FederationAdmin(storage.ledger, "a test"), Registrar(authority, storage.ledger, 90.0)
+            if certificates:
+                await admin.revoke("ada")
+            token = JoinToken.parse(await admin.new_token(authority.public_key_compressed, only_for="ada"))
+            request = csr_der(key, "ada")
+            pem = await registrar.enrol(fingerprint_of(token.bootstrap().certificate_pem), "ada", request)
+            certificates.extend(map(fingerprint_of, (pem, await registrar.renew("ada", request))))
+
+    aio.run(hold())
+    fedserver("backup", "--home", home.path, "--out", tmp_path / "backup")
+    aio.run(hold())
+    aio.run(hold())
+    for words in ((), ("--audit-log", home.path / "audit.jsonl")):
+        new = ServerHome(tmp_path / f"new{len(words)}")
+        fedserver("restore", "--from", tmp_path / "backup", "--home", new.path, *words)
+        snapshot = new.snapshot()
+        let_in = {device.name for device in snapshot.devices if not device.revoked}
+        assert let_in == {"ada"} and len(snapshot.devices) == 3
+        held = {certificate.fingerprint for certificate in snapshot.certificates if certificate.name in let_in}
+        assert held == set(certificates[4:])
+    shutil.move(home.path, tmp_path / "lost")
+    said = fedserver("restore", "--from", tmp_path / "backup", "--home", tmp_path / "old")
+    assert "is let in again" in said and revoked(tmp_path / "old") == {"ada": False}
