@@ -26,7 +26,7 @@ from attune.common.task import TASKS, TaskName, asked
 from attune.common.text import listed
 from attune.fedserver.core.scale import check_columns, check_targets
 from attune.fedserver.core.table_schemas import OPTION, in_schema, without_schema
-from attune.fedserver.core.votes import usual_and_most, votes_of
+from attune.fedserver.core.voices import usual_and_most, votes_of
 
 MAX_LABELS = 1 << 16
 LONGEST_LABEL = 256  # characters

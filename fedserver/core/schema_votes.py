@@ -22,7 +22,7 @@ from attune.fedserver.core.table_schemas import (
     merged,
     without_schema,
 )
-from attune.fedserver.core.votes import usual_and_most, votes_of
+from attune.fedserver.core.voices import usual_and_most, votes_of
 
 FEWEST_VOICES = 3  # with fewer no site is outvoted
 OTHERS = "most other devices"

@@ -55,7 +55,7 @@ class HomeStorage(Storage, Protocol):
     async def __aexit__(self, *error: object) -> None: ...
 
     def alone(self, waits: Callable[[str], None] | None) -> AbstractContextManager[None]:
-        """Be the only server of this storage during the block, whatever other machines there are.
+        """Hold this storage for this server alone during the block, whatever other machines there are.
 
         Args:
             waits: Function that is told that this process waits for another one; None: it does not wait.
