@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from unittest.mock import patch
 
 import click
 import torch
@@ -81,13 +82,12 @@ class Kept:
             return done
 
         recorder = self
-        Evaluation.compared, Evaluation._blended = twice, recorded_blend  # type: ignore[method-assign, assignment]
-        baselines.right_on_test = recorded_right
-        try:
+        with (
+            patch.object(Evaluation, "compared", twice),
+            patch.object(Evaluation, "_blended", recorded_blend),
+            patch.object(baselines, "right_on_test", recorded_right),
+        ):
             yield
-        finally:
-            Evaluation.compared, Evaluation._blended = compared, blended  # type: ignore[method-assign]
-            baselines.right_on_test = right_on_test
 
 
 def outcome(shards: Sequence[Path], method: str, rounds: int, seed: int, settings: Mapping[str, Any]) -> Outcome:

@@ -90,6 +90,20 @@ def test_choosing_has_the_figures_of_the_races(page: Any, root: Path) -> None:
     assert f"elsewhere it is at most {max(behind):.1f} points behind" in text
 
 
+def test_does_it_help_has_the_figures_of_finishing(page: Any, root: Path) -> None:
+    rows = [row for row in rows_of(root, "auto.csv") if row["method"] not in ("auto", "local")]
+    gains: dict[tuple[str, ...], list[float]] = {}
+    for row in rows:
+        gains.setdefault((row["recipe"], row["x"], row["method"]), []).append(float(row["kept"]) - float(row["unfinished"]))
+    means = {case: fmean(of) for case, of in gains.items()}
+    worst, text = min(means, key=lambda case: means[case]), prose(page, "docs/does-it-help.md")
+    assert f"Measured at {len({case[:2] for case in means})} points" in text
+    assert f"in {sum(mean > -0.5 for mean in means.values())} of {len(means)} cases devices keep at least as much" in text
+    assert worst == ("relatedness", "12", "fedtp") and f"It is {-means[worst]:.1f} points worse with `fedtp`" in text
+    harmed, before = (fmean(float(row[name]) for row in rows) for name in ("harmed", "harmed_unfinished"))
+    assert f"{harmed:.1f} % of the devices are harmed, and {before:.1f} % without it" in text
+
+
 def test_does_it_help_has_the_figures_of_the_choice(page: Any, root: Path) -> None:
     rows = rows_of(root, "choice.csv")
     places = dict.fromkeys((row["recipe"], row["series"]) for row in rows)
