@@ -111,18 +111,16 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     # Largest L2 norm of the gradient of one sample, or of one group's samples together; `train.clip_norm` is not used. client:
     # of one device's change of the shared part.
     clip: Positive = 1.0
-    # client: share of the devices' changes that the clipping norm shall hold in full (0.5: their median). It is adapted from
-    # round to round by counts with noise (Andrew et al. 2021), from `privacy.clip` on. none: it stays.
+    # client: share of the changes that fit into the clipping norm. Noisy counts adapt the norm to it in each round, from
+    # `privacy.clip` on (Andrew et al. 2021). none: the norm stays.
     clip_quantile: Probability | None = None
     # Noise multiplier: deviation of the noise in units of `privacy.clip`. none: the smallest that keeps to `privacy.epsilon`.
     noise: NonNegative | None = None
     # Most training orders that a device carries out. Its noise is set for so many. 0: as many as `round.rounds`.
     orders: CountOrZero = 0
-    # client: number of devices in the federation, a public number. Each round draws each device with the chance
-    # `round.clients` / `privacy.devices` (1 if `round.clients` is 0).
+    # client: public number of devices. A round draws each with the chance `round.clients` / `privacy.devices`, or all.
     devices: CountOrZero = 0
-    # Public range [lowest, highest] of each feature or channel, or one for all: they are scaled by it, and not by the device's
-    # statistics, which would tell of its samples.
+    # Public range [lowest, highest] of each feature or channel, or one for all. Features are scaled by it alone.
     ranges: list[tuple[float, float]] = []
     # Public range of each number to predict, or one for all (regression). Empty: the numbers stay as they are.
     target_ranges: list[tuple[float, float]] = []
@@ -257,8 +255,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "auto"
     # Name of this federation for people, in the title of the dashboard: up to 80 characters.
     name: str = ""
-    # HOST or HOST:PORT under which devices reach this server, for join lines; the dashboard answers to its host. Empty: the
-    # machine's name, which nobody knows if it is a container's.
+    # HOST or HOST:PORT under which devices reach this server, for join lines. Empty: the machine's name.
     advertise: str = ""
     # File for the token that only reads /metrics, in a folder that is there and that the monitor can enter. Empty:
     # metrics-token in the home, which no other user can read.
