@@ -65,11 +65,13 @@ def run(shards: Sequence[Path], method: str, mode: str, rounds: int, seed: int) 
 
 
 def curves(rows: Sequence[dict[str, str]], method: str, mode: str) -> list[tuple[float, float]]:
-    """Return (mean seconds, mean accuracy) over seeds for each number of rounds."""
+    """Return (mean seconds, mean accuracy) over seeds for each number of rounds that all seeds have."""
     mine = [row for row in rows if (row["method"], row["mode"]) == (method, mode)]
-    points = []
+    points, seeds = [], {row["seed"] for row in rows}
     for rounds in sorted({int(row["rounds"]) for row in mine}):
         same = [row for row in mine if int(row["rounds"]) == rounds]
+        if {row["seed"] for row in same} != seeds:
+            continue
         points.append((fmean(float(row["seconds"]) for row in same), fmean(float(row["accuracy"]) for row in same)))
     return points
 

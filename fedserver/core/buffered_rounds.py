@@ -185,7 +185,8 @@ class BufferedAggregating(Buffering, AggregatingPhase):
         """Go on as in synchronous rounds. After the last round, and when the state is taken back, no order stays open."""
         step, record = super().aggregated(rules, state, now, setback, weight), state.record
         over = bool(record.spoiled) or step.state.record.round >= rules.settings.rounds
-        through = set(record.begun) if over else {*record.cohort, *record.excused}
+        failed = set(record.excused) - set(record.arrived)
+        through = set(record.begun) if over else failed | set(record.cohort)
         noted = step.state.noting(
             begun={name: number for name, number in record.begun.items() if name not in through},
             arrived=tuple(name for name in record.arrived if name not in through),

@@ -150,6 +150,8 @@ class Round(msgspec.Struct, frozen=True):
 
     def excusing(self, name: str, troubled: bool) -> Self:
         """Let the open step go on without a device that holds an order."""
+        if name in self.record.arrived:  # its update is here: the trouble came late
+            return self
         if name not in self.awaited:
             return self.dropping((name,)) if name in self.training else self
         excused = self.noting(excused=(*self.record.excused, name))
