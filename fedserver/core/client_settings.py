@@ -13,11 +13,13 @@ import msgspec
 from attune.common.config import PrivacySettings, RoundSettings, ServerSettings, TrainSettings
 from attune.common.errors import SettingError
 from attune.common.methods.method import ConfiguredMethod, Method
-from attune.common.methods.settings.aggregators import MeanSettings
+from attune.common.methods.settings.aggregators import HypernetworkSettings, MeanSettings
 from attune.common.plan import DataSettings, Profile
 from attune.common.privacy.accountant import NoisySteps, epsilon_of, noise_for
 
 ON = 'privacy.unit = "client"'
+# benchmarks.client_level_generated, means of seeds 0 to 2
+GENERATED = " (with 1,000 devices and epsilon = 8, FedTP was tried and has an accuracy of 0.65, FedPer of 0.83)"
 
 
 def client_defaults(privacy: PrivacySettings, method: Method) -> dict[str, Any]:
@@ -84,9 +86,10 @@ def _check_parts(configured: ConfiguredMethod) -> None:
     name = configured.method.name
     for part, settings in configured.aggregators.items():
         if not isinstance(settings, MeanSettings):
+            why = GENERATED if isinstance(settings, HypernetworkSettings) else ""
             raise SettingError(
                 f"{ON} is for methods whose devices share one value, such as fedavg, fedper or mr-mtl; method {name} has "
-                f'{part} parts, of which each device gets another value. Take privacy.unit = "example" for them'
+                f'{part} parts, of which each device gets another value{why}. Take privacy.unit = "example" for them'
             )
 
 

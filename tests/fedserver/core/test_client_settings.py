@@ -45,6 +45,8 @@ def settings(**given: Any) -> Any:
 @pytest.mark.parametrize(
     ("given", "answer"),
     [
+        ({"method.name": "fedtp"}, "FedTP was tried and has an accuracy of 0.65, FedPer of 0.83"),
+        ({"method.name": "fedtp", "method.embedding": "device"}, "FedTP was tried"),
         ({"method.name": "fedmcsa"}, "method fedmcsa has attended parts, of which each device gets another value"),
         ({"method.name": "fedamp"}, "method fedamp has attended parts"),
         ({"method.name": "fedtp"}, "method fedtp has generated parts"),
