@@ -141,7 +141,7 @@ class Weed(Engine):
         assert WEED is not None
         self.run([
             WEED, "server", f"-dir={self.folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-            "-master.volumeSizeLimitMB=64", "-volume.max=100", "-s3", *self._ports,
+            "-master.volumeSizeLimitMB=64", "-volume.max=100", "-s3", "-s3.port.iceberg=0", "-s3.port.lance=0", *self._ports,
         ])  # fmt: skip
         until(self._answers, "SeaweedFS does not start")
 
