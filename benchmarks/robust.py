@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,15 +91,17 @@ class Attack:
         """Make the attackers' devices hand in the values of this attack during the block."""
         honest: Callable[..., Any] = Learner._written
 
-        def written(
-            learner: Learner, part: str, names: Sequence[str], theta: Tensors, received: Tensors, order: Order, *rest: Any
-        ) -> Any:
+        def written(learner: Learner, part: str, values: Tensors, before: Tensors | None, order: Order, *rest: Any) -> Any:
             if learner.name not in self.devices:
-                return honest(learner, part, names, theta, received, order, *rest)
+                return honest(learner, part, values, before, order, *rest)
             round_ = learner.newest.round if learner.newest else 0
             draw = torch.Generator().manual_seed(derive(0, learner.name, part, round_))
-            wrong = {name: self.tensor(received[name], theta[name], draw) for name in names}
-            return honest(learner, part, names, {**theta, **wrong}, received, order, *rest)
+            bases = {
+                name: torch.zeros_like(tensor) for name, tensor in values.items()
+            }  # of parts that are handed in as changes
+            bases |= {} if learner.returns[part] == "change" else before or {}
+            wrong = {name: self.tensor(bases[name], tensor, draw) for name, tensor in values.items()}
+            return honest(learner, part, wrong, before, order, *rest)
 
         with patch.object(Learner, "_written", written):
             yield

@@ -53,12 +53,12 @@ def watched(shards: Mapping[str, Any], rounds: int, settings: Mapping[str, Any],
     """Run a federation of FedAvg, and return what passed between its server and devices. `spy` hands in a random change."""
     seen, real = Seen(), Learner._written
 
-    def written(self: Learner, part: Any, names: Any, theta: Any, received: Any, order: Any, *more: Any) -> Any:
-        given = at_random(theta, received) if self.name == spy else theta
+    def written(self: Learner, part: Any, values: Any, before: Any, order: Any, *more: Any) -> Any:
+        given = at_random(values, before) if self.name == spy else values
         seen.plan = self.plan
-        for where, tensors in ((seen.start, received), (seen.trained, given)):
-            where[self.name, order.round] = {name: tensors[name].double().numpy().copy() for name in names}
-        return real(self, part, names, given, received, order, *more)
+        for where, tensors in ((seen.start, before), (seen.trained, given)):
+            where[self.name, order.round] = {name: tensors[name].double().numpy().copy() for name in values}
+        return real(self, part, given, before, order, *more)
 
     with patch.object(Learner, "_written", written):
         simulate(shards, "fedavg", "dnn", rounds, 0, dict(settings), executor="sequential", progress=False)
