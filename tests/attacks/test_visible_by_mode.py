@@ -12,11 +12,11 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.visible_by_mode import FEATURES, PIXELS, inversion, label_counts, membership
+from benchmarks.visible_by_mode import FEATURES, NOISY, PIXELS, inversion, label_counts, membership
 
 TABLE = Path(__file__).parents[2] / "benchmarks/results/visible_by_mode.csv"
 MEAN_AUC = "AUC, mean over draws of noise"
-CHANCE = 0.02  # how far two figures without any information differ
+CHANCE = 0.08  # how far two figures differ by the draw of the noise
 
 
 def kept(mode: str, attack: str, setting: str = "", measure: str = "") -> float:
@@ -32,7 +32,7 @@ def rebuilt(mode: str, samples: int, features: int) -> tuple[float, float]:
     measured = inversion(mode, samples, features)
     setting = f"{features} features, batches of {samples}"
     for value, measure in zip(measured, ("correlation", "correlation by chance"), strict=True):
-        assert value == pytest.approx(kept(mode, "inversion", setting, measure), abs=0.03)
+        assert value == pytest.approx(kept(mode, "inversion", setting, measure), abs=CHANCE if mode in NOISY else 0.03)
     return measured
 
 
@@ -77,4 +77,4 @@ def test_members_are_told_from_others_without_privacy_and_not_with_noise() -> No
     assert area["client"] <= 0.60
     assert area["secure"] < area["plain"] - 0.2
     for mode, value in area.items():
-        assert value == pytest.approx(kept(mode, "membership", measure=MEAN_AUC), abs=0.02)
+        assert value == pytest.approx(kept(mode, "membership", measure=MEAN_AUC), abs=0.03)
