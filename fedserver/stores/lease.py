@@ -57,6 +57,7 @@ class Lease:
         try:
             self._db.prepare()
             self._db.begin_term()
+            self._db.when_replaced = _end  # no device may hear of a step that has failed only here
             beats.start()
             yield
         finally:
@@ -101,12 +102,17 @@ class Lease:
 
     def _check(self) -> None:
         if self._db.newest_term() != self._db.term:
-            LOG.error("another server has taken over: this one ends; what it has acknowledged is kept")
-            logging.shutdown()
-            os._exit(ServerReplaced.exit_code)  # no step that is under way may go on
+            _end()
 
     def _close(self) -> None:
         if self._session is not None:
             with suppress(psycopg.Error):
                 self._session.close()
             self._session, self._is_held = None, False
+
+
+def _end() -> None:
+    """End this process at once: no step that is under way may go on."""
+    LOG.error("another server has taken over: this one ends; what it has acknowledged is kept")
+    logging.shutdown()
+    os._exit(ServerReplaced.exit_code)

@@ -8,10 +8,11 @@ themselves where their process no longer answers (idle_in_transaction_session_ti
 from __future__ import annotations
 
 import re
+import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.resources import files
@@ -30,7 +31,8 @@ TERM = "term"  # key of the table `meta`: the fencing number, one more with each
 MOST_CONNECTIONS = 8  # of one process, beside those of readers
 OLDEST = 14  # of PostgreSQL
 LOCKS = 0x61747475  # the first number of each advisory lock; the second is of the schema
-TURN = "SELECT pg_current_xact_id()::text, pg_advisory_xact_lock(%s, hashtext(current_schema()))"
+TURN = "SELECT pg_advisory_xact_lock(%s, hashtext(current_schema()))"
+MARK = "INSERT INTO commits VALUES (%s, %s) ON CONFLICT (who) DO UPDATE SET token = excluded.token"
 CONNECTION: Mapping[str, Any] = {
     "autocommit": True, "application_name": "fedserver", "connect_timeout": 5, "keepalives_idle": 2, "keepalives_interval": 1,
     "keepalives_count": 3, "tcp_user_timeout": 5000,
@@ -83,6 +85,7 @@ class PostgresDatabase:
 
     Attributes:
         term: This server's fencing number, checked within each commit; None for a command, which may always write.
+        when_replaced: Called when another server has begun a newer term, before anybody is told of it.
     """
 
     strings: ClassVar[str] = "SELECT json_array_elements_text(?::json)"
@@ -90,7 +93,9 @@ class PostgresDatabase:
     def __init__(self, url: str) -> None:
         self.url = url
         self.term: int | None = None
+        self.when_replaced: Callable[[], None] = lambda: None
         self._here = threading.local()
+        self._process = secrets.token_hex(8)
         self._idle: deque[psycopg.Connection[Any]] = deque()
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
 
@@ -148,9 +153,11 @@ class PostgresDatabase:
         with self._connection() as db:
             db.execute("BEGIN")
             try:
-                [number, _] = db.execute(TURN, (LOCKS,)).fetchone() or ("", None)
+                db.execute(TURN, (LOCKS,))
                 self._check_term()
                 yield
+                mark = (f"{self._process}-{threading.get_ident()}", secrets.token_hex(8))
+                db.execute(MARK, mark)
             except BaseException:
                 with suppress(psycopg.Error):
                     db.execute("ROLLBACK")
@@ -158,7 +165,7 @@ class PostgresDatabase:
             try:
                 db.execute("COMMIT")
             except psycopg.OperationalError:
-                if not self._is_committed(number):
+                if not self._is_committed(*mark):
                     raise
 
     def _check_term(self) -> None:
@@ -168,6 +175,7 @@ class PostgresDatabase:
             ServerReplaced: One has. Nothing that this process does counts any more.
         """
         if self.term is not None and self.newest_term() != self.term:
+            self.when_replaced()
             raise ServerReplaced(f"another server has taken over the federation in {self.url}")
 
     def newest_term(self) -> int:
@@ -178,21 +186,19 @@ class PostgresDatabase:
         """Begin a new term, the one of this process. From now on no other server can commit anything."""
         self.term = None
         with self.transaction():
+            self.execute("DELETE FROM commits")
             term = self.newest_term() + 1
             put_value(self, TERM, term)
         self.term = term
 
-    def _is_committed(self, number: str) -> bool:
-        """Return whether a transaction counts, of which the connection was lost during the commit."""
-        end = time.monotonic() + WAIT_S
-        while True:
-            with closing(self._new()) as db:
-                [state] = db.execute("SELECT pg_xact_status(%s::xid8)", (number,)).fetchone() or (None,)
-            if state != "in progress":
-                return bool(state == "committed")
-            if time.monotonic() > end:
-                raise LedgerBusy(f"the database {self.url} cannot tell whether a change was committed")
-            time.sleep(LOOK_S)
+    def _is_committed(self, who: str, token: str) -> bool:
+        """Return whether a transaction counts, of which the connection was lost during the commit.
+
+        The number of a transaction would not tell: after a crash PostgreSQL may give it to another one.
+        """
+        with closing(self._new()) as db, db.transaction():
+            db.execute(TURN, (LOCKS,))  # from here on the lost one has ended
+            return db.execute("SELECT 1 FROM commits WHERE who = %s AND token = %s", (who, token)).fetchone() is not None
 
     @contextmanager
     def moment(self) -> Iterator[None]:

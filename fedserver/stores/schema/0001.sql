@@ -33,6 +33,9 @@ CREATE TABLE names (
 CREATE INDEX names_by_digest ON names (digest);
 CREATE INDEX names_by_object ON names (object);
 
+-- The last transaction that counts of each thread: who lost the answer to a commit looks here.
+CREATE TABLE commits (who TEXT PRIMARY KEY, token TEXT NOT NULL);
+
 -- A digest in each row, so that a row that was changed by hand is noticed: only fedserver's sessions write it.
 CREATE FUNCTION row_digest_of(content JSONB) RETURNS BYTEA LANGUAGE SQL IMMUTABLE AS
     $$ SELECT sha256(convert_to((content - 'row_digest')::TEXT, 'UTF8')) $$;
