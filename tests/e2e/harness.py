@@ -211,8 +211,8 @@ class Federation:
                 process.popen.kill()
                 process.popen.wait()
         strange = unlisted(self.home, SERVER)
-        for device in self.folder.glob("attune/devices/*/*"):
-            strange += unlisted(device, DEVICES)
+        for described in self.folder.glob("attune/devices/**/device.json"):
+            strange += unlisted(described.parent, DEVICES)
         assert not strange, f"give a version to {strange}, or a reason for none in tests/homes/kept.py"
 
     def _with(self, fault: str) -> dict[str, str]:
