@@ -25,9 +25,9 @@ from tests.forked import ENTRIES
 
 SHAPE = Shape(
     "fedmcsa", 3,
-    ("method.name=fedmcsa", "model.name=mlr", "round.rounds=20", "train.local_steps=3", "server.inline_bytes=0"), hosted=True,
+    ("method.name=fedmcsa", "model.name=mlr", "round.rounds=60", "train.local_steps=3", "server.inline_bytes=0"), hosted=True,
 )  # fmt: skip
-SETTLED_S, FAULTS, LONGEST_S = 3.0, 4, 6.0  # before the first fault; most faults of a run; longest time of a stopped process
+SETTLED_S, FAULTS, LONGEST_S = 1.5, 4, 6.0  # before the first fault; most faults of a run; longest time of a stopped process
 ENDS = (-signal.SIGKILL, ServerReplaced.exit_code, LedgerBusy.exit_code)  # exits after which a supervisor starts a server again
 
 
@@ -129,10 +129,12 @@ def run(site: Site, rng: random.Random | None, story: list[str]) -> Outcome:
         servers.supervise()
         if rng is not None and faults and time.monotonic() > due:
             story.append(faults.pop()(servers, rng))
-            due = time.monotonic() + rng.uniform(0.2, 4.0)
+            due = time.monotonic() + rng.uniform(0.1, 1.5)
         time.sleep(LOOK_S)
     if fleet.exit != 0:
         raise Red(f"{fleet}")
+    if rng is not None and not story:
+        raise Red("it was over before the first fault")
     if noise := site.tracebacks():
         raise Red(f"noise in {', '.join(noise)}")
     site.kill_all()
