@@ -13,15 +13,13 @@ import math
 from typing import Annotated
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 ACCURACY = 0.01  # largest error of a quantile, as a share of the value's distance from the fleet's mean
 NEAREST, FARTHEST = 1e-3, 1e6  # deviations from the mean: what is nearer is in bucket 0, what is farther in the last ones
 MOST_COLUMNS = 256  # in one request
-_GROWTH = math.log((1 + ACCURACY) / (1 - ACCURACY))  # logarithm of the ratio of two neighbouring buckets' ends
-_FIRST = math.ceil(math.log(NEAREST) / _GROWTH)
-BUCKETS = math.ceil(math.log(FARTHEST) / _GROWTH) - _FIRST  # on each side of bucket 0
+GROWTH = math.log((1 + ACCURACY) / (1 - ACCURACY))  # logarithm of the ratio of two neighbouring buckets' ends
+FIRST_STEP = math.ceil(math.log(NEAREST) / GROWTH)
+BUCKETS = math.ceil(math.log(FARTHEST) / GROWTH) - FIRST_STEP  # on each side of bucket 0
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -76,35 +74,6 @@ class SiteSketches(msgspec.Struct, frozen=True):
     columns: dict[str, ColumnSketch] = {}
 
 
-def column_sums(values_N: npt.NDArray[np.float64]) -> ColumnSums:
-    """Return the sums of one column. NaN is a missing value.
-
-    Args:
-        values_N: The column, (N,).
-    """
-    present = values_N[~np.isnan(values_N)]
-    mean = float(present.mean()) if len(present) else 0.0
-    return ColumnSums(len(present), len(values_N) - len(present), mean, float(np.square(present - mean).sum()))
-
-
-def sketch_of(values_N: npt.NDArray[np.float64], centre: Centre) -> ColumnSketch:
-    """Return the sketch of one column. Missing values are left out.
-
-    Args:
-        values_N: The column, (N,), with NaN for missing values.
-        centre: Mean and deviation of the fleet.
-    """
-    distance = (values_N[~np.isnan(values_N)] - centre.mean) / (centre.deviation or 1.0)
-    size = np.abs(distance)
-    with np.errstate(divide="ignore"):
-        steps = np.ceil(np.log(size) / _GROWTH) - _FIRST
-    bucket = np.where(size <= NEAREST, 0, np.sign(distance) * np.clip(steps, 1, BUCKETS)).astype(np.int64)
-    if not len(bucket):
-        return ColumnSketch(0, [])
-    first = int(bucket.min())
-    return ColumnSketch(first, np.bincount(bucket - first).tolist())
-
-
 def bucket_value(bucket: int, centre: Centre) -> float:
     """Return the value that stands for all values of a bucket: its error is ACCURACY of the distance from the mean.
 
@@ -112,5 +81,5 @@ def bucket_value(bucket: int, centre: Centre) -> float:
     """
     if bucket == 0:
         return centre.mean
-    end = math.exp((abs(bucket) + _FIRST) * _GROWTH)
+    end = math.exp((abs(bucket) + FIRST_STEP) * GROWTH)
     return centre.mean + math.copysign(end * (1 - ACCURACY), bucket) * (centre.deviation or 1.0)

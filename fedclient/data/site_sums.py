@@ -7,7 +7,17 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from attune.common.site_statistics import Centre, SiteSketches, SiteSums, column_sums, sketch_of
+from attune.common.site_statistics import (
+    BUCKETS,
+    FIRST_STEP,
+    GROWTH,
+    NEAREST,
+    Centre,
+    ColumnSketch,
+    ColumnSums,
+    SiteSketches,
+    SiteSums,
+)
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.table_encoder import with_gaps
 
@@ -50,3 +60,32 @@ def _columns(shard: Shard, wanted: Collection[str]) -> dict[str, npt.NDArray[np.
             if not wanted or f"target {label}" in wanted:
                 columns[f"target {label}"] = targets[:, place]
     return columns
+
+
+def column_sums(values_N: npt.NDArray[np.float64]) -> ColumnSums:
+    """Return the sums of one column. NaN is a missing value.
+
+    Args:
+        values_N: The column, (N,).
+    """
+    present = values_N[~np.isnan(values_N)]
+    mean = float(present.mean()) if len(present) else 0.0
+    return ColumnSums(len(present), len(values_N) - len(present), mean, float(np.square(present - mean).sum()))
+
+
+def sketch_of(values_N: npt.NDArray[np.float64], centre: Centre) -> ColumnSketch:
+    """Return the sketch of one column. Missing values are left out.
+
+    Args:
+        values_N: The column, (N,), with NaN for missing values.
+        centre: Mean and deviation of the fleet.
+    """
+    distance = (values_N[~np.isnan(values_N)] - centre.mean) / (centre.deviation or 1.0)
+    size = np.abs(distance)
+    with np.errstate(divide="ignore"):
+        steps = np.ceil(np.log(size) / GROWTH) - FIRST_STEP
+    bucket = np.where(size <= NEAREST, 0, np.sign(distance) * np.clip(steps, 1, BUCKETS)).astype(np.int64)
+    if not len(bucket):
+        return ColumnSketch(0, [])
+    first = int(bucket.min())
+    return ColumnSketch(first, np.bincount(bucket - first).tolist())

@@ -15,7 +15,8 @@ from attune.common.errors import SettingError
 from attune.common.exchange.messages import StatisticsReport, StatisticsRequest
 from attune.common.plan import Profile
 from attune.common.protocol import STATISTICS
-from attune.common.site_statistics import Centre, ColumnSums, SiteSketches, SiteSums, sketch_of
+from attune.common.site_statistics import Centre, ColumnSums, SiteSketches, SiteSums
+from attune.fedclient.data.site_sums import sketch_of
 from attune.fedserver.core.fleet_statistics import FleetStatistics
 from attune.fedserver.federation import survey
 from attune.fedserver.federation.streams import Stream, Streams

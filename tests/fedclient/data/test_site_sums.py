@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attune.common.site_statistics import ACCURACY, BUCKETS, NEAREST, Centre, bucket_value, column_sums, sketch_of
+from attune.common.site_statistics import ACCURACY, BUCKETS, NEAREST, Centre, bucket_value
+from attune.fedclient.data.site_sums import column_sums, sketch_of
 
 
 def test_the_sums_of_a_column_by_hand() -> None:
