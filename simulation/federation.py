@@ -144,6 +144,8 @@ class Federation:
             await self._enrol()
             coordinator = self._coordinator(settings)
             await coordinator.start()
+            if self._is_there(coordinator.round.record):  # the last answers were durable already, and no other one comes
+                self._stopped_there.set()
             self._watcher.begin(orders_of(settings, len(self._shards), coordinator.round.record.round))
             try:
                 with serve_page(self._page, coordinator, self._state), self._worker(coordinator) as worker:

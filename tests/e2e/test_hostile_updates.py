@@ -342,7 +342,7 @@ def _hello(**said: Any) -> pb.DeviceMessage:
 
 
 def _profile(**said: Any) -> pb.DeviceMessage:
-    return _hello(profile_json=msgspec.json.encode(msgspec.structs.asdict(PROFILE) | said))
+    return _hello(profile_json=msgspec.json.encode(msgspec.json.decode(msgspec.json.encode(PROFILE)) | said))
 
 
 GARBAGE: dict[str, tuple[str, pb.DeviceMessage]] = {

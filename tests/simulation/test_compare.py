@@ -18,12 +18,13 @@ from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Report
 from attune.fedserver.home import ServerHome
 from attune.fedserver.stores.sqlite import SqliteLedger
+from attune.fedserver.view.export import ORDER_COLUMNS
 from attune.fedserver.view.summary import summarise
 from attune.simulation import compare, compare_views
 from tests.e2e.harness import tabular_shard
 from tests.pictures import check_pictures
 
-COLUMNS = ("round", "work", "client", "samples", *METRICS)
+COLUMNS = (*ORDER_COLUMNS, *METRICS)
 
 
 def saved(folder, accuracies, method="fedavg", won=30, seconds=2.0, constant=None, seed=0):
