@@ -60,6 +60,14 @@ def test_security_has_the_measured_cost_of_stalling(page: Any, root: Path) -> No
     assert len(costs) == 4 and said in prose(page, "docs/security.md")
 
 
+def test_readme_has_the_first_result_of_its_file(page: Any, root: Path) -> None:
+    table = page("README.md").text
+    for row in rows_of(root, "first_result.csv"):
+        served = f"{float(row['served']):.3f}" if row["served"] else "-"
+        said = (row["method"], f"{float(row['kept']):.3f}", f"{float(row['own']):.3f}", served)
+        assert re.search(r"\nmean +" + " +".join(map(re.escape, said)) + " ", table), said
+
+
 def test_readme_has_the_figures_of_fashion_mnist(page: Any, root: Path) -> None:
     rows = rows_of(root, "recipes/fashion-mnist.csv")
     few, many = (
