@@ -44,6 +44,7 @@ TABLE = {  # answers to CALLERS, in their order
     "attune.v1.Admin/Tokens": OF_OPERATORS,
     "attune.v1.Admin/RevokeToken": OF_OPERATORS,
     "attune.v1.Admin/Revoke": OF_OPERATORS,
+    "attune.v1.Admin/Statistics": OF_OPERATORS,
     "grpc.health.v1.Health/Check": OF_BOTH,
     "grpc.health.v1.Health/List": OF_BOTH,
     "grpc.health.v1.Health/Watch": OF_BOTH,

@@ -87,6 +87,7 @@ def test_a_fault_of_the_server_names_none_of_its_paths_to_a_device(scene: Any) -
     )
     assert "NotADirectoryError" in found[0]["text"] and "report it" in found[0]["todo"]
     assert str(uploads) in server.text
+    uploads.unlink()
 
 
 def test_a_file_that_is_gone_is_not_named_to_the_device_that_asks_for_it(scene: Any) -> None:

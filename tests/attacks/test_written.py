@@ -140,6 +140,18 @@ def answers_in_secure_aggregation(victim: Victim) -> None:
     )))  # fmt: skip
 
 
+def statistics_that_nobody_asked_for(victim: Victim) -> None:
+    says(victim, lambda number: pb.DeviceMessage(statistics=pb.StatisticsReport(
+        id=f"{number}", report_json=b"{" * 1000, refused=f"{number} {LONG}" if number % 2 else "",
+    )))  # fmt: skip
+
+
+def words_on_units(victim: Victim) -> None:
+    says(victim, lambda number: pb.DeviceMessage(units=pb.UnitReport(verdicts={
+        "age" if number % 2 else f"{number} {LONG}": ("differs", "fits", LONG)[number % 3]
+    })))  # fmt: skip
+
+
 def beats(victim: Victim) -> None:
     says(victim, lambda number: pb.DeviceMessage(beat=pb.Beat(every_s=number)))
 
@@ -222,6 +234,8 @@ FLOODS: dict[str, tuple[Flood, ...]] = {
     "trouble": (trouble_without_an_order, trouble_with_an_order),
     "beat": (beats,),
     "secure": (answers_in_secure_aggregation,),
+    "statistics": (statistics_that_nobody_asked_for,),
+    "units": (words_on_units,),
     **{f"Admin.{name}": (calls_of_operators,) for name in ADMIN},
     "no such call": (calls_that_do_not_exist,),
 }

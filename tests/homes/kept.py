@@ -24,7 +24,7 @@ SERVER = {
     "inbox/*/update.json": SCHEMA,
     "inbox/*/*.safetensors": SCHEMA,
     "inbox/*/*.bin": SCHEMA,
-    "uploads/*": SCHEMA,
+    "uploads/*/*": SCHEMA,
     "serve/*": SCHEMA,
     "privacy/noise-secret": OPAQUE,
     "server.json": FIELD,
