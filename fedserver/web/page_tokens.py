@@ -63,11 +63,20 @@ def new_token() -> str:
 
 
 def own_token(home: ServerHome) -> str:
-    """Return the home's own token; a new home gets a new one."""
+    """Return the home's own token. A new home gets one, and so does a home whose token is damaged: the operator sees it."""
     path = home.path / OWN_FILE
-    if not path.exists():
-        write_file(path, new_token().encode())
-    return path.read_text(encoding="ascii").strip()
+    there = path.exists()
+    token = path.read_text(encoding="ascii", errors="replace").strip() if there else ""
+    if not _is_token(token):
+        if there:
+            LOG.warning("%s was damaged: the dashboard has a new token", path)
+        token = new_token()
+        write_file(path, token.encode())
+    return token
+
+
+def _is_token(text: str) -> bool:
+    return len(text) >= SHORTEST and text.isascii() and text.isprintable() and " " not in text
 
 
 def metrics_token(path: Path, mode: str) -> str:
@@ -90,7 +99,7 @@ def metrics_token(path: Path, mode: str) -> str:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"setting server.metrics_token_file: {path} cannot be used ({error})") from None
-    if len(token) < SHORTEST or not token.isprintable() or " " in token:
+    if not _is_token(token):
         raise SettingError(
             f"setting server.metrics_token_file: {path} holds no token: remove it, and the server makes a new one"
         )

@@ -202,3 +202,16 @@ def test_the_commands_give_list_and_take_tokens_and_the_audit_log_says_so(home):
         ("dashboard token made", {"name": "anna", "role": "viewer"}),
         ("dashboard token removed", {"name": "anna"}),
     ]
+
+
+@pytest.mark.parametrize(
+    "damage", [b"95wVhsh0xGrL\xfalUc9QPdyGVsWTsCqaDx", b"", b"\x00" * 32, b"short", b"a token with spaces in it"]
+)
+def test_a_damaged_token_of_the_home_is_replaced_by_a_new_one(home, damage: bytes, caplog) -> None:
+    """A flipped byte must not keep the server from starting: the token is the operator's, who sees the new one at the start."""
+    path = home.path / page_tokens.OWN_FILE
+    path.write_bytes(damage)
+    token = page_tokens.own_token(home)
+    assert len(token) >= 32 and token.isprintable() and " " not in token
+    assert path.read_bytes() == token.encode() and page_tokens.own_token(home) == token
+    assert "dashboard-token was damaged" in caplog.text
