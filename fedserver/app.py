@@ -180,20 +180,23 @@ async def _serve(options: ServerOptions, opened: _Opened) -> bool:
     signalled = _signals()
     resumed = coordinator.resume(snapshot)
     logs.follow(lambda: coordinator.round.record.open_orders[1])
-    async with grpc_server.open():  # while the lab takes up its state, the devices of a server that died shake hands again
-        home.write_address(address)
-        operator = Operator(
-            coordinator, grpc_server.members, registrar, opened.admin, address.joined(settings.server.advertise)
-        )
-        with page(home, options.dashboard, (address.host, address.port), coordinator, operator) as url:
-            if turn is not None:
-                options.say(turn.words())
-            if options.is_first:
-                _greet(options, address, authority.short_fingerprint, join, settings, url)
-            async with supervised(lambda: _state_of(coordinator)):
-                await _until(signalled, resumed, coordinator, registrar, options.exit_when_done, turn)
-            profiles = coordinator.streams.profiles()
-    await coordinator.stop()
+    try:
+        # While the lab takes up its state, the devices of a server that died shake hands again.
+        async with grpc_server.open():
+            home.write_address(address)
+            operator = Operator(
+                coordinator, grpc_server.members, registrar, opened.admin, address.joined(settings.server.advertise)
+            )
+            with page(home, options.dashboard, (address.host, address.port), coordinator, operator) as url:
+                if turn is not None:
+                    options.say(turn.words())
+                if options.is_first:
+                    _greet(options, address, authority.short_fingerprint, join, settings, url)
+                async with supervised(lambda: _state_of(coordinator)):
+                    await _until(signalled, resumed, coordinator, registrar, options.exit_when_done, turn)
+                profiles = coordinator.streams.profiles()
+    finally:  # also after an error of this block: the turn under way must not meet a closed ledger
+        await coordinator.stop()
     if turn is not None and _is_over(turn, coordinator) and not signalled.done():
         race = await fleet_race.end_leg(ledger, turn, coordinator, profiles)
         for line in fleet_race.new_words(turn.race, race):
