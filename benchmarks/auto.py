@@ -1,4 +1,4 @@
-"""What devices keep by `auto` and by each of its candidates, with and without finishing, and how many devices are harmed.
+"""Results of `auto` and of each of its candidates: what devices keep, with and without finishing, and how many are harmed.
 
 `python -m benchmarks.auto --out FILE`. It writes a row for each point, seed and method when a point is over, and continues
 where it was interrupted. A candidate that is stopped at a rung and goes on has the bits of one that is not stopped
@@ -42,7 +42,7 @@ Right = Mapping[str, torch.Tensor]  # by device: which labels of its test part a
 
 @dataclass(frozen=True)
 class Outcome:
-    """What devices keep by one method with all rounds, with finishing and without, and their scores by round and device."""
+    """Result of one method with all rounds: what devices keep, with and without finishing, and scores by round and device."""
 
     finished: Right
     unfinished: Right

@@ -167,7 +167,7 @@ class Server:
 
     @property
     def deviation(self) -> float:
-        """Of the noise on a sum, in units of the clip of its block."""
+        """Deviation of the noise on a sum, in units of the clip of its block."""
         return self.options.noise * math.sqrt(2 if self.hyper else 1)
 
     def noisy(self, total: Tensor, clip: float) -> Tensor:

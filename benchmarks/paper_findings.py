@@ -1,4 +1,4 @@
-"""What the papers' tables say, for docs/reference.md: every figure in these sentences is read from a result file."""
+"""Sentences on the papers' tables for docs/reference.md: every figure in them is read from a result file."""
 
 from __future__ import annotations
 

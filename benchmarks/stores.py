@@ -1,4 +1,4 @@
-"""What an update and a commit cost in SQLite and a folder, and in PostgreSQL and S3.
+"""Cost of an update and of a commit in SQLite and a folder, and in PostgreSQL and S3.
 
 `python -m benchmarks.stores --ledger postgresql://... --blobs s3://...` with an empty database and prefix. Each figure is the
 median of single calls, in ms, while nothing else runs on the stores.

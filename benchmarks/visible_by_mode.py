@@ -51,7 +51,7 @@ COLUMNS = ("mode", "attacker", "attack", "setting", "measure", "value")
 
 @dataclass(frozen=True)
 class Seen:
-    """What the attacker has after a round: the values that were served, those of each device, and the next ones."""
+    """Knowledge of the attacker after a round: the values that were served, those of each device, and the next ones."""
 
     start: Tensors
     trained: Mapping[str, Tensors]  # by device; where the attacker has none of them, the next values under the name ""

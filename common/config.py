@@ -274,7 +274,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AutoSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The race of `fedserver simulate --method auto`: docs/choosing.md."""
+    """The race of methods of `--method auto`: docs/choosing.md."""
 
     # Methods in the race: a list of names, or a table of method settings for each name. Empty: those of docs/choosing.md.
     candidates: tuple[str, ...] | dict[str, dict[str, Any]] = ()

@@ -3,8 +3,8 @@
 A fleet's statistics are made in two passes. In the first one a device sends the sums of each column. The second one needs the
 mean and deviation of the whole fleet: a device counts its values in buckets that grow with the distance from the fleet's mean.
 The widths of the buckets follow DDSketch (Masson, Rim and Lee, PVLDB 12, 2019), so sketches of devices are added bucket by
-bucket, and a quantile of the sum has a stated error. No value of a single row leaves a device, as it would in a sketch that
-keeps samples.
+bucket, and a quantile of the sum has a stated error. No value of a single row is sent as it is, as it would be in a sketch
+that keeps samples. A server that lies about the centre can still read values from narrow buckets: a device must trust it.
 """
 
 from __future__ import annotations

@@ -67,9 +67,11 @@ class Discloser:
             self._busy = False
 
     def _objection(self, plan: Plan | None) -> str:
+        """Return why this device gives no statistics; empty if it does. A server may ask although its plan has privacy."""
         if "statistics" not in self._options.disclose:
             return "it discloses no statistics (fedclient --disclose statistics)"
-        if self._options.privacy.epsilon is not None or (plan is not None and plan.is_private):
+        noisy = plan is not None and (plan.is_private or plan.noisy_sums is not None)
+        if noisy or self._options.privacy.epsilon is not None:
             return "its data leave only with noise (privacy.unit, --max-epsilon), and statistics have none"
         if plan is not None and secure_sum_in(plan.transforms) is not None:
             return "its sums leave only masked (privacy.secure_aggregation), and statistics are not"

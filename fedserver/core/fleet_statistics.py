@@ -24,9 +24,9 @@ from attune.common.site_statistics import (
     SiteSums,
     bucket_value,
 )
+from attune.fedserver.core.scale import can_be_joined, joined
 
 FEWEST_ROWS = 10
-LARGEST = 1e100  # largest mean; its square is still finite
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 BINS = 20  # of a histogram, before bins with too few rows or devices are joined
 ALIKE, APART = 0.1, 0.25  # distance of class shares from the fleet's: below the first sites are alike, above the second not
@@ -109,13 +109,11 @@ def check_sums(sums: SiteSums, profile: Profile) -> None:
     wrong = sums.samples != samples or not set(sums.columns) <= set(columns_of(profile))
     for column in sums.columns.values():
         wrong |= column.rows + column.missing > samples * steps
-        wrong |= not (abs(column.mean) <= LARGEST and 0 <= column.squares <= LARGEST**2)
-    counted = (
-        profile.task == "classes"
-        and len(sums.classes) == len(profile.labels)
-        and sum(sums.classes) <= samples * max(1, profile.shape[0] if profile.per_position else 1)
-    )
-    if wrong or (sums.classes and not counted):
+        wrong |= not can_be_joined(column.mean, column.squares)
+    if sums.classes:
+        labels = samples * (profile.shape[0] if profile.per_position else 1)
+        wrong |= profile.task != "classes" or len(sums.classes) != len(profile.labels) or sum(sums.classes) > labels
+    if wrong:
         raise UpdateRefused("its sums are not those of the data that it declares")
 
 
@@ -185,12 +183,11 @@ def _shown(columns: Sequence[ColumnSums], fewest: int) -> bool:
 
 
 def _both(a: ColumnSums, b: ColumnSums) -> ColumnSums:
-    """Return the sums of two sites together (Chan, Golub and LeVeque, The American Statistician 1983)."""
+    """Return the sums of two sites together."""
     rows, missing = a.rows + b.rows, a.missing + b.missing
     if not rows:
         return ColumnSums(0, missing, 0.0, 0.0)
-    gap = b.mean - a.mean
-    return ColumnSums(rows, missing, a.mean + gap * b.rows / rows, a.squares + b.squares + gap * gap * a.rows * b.rows / rows)
+    return ColumnSums(rows, missing, *joined((a.rows, a.mean, a.squares), (b.rows, b.mean, b.squares)))
 
 
 def _statistics(

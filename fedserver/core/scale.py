@@ -18,8 +18,7 @@ def scale_of(profiles: Mapping[str, Profile], fewest: int = 1) -> Scale | None:
 
     All devices must disclose them, or `fewest`: from the scale of two devices, each of the two can compute the other's sums.
 
-    Uses the pairwise update of Chan, Golub and LeVeque (The American Statistician 1983), which subtracts no large squares.
-    Devices are folded in the order of their names.
+    Devices are folded in the order of their names, by `joined`.
     """
     return _scale([profiles[name].columns for name in sorted(profiles)], fewest)
 
@@ -40,11 +39,19 @@ def _scale(declared: Sequence[Columns | None], fewest: int) -> Scale | None:
 
 def _both(a: Columns, b: Columns) -> Columns:
     rows = a.rows + b.rows
-    gaps = [y - x for x, y in zip(a.mean, b.mean, strict=True)]
-    mean = [x + gap * b.rows / rows for x, gap in zip(a.mean, gaps, strict=True)]
-    between = a.rows * b.rows / rows
-    squares = [x + y + gap * gap * between for x, y, gap in zip(a.squares, b.squares, gaps, strict=True)]
-    return Columns(rows, mean, squares)
+    columns = zip(a.mean, a.squares, b.mean, b.squares, strict=True)
+    both = [joined((a.rows, x, square), (b.rows, y, other)) for x, square, y, other in columns]
+    return Columns(rows, [mean for mean, _ in both], [square for _, square in both])
+
+
+def joined(a: tuple[int, float, float], b: tuple[int, float, float]) -> tuple[float, float]:
+    """Return mean and sum of squared distances of two sets of numbers together, each given as count, mean and that sum.
+
+    The pairwise update of Chan, Golub and LeVeque (The American Statistician 1983) subtracts no large squares.
+    """
+    (count, mean, square), (more, other, its_square) = a, b
+    gap, rows = other - mean, count + more
+    return mean + gap * more / rows, square + its_square + gap * gap * (count * more / rows)
 
 
 def check_columns(profile: Profile, name: str) -> None:
@@ -108,7 +115,12 @@ def check_ability(profile: Profile, name: str, able: bool, scale: Scale | None, 
 
 def _within(columns: Columns) -> bool:
     """Return whether all numbers are small enough to be folded."""
-    return all(abs(x) <= LARGEST for x in columns.mean) and all(0 <= x <= LARGEST**2 for x in columns.squares)
+    return all(can_be_joined(mean, square) for mean, square in zip(columns.mean, columns.squares, strict=True))
+
+
+def can_be_joined(mean: float, square: float) -> bool:
+    """Return whether a mean and a sum of squared distances are possible, and small enough for `joined`."""
+    return abs(mean) <= LARGEST and 0 <= square <= LARGEST**2
 
 
 def declared_scale(privacy: PrivacySettings, profile: Profile) -> Scale | None:

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attune.common.site_statistics import ACCURACY, BUCKETS, NEAREST, Centre, bucket_value
+from attune.common.site_statistics import ACCURACY, BUCKETS, NEAREST, Centre, ColumnSums, bucket_value
 from attune.fedclient.data.site_sums import column_sums, sketch_of
 
 
 def test_the_sums_of_a_column_by_hand() -> None:
     sums = column_sums(np.array([1.0, np.nan, 3.0]))
     assert (sums.rows, sums.missing, sums.mean, sums.squares) == (2, 1, 2.0, 2.0)
-    assert column_sums(np.array([np.nan])) == column_sums(np.array([np.nan])).__class__(0, 1, 0.0, 0.0)
+    assert column_sums(np.array([np.nan])) == ColumnSums(0, 1, 0.0, 0.0)
 
 
 @given(st.floats(-1e9, 1e9), st.floats(-1e5, 1e5), st.floats(1e-3, 1e3))

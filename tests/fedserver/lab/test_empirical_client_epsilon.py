@@ -1,4 +1,4 @@
-"""What another device can prove about one device from the sums that it is served, against what the ledger charges."""
+"""Proofs of another device about one device from the sums that it is served, against what the ledger charges."""
 
 from __future__ import annotations
 

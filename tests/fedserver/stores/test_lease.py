@@ -1,4 +1,4 @@
-"""Of several servers over one database one serves; whoever was replaced can commit nothing."""
+"""Several servers over one database: one of them serves, and a server that was replaced can commit nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attacker can prove about one sample from what a device hands in, against the epsilon that the ledger charges."""
+"""Proofs of an attacker about one sample from what a device hands in, against the epsilon that the ledger charges."""
 
 from __future__ import annotations
 

@@ -1,0 +1,73 @@
+"""Statistics that a device gives or refuses: a server may ask although its plan has privacy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from attune.common import aio
+from attune.common.config import PrivacySettings, TrainSettings
+from attune.common.exchange.messages import StatisticsReport, StatisticsRequest
+from attune.common.plan import ModelSpec, Plan
+from attune.common.site_statistics import SiteSums
+from attune.common.text import from_json
+from attune.fedclient.address import ServerAddress
+from attune.fedclient.data.lazy_shard import LazyShard, shard_of
+from attune.fedclient.disclosing import Discloser
+from attune.fedclient.limits import PrivacyLimits
+from attune.fedclient.options import DeviceOptions
+from attune.fedclient.work.worker import Worker
+
+X, Y = np.arange(24.0, dtype=np.float32).reshape(12, 2), np.arange(12) % 2
+
+
+def plan(**said: Any) -> Plan:
+    return Plan("f", 0, ModelSpec("mlr", "tabular", (2,), 2), [0, 1], "fedavg", {}, TrainSettings(), **said)
+
+
+def answered(agreed: Plan | None, question: StatisticsRequest | None = None, **options: Any) -> StatisticsReport:
+    """Return the report of a device that discloses statistics, unless the options say otherwise."""
+    given = DeviceOptions(Path(), ServerAddress("localhost", 1), Path(), **({"disclose": ("statistics",)} | options))
+    said: list[StatisticsReport] = []
+    shard: LazyShard = shard_of("kiel", (X, Y))
+
+    async def run() -> None:
+        with Worker() as worker:
+            link = cast(Any, SimpleNamespace(answer=said.append))
+            await Discloser(given, shard, link, worker).answer(question or StatisticsRequest("1"), agreed)
+
+    aio.run(run())
+    [report] = said
+    return report
+
+
+def test_sums_are_given_before_and_under_a_plan_without_privacy() -> None:
+    for agreed in (None, plan()):
+        report = answered(agreed)
+        sums = from_json(report.report_json, SiteSums)
+        assert (report.id, report.refused, sums.samples) == ("1", "", 12)
+        assert sum(column.rows for column in sums.columns.values()) == 24 and sum(sums.classes) == 12
+
+
+@pytest.mark.parametrize(
+    ("agreed", "options", "why"),
+    [
+        (None, {"disclose": ()}, "--disclose statistics"),
+        (None, {"privacy": PrivacyLimits(epsilon=4.0)}, "only with noise"),
+        (plan(privacy=PrivacySettings(unit="example", epsilon=4.0)), {}, "only with noise"),
+        (plan(privacy=PrivacySettings(unit="client", epsilon=4.0, devices=100)), {}, "only with noise"),
+        (plan(transforms={"secure-sum": {}}), {}, "only masked"),
+    ],
+)
+def test_a_device_refuses_statistics_beside_privacy(agreed: Plan | None, options: dict[str, Any], why: str) -> None:
+    report = answered(agreed, **options)
+    assert why in report.refused and report.report_json == b""
+
+
+def test_a_question_for_too_many_columns_is_refused() -> None:
+    many = StatisticsRequest("2", tuple(f"c{number}" for number in range(300)))
+    assert "more than 256 columns" in answered(None, many).refused
