@@ -22,7 +22,7 @@ import grpc
 import msgspec
 
 from attune.common import aio
-from attune.common.exchange.messages import Beat, EnrolRequest, Hello
+from attune.common.exchange.messages import Beat, EnrolRequest, Hello, IssuedCertificate
 from attune.common.exchange.protobuf import CONNECT, ENROL
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential, csr_der, new_key
@@ -36,6 +36,7 @@ from benchmarks.usage import cpu_s
 PROFILE = Profile(kind="tabular", shape=(3,), labels=[0, 1], samples=20, test_samples=5)
 AT_ONCE = 16  # devices that connect at the same time
 SPAN_S = 60.0
+RETRY_S = 1.0
 
 
 class IdleDevice:
@@ -43,22 +44,34 @@ class IdleDevice:
 
     def __init__(self, port: int, token: JoinToken, name: str) -> None:
         self._port, self._token, self._name = port, token, name
+        self._key = new_key()
+        self._issued: IssuedCertificate | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def enter(self) -> None:
-        """Enrol, open the stream, and wait for the server's first beat."""
-        anchor = self._token.trust_anchor_pem()
-        key = new_key()
-        async with self._channel(anchor, self._token.bootstrap()) as channel:
-            enrol = channel.unary_unary(ENROL.path, ENROL.request.write, ENROL.reply.read)
-            issued = await enrol(EnrolRequest(self._name, csr_der(key, "idle")), wait_for_ready=True, timeout=300)
-        self._open = self._channel(issued.ca_pem, Credential(key, issued.certificate_pem))
+        """Enrol, open the stream, and wait for the first beat; again, as a device does, where a busy server hangs up."""
+        while True:
+            try:
+                return await self._enter()
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+    async def _enter(self) -> None:
+        if self._issued is None:
+            async with self._channel(self._token.trust_anchor_pem(), self._token.bootstrap()) as channel:
+                enrol = channel.unary_unary(ENROL.path, ENROL.request.write, ENROL.reply.read)
+                request = EnrolRequest(self._name, csr_der(self._key, "idle"))
+                self._issued = await enrol(request, wait_for_ready=True, timeout=300)
+        self._open = self._channel(self._issued.ca_pem, Credential(self._key, self._issued.certificate_pem))
         connect = self._open.stream_stream(CONNECT.path, CONNECT.request.write, CONNECT.reply.read)
         self._call = connect(wait_for_ready=True)
         await self._call.write(Hello("idle", msgspec.json.encode(PROFILE)))
         first = await self._call.read()
         assert isinstance(first, Beat), first
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._beat(first))]
+        self._beat = first
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._speak())]
 
     async def leave(self) -> None:
         for task in self._tasks:
@@ -71,13 +84,16 @@ class IdleDevice:
         return grpc.aio.secure_channel(f"127.0.0.1:{self._port}", channel_credentials(root_pem, credential), options)
 
     async def _listen(self) -> None:
-        while await self._call.read() is not grpc.aio.EOF:
-            pass
+        """Take the pace of each beat, as a device does."""
+        while (message := await self._call.read()) is not grpc.aio.EOF:
+            if isinstance(message, Beat) and message != self._beat:
+                self._beat = message
+                await self._call.write(message)
 
-    async def _beat(self, beat: Beat) -> None:
+    async def _speak(self) -> None:
         while True:
-            await asyncio.sleep(beat.every_s / 2)
-            await self._call.write(beat)
+            await asyncio.sleep(self._beat.every_s / 2)
+            await self._call.write(self._beat)
 
 
 async def measured(port: int, token: JoinToken, pid: int, counts: list[int], empty_bytes: int) -> list[dict[str, Any]]:

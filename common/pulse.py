@@ -25,12 +25,12 @@ class Pulse:
     """
 
     def __init__(self) -> None:
-        self._tick_s = 0.0
-        self._silent = self._ticks = self._underway = 0
+        self._tick_s = self._silent = self._ticks = 0.0
+        self._underway = 0
         self.signs = 0  # of life so far
 
     def __repr__(self) -> str:
-        return f"<Pulse, silent for {self._silent} ticks of {self._tick_s:g} s, {self._underway} transfers>"
+        return f"<Pulse, silent for {self._silent:g} ticks of {self._tick_s:g} s, {self._underway} transfers>"
 
     @property
     def paced(self) -> bool:
@@ -58,10 +58,10 @@ class Pulse:
         finally:
             self._underway -= 1
 
-    def tick(self) -> bool:
-        """Count a tick, and return whether the other side has been silent for too long."""
-        self._ticks += 1
-        self._silent += 1
+    def tick(self, count: float = 1) -> bool:
+        """Count one tick or some, and return whether the other side has been silent for too long."""
+        self._ticks += count
+        self._silent += count
         return self._silent > (BUSY_TICKS if self._underway else IDLE_TICKS)
 
     async def watch(self, beat: Callable[[], None], gone: Callable[[], None]) -> None:

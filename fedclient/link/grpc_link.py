@@ -276,6 +276,9 @@ class GrpcLink:
                     if isinstance(message, Beat):
                         if not self._pulse.paced:
                             tasks.append(self._keep_pace(message.every_s))
+                        elif message.every_s != self._pulse.every_s:  # the fleet has grown or shrunk
+                            self._pulse.set_pace(message.every_s)
+                            self._beat()
                         continue
                     if isinstance(message, Welcome):
                         self.inline_bytes, self.waits = min(message.inline_bytes, hello.inline_bytes), message.waits
@@ -291,13 +294,13 @@ class GrpcLink:
     def _keep_pace(self, every_s: float) -> asyncio.Task[None]:
         """Send beats at the server's pace from now on, and give up a silent server."""
         self._pulse.set_pace(every_s)
+        self._beat()
+        return asyncio.create_task(self._pulse.watch(self._beat, self._gone))
 
-        def say() -> None:
-            if self._outbox.empty():
-                self._tell(Beat(every_s))
-
-        say()
-        return asyncio.create_task(self._pulse.watch(say, self._gone))
+    def _beat(self) -> None:
+        """Send a beat if nothing else waits, with the pace, which accepts it."""
+        if self._outbox.empty():
+            self._tell(Beat(self._pulse.every_s))
 
     def _gone(self) -> None:
         """Give up this connection, because the server is silent."""

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from attune.common.errors import Unreachable
 from attune.common.exchange.messages import (
+    Beat,
     Hello,
     SecureMessage,
     StatisticsReport,
@@ -43,7 +44,7 @@ SAID = 16  # messages that may wait for the server; what is said beyond that is 
 class LocalStream(Protocol):
     """The server's end of a control stream."""
 
-    async def next(self) -> ToDevice | None:
+    async def next(self) -> ToDevice | Beat | None:
         """Return the server's next message; None at the end. An error that ended the stream is raised."""
 
 
@@ -120,7 +121,8 @@ class LocalLink:
                 while (message := await stream.next()) is not None:
                     if isinstance(message, Welcome):
                         self.inline_bytes = message.inline_bytes
-                    await handle(message)
+                    if not isinstance(message, Beat):
+                        await handle(message)
         finally:
             self.open.clear()
             speaking.cancel()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection
 
 from attune.common.errors import AttuneError, Replaced, Unreachable
-from attune.common.exchange.messages import ToDevice
+from attune.common.exchange.messages import Beat, ToDevice
 from attune.common.plan import Profile
 from attune.common.protocol import CHANGE, EMPTY, LOCAL_SCALE, STATISTICS
 
@@ -64,16 +64,16 @@ class Stream:
         self.scales = LOCAL_SCALE in known  # whether it can standardise by its own statistics
         self.surveyed = STATISTICS in known  # whether it answers questions for statistics
         self._progress, self._moves = ("", 0.0), 0  # the order and the share of it that is done; how often that has changed
-        self._unsent: asyncio.Queue[ToDevice | None] = asyncio.Queue(MAX_UNSENT)
+        self._unsent: asyncio.Queue[ToDevice | Beat | None] = asyncio.Queue(MAX_UNSENT)
         self._error: AttuneError | None = None
-        self._closed = False
+        self.closed = False
 
     def __repr__(self) -> str:
-        return f"Stream({self.name}, unsent={self._unsent.qsize()}, closed={self._closed})"
+        return f"Stream({self.name}, unsent={self._unsent.qsize()}, closed={self.closed})"
 
     def send(self, message: ToDevice) -> None:
         """Queue one message without waiting. A full queue closes the stream."""
-        if self._closed:
+        if self.closed:
             return
         try:
             self._unsent.put_nowait(message)
@@ -81,6 +81,11 @@ class Stream:
             self.close(
                 Unreachable(f"{self.name} does not read what it is sent ({MAX_UNSENT} messages wait): it must reconnect")
             )
+
+    def beat(self, beat: Beat) -> None:
+        """Queue a beat if nothing else waits, which shows life as well."""
+        if not self.closed and self._unsent.empty():
+            self._unsent.put_nowait(beat)
 
     def moves_to(self, order_id: str, share: float) -> bool:
         """Note the share of an order that is done, and return whether to show it: at most MOST_MOVES changes of an order."""
@@ -94,14 +99,14 @@ class Stream:
 
     def close(self, error: AttuneError | None = None) -> None:
         """End the stream, with `error` if there is one. Queued messages are dropped."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed, self._error = True, error
+        self.closed, self._error = True, error
         while not self._unsent.empty():
             self._unsent.get_nowait()
         self._unsent.put_nowait(None)
 
-    async def next(self) -> ToDevice | None:
+    async def next(self) -> ToDevice | Beat | None:
         """Return the next message to write, or None at the end.
 
         Raises:

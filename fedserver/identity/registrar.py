@@ -161,7 +161,7 @@ class Registrar:
                 )
             if known is not None and not known.revoked and known.public_key != key:
                 raise NameTaken(f"another device already holds the name {name}: choose one with --name")
-            if any(device.revoked and device.public_key == key for device in await self._ledger.devices()):
+            if await self._ledger.is_revoked_key(key):
                 raise CertificateRefused(
                     "the operator has revoked the device with this key: it cannot enrol under another name"
                 )

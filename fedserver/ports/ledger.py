@@ -227,6 +227,9 @@ class MemberLedger(Protocol):
     async def devices(self, names: Collection[str] | None = None) -> list[DeviceRecord]:
         """Return the known devices of `names`, or all devices, by name."""
 
+    async def is_revoked_key(self, public_key: str) -> bool:
+        """Return whether a device with this key is revoked."""
+
     async def update_device(self, name: str, /, **fields: Any) -> None:
         """Change fields of a device. No-op for an unknown one."""
 

@@ -23,7 +23,7 @@ from attune.fedserver.federation.device_activity import WORK, DeviceActivity, De
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.rpc.auth import caller
-from attune.fedserver.rpc.service import DevicePulses
+from attune.fedserver.rpc.pulses import DevicePulses
 
 STALL_TIMEOUT_S = 60.0  # without a frame; progress counts, not the total time
 BATCH_FRAMES = 2  # full frames handed to a disk thread at a time, while as many more are on their way

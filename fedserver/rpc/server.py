@@ -33,7 +33,8 @@ from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.rpc.blob_service import BlobService
 from attune.fedserver.rpc.connection_limiter import BUSY_S, LOOK_S, LOOKING, Bounds, ConnectionLimiter, shut
 from attune.fedserver.rpc.health import Health, watch
-from attune.fedserver.rpc.service import DevicePulses, FederationService
+from attune.fedserver.rpc.pulses import DevicePulses
+from attune.fedserver.rpc.service import FederationService
 from attune.fedserver.stores.uploads import Uploads
 
 DOOR = "looking after connections"  # the name of a trouble
@@ -60,7 +61,7 @@ class GrpcServer:
         updates = Updates(coordinator, members, Uploads(storage), ledger, executors)
         self._health, self._refusals = Health(), refusals
         self._connections, self._port = ConnectionLimiter(Bounds.of(raise_limit()), settings.handshake_s), 0
-        pulses = DevicePulses(settings.keepalive_s)
+        self._pulses = pulses = DevicePulses(settings.keepalive_s)
         options = server_options(handshake_s=settings.handshake_s, connections=self._connections.bounds.connections)
         auth = Auth(registrar, coordinator.troubles, refusals, self._connections, coordinator.ready)
         self._server = server = grpc.aio.server(interceptors=[auth], options=options)
@@ -94,7 +95,7 @@ class GrpcServer:
         """Answer calls during the block. At its end streams are closed, and calls in flight have a moment to finish."""
         self._health.set(False)
         await self._server.start()
-        watching = [asyncio.create_task(work()) for work in (self._guard, self._watch, self._follow)]
+        watching = [asyncio.create_task(work()) for work in (self._guard, self._watch, self._follow, self._pulses.run)]
         try:
             yield
         finally:

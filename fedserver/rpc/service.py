@@ -7,7 +7,7 @@ import asyncio
 import grpc
 
 from attune.common import aio
-from attune.common.errors import AttuneError, SettingError, Unreachable
+from attune.common.errors import AttuneError, SettingError
 from attune.common.exchange.messages import (
     Beat,
     EnrolRequest,
@@ -23,7 +23,6 @@ from attune.common.exchange.messages import (
 )
 from attune.common.exchange.protobuf import CONNECT, ENROL, FEDERATION, RENEW, SUBMIT
 from attune.common.protocol import PROCESS_KEY, PROTOCOL
-from attune.common.pulse import Pulse
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.federation.survey import Survey
@@ -31,42 +30,8 @@ from attune.fedserver.federation.updates import Updates
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.rpc.auth import caller
 from attune.fedserver.rpc.connection_limiter import address_of
+from attune.fedserver.rpc.pulses import DevicePulses, WatchedStream
 
-
-class DevicePulses:
-    """Pulse of each device's newest stream. `every_s` is the pace of a small fleet (server.keepalive_s).
-
-    A stream keeps the pace with which it was opened. The pace of new streams grows with the number of open ones, so that the
-    beats of idle devices stay cheap: they are a few hundred a second with 10,000 devices.
-    """
-
-    def __init__(self, every_s: float) -> None:
-        self.every_s = every_s
-        self._of: dict[str, Pulse] = {}
-
-    def pace(self, name: str) -> float:
-        """Return the pace of a stream that this device opens now, in seconds."""
-        others = len(self._of) - (name in self._of)
-        return max(self.every_s, min(others * A_DEVICE_S, SLOWEST_S))
-
-    def open(self, name: str, every_s: float) -> Pulse:
-        """Return the pulse of a new stream. Transfers show life on it from now on."""
-        pulse = self._of[name] = Pulse()
-        pulse.set_pace(every_s)
-        return pulse
-
-    def close(self, name: str, pulse: Pulse) -> None:
-        """Drop the pulse of a stream that ended. A newer stream's pulse stays."""
-        if self._of.get(name) is pulse:
-            del self._of[name]
-
-    def of(self, name: str) -> Pulse:
-        """Return the pulse of a device; without a stream, one that is not watched."""
-        return self._of.get(name) or Pulse()
-
-
-A_DEVICE_S = 0.01  # seconds by which each open stream makes the pace of the next one slower
-SLOWEST_S = 60.0  # that the pace may become so
 HELLO_TIMEOUT_S = 30.0
 LONGEST_PROCESS = 64  # characters
 SILENT_PACES = 3  # after so long a silence, a stream is over that is not watched
@@ -109,23 +74,16 @@ class FederationService:
         if (rival := self._members.rival(name, process)) is not None:
             await self._outlive(rival, beat, context)
         stream = self._members.connect(name, hello, process)
-        pulse = self._pulses.open(name, beat.every_s)
-        listening = asyncio.create_task(self._listen(stream, pulse, context))
+        who = caller()
+        watched = self._pulses.open(stream, beat.every_s, lambda: who.left_s)
+        listening = asyncio.create_task(self._listen(watched, context))
         try:
-            while True:
-                caller().check_time()  # on a busy stream, too
-                try:
-                    async with aio.timeout(min(beat.every_s / 2, max(0.0, caller().left_s))):
-                        message = await stream.next()
-                except TimeoutError:
-                    await context.write(beat)
-                    continue
-                if message is None:
-                    return
+            while (message := await stream.next()) is not None:
+                who.check_time()
                 await context.write(message)
         finally:
             listening.cancel()
-            self._pulses.close(name, pulse)
+            self._pulses.close(watched)
             self._members.disconnect(stream)
 
     async def _outlive(self, rival: Stream, beat: Beat, context: grpc.aio.ServicerContext) -> None:
@@ -159,13 +117,9 @@ class FederationService:
         except TimeoutError:
             raise SettingError(f"{name} opened a stream and said nothing for {HELLO_TIMEOUT_S:.0f} s") from None
 
-    async def _listen(self, stream: Stream, pulse: Pulse, context: grpc.aio.ServicerContext) -> None:
-        """Read what the device says until it hangs up or is silent for too long. Either ends the stream."""
-        watching: asyncio.Task[None] | None = None
-
-        def gone() -> None:
-            stream.close(Unreachable(f"nothing was heard of {stream.name} for too long: it must reconnect"))
-
+    async def _listen(self, watched: WatchedStream, context: grpc.aio.ServicerContext) -> None:
+        """Read what the device says until it hangs up, which ends the stream."""
+        stream, pulse = watched.stream, watched.pulse
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
                 pulse.heard()
@@ -180,13 +134,11 @@ class FederationService:
                         await self._members.units(stream.name, verdicts)
                     case Progress(order_id, done):
                         await self._members.progress(stream.name, order_id, done)
-                    case Beat() if watching is None:  # an older device does not beat, and is not watched
-                        watching = asyncio.create_task(pulse.watch(lambda: None, gone))
+                    case Beat():
+                        watched.heard(message)
         except AttuneError as error:  # a message that cannot be read
             stream.close(error)
         finally:
-            if watching is not None:
-                watching.cancel()
             stream.close()
 
     async def submit(self, update: Update, context: grpc.aio.ServicerContext) -> Receipt:

@@ -132,6 +132,9 @@ class MemoryLedger:
         asked = self._devices.keys() if names is None else self._devices.keys() & set(names)
         return [self._devices[name] for name in sorted(asked)]
 
+    async def is_revoked_key(self, public_key: str) -> bool:
+        return any(device.revoked and device.public_key == public_key for device in self._devices.values())
+
     async def update_device(self, name: str, /, **fields: Any) -> None:
         if name in self._devices:
             self._devices[name] = msgspec.structs.replace(self._devices[name], **fields)

@@ -57,6 +57,7 @@ class TableLedger(ABC):
     set_race = _awaited(Tables.set_race)
     device = _awaited(Tables.device)
     devices = _awaited(Tables.devices)
+    is_revoked_key = _awaited(Tables.is_revoked_key)
     update_device = _awaited(Tables.update_device)
     refuse = _awaited(Tables.refuse)
     disconnect_all = _awaited(Tables.disconnect_all)

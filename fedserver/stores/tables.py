@@ -176,6 +176,10 @@ class Tables:
     def devices(self, names: Collection[str] | None = None) -> list[DeviceRecord]:
         return devices_in(self._db, names)
 
+    def is_revoked_key(self, public_key: str) -> bool:
+        asked = "SELECT 1 FROM devices WHERE revoked = 1 AND public_key = ? LIMIT 1"
+        return self._db.execute(asked, (public_key,)).fetchone() is not None
+
     def update_device(self, name: str, /, **fields: Any) -> None:
         assignments = ", ".join(f"{column} = ?" for column in fields)
         with self._db.synced() if "revoked" in fields else nullcontext():

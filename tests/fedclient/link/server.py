@@ -137,6 +137,7 @@ class OverGrpc(FederationServicer):
     def __init__(self, scripted: Scripted, folder: Path, every_s: float = 0.0) -> None:
         self.scripted, self.every_s, self.beats, self.peers = scripted, every_s, 0, []
         self.silent = False
+        self.paces = list[float]()  # of the device's beats
         self.authority = Authority.create(folder)
         self._server = grpc.aio.server(options=server_options())
         add_FederationServicer_to_server(self, self._server)
@@ -198,6 +199,7 @@ class OverGrpc(FederationServicer):
                     await self.scripted.trouble("kiel", message.trouble.order_id, message.trouble.reason)
                 case "beat":
                     self.beats += 1
+                    self.paces.append(message.beat.every_s)
 
     async def _download(self, request: pb.DownloadRequest, context: Any) -> None:
         try:

@@ -111,6 +111,21 @@ def test_a_silent_server_is_given_up_and_the_next_stream_has_a_new_connection(tm
     assert (took > 1.0) is busy, "a transfer that is under way gives silence more time"
 
 
+def test_a_device_takes_each_new_pace_and_repeats_it(tmp_path):
+    async def scenario():
+        server = OverGrpc(Scripted(), tmp_path, every_s=0.2)
+        link = await server.start()
+        async with aio.timeout(60), stream(link) as (_, task):
+            for pace_s in (0.2, 0.7, 0.1):
+                before, server.every_s = len(server.paces), pace_s
+                await until(lambda pace_s=pace_s, before=before: pace_s in server.paces[before:])
+            assert not task.done()
+        await link.close()
+        await server.stop()
+
+    aio.run(scenario())
+
+
 def test_a_server_that_sets_no_pace_is_not_watched(tmp_path):
     async def scenario():
         server = OverGrpc(Scripted(), tmp_path)

@@ -111,6 +111,17 @@ def test_who_enrols_before_the_first_round_is_closed_is_a_founder(ledger: Ledger
     run(ledger, scenario)
 
 
+def test_the_key_of_a_revoked_device_is_known_and_that_of_others_is_not(ledger: Ledger) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        for name in ("a", "b"):
+            await ledger.enrol(name, f"key {name}", certificate(f"f{name}", name), now=1.0)
+        assert not await ledger.is_revoked_key("key a")
+        await ledger.update_device("a", revoked=True)
+        assert [await ledger.is_revoked_key(f"key {name}") for name in ("a", "b", "c")] == [True, False, False]
+
+    run(ledger, scenario)
+
+
 def test_what_is_known_of_a_device_changes_field_by_field(ledger: Ledger) -> None:
     async def scenario(ledger: Ledger) -> None:
         await ledger.enrol("a", "key", certificate("f", "a"), now=0.0)

@@ -16,7 +16,8 @@ from attune.common.plan import Profile
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.identity.registrar import Caller
 from attune.fedserver.rpc.auth import CALLER
-from attune.fedserver.rpc.service import DevicePulses, FederationService
+from attune.fedserver.rpc.pulses import DevicePulses
+from attune.fedserver.rpc.service import FederationService
 
 LEFT_S, PATIENCE_S = 0.5, 30.0
 
@@ -51,13 +52,18 @@ def test_a_stream_ends_with_its_certificate(busy: bool, retired: bool) -> None:
     members: Any = SimpleNamespace(
         connect=lambda name, hello, process: context.stream, disconnect=lambda stream: None, rival=lambda *_: None
     )
-    service = FederationService(members, *[SimpleNamespace()] * 2, DevicePulses(20.0), None)  # type: ignore[arg-type]
+    pulses = DevicePulses(2.0)
+    service = FederationService(members, *[SimpleNamespace()] * 2, pulses, None)  # type: ignore[arg-type]
     known = Caller("device", "ada", "f", float("inf"), {"f": ends}) if retired else Caller("device", "ada", "f", ends)
 
     async def main() -> None:
         CALLER.set(known)
+        looking = asyncio.create_task(pulses.run())
         async with aio.timeout(PATIENCE_S):
-            await service.connect(object(), context)  # type: ignore[arg-type]
+            try:
+                await service.connect(object(), context)  # type: ignore[arg-type]
+            finally:
+                looking.cancel()
 
     with pytest.raises(CertificateRefused):
         aio.run(main())

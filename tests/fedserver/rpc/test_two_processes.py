@@ -18,7 +18,8 @@ from attune.fedserver.federation.steps import Troubles
 from attune.fedserver.federation.streams import Stream, Streams
 from attune.fedserver.identity.registrar import Caller
 from attune.fedserver.rpc.auth import CALLER
-from attune.fedserver.rpc.service import DevicePulses, FederationService
+from attune.fedserver.rpc.pulses import DevicePulses
+from attune.fedserver.rpc.service import FederationService
 
 EVERY_S = 0.2
 
@@ -70,10 +71,12 @@ class Context:
 def play(first: Context, second: Context) -> tuple[str, list[str]]:
     """Return how the second process fares, and the troubles at that time."""
     members = RealStreams()
-    service = FederationService(members, None, None, DevicePulses(EVERY_S), None)  # type: ignore[arg-type]
+    pulses = DevicePulses(EVERY_S)
+    service = FederationService(members, None, None, pulses, None)  # type: ignore[arg-type]
 
     async def main() -> tuple[str, list[str]]:
         CALLER.set(Caller("device", "ada", "f"))
+        looking = asyncio.create_task(pulses.run())
         one = asyncio.create_task(service.connect(object(), first))  # type: ignore[arg-type]
         await asyncio.sleep(EVERY_S / 4)
         two = asyncio.create_task(service.connect(object(), second))  # type: ignore[arg-type]
@@ -89,9 +92,9 @@ def play(first: Context, second: Context) -> tuple[str, list[str]]:
             assert not one.done()
             return "turned away", members._coordinator.troubles.lines
         finally:
-            for task in (one, two):
+            for task in (one, two, looking):
                 task.cancel()
-            await asyncio.gather(one, two, return_exceptions=True)
+            await asyncio.gather(one, two, looking, return_exceptions=True)
 
     return aio.run(main())
 
