@@ -149,8 +149,9 @@ def simulated(
     baseline: bool = False,
     executor: Literal["sequential", "stacked", "auto"] = "auto",
     device: str = "cpu",
+    home: Path | None = None,
 ) -> Ended:
-    """Run the same federation in this process, without a network.
+    """Run the same federation in this process, without a network. With a home, an interrupted run continues.
 
     Devices have their shards' names without the host's, so their random draws differ from those over the network. With "auto"
     they train together if a trial finds that faster, which gives the same results to rounding.
@@ -168,6 +169,7 @@ def simulated(
         baseline="local" if baseline else None,
         executor=executor,
         device=device,
+        home=home,
         progress=False,
     )
     seconds = time.monotonic() - started

@@ -8,6 +8,7 @@ docs/reference.md from these files, and `python -m benchmarks.paper_curves` make
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -108,6 +109,7 @@ class Paper:
     curves: Results
     executor: Executor
     device: str = "cpu"
+    homes: bool = False  # each run keeps its state below the scratch folder until its row is written
 
     def run(self, cell: Cell) -> None:
         """Run the missing trials of a cell, and then the cell with the settings that they choose."""
@@ -185,7 +187,15 @@ class Paper:
 
     def federation(self, cell: Cell, shards: Path, settings: Iterable[str], rounds: int) -> Ended:
         everything = given(self.table, cell.column, cell.row, tuple(settings))
-        return simulated(cell.row.method, shards, everything, rounds, cell.seed, cell.row.baseline, self.executor, self.device)
+        home = self._home(cell, (*settings, shards.name), rounds) if self.homes else None
+        return simulated(
+            cell.row.method, shards, everything, rounds, cell.seed, cell.row.baseline, self.executor, self.device, home
+        )
+
+    def _home(self, cell: Cell, what: Iterable[str], rounds: int) -> Path:
+        """Return the folder for the state of a run."""
+        name = hashlib.sha256(repr(cell.key(what, rounds)).encode()).hexdigest()[:16]
+        return self.scratch / "homes" / name
 
     def made(self, cell: Cell) -> dict[str, str]:
         command = cell.command if self.device == self.table.device else f"{cell.command} --device {self.device}"
@@ -253,9 +263,10 @@ def check_known(table: Table, columns: Iterable[str], rows: Iterable[str], seeds
     help="As in attune.simulate (default: the table's).",
 )
 @click.option("--device", help="cpu, cuda, cuda:N or mps (default: the table's).")
+@click.option("--homes", is_flag=True, help="Keep each run's state below the scratch folder: an interrupted run continues.")
 def main(
     name: str, data: tuple[str, ...], scratch: Path, out: Path, columns: tuple[str, ...], rows: tuple[str, ...],
-    seeds: tuple[int, ...], executor: Executor | None, device: str | None,
+    seeds: tuple[int, ...], executor: Executor | None, device: str | None, homes: bool,
 ) -> None:  # fmt: skip
     """Run TABLE, or what is left of it."""
     table = load(name)
@@ -270,7 +281,7 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     paper = Paper(
         table, files, scratch, Results(out / f"{name}_grid.csv", TRIALS), Results(out / f"{name}.csv", CELLS),
-        Results(out / f"{name}_curves.csv", CURVES), executor or table.executor, device,
+        Results(out / f"{name}_curves.csv", CURVES), executor or table.executor, device, homes,
     )  # fmt: skip
     for cell in cells(name, table, columns, rows, seeds):
         if cell.column.data and cell.column.data not in files:

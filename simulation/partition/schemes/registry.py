@@ -36,6 +36,7 @@ class Scheme:
 
 SCHEMES = {
     "coarse5": Scheme("coarse:siblings", scheme_settings.Coarse5Settings, clients="natural"),
+    "counts": Scheme("counts:counts", scheme_settings.CountsSettings, test_part=False, clients="natural"),
     "dirichlet": Scheme("shares:dirichlet", scheme_settings.DirichletSettings),
     "iid": Scheme("shares:iid", scheme_settings.IidSettings),
     "natural": Scheme("natural:natural", scheme_settings.NaturalSettings, test_part=False, clients="natural"),

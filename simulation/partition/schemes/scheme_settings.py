@@ -63,6 +63,13 @@ class SyntheticSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     test: Part = 0.25  # of each client's samples; 0.1 in the published code (E4)
 
 
+class CountsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `counts`: a table of label counts for each client, both parts pooled."""
+
+    table: str = ""  # path of a CSV file with the columns client, label, samples
+    test: Part = 0.25  # of each client's samples
+
+
 class NaturalSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `natural`: the data name the clients."""
 

@@ -1,0 +1,80 @@
+"""Scheme counts: as many samples of each class for each client as a table says. Published splits are often given so.
+
+N clients, C classes.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from attune.common.errors import SettingError
+from attune.simulation.partition.samples import Dataset, Positions
+from attune.simulation.partition.schemes.cut import Counts, Cut, generator, stratified
+from attune.simulation.partition.schemes.natural import folders
+from attune.simulation.partition.schemes.scheme_settings import CountsSettings
+
+COLUMNS = ("client", "label", "samples")
+
+
+def counts(data: Dataset, clients: int | None, settings: CountsSettings, seed: int) -> Cut:
+    """Draw each client's samples of each class, from the pooled parts and without replacement.
+
+    Raises:
+        SettingError: The table cannot be read, asks for more samples than there are, or has another number of clients.
+    """
+    names, count_NC = read_table(Path(settings.table), data)
+    if clients not in (None, len(names)):
+        raise SettingError(f"--clients is {clients}, and {settings.table} has {len(names)} clients; leave --clients out")
+    rng, index = generator(seed, "counts"), data.class_indices()
+    mine: list[list[Positions]] = [[] for _ in names]
+    for c, count_N in enumerate(count_NC.T):
+        members = rng.permutation(np.flatnonzero(index == c))
+        if count_N.sum() > len(members):
+            raise SettingError(
+                f"{settings.table} asks for {count_N.sum()} samples of class {data.classes[c]!r}, and {data.name} has {len(members)}"
+            )
+        for client, piece in enumerate(np.split(members, np.cumsum(count_N))[: len(names)]):
+            mine[client].append(piece)
+    whole = [np.sort(np.concatenate(pieces)) for pieces in mine]
+    test = [stratified(index[cut], settings.test, rng) for cut in whole]
+    train_parts = tuple(cut[~mask] for cut, mask in zip(whole, test, strict=True))
+    test_parts = tuple(cut[mask] for cut, mask in zip(whole, test, strict=True))
+    return Cut(data, train_parts, test_parts, folders(names))
+
+
+def read_table(path: Path, data: Dataset) -> tuple[list[str], Counts]:
+    """Return the names of the clients in the table's order, and how many samples of each class each gets, (N, C).
+
+    Raises:
+        SettingError: The file is no such table, or names a class that the data do not have.
+    """
+    if not path.name:
+        raise SettingError("scheme counts needs a table: --set table=FILE.csv, with the columns client, label, samples")
+    place = {str(label): at for at, label in enumerate(data.classes)}
+    row_of: dict[str, Counts] = {}
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file)
+            if missing := [name for name in COLUMNS if name not in (table.fieldnames or ())]:
+                raise SettingError(f"{path} has no column {', '.join(missing)}; it needs {', '.join(COLUMNS)}")
+            for row in table:
+                client, label, samples = (str(row[name] or "").strip() for name in COLUMNS)
+                where = f"{path}, line {table.line_num}"
+                if label not in place:
+                    raise SettingError(f"{where}: {data.name} has no class {label!r}; it has {', '.join(place)}")
+                if not (client and samples.isascii() and samples.isdigit()):
+                    raise SettingError(
+                        f"{where}: a client and a whole number of samples are needed, not {client!r}, {samples!r}"
+                    )
+                count_C = row_of.setdefault(client, np.zeros(len(place), dtype=np.int64))
+                if count_C[place[label]]:
+                    raise SettingError(f"{where}: client {client} has label {label} twice")
+                count_C[place[label]] = int(samples)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SettingError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not row_of:
+        raise SettingError(f"{path} has no rows")
+    return list(row_of), np.stack(list(row_of.values()))
