@@ -21,15 +21,12 @@ import click
 import torch
 
 from attune.common.errors import SettingError
-from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work import baselines
 from attune.fedclient.work.evaluation import Evaluation
 from attune.fedserver.core.candidates import USUAL
 from attune.fedserver.core.finishing import FINISH_EPOCHS
 from attune.fedserver.core.race_course import Course
 from attune.fedserver.core.racing import ALONE, Scores, rungs_of
-from attune.simulation.partition.datasets import DIGITS, load_source
-from attune.simulation.partition.split import write_shards
 from attune.simulation.recipes.catalogue import RECIPES, get
 from attune.simulation.recipes.run import Groups, groups_of, harmed
 from attune.simulation.simulate import simulate
@@ -199,14 +196,14 @@ def measure(name: str, places: Sequence[float], data: str | None, seeds: Sequenc
     """Run the points of a recipe that are left. Candidates that do not fit the data are left out."""
     recipe = get(name)
     for seed in seeds:
-        source = load_source(data or DIGITS, seed, ReadOptions.of(**recipe.read))
+        source = recipe.load(data, seed)
         for point in recipe.points:
             key = {"recipe": f"{name} {point.series}".strip(), "x": f"{point.x:g}", "rounds": rounds, "seed": seed}
             done = any(all(row[part] == str(value) for part, value in key.items()) for row in results.rows())
             if done or point.x not in (places or [point.x]):
                 continue
             with tempfile.TemporaryDirectory(prefix="attune-auto-") as folder:
-                shards = write_shards(Path(folder) / "shards", point.cut(source, seed))
+                shards = point.write(Path(folder) / "shards", source, seed)
                 outcomes: dict[str, Outcome] = {}
                 for method in (ALONE, *USUAL):
                     with suppress(SettingError):  # it needs layers that the recipe's model has not

@@ -28,10 +28,8 @@ from attune.fedclient.data.holdout import hold_out, strata
 from attune.fedclient.data.prepare import prepare_features
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model.artifact import Model
-from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.blend import answers_of
-from attune.simulation.partition.datasets import DIGITS, load_source
-from attune.simulation.partition.split import write_shards
+from attune.simulation.partition.datasets import DIGITS
 from attune.simulation.recipes.catalogue import SERVED, Recipe, RecipePoint, get
 from attune.simulation.recipes.run import groups_of, harmed
 from attune.simulation.result import SimulationResult
@@ -105,7 +103,7 @@ def measured(recipe: Recipe, point: RecipePoint, data: str, seed: int, results: 
     key = {"recipe": recipe.name, "series": point.series, "x": f"{point.x:g}", "seed": str(seed)}
     there = {row["method"] for row in results.rows() if key.items() <= row.items()}
     with tempfile.TemporaryDirectory(prefix="attune-choice-") as folder:
-        shards = write_shards(Path(folder) / "shards", point.cut(load_source(data, seed, ReadOptions.of(**recipe.read)), seed))
+        shards = point.write(Path(folder) / "shards", recipe.load(data, seed), seed)
         local = ended_with("local", shards, recipe, seed) if not set(methods(recipe)) <= there else None
         for method in methods(recipe):
             if local and method not in there:

@@ -29,7 +29,6 @@ from attune.fedclient.read_options import ReadOptions
 from attune.simulation.arguments import data_by_name, read_shards
 from attune.simulation.grid import Settings, best, trials
 from attune.simulation.partition.datasets import DIGITS, load_source
-from attune.simulation.partition.split import write_shards
 from attune.simulation.recipes.catalogue import get
 from attune.simulation.result import SimulationResult
 from attune.simulation.validation import validation_members
@@ -88,7 +87,7 @@ class Task:
 def cut_digits(data: Path | None, seed: int, folder: Path) -> None:
     """Write ten devices with classes by Dirichlet 0.3 and at most 60 training samples each."""
     [point] = [point for point in get("label-shift").points if point.x == 0.3]
-    write_shards(folder, point.cut(load_source(DIGITS, seed), seed))
+    point.write(folder, load_source(DIGITS, seed), seed)
 
 
 def cut_wisdm(data: Path | None, seed: int, folder: Path) -> None:
@@ -101,7 +100,7 @@ def cut_wisdm(data: Path | None, seed: int, folder: Path) -> None:
         path = Path(scratch) / "wisdm.npz"
         np.savez(path, **{**arrays, "x": scaled.astype(np.float32)})
         source = load_source(str(path), seed, ReadOptions.of(apart=recipe.read["apart"]))
-        write_shards(folder, recipe.points[-1].cut(source, seed))
+        recipe.points[-1].write(folder, source, seed)
 
 
 def largest_of(column: str) -> float:

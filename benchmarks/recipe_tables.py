@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from attune.common.task import TASKS
 from attune.simulation.recipes.catalogue import LOCAL, RECIPES, TUNED, Recipe
 from attune.simulation.recipes.picture import NO_BETTER, crossovers, gains, no_better
 from attune.simulation.recipes.run import RecipeRow, read, shown
@@ -42,7 +43,8 @@ def _recipe(recipe: Recipe, rows: Sequence[RecipeRow]) -> Iterator[str]:
     yield f"### {recipe.title}"
     yield ""
     seeds = f"{len({row.seed for row in rows})} of {len(recipe.seeds)} seeds"
-    yield f"`{command(recipe)}`, {recipe.rounds} rounds, {seeds}. Accuracy in %: mean over devices /"
+    metric = {"classes": "Accuracy"}.get(recipe.task, TASKS[recipe.task].metric)
+    yield f"`{command(recipe)}`, {recipe.rounds} rounds, {seeds}. {metric} in %: mean over devices /"
     yield f"over all test samples (the worst device's). {NO_BETTER}: no better than a constant answer. x: {recipe.axis}."
     yield ""
     labels = [entry.label for entry in recipe.entries]
@@ -64,8 +66,26 @@ def _recipe(recipe: Recipe, rows: Sequence[RecipeRow]) -> Iterator[str]:
             worse = {row["method"]: f"{100 * row['harmed']:.1f}" for row in found if row["x"] == x}
             yield f"| {x:g} | {' | '.join(worse[each] for each in labels)} |"
         yield ""
+        yield from _errors(found, labels)
         yield from _served(found, labels)
         yield from _ends(recipe, found, labels)
+    if recipe.note:
+        yield recipe.note
+        yield ""
+
+
+def _errors(found: Sequence[dict[str, Any]], labels: Sequence[str]) -> Iterator[str]:
+    """Yield the mean squared error over all test samples, in regression."""
+    if found[0]["mse"] is None:
+        return
+    yield "Mean squared error over all test samples:"
+    yield ""
+    yield f"| x | {' | '.join(labels)} |"
+    yield "|---" * (len(labels) + 1) + "|"
+    for x in dict.fromkeys(row["x"] for row in found):
+        errors = {row["method"]: f"{row['mse']:.1f}" for row in found if row["x"] == x}
+        yield f"| {x:g} | {' | '.join(errors[each] for each in labels)} |"
+    yield ""
 
 
 def _cell(row: dict[str, Any]) -> str:

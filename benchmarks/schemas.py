@@ -6,7 +6,6 @@ is written as soon as it is there, and what is written is not run again.
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 import tempfile
@@ -18,8 +17,9 @@ from typing import Any, Literal
 import numpy as np
 
 import attune
-from attune.common.schema import Column, Schema
+from attune.common.schema import Schema
 from attune.fedclient.data.arrays import Array
+from attune.simulation.recipes.site_tables import CODES, read_heart, write_table
 
 SEEDS = (0, 1, 2)
 MODELS: dict[str, dict[str, Any]] = {
@@ -27,19 +27,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "dnn": {"train.lr": 0.05, "train.momentum": 0.9},
     "transformer": {"train.lr": 0.05, "train.momentum": 0.9},
 }
-CODES = {
-    "sex": ("0", "1"),
-    "cp": ("1", "2", "3", "4"),
-    "fbs": ("0", "1"),
-    "restecg": ("0", "1", "2"),
-    "exang": ("0", "1"),
-    "slope": ("1", "2", "3"),
-    "thal": ("3", "6", "7"),
-}  # of heart disease: columns that are categories
 
 
 @dataclass(frozen=True)
-class SiteTables:
+class ComparedTables:
     """A data set with natural sites.
 
     Attributes:
@@ -61,21 +52,14 @@ class SiteTables:
     by_hand: Callable[[Array], Array]
 
 
-def heart(data: Path) -> SiteTables:
+def heart(data: Path) -> ComparedTables:
     """Return heart disease of four hospitals, with seven columns as categories."""
-    read = np.load(data / "heart-disease" / "heart_disease.npz")
-    names = read["columns"].tolist()
-    columns = {
-        name: Column("category", values=list(CODES[name]), missing="indicator")
-        if name in CODES
-        else Column("number", missing="indicator")
-        for name in names
-    }
+    read = read_heart(data / "heart-disease" / "heart_disease.npz")
 
     def by_hand(x: Array) -> Array:
         """Return numbers with an indicator of what is missing, and a column for each code; a missing code has its own."""
         parts = []
-        for column, name in zip(x.T, names, strict=True):
+        for column, name in zip(x.T, read.columns, strict=True):
             gaps = np.isnan(column)
             if name in CODES:
                 parts += [np.where(gaps, 0.0, column == float(code)) for code in CODES[name]]
@@ -84,43 +68,36 @@ def heart(data: Path) -> SiteTables:
             parts.append(gaps.astype(float))
         return np.column_stack(parts).astype(np.float32)
 
-    y = np.where(read["num"] > 0, "ill", "well")
-    schema = Schema.of({**columns, "y": Column("label")})
-    return SiteTables(read["x"], y, read["hospital"], names, "classes", 20, schema, by_hand)
+    return ComparedTables(read.x, read.y, read.site, list(read.columns), "classes", 20, read.schema or "auto", by_hand)
 
 
-def school(data: Path) -> SiteTables:
+def school(data: Path) -> ComparedTables:
     """Return the exam scores of 139 schools."""
     read = np.load(data / "school" / "school.npz")
     names = [f"f{at}" for at in range(read["x"].shape[1])]
-    return SiteTables(read["x"], read["y"], read["school"], names, "regression", 10, "auto", lambda x: x)
+    return ComparedTables(read["x"], read["y"], read["school"], names, "regression", 10, "auto", lambda x: x)
 
 
-def wisdm(data: Path) -> SiteTables:
+def wisdm(data: Path) -> ComparedTables:
     """Return windows of an accelerometer of 36 persons."""
     read = np.load(data / "wisdm" / "wisdm.npz")
     y = read["labels"][read["y"]]
-    return SiteTables(read["x"], y, read["user"], read["columns"].tolist(), "classes", 20, "auto", lambda x: x)
+    return ComparedTables(read["x"], y, read["user"], read["columns"].tolist(), "classes", 20, "auto", lambda x: x)
 
 
 SETS = {"heart": heart, "school": school, "wisdm": wisdm}
 
 
-def write_tables(tables: SiteTables, folder: Path) -> dict[str, Path]:
+def write_tables(tables: ComparedTables, folder: Path) -> dict[str, Path]:
     """Write a CSV file for each site, as a site has it: empty cells where values are missing."""
     paths = {}
     for site in np.unique(tables.site).tolist():
-        rows = np.flatnonzero(tables.site == site)
-        path = paths[f"site{site}"] = folder / f"site{site}.csv"
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow([*tables.columns, "y"])
-            for row in rows:
-                writer.writerow([*("" if np.isnan(value) else f"{value:g}" for value in tables.x[row]), tables.y[row]])
+        paths[f"site{site}"] = folder / f"site{site}.csv"
+        write_table(paths[f"site{site}"], tables.columns, tables.x, tables.y, np.flatnonzero(tables.site == site))
     return paths
 
 
-def arrays(tables: SiteTables) -> dict[str, Any]:
+def arrays(tables: ComparedTables) -> dict[str, Any]:
     """Return the arrays of each site, encoded by hand. Gaps of a column without any value become 0."""
     given: dict[str, Any] = {}
     x = tables.by_hand(np.array([[float(f"{value:g}") for value in row] for row in tables.x], dtype=np.float32))
@@ -131,7 +108,7 @@ def arrays(tables: SiteTables) -> dict[str, Any]:
     return given
 
 
-def score(tables: SiteTables, given: Mapping[str, Any], table: Mapping[str, Any], model: str, seed: int) -> float:
+def score(tables: ComparedTables, given: Mapping[str, Any], table: Mapping[str, Any], model: str, seed: int) -> float:
     """Return the mean score of the devices' own models, in points."""
     settings = {"train.local_epochs": 2, **MODELS[model]}
     label = "y" if "schema" in table else ""

@@ -13,54 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
-import numpy.typing as npt
 
 import attune
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.simulation.arguments import data_by_name, read_shards
 from attune.simulation.grid import Settings, best, parse_grid
-from attune.simulation.result import SimulationResult
+from attune.simulation.recipes.run import squared_error
+from attune.simulation.recipes.site_tables import by_site, read_school
 from attune.simulation.validation import validation_members
 from benchmarks.study import Results
 
-Arrays = Mapping[str, npt.NDArray[np.generic]]
 KEY = ("at_most", "method", "seed", "settings", "part")
 METHODS = ("local", "fedavg", "mr-mtl")
 GRID = ("train.lr=0.005,0.05", "method.mu=1,4")
 MOST = (20, 1000)  # training pupils of a school, at most; the largest school has fewer than 1,000
 ROUNDS = 15
 SETTINGS = {"model.name": "mlr", "train.momentum": 0.9, "train.local_epochs": 5}
-META = '{"task": "regression", "standardise": "federation"}'
-
-
-def write_schools(data: Arrays, at_most: int, seed: int, out: Path) -> None:
-    """Write a shard for each school.
-
-    Args:
-        data: x (N, 28), y (N,) and school (N,).
-        at_most: Number of training pupils of a school, at most. A smaller number keeps a part of a larger one.
-        seed: Decides which pupils are tested, and which are kept.
-        out: The folder of the shards.
-    """
-    for school in np.unique(data["school"]).tolist():
-        places = np.random.default_rng([seed, school]).permutation(np.flatnonzero(data["school"] == school))
-        test, train = np.split(places, [len(places) // 4])
-        folder = out / f"school{school}"
-        folder.mkdir(parents=True)
-        (folder / "meta.json").write_text(META, encoding="utf-8")
-        for part, kept in (("train", train[:at_most]), ("test", test)):
-            np.savez(folder / f"{part}.npz", x=data["x"][kept], y=data["y"][kept])
-
-
-def squared_error(result: SimulationResult, members: Mapping[str, LazyShard]) -> float:
-    """Return the mean squared error over all test samples of what devices keep."""
-    errors = []
-    for name, member in members.items():
-        shard = member.load()
-        if len(shard.test_y):
-            errors.append(np.square(np.ravel(result.model(name).predict(shard.test_x)) - np.ravel(shard.test_y)))
-    return float(np.concatenate(errors).mean())
 
 
 def measured(results: Results, key: Mapping[str, Any], members: Mapping[str, LazyShard], settings: Mapping[str, Any]) -> float:
@@ -72,7 +40,7 @@ def measured(results: Results, key: Mapping[str, Any], members: Mapping[str, Laz
     result = attune.simulate(
         members, key["method"], None, ROUNDS, key["seed"], {**SETTINGS, **settings}, executor="stacked", progress=False
     )
-    error = round(squared_error(result, members), 2)
+    error = round(squared_error(result, {name: member.load() for name, member in members.items()}), 2)
     results.add([{**key, "mse": error}])
     return error
 
@@ -102,12 +70,11 @@ def _values(settings: Settings) -> dict[str, float]:
 def main(data: Path, out: Path, seeds: tuple[int, ...]) -> None:
     """Run what is left."""
     results = Results(out, (*KEY, "mse"))
-    with np.load(data) as file:
-        arrays = dict(file)
+    tables = read_school(data)
     for seed in seeds:
         for at_most in MOST:
             with tempfile.TemporaryDirectory(prefix="attune-school-") as folder:
-                write_schools(arrays, at_most, seed, Path(folder))
+                by_site(tables, seed, at_most).write(Path(folder))
                 point(results, read_shards(data_by_name(f"{folder}/*")), at_most, seed)
 
 

@@ -14,9 +14,7 @@ from typing import Any
 
 import click
 
-from attune.fedclient.read_options import ReadOptions
-from attune.simulation.partition.datasets import DIGITS, load_source
-from attune.simulation.partition.split import write_shards
+from attune.simulation.partition.datasets import DIGITS
 from attune.simulation.recipes.catalogue import Recipe, RecipePoint, get
 from attune.simulation.simulate import simulate
 from benchmarks.study import Results, named, validation
@@ -47,8 +45,7 @@ def measure(recipe: Recipe, point: RecipePoint, data: str, results: Results) -> 
     """Measure what is missing of one task."""
     with tempfile.TemporaryDirectory(prefix="attune-optimisers-") as folder:
         for seed in SEEDS:
-            source = load_source(data, seed, ReadOptions.of(**recipe.read))
-            shards = write_shards(Path(folder) / f"{seed}", point.cut(source, seed))
+            shards = point.write(Path(folder) / f"{seed}", recipe.load(data, seed), seed)
             for optimiser, servers in ({"local": (None,)} | SERVER_LR).items():
                 if seed == SEEDS[0]:
                     held = sorted(path.parent for path in validation(shards[0].parent, 0.25, 0).glob("*/train.npz"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attune.common.pictures import figures
+from attune.common.task import TASKS
 from attune.simulation.recipes.catalogue import FEDAVG, LOCAL, TUNED, Recipe
 from attune.simulation.recipes.run import RecipeRow, shown
 
@@ -21,15 +22,18 @@ def lines(recipe: Recipe, rows: Sequence[RecipeRow]) -> Iterator[str]:
     """Yield the lines of a table for each series, in %."""
     for series, means in shown(recipe, rows).items():
         yield f"{recipe.title}{f' ({series})' if series else ''}, {recipe.rounds} rounds; x: {recipe.axis}"
-        yield f"{'x':>6}  {'method':<15}" + "".join(f" {head:>8}" for head in HEADS)
+        heads = (*HEADS, "MSE") if recipe.task == "regression" else HEADS
+        yield f"{'x':>6}  {'method':<15}" + "".join(f" {head:>8}" for head in heads)
         for row in means:
             shares = [row[name] for name in HEADS[:7]]
             cells = ["-" if share is None else f"{100 * share:.1f}" for share in shares]
             cells[0] += NO_BETTER if no_better(row) else ""
-            cells += [f"{row['bytes'] / 1e6:.2f}", str(row["seeds"])]
+            cells += [f"{row['bytes'] / 1e6:.2f}", str(row["seeds"]), *(() if row["mse"] is None else (f"{row['mse']:.1f}",))]
             yield f"{row['x']:>6g}  {row['method']:<15}" + "".join(f" {cell:>8}" for cell in cells)
         if any(map(no_better, means)):
             yield f"{NO_BETTER} no better than a constant answer"
+    if recipe.note:
+        yield recipe.note
 
 
 def no_better(row: Mapping[str, Any]) -> bool:
@@ -68,7 +72,7 @@ def picture(recipe: Recipe, rows: Sequence[RecipeRow], path: Path) -> Path:
         for over, place in zip(OVER, pair, strict=True):
             _gain_on(place, recipe, means, over)
             place.set_title(f"gain over {over}{f', {series}' if series else ''}", fontsize=10)
-        pair[0].set_ylabel("points of mean accuracy")
+        pair[0].set_ylabel(f"points of mean {TASKS[recipe.task].metric}")
         drawn = {line.get_label(): line for place in pair for line in place.get_lines() if not line.get_label().startswith("_")}
         pair[0].legend(drawn.values(), drawn.keys(), frameon=False, fontsize=8)
     for place in axes[-1]:

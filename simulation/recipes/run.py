@@ -19,18 +19,17 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.statistics import LEVEL, holm, mcnemar
-from attune.fedclient.data.shard import load_shard
-from attune.fedclient.read_options import ReadOptions
+from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.work.comparison import sign_flip
-from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.samples import Source
-from attune.simulation.partition.split import write_shards
 from attune.simulation.recipes.catalogue import RIVALS, Recipe, RecipeMethod, RecipePoint
+from attune.simulation.recipes.site_tables import SiteTables
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulate import simulate
 
 Groups = npt.NDArray[np.intp]
-Right = dict[str, npt.NDArray[np.bool_]]  # for each device, which test labels its model predicts: (n,), or (n, T)
+# For each device, which test labels its model predicts: (n,), or (n, T); in regression the score of each sample, (n,).
+Right = dict[str, npt.NDArray[Any]]
 How = Literal["sequential", "stacked", "auto"]
 
 
@@ -38,6 +37,7 @@ class RecipeRow(msgspec.Struct, frozen=True):
     """Result of one method at one point with one seed. Accuracies are those of the models that devices end with.
 
     Attributes:
+        mean: Mean over devices; in regression of R2, by the variance of the federation.
         judged: Mean accuracy by the method's own protocol.
         served: Mean accuracy of what the server sends, before any training on the device (simulation.result.DeviceRow).
         bytes: Bytes that a device sent and received in all rounds.
@@ -59,6 +59,7 @@ class RecipeRow(msgspec.Struct, frozen=True):
     harmed_by_groups: float  # likewise, counting each group of test samples once; equal to `harmed` without groups
     bytes: int
     seconds: float
+    mse: float | None = None  # in regression the mean squared error over all test samples, in the unit of y
 
 
 def run(
@@ -73,7 +74,7 @@ def run(
     path = out / f"{recipe.name}.csv"
     rows = read(path)
     for seed in seeds or recipe.seeds:
-        source = load_source(data or DIGITS, seed, ReadOptions.of(**recipe.read))
+        source = recipe.load(data, seed)
         for point in recipe.points:
             there = {row.method for row in rows if (row.series, row.x, row.seed) == (point.series, point.x, seed)}
             left = [entry for entry in recipe.entries if entry.label not in there]
@@ -86,11 +87,11 @@ def run(
 
 
 def _point(
-    recipe: Recipe, entries: Sequence[RecipeMethod], point: RecipePoint, source: Source, seed: int, executor: How
+    recipe: Recipe, entries: Sequence[RecipeMethod], point: RecipePoint, source: Source | SiteTables, seed: int, executor: How
 ) -> list[RecipeRow]:
     """Run these entries on the same shards and return their rows. Rivals run with them, to see which devices are harmed."""
     with tempfile.TemporaryDirectory(prefix="attune-recipe-") as folder:
-        shards = write_shards(Path(folder) / "shards", point.cut(source, seed))
+        shards = point.write(Path(folder) / "shards", source, seed)
         results: dict[str, tuple[RecipeMethod, SimulationResult, float]] = {}
         for entry in recipe.entries:
             if entry not in entries and entry.label not in RIVALS:
@@ -110,18 +111,24 @@ def _point(
             )
             results[entry.label] = entry, result, time.monotonic() - began
         right = {label: right_of(result, shards) for label, (_, result, _) in results.items()}
-        groups = {shard.name: groups_of(shard) for shard in shards}
+        tests = {shard.name: load_shard(shard) for shard in shards}
         asked = [result for result in results.values() if result[0] in entries]
-        return [_row(point, seed, entry, result, seconds, right, groups) for entry, result, seconds in asked]
+        return [_row(point, seed, entry, result, seconds, right, tests) for entry, result, seconds in asked]
 
 
 def right_of(result: SimulationResult, shards: Sequence[Path]) -> Right:
-    """Return for each device which labels of its test part its final model predicts."""
-    right = {}
-    for shard in shards:
-        with np.load(shard / "test.npz") as test:
-            right[shard.name] = np.asarray(result.model(shard.name).predict(test["x"])) == test["y"]
-    return right
+    """Return for each device which labels of its test part its final model predicts, or the score of each sample."""
+    return {shard.name: result.model(shard.name).right(load_shard(shard)).numpy() for shard in shards}
+
+
+def squared_error(result: SimulationResult, tests: Mapping[str, Shard]) -> float:
+    """Return the mean squared error over all test samples of what devices keep, by the shard of each device."""
+    errors = [
+        np.square(np.ravel(result.model(name).predict(shard.test_x)) - np.ravel(shard.test_y))
+        for name, shard in tests.items()
+        if len(shard.test_y)
+    ]
+    return float(np.concatenate(errors).mean())
 
 
 def groups_of(shard: Path) -> Groups | None:
@@ -131,7 +138,7 @@ def groups_of(shard: Path) -> Groups | None:
 
 def _row(
     point: RecipePoint, seed: int, entry: RecipeMethod, result: SimulationResult, seconds: float, right: Mapping[str, Right],
-    groups: Mapping[str, Groups | None],
+    tests: Mapping[str, Shard],
 ) -> RecipeRow:  # fmt: skip
     mine, clients = right[entry.label], result.status["clients"]
     rivals = {name: right[name] for name in RIVALS if name != entry.label and name in right}
@@ -156,9 +163,10 @@ def _row(
         served=_mean_or_none([row.served for row in result.table()]),
         constant=mean_of("accuracy_constant"),
         harmed=round(fmean(harmed(mine[name], rivals_of[name]) for name in mine), 4),
-        harmed_by_groups=round(fmean(harmed(mine[name], rivals_of[name], groups[name]) for name in mine), 4),
+        harmed_by_groups=round(fmean(harmed(mine[name], rivals_of[name], tests[name].test_places) for name in mine), 4),
         bytes=result.bytes_moved // len(mine),
         seconds=round(seconds, 1),
+        mse=round(squared_error(result, tests), 2) if result.task == "regression" else None,
     )
 
 
@@ -167,20 +175,22 @@ def _mean_or_none(values: Sequence[float | None]) -> float | None:
     return round(fmean(known), 4) if known and len(known) == len(values) else None
 
 
-def harmed(mine: npt.NDArray[np.bool_], rivals: Mapping[str, npt.NDArray[np.bool_]], groups: Groups | None = None) -> bool:
+def harmed(mine: npt.NDArray[Any], rivals: Mapping[str, npt.NDArray[Any]], groups: Groups | None = None) -> bool:
     """Return whether a device's model is worse than a rival's by more than chance. Equal models are called so in at most 5 %.
 
     Args:
-        mine: Which test labels the device's model predicts, (n,) or (n, T).
+        mine: Which test labels the device's model predicts, (n,) or (n, T), or the score of each sample, (n,).
         rivals: The same for each rival.
         groups: Number of each test sample's group, (n,). A group counts once.
     """
     p, gain = {}, {}
     for name, theirs in rivals.items():
-        gain_n = (mine.astype(int) - theirs.astype(int)).reshape(len(mine), -1).mean(axis=1)
+        gain_n = (mine.astype(float) - theirs.astype(float)).reshape(len(mine), -1).mean(axis=1)
         better, worse = int((gain_n > 0).sum()), int((gain_n < 0).sum())
-        p[name] = mcnemar(better, worse) if groups is None else sign_flip(np.bincount(groups, gain_n).astype(float))
-        gain[name] = better - worse if groups is None else float(gain_n.sum())
+        counted = groups is None and mine.dtype == np.bool_
+        by_group = gain_n if groups is None else np.bincount(groups, gain_n).astype(float)
+        p[name] = mcnemar(better, worse) if counted else sign_flip(by_group)
+        gain[name] = better - worse if counted else float(gain_n.sum())
     adjusted = holm(p)
     return any(adjusted[name] <= 1 - LEVEL and gain[name] < 0 for name in rivals)
 
@@ -195,11 +205,14 @@ def read(path: Path) -> list[RecipeRow]:
 
 
 def write(path: Path, rows: Sequence[RecipeRow]) -> None:
-    """Append the rows of a point to the file."""
-    new = not path.exists()
+    """Append the rows of a point to the file. A file of an earlier version keeps its columns."""
+    columns = list(RecipeRow.__struct_fields__)
+    if goes_on := path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            columns = next(csv.reader(file))
     with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, RecipeRow.__struct_fields__, lineterminator="\n")
-        if new:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+        if not goes_on:
             writer.writeheader()
         writer.writerows(msgspec.to_builtins(row) for row in rows)
 
@@ -222,6 +235,7 @@ def shown(recipe: Recipe, rows: Sequence[RecipeRow]) -> dict[str, list[dict[str,
                         "constant": fmean(row.constant or 0.0 for row in mine),
                         "bytes": fmean(row.bytes for row in mine),
                         "seeds": len(mine),
+                        "mse": fmean(row.mse for row in mine if row.mse is not None) if mine[0].mse is not None else None,
                     }
                 )
     return means

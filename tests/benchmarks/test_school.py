@@ -20,20 +20,6 @@ def data(schools: int, pupils: int) -> dict[str, np.ndarray]:
     return {"x": x, "y": 3 * x[:, 1] + 20, "school": np.repeat(np.arange(schools), pupils)}
 
 
-def test_a_quarter_is_tested_and_a_smaller_number_keeps_a_part_of_a_larger_one(tmp_path: Path) -> None:
-    for at_most in (5, 1000):
-        school.write_schools(data(3, 40), at_most, 1, tmp_path / str(at_most))
-    for number in range(3):
-        numbers = {}
-        for at_most in (5, 1000):
-            for part in ("train", "test"):
-                with np.load(tmp_path / str(at_most) / f"school{number}" / f"{part}.npz") as file:
-                    numbers[at_most, part] = set(file["x"][:, 0].astype(int))
-        assert numbers[5, "test"] == numbers[1000, "test"] and len(numbers[5, "test"]) == 10
-        assert len(numbers[5, "train"]) == 5 and numbers[5, "train"] < numbers[1000, "train"]
-        assert numbers[1000, "train"] | numbers[1000, "test"] == set(range(40 * number, 40 * number + 40))
-
-
 def test_rows_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(school, "MOST", (24,))
     monkeypatch.setattr(school, "ROUNDS", 1)

@@ -12,13 +12,14 @@ import pytest
 from click.testing import CliRunner
 
 from attune.common.methods.registry import method_from_options
+from attune.fedclient.data.shard import load_shard
 from attune.fedclient.read_options import ReadOptions
 from attune.fedserver.cli import cli
 from attune.fedserver.core.planning import resolve
 from attune.simulation.partition.datasets import load_source
 from attune.simulation.partition.samples import Dataset
 from attune.simulation.partition.split import Partition, partition
-from attune.simulation.recipes import catalogue, cuts, picture
+from attune.simulation.recipes import catalogue, cuts, picture, site_tables
 from attune.simulation.recipes.catalogue import BASELINES, Recipe, RecipeMethod, RecipePoint
 from attune.simulation.recipes.run import RecipeRow, harmed, read, write
 
@@ -215,3 +216,93 @@ def test_wisdm_is_divided_by_person_and_missing_features_are_filled_in(tmp_path:
     assert small.names == ("shard-user1", "shard-user2", "shard-user7")
     assert [len(positions) for positions in small.train] == [20] * 3 and [len(p) for p in whole.test] == [10] * 3
     assert all(np.isfinite(whole.arrays(client, "train")[0]).all() for client in range(3))
+
+
+def test_schools_are_divided_and_a_smaller_number_keeps_a_part_of_a_larger_one(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3)).astype(np.float32)
+    x[:, 0] = np.arange(120)
+    np.savez(tmp_path / "school.npz", x=x, y=3 * x[:, 1] + 20, school=np.repeat([0, 1, 5], 40))
+    tables = site_tables.read_school(tmp_path / "school.npz")
+    kept: dict[tuple[int, str], set[int]] = {}
+    for at_most in (5, 250):
+        folders = site_tables.by_site(tables, 1, at_most).write(tmp_path / str(at_most))
+        assert [folder.name for folder in folders] == ["shard-school0", "shard-school1", "shard-school5"]
+        shard = load_shard(folders[2])
+        assert shard.task == "regression" and shard.standardise == "federation"
+        for part, rows in (("train", shard.train_x), ("test", shard.test_x)):
+            kept[at_most, part] = set(rows[:, 0].astype(int).tolist())
+    assert kept[5, "test"] == kept[250, "test"] and len(kept[5, "test"]) == 10
+    assert len(kept[5, "train"]) == 5 and kept[5, "train"] < kept[250, "train"]
+    assert kept[250, "train"] | kept[250, "test"] == set(range(80, 120))
+
+
+@pytest.fixture(scope="module")
+def heart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a small file in the form of heart disease, whose label follows the chest pain alone."""
+    rng, names = np.random.default_rng(0), ("age", "cp", "thal")
+    x = np.column_stack([rng.integers(30, 80, 160), rng.integers(1, 5, 160), rng.choice([3.0, 6.0, 7.0, np.nan], 160)])
+    x[:80, 2] = np.nan  # a hospital without this column
+    path = tmp_path_factory.mktemp("heart") / "heart_disease.npz"
+    num = np.where(np.isin(x[:, 1], (2, 4)), 2, 0)
+    np.savez(path, x=x.astype(np.float32), num=num, hospital=np.repeat([0, 1], 80), columns=np.array(names),
+             hospital_names=np.array(["Cleveland", "VA Long Beach"]))  # fmt: skip
+    return path
+
+
+def test_codes_of_heart_disease_are_categories_by_a_schema(heart: Path, tmp_path: Path) -> None:
+    cut = site_tables.by_site(site_tables.read_heart(heart), 0)
+    first, second = map(load_shard, cut.write(tmp_path / "shards"))
+    assert first.schema is not None and first.schema.columns["cp"].kind == "category" and first.schema == second.schema
+    place = {name: at for at, name in enumerate(first.schema.feature_names)}
+    with np.load(heart) as file:
+        rows = file["x"][cut.train[0]]
+    ones = [place[f"cp={code}"] for code in (1, 2, 3, 4)]
+    assert (first.train_x[:, ones] == (rows[:, [1]] == [1, 2, 3, 4])).all()
+    assert (first.train_x[:, place["thal missing"]] == 1).all() and 0 < second.train_x[:, place["thal missing"]].mean() < 1
+    assert (first.train_x[:, place["age"]] == rows[:, 0]).all()
+    assert len(first.test_y) == len(second.test_y) == 20 and set(first.test_y) == {"well", "ill"}
+    assert not list((tmp_path / "shards").glob("*/*.csv"))
+
+
+def test_recipes_of_tables_run_from_the_published_file(heart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(240, 3)).astype(np.float32)
+    school = np.repeat(np.arange(6), 40)
+    np.savez(tmp_path / "school.npz", x=x, y=4 * x[:, 0] + 20 + 3 * rng.normal(size=240), school=school)
+
+    def run(name: str, path: Path, recipe: Recipe) -> str:
+        monkeypatch.setitem(catalogue.RECIPES, name, recipe)
+        words = ["simulate", "--benchmark", name, "--data", str(path), "--out", str(tmp_path), "--seed", "0"]
+        done = CliRunner().invoke(cli, words, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    recipe = catalogue.get("school")
+    said = run("school", tmp_path / "school.npz", replace(recipe, points=recipe.points[-1:], rounds=6))
+    assert recipe.note in said and " MSE" in said
+    rows = {row.method: row for row in read(tmp_path / "school.csv")}
+    assert len(rows) == len(recipe.entries) and all(row.devices == 6 for row in rows.values())
+    variance = 16 + 9
+    for row in rows.values():
+        assert row.mse is not None and row.pooled == pytest.approx(1 - row.mse / variance, abs=0.15), "R2 by the variance"
+    assert rows["FedAvg"].mse < variance / 2, "six schools have one rule"
+    simple = replace(catalogue.get("hospital-tables"), entries=BASELINES, rounds=4, settings={"model.name": "mlr"})
+    run("hospital-tables", heart, simple)
+    assert all(row.mse is None and row.mean > 0.9 for row in read(tmp_path / "hospital-tables.csv"))
+
+
+def test_scores_of_regression_are_compared_by_their_gains() -> None:
+    mine, theirs = np.full(12, 0.5), np.full(12, 0.7)
+    assert harmed(mine, {"Local": theirs}) and not harmed(theirs, {"Local": mine})
+    mine[:6] = 1.5
+    assert not harmed(mine, {"Local": theirs}), "six large gains, six small losses"
+
+
+def test_rows_go_on_in_a_file_of_an_earlier_version(tmp_path: Path) -> None:
+    row = RecipeRow("", 2.0, 0, "Local", 3, 10.5, 0.5, 0.5, 0.25, None, None, 0.5, 0.0, 0.0, 0, 1.5)
+    write(tmp_path / "r.csv", [row])
+    text = (tmp_path / "r.csv").read_text(encoding="utf-8")
+    (tmp_path / "r.csv").write_text(text.replace(",mse", "").replace(",1.5,", ",1.5"), encoding="utf-8")
+    write(tmp_path / "r.csv", [msgspec.structs.replace(row, seed=1)])
+    assert [(found.seed, found.mse) for found in read(tmp_path / "r.csv")] == [(0, None), (1, None)]

@@ -33,9 +33,8 @@ def counts(data: Dataset, clients: int | None, settings: CountsSettings, seed: i
     for c, count_N in enumerate(count_NC.T):
         members = rng.permutation(np.flatnonzero(index == c))
         if count_N.sum() > len(members):
-            raise SettingError(
-                f"{settings.table} asks for {count_N.sum()} samples of class {data.classes[c]!r}, and {data.name} has {len(members)}"
-            )
+            there = f"{data.name} has {len(members)}"
+            raise SettingError(f"{settings.table} asks for {count_N.sum()} samples of class {data.classes[c]!r}, and {there}")
         for client, piece in enumerate(np.split(members, np.cumsum(count_N))[: len(names)]):
             mine[client].append(piece)
     whole = [np.sort(np.concatenate(pieces)) for pieces in mine]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,14 @@ from attune.simulation.partition.samples import Dataset, Source, corpus
 from attune.simulation.partition.schemes import registry
 from attune.simulation.partition.split import Partition, partition
 
-SAME_CLASSES = {"iid", "pathological", "dirichlet", "coarse5", "two-class-unequal"}  # by definition in both parts of a client
+SAME_CLASSES = {
+    "iid",
+    "pathological",
+    "dirichlet",
+    "coarse5",
+    "counts",
+    "two-class-unequal",
+}  # by definition in both parts of a client
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ def data_sets(draw: st.DrawFn) -> Dataset:
 
 
 @st.composite
-def cases(draw: st.DrawFn, scheme: str) -> Case:
+def cases(draw: st.DrawFn, scheme: str, folder: Path) -> Case:
     if scheme == "synthetic":
         return Case(None, draw(st.integers(1, 3)), {"features": 3, "classes": draw(st.integers(2, 4))})
     if scheme == "roles":
@@ -56,6 +64,12 @@ def cases(draw: st.DrawFn, scheme: str) -> Case:
         return Case(data, int(clients), {"classes_per_client": each})
     if scheme == "coarse5":
         return Case(data, None, {"siblings": draw(st.integers(1, 4))})
+    if scheme == "counts":
+        number = draw(st.integers(1, 4))
+        most = int(np.bincount(data.class_indices()).min()) // number
+        rows = [f"{client},{label},{draw(st.integers(8, most))}" for client in range(number) for label in data.classes]
+        (folder / "counts.csv").write_text("\n".join(["client,label,samples", *rows]), encoding="utf-8")
+        return Case(data, None, {"table": str(folder / "counts.csv")})
     if scheme == "natural":
         return Case(data, None, {"split": "random"})
     return Case(data, draw(st.integers(1, 4)), {"alpha": 2.0} if scheme in ("dirichlet", "pachinko") else {})
@@ -72,9 +86,9 @@ def everything(parts: Partition) -> list[bytes]:
 
 
 @pytest.mark.parametrize("scheme", registry.SCHEMES)
-def test_what_holds_for_every_scheme(scheme: str) -> None:
+def test_what_holds_for_every_scheme(scheme: str, tmp_path: Path) -> None:
     @settings(max_examples=40, deadline=None, derandomize=True)
-    @given(cases(scheme), st.integers(0, 99))
+    @given(cases(scheme, tmp_path), st.integers(0, 99))
     def check(case: Case, seed: int) -> None:
         parts = cut(scheme, case, seed)
         taken = np.concatenate([*parts.train, *parts.test])

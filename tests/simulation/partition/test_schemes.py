@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -32,7 +34,7 @@ def with_coarse(dataset_of, counts, coarse):
 
 
 def test_every_scheme_is_found_by_name():
-    assert len(registry.SCHEMES) == 9
+    assert len(registry.SCHEMES) == 10
     assert all(callable(registry.get(name).function()) for name in registry.SCHEMES)
 
 
@@ -86,6 +88,60 @@ def test_two_class_unequal_standardises_each_pixel_over_both_parts(dataset_of):
 def test_two_class_unequal_refusals(dataset_of, clients, each):
     with pytest.raises(SettingError, match="classes-per-client"):
         partition(dataset_of([(90, 30)] * 10), "two-class-unequal", clients, classes_per_client=each)
+
+
+# --- counts ---
+
+
+def counts_file(folder: Path, rows: str) -> str:
+    path = folder / "counts.csv"
+    path.write_text(rows, encoding="utf-8")
+    return str(path)
+
+
+def test_counts_gives_each_client_what_the_table_says(dataset_of, tmp_path):
+    table = counts_file(tmp_path, "client,label,samples\nb,0,8\nb,20,4\na,0,2\na,10,30\n")
+    parts = partition(dataset_of([(5, 5), (20, 10), (4, 0)]), "counts", table=table)
+    assert parts.names == ("shard-b", "shard-a")
+    assert (parts.counts("train") + parts.counts("test")).tolist() == [[8, 0, 4], [2, 30, 0]]
+    assert parts.counts("train")[0].tolist() == [6, 0, 3] and parts.counts("train")[1].sum() == 24
+    assert len({*parts.train[0], *parts.test[0], *parts.train[1], *parts.test[1]}) == 44, "without replacement"
+    assert partition(dataset_of([(5, 5), (20, 10), (4, 0)]), "counts", 2, table=table).names == parts.names
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("client,label\n0,0\n", "has no column samples"),
+        ("client,label,samples\n0,7,1\n", "line 2: made has no class '7'; it has 0, 10"),
+        ("client,label,samples\n0,0,-1\n", "whole number"),
+        ("client,label,samples\n0,0,2.5\n", "whole number"),
+        ("client,label,samples\n,0,2\n", "a client and"),
+        ("client,label,samples\n0,0,1\n0,0,1\n", "line 3: client 0 has label 0 twice"),
+        ("client,label,samples\n0,0,41\n", "asks for 41 samples of class 0, and made has 40"),
+        ("client,label,samples\n", "has no rows"),
+        ("client,label,samples\n0,0,0\n1,0,9\n", "some would get none"),
+    ],
+)
+def test_counts_refuses_a_table_that_does_not_fit(dataset_of, tmp_path, rows, said):
+    with pytest.raises(SettingError, match=said):
+        partition(dataset_of([(30, 10)] * 2), "counts", table=counts_file(tmp_path, rows))
+
+
+def test_counts_says_what_it_needs(dataset_of, tmp_path):
+    data = dataset_of([(30, 10)] * 2)
+    with pytest.raises(SettingError, match="needs a table"):
+        partition(data, "counts")
+    with pytest.raises(SettingError, match=r"cannot read .*nowhere.csv: No such file"):
+        partition(data, "counts", table=str(tmp_path / "nowhere.csv"))
+    with pytest.raises(SettingError, match="--clients is 3"):
+        partition(data, "counts", 3, table=counts_file(tmp_path, "client,label,samples\n0,0,9\n"))
+
+
+def test_the_committed_table_of_pfllib_uses_every_image_once():
+    table = Path(__file__).parents[3] / "benchmarks" / "papers" / "pfllib_fmnist_counts.csv"
+    client, label, samples = np.loadtxt(table, delimiter=",", skiprows=1, dtype=int).T
+    assert np.bincount(label, samples).tolist() == FASHION and client.max() == 19
 
 
 # --- synthetic ---
