@@ -152,9 +152,24 @@ class AttentionSettings(MixedSettings, frozen=True, forbid_unknown_fields=True):
     components: Literal["layer", "tensor"] = "layer"
     # samples: attention times the share of the data, normalised again (as the published code, E4).
     weighting: Literal["none", "samples"] = "none"
+    # Weight of a device on its own value, the same in every component; the rest goes to the others by attention (the paper's
+    # section 4.2). none: by attention too.
+    self_weight: Fraction | None = None
+    # printed: equation 7 as the paper prints it, in which the weights of a device do not sum to one (erratum E1).
+    equation7: Literal["corrected", "printed"] = "corrected"
     # In evaluations each device chooses, by component, among the mean, its attended value and its own, by held-out samples
     # (docs/methods/fedmcsa.md#the-dial).
     dial: bool = False
+
+    def __post_init__(self) -> None:
+        if self.self_weight is not None and self.weighting == "samples":
+            raise SettingError("method.self_weight and method.weighting both set the weights: leave one of them out")
+        limited = self.self_weight is not None or self.attention_cap < 1 or self.self_floor > 0
+        if self.equation7 == "printed" and (limited or self.weighting == "samples"):
+            raise SettingError(
+                'method.equation7 = "printed" has weights that do not sum to one: leave method.self_weight, method.weighting, '
+                "method.attention_cap and method.self_floor out"
+            )
 
 
 class HeurAmpSettings(MixedSettings, frozen=True, forbid_unknown_fields=True):
@@ -211,9 +226,17 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
     server_momentum: Share = 0.9
     # Weight decay of the server. none: 0 for adam, 0.001 for sgd.
     server_weight_decay: NonNegative | None = None
+    # printed: the sign of Delta as FedTP's equations 7 to 10 print it, with which the server climbs the loss (erratum E2).
+    delta_sign: Literal["corrected", "printed"] = "corrected"
     # Learning rate of the embeddings. none: 0.1 for adam, as the network for sgd; for newcomers beside a frozen network 0.3
     # and 0.01.
     embedding_lr: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.delta_sign == "printed" and self.on_device:
+            raise SettingError(
+                'method.delta_sign = "printed" is for embeddings on the server: leave method.embedding = "device" out'
+            )
 
     @property
     def embeddings(self) -> Literal["none", "trained", "fixed"]:

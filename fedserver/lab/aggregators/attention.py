@@ -36,6 +36,10 @@ class Mcsa(Mixing):
         shares_S = None
         if self._settings.weighting == "samples":
             shares_S = torch.tensor(shares_of(updates, uniform=False), dtype=torch.float64)
+        if self._settings.self_weight is not None:
+            return with_self_weight(cosines(G_SS), self._settings.sigma, self._settings.self_weight)
+        if self._settings.equation7 == "printed":
+            return attention(cosines(G_SS), self._settings.sigma, shares_S).T.contiguous()
         return attention(cosines(G_SS), self._settings.sigma, shares_S)
 
 
@@ -56,3 +60,14 @@ def attention(cosine_SS: torch.Tensor, sigma: float, shares_S: torch.Tensor | No
     if shares_S is not None:
         logits_SS = logits_SS + shares_S.log()
     return logits_SS.softmax(dim=1)
+
+
+def with_self_weight(cosine_SS: torch.Tensor, sigma: float, self_weight: float) -> torch.Tensor:
+    """Return `self_weight` on the diagonal and attention over the others, (S, S) float64.
+
+    Every row sums to one, and a cohort of one keeps its value. Of whole models these are HeurFedAMP's weights.
+    """
+    if len(cosine_SS) == 1:
+        return torch.ones_like(cosine_SS)
+    others_SS = (sigma * cosine_SS).fill_diagonal_(-torch.inf).softmax(dim=1)
+    return ((1 - self_weight) * others_SS).fill_diagonal_(self_weight)

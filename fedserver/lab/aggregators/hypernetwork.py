@@ -240,11 +240,12 @@ class Hypernetwork:
                     self._step_head(state, head, rows, G_SB, gathered.F_SH)
 
     def _gradient(self, state: HypernetworkState, head: Head, rows: slice, updates: Sequence[PartUpdate]) -> torch.Tensor:
-        """Return -(m_i / M) Delta_i of these rows, (S, B): the gradient of sum_i (m_i / M) f_i in W_i."""
+        """Return -(m_i / M) Delta_i of these rows, (S, B): the gradient of sum_i (m_i / M) f_i in W_i, or as printed +."""
+        sign = -1 if self._settings.delta_sign == "corrected" else 1
         G_SB = torch.empty(len(updates), rows.stop - rows.start, dtype=state.network[head.weight].dtype)
         for row_B, update, share in zip(G_SB, updates, shares_of(updates, uniform=False), strict=True):
             for name, piece, first in head.within(rows.start, rows.stop, row_B):
-                piece.copy_(_span(update.tensors, name, first, first + piece.numel())).mul_(-share)
+                piece.copy_(_span(update.tensors, name, first, first + piece.numel())).mul_(sign * share)
         return G_SB
 
     def _step_head(self, state: HypernetworkState, head: Head, rows: slice, G_SB: torch.Tensor, F_SH: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AmpSettings, HeurAmpSettings
-from attune.fedserver.lab.aggregators.attention import EXACT_SIGMA, cosines
+from attune.fedserver.lab.aggregators.attention import EXACT_SIGMA, cosines, with_self_weight
 from attune.fedserver.lab.aggregators.mixing import Mixing
 
 
@@ -25,7 +25,7 @@ class HeurAmp(Mixing):
         return self._settings.sigma > EXACT_SIGMA
 
     def _weights(self, G_SS: torch.Tensor, updates: Sequence[PartUpdate]) -> torch.Tensor:
-        return heuristic(cosines(G_SS), self._settings.sigma, self._settings.self_weight)
+        return with_self_weight(cosines(G_SS), self._settings.sigma, self._settings.self_weight)
 
 
 class Amp(Mixing):
@@ -39,14 +39,6 @@ class Amp(Mixing):
         distance_SS = distances(G_SS)
         sigma = median_distance(distance_SS) if self._settings.sigma == "auto" else self._settings.sigma
         return message_passing(distance_SS, sigma, self._settings.step)
-
-
-def heuristic(cosine_SS: torch.Tensor, sigma: float, self_weight: float) -> torch.Tensor:
-    """Return HeurFedAMP's weights, (S, S) float64; every row sums to one, and a cohort of one keeps its value."""
-    if len(cosine_SS) == 1:
-        return torch.ones_like(cosine_SS)
-    others_SS = (sigma * cosine_SS).fill_diagonal_(-torch.inf).softmax(dim=1)
-    return ((1 - self_weight) * others_SS).fill_diagonal_(self_weight)
 
 
 def distances(G_SS: torch.Tensor) -> torch.Tensor:

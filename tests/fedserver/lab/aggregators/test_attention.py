@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attune.common.errors import SettingError
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings
 from attune.fedserver.lab.aggregators.attention import Mcsa, attention, cosines
@@ -89,6 +90,49 @@ def test_rows_sum_to_one(shape, sigma, by_samples):
 def test_by_hand():
     """Test x = (1,0), (0,1): cosines 1 and 0; with sigma = ln 3 the weights are 3/4 and 1/4."""
     assert torch.allclose(mixed(torch.eye(2), math.log(3)), torch.tensor([[0.75, 0.25], [0.25, 0.75]]))
+
+
+def served(X: dict[str, list[list[float]]], **options) -> dict[str, torch.Tensor]:
+    """Return what clients are served of each component, (S, D), after a round with these rows."""
+    vault = MemoryVault()
+    aggregator = Mcsa(AttentionSettings(**options), vault, 0, {name: [name] for name in X})
+    rows = {name: torch.tensor(values, dtype=torch.float64) for name, values in X.items()}
+    count = len(next(iter(rows.values())))
+    aggregator.start({name: torch.zeros_like(values[0]) for name, values in rows.items()})
+    aggregator.close_round([PartUpdate(f"c{i}", 1, {name: values[i] for name, values in rows.items()}) for i in range(count)])
+    return {name: torch.stack([vault.read(aggregator.slot(f"c{i}"))[name] for i in range(count)]) for name in rows}
+
+
+def test_equation_7_as_printed_by_hand():
+    """Errata E1: with e^sigma = 2 the denominators of (1,0), (1,0), (0,1) are 5, 5 and 4; they belong to k, not to i."""
+    X = {"x": [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]}
+    corrected = torch.tensor([[4 / 5, 1 / 5], [4 / 5, 1 / 5], [2 / 4, 2 / 4]], dtype=torch.float64)
+    printed = torch.tensor([[4 / 5, 1 / 4], [4 / 5, 1 / 4], [2 / 5, 2 / 4]], dtype=torch.float64)
+    assert torch.allclose(served(X, sigma=math.log(2))["x"], corrected)
+    assert torch.allclose(served(X, sigma=math.log(2), equation7="printed")["x"], printed)
+
+
+def test_a_fixed_weight_on_oneself_is_the_same_in_every_component():
+    """Client 0 is like client 1 in one component, and like client 2 in the other: the rest of its weight goes there."""
+    X = {"a": [[1.0, 0.0], [2.0, 0.0], [0.0, 5.0]], "b": [[1.0, 0.0], [0.0, 5.0], [4.0, 0.0]]}
+    found = served(X, sigma=200.0, self_weight=0.4)
+    assert torch.allclose(found["a"][0], torch.tensor([0.4 * 1 + 0.6 * 2, 0.0], dtype=torch.float64))
+    assert torch.allclose(found["b"][0], torch.tensor([0.4 * 1 + 0.6 * 4, 0.0], dtype=torch.float64))
+    alone = served(X, sigma=200.0, self_weight=1.0)
+    assert all(torch.allclose(alone[name], torch.tensor(X[name], dtype=torch.float64)) for name in X)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"self_weight": 0.5, "weighting": "samples"},
+        *({"equation7": "printed"} | more for more in ({"self_weight": 0.5}, {"attention_cap": 0.5}, {"self_floor": 0.5})),
+        {"equation7": "printed", "weighting": "samples"},
+    ],
+)
+def test_weights_that_contradict_each_other_are_refused(options):
+    with pytest.raises(SettingError, match=r"leave .* out"):
+        AttentionSettings(**options)
 
 
 def test_sigma_zero_is_the_mean():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import linear, normalize, relu
 
+from attune.common.errors import SettingError
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.hypernetwork import features, heads_of
 from attune.common.methods.settings.aggregators import HypernetworkSettings
@@ -175,6 +176,29 @@ def test_rounds_descend_the_clients_loss(optimiser):
         served = dict(network.generate(list(SAMPLES)))
         network.close_round([PartUpdate(c, 1, one_full_batch_step(c, served[c], 0.1)) for c in SAMPLES])
     assert mean_loss() < start
+
+
+def test_with_the_printed_sign_a_step_is_the_opposite_and_the_loss_climbs():
+    """Errata E2, as an option: phi moves by the same amount as corrected, in the other direction."""
+    moved, climbed = {}, {}
+    for sign in ("corrected", "printed"):
+        network, vault = make(server_lr=0.05, delta_sign=sign, **PLAIN)
+        before, losses = saved(vault), []
+        for _ in range(10):
+            served = dict(network.generate(list(SAMPLES)))
+            losses.append(sum(float(client_loss(client, W)) for client, W in served.items()))
+            network.close_round([PartUpdate(c, 1, one_full_batch_step(c, W, 0.1)) for c, W in served.items()])
+            phi = {name: tensor - before[name] for name, tensor in saved(vault).items() if name.startswith(("mlp.", "head."))}
+            moved.setdefault(sign, phi)
+        climbed[sign] = losses[-1] - losses[0]
+    for name, change in moved["corrected"].items():
+        assert torch.allclose(change, -moved["printed"][name], rtol=1e-9, atol=1e-12) and change.abs().max() > 0
+    assert climbed["corrected"] < 0 < climbed["printed"]
+
+
+def test_the_printed_sign_is_refused_where_devices_keep_their_embeddings():
+    with pytest.raises(SettingError, match="embeddings on the server"):
+        HypernetworkSettings(delta_sign="printed", embedding="device")
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
