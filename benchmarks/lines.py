@@ -23,6 +23,7 @@ class Line:
     settings: str
     lead: bool = False  # the figures are differences, so their sign counts too
     constant: float | None = None  # accuracy of a constant answer, in the same mean
+    last: tuple[float, ...] = ()  # ours after the last round, if the table shows it beside the best round
     worse_off: tuple[float, ...] = ()  # clients worse off than with Local or FedAvg, in per cent, for the runs with this record
 
     @property
@@ -87,6 +88,7 @@ def lines_of(table: Table, name: str, column: Column, rows: Sequence[Mapping[str
                     tuple(100 * float(run[over_clients]) for run in runs if run[over_clients]),
                     len(table.seeds(row, column)),
                     settings_of(row.method, row.set, runs),
+                    last=tuple(100 * float(run[table.last]) for run in runs) if table.last else (),
                     constant=100 * fmean(float(run["constant_over_samples"]) for run in runs) if runs else None,
                     worse_off=tuple(100 * float(run["worse_off"]) for run in runs if run["worse_off"])
                     if printed_name == row.name

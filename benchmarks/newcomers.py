@@ -2,7 +2,8 @@
 
 `python -m benchmarks.newcomers --out benchmarks/results/newcomers.csv` runs a real server, a hosted fleet to the end, and then
 a fleet of newcomers. By default these are eight and two devices with two of ten digits each; --data, --partition, --new and
---set change the task. A row is a method with a way of adapting, written as its federation ends.
+--set change the task. A row is a method with a way of adapting, written as its federation ends;
+a row that is there is not run again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 import click
 
 from attune.common.methods.registry import get
-from benchmarks.federation import Home, table
+from benchmarks.federation import Home
+from benchmarks.study import Results
 
 PARTITION = "--scheme pathological --clients 10 --classes-per-client 2"
 MARGIN = 0.02  # points of accuracy: parity is this near to the old devices' mean
@@ -111,16 +113,19 @@ def main(
     out: Path, data: str, partition: str, new: int, chosen: tuple[str, ...], rounds: int, adapt_rounds: int, seed: int,
     flags: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Run the cases one after the other."""
+    """Run the cases that are left, one after the other."""
     columns = ["method", "adapt", "rounds", "seed", "old_mean", "first_model", "rounds_to_parity"]
     columns += [*(f"after_{number}" for number in range(1, adapt_rounds + 1)), "seconds"]
     with tempfile.TemporaryDirectory() as folder:
         cut(Path(folder), data, partition, new, seed)
-        with table(out, columns) as write:
-            for method, adapt in [one.split(":") for one in chosen] or CASES:
-                row = case(Path(folder), method, adapt, rounds, adapt_rounds, (f"seed={seed}", *flags))
-                write(row | {"seed": seed})
-                click.echo(row)
+        results = Results(out, columns)
+        done = {tuple(row[name] for name in ("method", "adapt", "rounds", "seed")) for row in results.rows()}
+        for method, adapt in [one.split(":") for one in chosen] or CASES:
+            if (method, adapt, str(rounds), str(seed)) in done:
+                continue
+            row = case(Path(folder), method, adapt, rounds, adapt_rounds, (f"seed={seed}", *flags))
+            results.add([row | {"seed": seed}])
+            click.echo(row)
 
 
 if __name__ == "__main__":

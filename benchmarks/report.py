@@ -58,9 +58,10 @@ def ahead(table: Table, column: Column, rows: Sequence[Mapping[str, str]]) -> It
 
 def beside(line: Line) -> tuple[str, str, str]:
     """Return the printed figure, ours, and the difference."""
+    last = f" (last round {fmean(line.last):.1f})" if line.last else ""
     spread = f" ({min(line.ours):.1f} to {max(line.ours):.1f}, {len(line.ours)} seeds)" if len(line.ours) > 1 else ""
     cell, away = (f"{line.printed:.2f}", f"{line.mean - line.printed:+.1f}") if line.printed is not None else ("", "")
-    return cell, f"{line.mean:.1f}{'*' if line.no_better else ''}{spread}", away
+    return cell, f"{line.mean:.1f}{'*' if line.no_better else ''}{spread}{last}", away
 
 
 def shown(line: Line, said: str) -> str:

@@ -69,6 +69,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     figure: str = "bmta_over_samples"  # the printed figure, by its name in benchmarks/rows.py
     common_figure: str = "common_over_samples"
     over_clients: str = "bmta"  # the same figure as a mean over clients
+    last: str = ""  # the figure of the last round, to be shown beside that of the best one
     against: str = ""  # in a reduced table, the row that the others are compared with in place of a printed cell
     leads: Leads | None = None
     executor: Literal["sequential", "stacked", "auto"] = "stacked"

@@ -53,7 +53,8 @@ def test_settings_of_every_table_exist_and_printed_cells_have_rows_and_columns(n
                 assert resolved.round.take_back == 0
                 tuned = resolved.method.predictor == "fine-tune"
                 dial = resolved.method_options.get("dial", False)
-                assert (resolved.train.evaluate is False) == (tuned or dial), "scored when all evaluate, and only then"
+                everywhere = resolved.round.evaluate_every == 1
+                assert (resolved.train.evaluate is False) == (tuned or dial or everywhere), "scored when all evaluate"
                 assert row.baseline == dial, "the own value of a dial is what a device trained alone"
                 assert not tuned or resolved.round.train == "sampled", "else figures of training rounds would be missed"
     rows = {row.name for row in table.row} | {row.common for row in table.row}
@@ -279,6 +280,11 @@ def test_who_is_behind_is_not_said_to_be_ahead(ours, verdict):
 def test_a_row_no_better_than_a_constant_answer_is_marked_and_who_is_harmed_is_said():
     line = lines.Line("FedAvg", 78.04, (77.0,), (55.0,), 1, "`fedavg`", constant=79.4, worse_off=(63.0,))
     assert report.shown(line, "") == "| FedAvg | 78.04 | 77.0* | -1.0 |  | 55.0 | 63 % | `fedavg` |"
+
+
+def test_the_last_round_stands_beside_the_best_one():
+    line = lines.Line("FedPer", 97.44, (97.0,), (95.0,), 1, "`fedper`", last=(96.5,))
+    assert report.shown(line, "holds") == "| FedPer | 97.44 | 97.0 (last round 96.5) | -0.4 | holds | 95.0 |  | `fedper` |"
 
 
 def test_a_row_is_run_with_fewer_seeds_than_its_column_where_the_table_says_so():
