@@ -106,6 +106,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     per_position: bool = False  # logits (N, T, classes) instead of (N, classes)
     body_digest: str | msgspec.UnsetType = msgspec.UNSET  # of the frozen body, which never travels; unset without one
     embedded: dict[str, int] | msgspec.UnsetType = msgspec.UNSET  # features that are indices: place -> number of values
+    feature_mean: bool | msgspec.UnsetType = msgspec.UNSET  # True: it has the buffers of common.models.feature_mean
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):

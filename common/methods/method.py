@@ -20,6 +20,7 @@ from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
 from attune.common.methods.settings.objectives import ObjectiveSettings
 from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
 from attune.common.methods.settings.predictors import PredictorSettings
+from attune.common.plan import ModelSpec
 from attune.common.task import TaskName
 
 if TYPE_CHECKING:
@@ -123,6 +124,10 @@ class ConfiguredMethod:
         """The attended part's settings, if each device chooses its own mixture of it."""
         part = self.aggregators.get("attended")
         return part if isinstance(part, AttentionSettings) and part.dial else None
+
+    def spec_of(self, spec: ModelSpec) -> ModelSpec:
+        """Return the model's spec with what this method keeps beside the model's tensors."""
+        return msgspec.structs.replace(spec, feature_mean=True) if self.objective.needs_feature_mean else spec
 
 
 def custom_method(options: Mapping[str, Any], aggregators_elsewhere: bool = False) -> Method:

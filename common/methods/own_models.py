@@ -46,6 +46,17 @@ FEDALA = Method(
     evaluate="trained",
 )
 
+# Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan, "Eliminating Domain Bias for Federated Learning in Representation Space",
+# NeurIPS 2023.
+FEDDBE = Method(
+    name="feddbe",
+    citation="Zhang et al., NeurIPS 2023",
+    parts=(("*", "shared"),),
+    objective="domain-bias",
+    predictor="domain-bias",
+    defaults={"train": {"momentum": 0.0, "clip_norm": 0.0}},
+)
+
 # Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020. The personal model theta never
 # leaves the device; w, which follows it, is exchanged.
 PFEDME = Method(

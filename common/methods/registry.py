@@ -25,7 +25,8 @@ _ROWS = (
     *(generated.FEDTP, generated.FEDTP_MLP, generated.FEDTP_NORM, generated.FEDTP_ENCODER, generated.FEDTP_FEDPER),
     *(generated.FEDTP_FEDROD, generated.FEDTP_KNN, generated.FEDTP_MCSA, generated.PFEDHN),
     *(mixed.FEDMCSA, mixed.FEDMCSA_WITHOUT_MCSA, mixed.FEDAVG_MCSA, mixed.FEDAMP, mixed.HEURFEDAMP),
-    *(own_models.DITTO, own_models.MR_MTL, own_models.APFL, own_models.FEDALA, own_models.PFEDME, own_models.PFEDME_MCSA),
+    *(own_models.DITTO, own_models.MR_MTL, own_models.APFL, own_models.FEDALA, own_models.FEDDBE),
+    *(own_models.PFEDME, own_models.PFEDME_MCSA),
 )
 METHODS: PluginRegistry[Method] = PluginRegistry("methods", Method, {method.name: method for method in _ROWS})
 

@@ -189,6 +189,10 @@ def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
         from attune.common.models.usable import check_usable
 
         check_usable(model, spec.name)
+    if spec.feature_mean is True:
+        from attune.common.models.feature_mean import add_feature_mean
+
+        add_feature_mean(model, spec.name)
     if device != "meta":  # there are no values to know a body by
         from attune.common.models.body import settle
 

@@ -27,6 +27,7 @@ OBJECTIVES = {
     "mean-regularised": "objectives.own_model:MeanRegularised",
     "mixture": "objectives.mixed_models:Mixture",
     "local-aggregation": "objectives.mixed_models:LocalAggregation",
+    "domain-bias": "objectives.domain_bias:DomainBias",
     "frozen-private": "objectives.alternating:FrozenPrivate",
     "alternating": "objectives.alternating:Alternating",
     "two-heads": "objectives.two_heads:TwoHeads",
@@ -37,6 +38,7 @@ PREDICTORS = {
     "knn": "predictors.knn:Knn",
     "own-model": "predictors.base:OwnModelPredictor",
     "two-heads": "predictors.base:TwoHeadsPredictor",
+    "domain-bias": "predictors.base:DomainBiasPredictor",
 }
 
 

@@ -222,7 +222,7 @@ def make_plan(
     plan = Plan(
         federation=federation,
         seed=settings.seed,
-        model=spec,
+        model=settings.configured.spec_of(spec),
         classes=classes,
         method=settings.method.name,
         method_options=settings.method_options,

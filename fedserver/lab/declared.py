@@ -48,9 +48,10 @@ def _specs(settings: ResolvedSettings) -> Iterator[ModelSpec]:
     name = settings.model_name or registry.model_for(data.kind, roles_of(settings.method))
     classes, vocabulary = len(data.classes) or CLASSES, (data.vocabulary or VOCABULARY) if data.kind == "tokens" else 0
     for per_position in (False, True) if data.kind == "tokens" and data.task in (None, "classes") else (False,):
-        yield registry.default_spec(
+        spec = registry.default_spec(
             data.kind, tuple(data.shape), classes, vocabulary, name, settings.model_options, per_position
         )
+        yield settings.configured.spec_of(spec)
 
 
 def check_size(spec: ModelSpec, most_bytes: int) -> None:

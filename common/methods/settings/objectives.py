@@ -17,6 +17,7 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         keeps_own: The device keeps tensors of its own beside the model's.
         uses_head: The classifier head takes part in the training.
         needs_features: The objective reads the inputs of the head, so the model must have one.
+        needs_feature_mean: The objective needs the mean of these inputs over all devices (common.models.feature_mean).
         own_loop: Why a user's own training loop cannot train by it; empty if it can.
         only_classes: Why it can learn nothing but classes, and what to take instead; empty if it can.
         not_private: Why devices cannot train by it with noise (`privacy.unit`); empty if its loss is a mean over samples, each
@@ -28,6 +29,7 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     keeps_own: ClassVar[bool] = False
     uses_head: ClassVar[bool] = True
     needs_features: ClassVar[bool] = False
+    needs_feature_mean: ClassVar[bool] = False
     own_loop: ClassVar[str] = ""
     only_classes: ClassVar[str] = ""
     not_private: ClassVar[str] = "its objective does not say that its loss is a mean over single samples"
@@ -119,6 +121,20 @@ class LocalAggregationSettings(ObjectiveSettings, frozen=True, forbid_unknown_fi
     sampled: Decay = 0.8
 
 
+class DomainBiasSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
+    """FedDBE: docs/methods/feddbe.md."""
+
+    not_private: ClassVar[str] = "it hands in a mean of features without noise"
+    keeps_own: ClassVar[bool] = True
+    needs_features: ClassVar[bool] = True
+    needs_feature_mean: ClassVar[bool] = True
+    own_loop: ClassVar[str] = "it measures features before the first training, and follows their mean from batch to batch"
+    # Strength of the pull of the device's mean features towards those of all devices. 0: no pull.
+    kappa: NonNegative = 1.0
+    # Weight of a batch in the running mean of features. 1: only the batch counts.
+    feature_momentum: Decay = 1.0
+
+
 class FrozenPrivateSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """FedBABU has nothing to set: docs/methods/fedbabu.md."""
 
@@ -160,6 +176,7 @@ SETTINGS: PluginRegistry[type[ObjectiveSettings]] = PluginRegistry(
         "mean-regularised": MeanRegularisedSettings,
         "mixture": MixtureSettings,
         "local-aggregation": LocalAggregationSettings,
+        "domain-bias": DomainBiasSettings,
         "frozen-private": FrozenPrivateSettings,
         "alternating": AlternatingSettings,
         "two-heads": TwoHeadsSettings,

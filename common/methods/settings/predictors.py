@@ -56,6 +56,12 @@ class TwoHeadsPredictorSettings(PredictorSettings, frozen=True, forbid_unknown_f
     needs_features: ClassVar[bool] = True
 
 
+class DomainBiasPredictorSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
+    """The shift of the features has nothing to set: docs/methods/feddbe.md."""
+
+    needs_features: ClassVar[bool] = True
+
+
 class KnnSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
     """The nearest of the device's own training samples: docs/methods/fedtp+knn.md."""
 
@@ -78,5 +84,6 @@ SETTINGS: PluginRegistry[type[PredictorSettings]] = PluginRegistry(
         "knn": KnnSettings,
         "own-model": OwnModelPredictorSettings,
         "two-heads": TwoHeadsPredictorSettings,
+        "domain-bias": DomainBiasPredictorSettings,
     },
 )

@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 from attune.common.methods.settings.predictors import PredictorSettings
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import LocalTask, Tensors, split
+from attune.fedclient.work.objectives.domain_bias import SHIFT
 from attune.fedclient.work.objectives.network import Network
 
 S = TypeVar("S", bound=PredictorSettings, default=Any)
@@ -74,3 +75,15 @@ class TwoHeadsPredictor(PlainPredictor):
     def prepare(self, task: LocalTask) -> Tensors:
         model, own_tensors = split(task.start)
         return model | {name: model[name] + tensor for name, tensor in own_tensors.items()}
+
+
+class DomainBiasPredictor(PlainPredictor):
+    """The model with its features shifted by the device's own b (FedDBE).
+
+    The head is linear, so the shift of its inputs is a change of its bias.
+    """
+
+    def prepare(self, task: LocalTask) -> Tensors:
+        model, _ = split(task.start)
+        weight, bias = f"{task.network.head}.weight", f"{task.network.head}.bias"
+        return model | {bias: model[bias] + model[weight] @ task.start[SHIFT]}

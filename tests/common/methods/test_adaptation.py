@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from attune.common.errors import SettingError
 from attune.common.methods.method import assign, configure
 from attune.common.methods.registry import configured_from, get, names
 from attune.common.methods.settings.objectives import SETTINGS
+from attune.common.models.feature_mean import KNOWN
 from attune.common.models.registry import build
 from attune.common.models.structure import roles, tensors_of
 from attune.common.plan import ModelSpec
@@ -17,6 +19,7 @@ from attune.common.seeds import derive
 from attune.fedclient.work.build import objective_class, objective_for, predictor_for
 from attune.fedclient.work.job import alone
 from attune.fedclient.work.objectives.base import PERSONAL
+from attune.fedclient.work.objectives.domain_bias import SHIFT
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.trainer import Trainer
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
@@ -37,6 +40,7 @@ HAND = {
     "mr-mtl": ({"personal"}, set()),
     "apfl": ({"personal"}, set()),
     "fedala": ({"personal"}, set()),
+    "feddbe": ({"personal"}, set()),
     "fedmcsa": ({"attended"}, {"attended"}),
     "heurfedamp": ({"attended"}, {"attended"}),
     "pfedme+mcsa": ({"attended", "personal"}, {"attended"}),
@@ -78,7 +82,7 @@ def test_an_embedding_that_is_fixed_cannot_be_fitted() -> None:
 
 
 def test_the_objectives_that_keep_tensors_are_those_with_extras() -> None:
-    model = build(IMAGES, 0)
+    model = build(msgspec.structs.replace(IMAGES, feature_mean=True), 0)
 
     def keeps(name: str) -> bool:
         return bool(objective_class(name)(SETTINGS[name]()).extras(tensors_of(model), Network(model)))
@@ -90,7 +94,7 @@ def trained(name: str, trains: tuple[str, ...], spec: ModelSpec, rounds: int = 1
     """Return one device's tensors before and after training, the kind of each (extras are "personal"), and the trainer."""
     options = {"name": name, **({"inner_steps": 2, "mu": 0.01} if "pfedme" in name else {})}
     configured = configured_from(options)
-    method, model = configured.method, build(spec, 0)
+    method, model = configured.method, build(configured.spec_of(spec), 0)
     kinds = dict(assign(method, model))
     trainer = Trainer(
         model,
@@ -100,7 +104,7 @@ def trained(name: str, trains: tuple[str, ...], spec: ModelSpec, rounds: int = 1
         torch.device("cpu"),
         kinds,
     )
-    start = {key: tensor.clone() for key, tensor in tensors_of(model).items()}
+    start = {key: torch.ones(1) if key == KNOWN else tensor.clone() for key, tensor in tensors_of(model).items()}
     received = {key: tensor for key, tensor in start.items() if kinds[key] != "private"}
     start |= trainer.extras(start)
     draw = torch.Generator().manual_seed(1)
@@ -126,7 +130,7 @@ def test_what_is_frozen_keeps_every_bit_and_the_rest_moves(name: str, spec: Mode
     moving = {key for key, kind in kinds.items() if kind in adaptation.trains}
     for key in before.keys() - moving:
         assert torch.equal(before[key], after[key]), key
-    parameters = {key for key in moving if key.removeprefix(PERSONAL) in trainer.network.trainable}
+    parameters = {key for key in moving if key.removeprefix(PERSONAL) in trainer.network.trainable or key == SHIFT}
     assert parameters and all(not torch.equal(before[key], after[key]) for key in parameters)
 
 

@@ -8,6 +8,7 @@ import torch
 
 from attune.common.config import TrainSettings
 from attune.common.exchange.messages import BlobRef, Order
+from attune.common.methods.method import configure
 from attune.common.methods.registry import get, names
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
@@ -22,7 +23,7 @@ from attune.fedclient.work.objectives.base import PERSONAL
 from attune.fedclient.work.state import FolderOrders
 
 SMALL = {"hidden": 8, "embedding_dim": 4}
-KEEPS = {"apfl", "fedala", "mr-mtl", "pfedme", "pfedme+mcsa", "ditto", "fedrod", "fedtp+fedrod"}
+KEEPS = {"apfl", "fedala", "feddbe", "mr-mtl", "pfedme", "pfedme+mcsa", "ditto", "fedrod", "fedtp+fedrod"}
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +52,7 @@ def make(images, tmp_path):
         if any(name == "hypernetwork" for name in (get(method).aggregators[k] for k in get(method).kinds if k != "private")):
             options |= SMALL
         spec = default_spec("images", (8, 8, 1), 3, 0, "vit", {"depth": 1, "width": 8, "heads": 2})
+        spec = configure(get(method), options).spec_of(spec)
         plan = Plan("f", 3, spec, [0, 1, 2], method, options, TrainSettings(lr=0.05, batch_size=4, local_epochs=1))
         return Learner(plan, prepare(images, plan), "kiel", FolderOrders(tmp_path / home / "orders"), torch.device("cpu"))
 
@@ -96,7 +98,7 @@ def test_what_a_device_keeps_goes_on_whatever_it_is_served(make, method):
     learner = make(method)
     carry_out(learner, 1, scale=0.9)
     kept = {name: tensor.clone() for name, tensor in learner.theta.items() if name.startswith(PERSONAL)}
-    same = method in ("mr-mtl", "fedala")  # its own model is what it hands in
+    same = method in ("mr-mtl", "fedala", "feddbe")  # its own model is what it hands in, or it has none
     beside = {name: learner.theta.get(name.removeprefix(PERSONAL)) for name in kept}
     assert same or any(model is not None and not kept[name].equal(model) for name, model in beside.items())
     carry_out(learner, 1, train=False, scale=0.0)

@@ -9,7 +9,7 @@ import torch
 from attune.common.config import TrainSettings
 from attune.common.errors import ShapeMismatch
 from attune.common.exchange.messages import Order
-from attune.common.methods.method import PartKind
+from attune.common.methods.method import PartKind, configure
 from attune.common.methods.registry import get, names
 from attune.common.models.registry import build, default_spec
 from attune.common.plan import ModelSpec, Plan
@@ -67,7 +67,8 @@ def test_a_method_learns_what_follows_at_every_position(federation, method, mode
     """
     shards = {"a": text(1, 0), "b": text(2, 1)}
     train = TrainSettings(lr=0.1, batch_size=8, local_epochs=6)
-    every = federation(get(method), build(spec(model), 0), shards, options(method), train)
+    spec_of = configure(get(method), options(method)).spec_of
+    every = federation(get(method), build(spec_of(spec(model)), 0), shards, options(method), train)
     for _ in range(2):
         every.round()
     served = get(method).evaluate == "served" and method != "pfedhn"

@@ -14,11 +14,13 @@ from torch import nn
 
 from attune.common.config import TrainSettings
 from attune.common.methods.registry import get, method_from_options
+from attune.common.models.feature_mean import KNOWN, MEAN, add_feature_mean
 from attune.common.seeds import derive
 from attune.contrib.gp.method import ProcessSettings
 from attune.contrib.gp.process import gibbs
 from attune.fedclient.work.objectives.base import PERSONAL
 from attune.fedclient.work.objectives.descent import batches
+from attune.fedclient.work.objectives.domain_bias import SHIFT
 from attune.fedclient.work.objectives.mixed_models import WEIGHT
 
 W0 = np.array([[0.1, -0.2], [0.3, 0.0], [-0.1, 0.2]])
@@ -260,6 +262,62 @@ def test_fedala(federation):
     for client in SHARDS:
         same(played.state[client][WEIGHT + "head.weight"], weight[client])
         same(played.prepared(client, served=False)["head.weight"], own[client][1])
+
+
+def biased_layers():
+    model = nn.Sequential(OrderedDict(body=nn.Linear(2, 2, bias=False), head=nn.Linear(2, 3))).double()
+    start = {"body.weight": torch.from_numpy(B0), "head.weight": torch.from_numpy(W0), "head.bias": torch.zeros(3)}
+    model.load_state_dict(start)
+    add_feature_mean(model, "test")
+    return model
+
+
+def test_feddbe(federation):
+    """The first round measures M after local training alone; later ones train body, head and b with the pull to M."""
+    kappa, momentum = 0.8, 0.4
+    played = play(federation, "feddbe", biased_layers(), rounds=3, kappa=kappa, feature_momentum=momentum)
+    means = {}
+    for client, (X, y) in SHARDS.items():
+        B, H, c = B0, W0, np.zeros(3)
+        for _ in range(EPOCHS):
+            E = (softmax(X @ B.T @ H.T + c) - one_hot(y)) / len(y)
+            B, H, c = B - LR * (E @ H).T @ X, H - LR * E.T @ (X @ B.T), c - LR * E.sum(axis=0)
+        means[client] = (X @ B.T).mean(axis=0)
+    M = mean(means)
+    assert np.abs(means["a"] - means["b"]).max() > 1e-2
+    served, shift = (B0, W0, np.zeros(3)), {client: np.zeros(2) for client in SHARDS}
+    for _ in range(2):
+        ends = {}
+        for client, (X, y) in SHARDS.items():
+            (B, H, c), b, m = served, shift[client], np.zeros(2)
+            for _ in range(EPOCHS):
+                F = X @ B.T
+                E = (softmax((F + b) @ H.T + c) - one_hot(y)) / len(y)
+                m = (1 - momentum) * m + momentum * F.mean(axis=0)
+                of_features = E @ H + kappa * momentum * (m - M) / 2 / len(y)  # two features, and len(y) samples in the mean
+                b, c, H, B = (
+                    b - LR * (E @ H).sum(axis=0),
+                    c - LR * E.sum(axis=0),
+                    H - LR * E.T @ (F + b),
+                    B - LR * of_features.T @ X,
+                )
+            ends[client], shift[client] = (B, H, c), b
+        served = tuple(mean({client: ends[client][part] for client in SHARDS}) for part in range(3))
+    for name, value in zip(("body.weight", "head.weight", "head.bias", MEAN), (*served, M), strict=True):
+        same(played.served("a")[name], value)
+    for client in SHARDS:
+        same(played.state[client][SHIFT], shift[client])
+        prepared = played.prepared(client)
+        same(prepared["head.bias"], served[2] + served[1] @ shift[client])
+
+
+def test_the_first_round_of_feddbe_leaves_the_model_as_it_was(federation):
+    played = play(federation, "feddbe", biased_layers(), rounds=1)
+    served = played.served("a")
+    same(served["body.weight"], B0)
+    same(served["head.weight"], W0)
+    assert float(served[KNOWN]) == pytest.approx(1.0)
+    assert all(not played.state[client][SHIFT].any() for client in SHARDS)
 
 
 def test_fedbabu(federation):

@@ -18,7 +18,7 @@ from attune.common.methods.registry import get, names
 from attune.common.wire.files import read_tensors
 
 PLAIN = {"train.lr": 0.1, "train.momentum": 0.0, "train.clip_norm": 0.0, "train.local_epochs": 2, "train.validation": 0.0}
-FOREIGN = {"apfl", "fedala", "per-fedavg", "pfedgp", "pfedme", "pfedme+mcsa"}
+FOREIGN = {"apfl", "fedala", "feddbe", "per-fedavg", "pfedgp", "pfedme", "pfedme+mcsa"}
 
 
 def shards(samples: int = 24) -> dict[str, Any]:
