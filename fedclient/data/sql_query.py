@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from attune.common.durable import read_small
 from attune.common.errors import SettingError, ShardError, nearest
@@ -72,6 +73,8 @@ def _result(url: URL, query: str, most: int) -> tuple[list[str], Sequence[Sequen
     import sqlalchemy
 
     dialect = url.get_backend_name()
+    if dialect == "sqlite":
+        _require_file(url)
     options: dict[str, Any] = {"stream_results": True}
     if dialect == "postgresql":
         options["postgresql_readonly"] = True
@@ -83,6 +86,17 @@ def _result(url: URL, query: str, most: int) -> tuple[list[str], Sequence[Sequen
         names, rows = list(result.keys()), result.fetchmany(most)
         connection.rollback()
     return names, rows
+
+
+def _require_file(url: URL) -> None:
+    """Refuse the address of a file that does not exist: SQLite would create an empty database there.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    file = unquote((url.database or "").removeprefix("file:"))
+    if file and file != ":memory:" and url.query.get("mode") != "memory" and not Path(file).exists():
+        raise FileNotFoundError("no such file of SQLite; a relative path begins at the folder in which the device was started")
 
 
 def _parse(path: Path) -> tuple[str, dict[str, str]]:

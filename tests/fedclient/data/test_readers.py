@@ -115,7 +115,10 @@ def test_a_query_that_fails_says_why(tmp_path: Path, query: str, head: str, word
         "mysql+nothing://nurse:s3cret@db.clinic.example/wards",
     ],
 )
-def test_the_address_is_told_to_nobody(tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_address_is_told_to_nobody(
+    tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     path = database(tmp_path, "SELECT age FROM nowhere")
     os.environ["SITE_DB"] = address
     with pytest.raises((SettingError, ShardError)) as raised:
@@ -125,3 +128,20 @@ def test_the_address_is_told_to_nobody(tmp_path: Path, address: str, caplog: pyt
     assert error is not None and error.__suppress_context__
     for secret in ("s3cret", "nurse", "clinic", "wards"):
         assert secret not in said
+
+
+@pytest.mark.parametrize("options", ["", "?mode=rwc&uri=true", "?timeout=1"])
+def test_a_query_creates_no_database(tmp_path: Path, options: str) -> None:
+    path = database(tmp_path, "SELECT 1")
+    for scheme in ("", "file:"):
+        os.environ["SITE_DB"] = f"sqlite:///{scheme}{tmp_path / 'misspelt.db'}{options}"
+        with pytest.raises(ShardError, match="no such file of SQLite"):
+            read_table(path)
+    assert not list(tmp_path.glob("**/*misspelt*"))
+
+
+@pytest.mark.parametrize("address", ["sqlite://", "sqlite:///:memory:", "sqlite:///file:any?mode=memory&uri=true"])
+def test_a_query_may_need_no_database(tmp_path: Path, address: str) -> None:
+    path = database(tmp_path, "SELECT 1 AS a")
+    os.environ["SITE_DB"] = address
+    assert read_table(path).cells == {"a": ["1"]}
