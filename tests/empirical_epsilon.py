@@ -10,8 +10,10 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import beta
 
+from tests.needs import Later
+
+STATS = Later("scipy.stats")
 Scores = npt.NDArray[np.float64]
 
 
@@ -26,8 +28,8 @@ def lower_bound(inside: Scores, outside: Scores, delta: float, confidence: float
 
     def proven(threshold: float, one: Scores, other: Scores) -> float:
         hits, alarms, count = int((one > threshold).sum()), int((other > threshold).sum()), len(one)
-        least = float(beta.ppf(error, hits, count - hits + 1)) if hits else 0.0
-        most = float(beta.ppf(1 - error, alarms + 1, count - alarms)) if alarms < count else 1.0
+        least = float(STATS.beta.ppf(error, hits, count - hits + 1)) if hits else 0.0
+        most = float(STATS.beta.ppf(1 - error, alarms + 1, count - alarms)) if alarms < count else 1.0
         return math.log((least - delta) / most) if least > delta else 0.0
 
     kinds = ((inside, outside), (-outside, -inside))

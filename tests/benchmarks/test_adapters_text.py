@@ -15,9 +15,10 @@ from attune.fedclient.data.makers.alphabets import alphabet_of
 from benchmarks import adapters_text
 from benchmarks.adapters import sizes
 from examples import minilm
+from tests.needs import Later, needs
 
-transformers = pytest.importorskip("transformers")
-tokenizers = pytest.importorskip("tokenizers")
+pytestmark = needs("transformers", "tokenizers")
+transformers, tokenizers = Later("transformers"), Later("tokenizers")
 WIDTH = 16
 SPEC = ModelSpec("x", "tokens", (32,), 10, 1 << 15)
 

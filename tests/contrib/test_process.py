@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.integrate import quad
 
 from attune.contrib.gp import polya_gamma
 from attune.contrib.gp.method import ProcessSettings
@@ -25,8 +24,10 @@ from attune.contrib.gp.process import (
     own_covariance,
     posterior,
 )
+from tests.needs import Later
 
 cases = settings(derandomize=True, deadline=None, max_examples=40)
+QUADRATURE = Later("scipy.integrate")
 SIGN = np.array([1.0, -1.0])
 
 
@@ -116,7 +117,7 @@ def test_log_probabilities_are_the_integrals_and_add_up_to_one(mean, variance):
     def weighted(u):
         return 1 / (1 + math.exp(-(mean + spread * u))) * math.exp(-u * u / 2) / math.sqrt(2 * math.pi)
 
-    assert left.exp().item() == pytest.approx(quad(weighted, -9, 9, epsabs=1e-11)[0], abs=1e-6)
+    assert left.exp().item() == pytest.approx(QUADRATURE.quad(weighted, -9, 9, epsabs=1e-11)[0], abs=1e-6)
     assert left.exp().item() + right.exp().item() == pytest.approx(1, abs=1e-12)
 
 

@@ -15,6 +15,7 @@ import yaml
 from attune.common.identity.credential import Credential
 from tests.e2e.harness import Federation, until
 
+pytestmark = pytest.mark.engines
 ENVOY = shutil.which("envoy") or shutil.which("envoy", path=str(Path(sys.executable).parent))
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")

@@ -68,6 +68,16 @@ def test_every_target_of_the_makefile_is_described(page: Any, root: Path) -> Non
     assert sorted(described) == sorted(phony[1].split())
 
 
+def test_ci_runs_every_suite_that_make_test_leaves_out(page: Any, root: Path) -> None:
+    makefile = (root / "Makefile").read_text(encoding="utf-8")
+    [folders] = re.findall(r"^LEFT_OUT := (.*)$", makefile, re.MULTILINE)
+    [marked] = re.findall(r"^test: .*\n\t.* -m 'not (\w+)' \$\(LEFT_OUT:%=--ignore=tests/%\)$", makefile, re.MULTILINE)
+    targets = re.findall(r"^make (\S+)", (root / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [name for name in [*folders.split(), marked] if not any(name in target.split("-") for target in targets)] == []
+    [said] = re.findall(r"^CI runs `.ci/run`: (.*)$", page(PAGE).section("## Set-up"), re.MULTILINE)
+    assert re.findall(r"`([\w-]+)`", said) == targets
+
+
 def test_areas_of_tests_that_are_named_exist(page: Any, root: Path) -> None:
     areas = {path.parent.name for path in (root / "tests").glob("*/test_*.py")}
     named = set(re.findall(r"`tests/(\w+)`", page(PAGE).section("## Where things go")))

@@ -20,6 +20,7 @@ from tests import engines
 from tests.chaos.site import Child, Outcome, Shape, Site
 from tests.forked import ENTRIES
 
+pytestmark = pytest.mark.engines
 PATIENCE_S = 180.0
 SHAPE = Shape(
     "fedmcsa", 2,

@@ -23,6 +23,7 @@ import pytest
 from tests.e2e.harness import Process, Server, tabular_shard
 from tests.packaging.checkout import ROOT, files, pyproject, shipped
 
+pytestmark = pytest.mark.engines
 FOREIGN = "raise ImportError(f'Attune imported a stranger: {__file__}')\n"
 
 # Runs installed commands one after the other in one interpreter, which imports torch once.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from attune.common.methods.hypernetwork import generated, heads_of, off_wire
 from attune.common.protocol import EMBEDDING, SPOKEN
 from attune.common.wire.files import read_tensors
 from attune.fedserver.core.planning import resolve
+from tests.forked import hosts
 from tests.simulation.test_simulate import QUICK, cloud
 
 DEVICES = {f"site{n}": cloud(n, 40 + 15 * n) for n in range(6)}
@@ -31,6 +32,26 @@ Tensors = Mapping[str, torch.Tensor]
 def run(home: Path, settings: dict[str, Any], rounds: int = 3, **more: Any) -> Any:
     """Simulate pFedHN, which generates the whole model."""
     return attune.simulate(DEVICES, "pfedhn", rounds=rounds, settings=settings, home=home, progress=False, **more)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that runs plain FedTP once for each optimiser, and returns its home."""
+
+    @cache
+    def ran(optimiser: str) -> Path:
+        home = tmp_path_factory.mktemp("plain") / optimiser
+        run(home, PLAIN | {"method.server_optimiser": optimiser})
+        return home
+
+    return ran
+
+
+@pytest.fixture(scope="module")
+def on_device(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Run with the embedding on the device. Return the home, which tests only read, and the result."""
+    home = tmp_path_factory.mktemp("device") / "home"
+    return home, run(home, ON_DEVICE, executor="sequential")
 
 
 def newest(home: Path, what: str) -> Tensors:
@@ -58,12 +79,10 @@ def weights(network: Tensors, initial: Tensors, z_E: torch.Tensor) -> torch.Tens
     ],
 )
 def test_three_rounds_give_the_weights_of_plain_fedtp(
-    tmp_path: Path, optimiser: str, settings: dict[str, Any], bound: float
+    tmp_path: Path, plain: Callable[[str], Path], optimiser: str, settings: dict[str, Any], bound: float
 ) -> None:
-    chosen = {"method.server_optimiser": optimiser}
-    run(tmp_path / "plain", PLAIN | chosen)
-    run(tmp_path / "device", settings | chosen)
-    network, initial = newest(tmp_path / "plain", "network"), newest(tmp_path / "plain", "initial")
+    run(tmp_path / "device", settings | {"method.server_optimiser": optimiser})
+    network, initial = newest(plain(optimiser), "network"), newest(plain(optimiser), "initial")
     sent = off_wire(newest(tmp_path / "device", "value"))
     names = json.loads(network["embedding.clients"].numpy().tobytes())
     assert sorted(names) == sorted(DEVICES)
@@ -73,10 +92,11 @@ def test_three_rounds_give_the_weights_of_plain_fedtp(
         torch.testing.assert_close(weights(sent, initial, own["value"]), weights(network, initial, z_E), atol=bound, rtol=0)
 
 
-def test_executors_and_restarts_give_the_same_bits(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", ON_DEVICE, executor="sequential")
+def test_executors_and_restarts_give_the_same_bits(tmp_path: Path, on_device: tuple[Path, Any]) -> None:
+    _, whole = on_device
     broken = partial(run, tmp_path / "broken", ON_DEVICE, executor="sequential")
-    assert run(tmp_path / "processes", ON_DEVICE, executor="processes").digests == whole.digests
+    with hosts():
+        assert run(tmp_path / "processes", ON_DEVICE, executor="processes").digests == whole.digests
     assert broken().digests == whole.digests
     for path in (tmp_path / "broken").glob("server/state/generated.value.3.safetensors"):
         before = path.read_bytes()
@@ -85,18 +105,18 @@ def test_executors_and_restarts_give_the_same_bits(tmp_path: Path) -> None:
         assert path.read_bytes() == before
 
 
-def test_no_order_and_no_file_of_the_server_has_an_embedding(tmp_path: Path) -> None:
-    run(tmp_path, ON_DEVICE)
-    values = [embedding(tmp_path, name)["value"] for name in DEVICES]
-    for path in (tmp_path / "server").rglob("*.safetensors"):
+def test_no_order_and_no_file_of_the_server_has_an_embedding(on_device: tuple[Path, Any]) -> None:
+    home, _ = on_device
+    values = [embedding(home, name)["value"] for name in DEVICES]
+    for path in (home / "server").rglob("*.safetensors"):
         numbers = torch.cat([tensor.double().reshape(-1) for tensor in read_tensors(path).values()])
         for value_E in values:
             assert not torch.isin(value_E.double(), numbers).all()
 
 
-def test_bytes_each_way_are_those_of_the_network(tmp_path: Path) -> None:
-    result = run(tmp_path, ON_DEVICE)
-    size = sum(tensor.nbytes for tensor in newest(tmp_path, "value").values())
+def test_bytes_each_way_are_those_of_the_network(on_device: tuple[Path, Any]) -> None:
+    home, result = on_device
+    size = sum(tensor.nbytes for tensor in newest(home, "value").values())
     rows = [row for row in result._outcome.snapshot.rows if row.work == "train"]
     assert len(rows) == 18
     for row in rows:

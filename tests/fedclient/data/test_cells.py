@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -16,9 +17,10 @@ from attune.fedclient.data.cells import is_missing, label_of, words_of
 from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.read_options import ReadOptions
+from tests.needs import Later, needs
 
-PARQUET = pytest.importorskip("pyarrow.parquet")
-PYARROW = pytest.importorskip("pyarrow")
+pytestmark = needs("pyarrow")
+PARQUET, PYARROW = Later("pyarrow.parquet"), Later("pyarrow")
 
 
 def csv(path: Path, *lines: str, encoding: str = "utf-8") -> Path:
@@ -262,13 +264,13 @@ def test_the_index_of_pandas_is_no_feature_unless_it_is_named(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "cells",
     [
-        PYARROW.array(["a", "b"] * 10).dictionary_encode(),
-        PYARROW.array([b"a", b"b"] * 10),
-        PYARROW.array(["a ", "b"] * 10),
+        lambda: PYARROW.array(["a", "b"] * 10).dictionary_encode(),
+        lambda: PYARROW.array([b"a", b"b"] * 10),
+        lambda: PYARROW.array(["a ", "b"] * 10),
     ],
 )
-def test_labels_of_parquet_are_those_of_csv(tmp_path: Path, cells: Any) -> None:
-    assert load_shard(parquet(tmp_path / "t.parquet", v=np.arange(20) / 2, y=cells)).labels == ["a", "b"]
+def test_labels_of_parquet_are_those_of_csv(tmp_path: Path, cells: Callable[[], Any]) -> None:
+    assert load_shard(parquet(tmp_path / "t.parquet", v=np.arange(20) / 2, y=cells())).labels == ["a", "b"]
 
 
 def test_narrow_floats_have_the_text_of_csv(tmp_path: Path) -> None:

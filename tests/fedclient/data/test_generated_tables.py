@@ -26,11 +26,10 @@ from attune.fedclient.data.shard import load_shard
 from attune.fedclient.data.table import read_table
 from attune.fedclient.read_options import ReadOptions
 from attune.fedserver.core.planning import make_plan, resolve
+from tests.needs import Later, needs
 
-OPENPYXL = pytest.importorskip("openpyxl")
-ARROW = pytest.importorskip("pyarrow")
-PARQUET = pytest.importorskip("pyarrow.parquet")
-pytest.importorskip("sqlalchemy")
+pytestmark = needs("openpyxl", "pyarrow", "sqlalchemy")
+OPENPYXL, ARROW, PARQUET = Later("openpyxl"), Later("pyarrow"), Later("pyarrow.parquet")
 TABLES = 200  # of each reader
 SETTINGS = resolve({"method": {"name": "fedavg"}})
 Columns = dict[str, list[Any]]

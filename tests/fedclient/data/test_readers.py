@@ -13,9 +13,10 @@ import pytest
 
 from attune.common.errors import SettingError, ShardError
 from attune.fedclient.data.table import read_table
+from tests.needs import Later, needs
 
-OPENPYXL = pytest.importorskip("openpyxl")
-pytest.importorskip("sqlalchemy")
+pytestmark = needs("openpyxl", "sqlalchemy")
+OPENPYXL = Later("openpyxl")
 Write = Callable[[Path, list[list[Any]]], Path]
 
 

@@ -24,6 +24,7 @@ from tests.fedserver.cli.test_verify import home as home_after_a_round
 from tests.forked import ENTRIES, Forked
 
 pytest.importorskip("psycopg")
+pytestmark = pytest.mark.engines
 home = home_after_a_round
 
 

@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from attune.fedserver.core import evidence
 from attune.fedserver.core.evidence import Belief, beliefs_of_counts, beliefs_of_gains
+from tests.needs import Later
+
+stats = Later("scipy.stats")
 
 
 def direct_counts(counts):
@@ -43,16 +45,18 @@ def test_beliefs_of_gains_agree_with_a_direct_integration(monkeypatch):
     monkeypatch.setattr(evidence, "SPREADS", np.array([0.5, 4.0]))
     gains = [(0.2, 0.1, 8), (-0.05, 0.1, 20), (0.4, 0.2, 12)]  # the median error is 0.1
     weights, shares, true = [], [], np.linspace(-60, 60, 60_001) * 0.1
-    for w in evidence.SPIKE:
-        for c in evidence.CENTRES:
-            for d in evidence.SPREADS * 0.1:
+    seen = [(stats.t.pdf((gain - true) / e, n - 1) / e, stats.t.pdf(gain / e, n - 1) / e) for gain, e, n in gains]
+    for c in evidence.CENTRES:
+        for d in evidence.SPREADS * 0.1:
+            prior, slabs = stats.norm.pdf(true, c * d, d), []
+            for if_true, spike in seen:
+                slab = np.trapezoid(if_true * prior, true)
+                slabs.append((spike, slab, np.trapezoid(np.where(true > 0, if_true * prior, 0), true) / slab))
+            for w in evidence.SPIKE:
                 likelihood, row = 1.0, []
-                for gain, error, groups in gains:
-                    given = stats.t.pdf((gain - true) / error, groups - 1) / error * stats.norm.pdf(true, c * d, d)
-                    slab = np.trapezoid(given, true)
-                    both = w * stats.t.pdf(gain / error, groups - 1) / error + (1 - w) * slab
+                for spike, slab, above in slabs:
+                    both = w * spike + (1 - w) * slab
                     likelihood *= both
-                    above = np.trapezoid(np.where(true > 0, given, 0), true) / slab
                     row.append(((1 - w) * slab * above / both, (1 - w) * slab * (1 - above) / both))
                 weights.append(likelihood)
                 shares.append(row)

@@ -12,8 +12,10 @@ from attune.common.errors import SettingError, UndeclaredLabels
 from attune.common.plan import Label, Plan, Profile
 from attune.fedserver.core import data_form, planning
 from attune.fedserver.core.united_classes import united_classes
+from tests.needs import Later, needs
 
-PARQUET = pytest.importorskip("pyarrow.parquet")
+pytestmark = needs("pyarrow")
+PYARROW, PARQUET = Later("pyarrow"), Later("pyarrow.parquet")
 
 
 def profiles(**labels: list[Label]) -> dict[str, Profile]:
@@ -73,10 +75,9 @@ def test_a_device_that_comes_later_is_held_to_the_same_classes() -> None:
 
 
 def test_sites_of_different_forms_have_one_list_of_classes(tmp_path: Path) -> None:
-    import pyarrow
 
     v, ill = np.arange(40) / 2, [n % 2 == 0 for n in range(40)]
-    PARQUET.write_table(pyarrow.table({"v": v, "ill": ill}), tmp_path / "a.parquet")
+    PARQUET.write_table(PYARROW.table({"v": v, "ill": ill}), tmp_path / "a.parquet")
     (tmp_path / "b.csv").write_text("v,ill\n" + "".join(f"{n / 2},{n % 2 == 0}\n" for n in range(40)))
     (tmp_path / "c.csv").write_text("v,ill\n" + "".join(f"{n / 2},{str(n % 2 == 0).upper()} \n" for n in range(40)))
     result = attune.simulate([str(path) for path in sorted(tmp_path.iterdir())], "fedavg", rounds=1, label="ill")

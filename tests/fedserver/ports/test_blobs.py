@@ -74,7 +74,7 @@ class Bench:
             (self.folder / name).write_bytes(data)
 
 
-@pytest.fixture(params=["folder", "memory", "s3"])
+@pytest.fixture(params=["folder", "memory", pytest.param("s3", marks=pytest.mark.engines)])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     made = Bench(request.param, tmp_path)
     yield made

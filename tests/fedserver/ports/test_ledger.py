@@ -35,7 +35,7 @@ T = TypeVar("T")
 Scenario = Callable[[Ledger], Awaitable[None]]
 
 
-@pytest.fixture(params=["memory", "disk", "postgres"])
+@pytest.fixture(params=["memory", "disk", pytest.param("postgres", marks=pytest.mark.engines)])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
     made: Storage
     match request.param:

@@ -21,6 +21,8 @@ from attune.fedserver.stores.lease import Lease
 from attune.fedserver.stores.postgres import PostgresDatabase
 from attune.fedserver.stores.postgres_ledger import PostgresLedger, PostgresReader
 
+pytestmark = pytest.mark.engines
+
 
 @pytest.fixture
 def servers() -> Iterator[list[PostgresDatabase]]:

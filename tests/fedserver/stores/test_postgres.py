@@ -24,6 +24,8 @@ from attune.fedserver.stores import postgres  # noqa: E402
 from attune.fedserver.stores.postgres import PostgresDatabase, check_url  # noqa: E402
 from attune.fedserver.stores.postgres_ledger import PostgresLedger, PostgresReader  # noqa: E402
 
+pytestmark = pytest.mark.engines
+
 
 @pytest.fixture
 def database() -> Iterator[PostgresDatabase]:

@@ -20,6 +20,8 @@ from attune.fedserver.stores import s3
 from attune.fedserver.stores.postgres import PostgresDatabase
 from attune.fedserver.stores.remote import RemoteStorage
 
+pytestmark = pytest.mark.engines
+
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[RemoteStorage]:

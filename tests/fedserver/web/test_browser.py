@@ -12,12 +12,13 @@ import pytest
 
 from tests.e2e.harness import Federation, tabular_shard, until
 from tests.fedserver.web.conftest import Page
+from tests.needs import Later
 
-playwright = pytest.importorskip("playwright.sync_api")
+playwright = Later("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync")  # fmt: skip
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+pytestmark = [pytest.mark.engines, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")]
 WAIT_MS = 60_000
 SCRIPT = "<img src=x onerror=document.title='taken'>"
 
