@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from attune.common.errors import SettingError, nearest
+from attune.common.text import host_and_port
 
 LONGEST_NAME = 80  # characters of a federation's name
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -238,6 +239,11 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_update_norm: NonNegative = 0.0
     # Blobs of up to this size in all travel within an order or an update, without a transfer of their own. 0: none.
     inline_bytes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1 << 16
+    # Way of larger blobs. stream: through this server's port. direct: devices that allow it read and write S3 themselves, by
+    # addresses that are signed for one blob and a minute; needs --blobs and attune-fl[direct] (docs/scale.md).
+    transfer: Literal["stream", "direct"] = "stream"
+    # Address of the S3 store as devices reach it, such as https://s3.example. Empty: as this server reaches it.
+    direct_url: str = ""
     # Pace of beats: a silent side sends one every half of this. A side that is silent for twice this is gone, during a
     # transfer for 15 times this. Beside more than 200 devices it is slower, up to 60 s.
     keepalive_s: Positive = 2.0
@@ -265,6 +271,10 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         host_and_port(self.advertise or "localhost")
+        if self.direct_url and not re.fullmatch(r"https?://[^/?#@\s]+/?", self.direct_url):
+            raise SettingError(
+                f"setting server.direct_url takes https://HOST or http://HOST:PORT, not {self.direct_url[:100]!r}"
+            )
         if len(self.name) > LONGEST_NAME or not self.name.isprintable():
             raise SettingError(f"setting server.name takes up to {LONGEST_NAME} printable characters, not {self.name[:100]!r}")
         if not re.fullmatch("06[04][04]", self.metrics_token_mode):
@@ -304,20 +314,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     auto: dict[str, Any] = {}
     # The sections [transforms.NAME]: transforms on updates, each with its settings.
     transforms: dict[str, dict[str, Any]] = {}
-
-
-def host_and_port(text: str) -> tuple[str, int | None]:
-    """Read `host`, `host:port`, `[::1]` or `[::1]:port`; the host keeps its brackets.
-
-    Raises:
-        SettingError: The text has another form.
-    """
-    parts = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?", text)
-    if parts is None or (parts[2] and not 0 < int(parts[2]) < 65536):
-        raise SettingError(
-            f"setting server.advertise takes HOST or HOST:PORT, such as fed.example.org or [2001:db8::1]:50051, not {text!r}"
-        )
-    return parts[1], int(parts[2]) if parts[2] else None
 
 
 def convert(kind: type[S], values: Mapping[str, Any], where: str) -> S:

@@ -34,5 +34,6 @@ SPOKEN = (
     *([CHANGE] if PACKED in ENCODINGS else []),
 )  # what Hello.encodings lists
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)
+DIRECT_PART_BYTES = 8 << 20  # of a part of a direct upload; only the last one is shorter (S3 takes no less than 5 MiB)
 PROCESS_KEY = "attune-process"  # the metadata key of Connect: a random word of the process, to tell two with one identity apart
 MOST_MEMBERS = 256  # devices of a round of secure aggregation, whatever the plan says

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+
+from attune.common.errors import SettingError
 
 T = TypeVar("T")
 LONGEST = 500  # characters; our own errors are shorter
@@ -86,3 +89,17 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list
         "  ".join(cell.ljust(widths[at]) if at in left else cell.rjust(widths[at]) for at, cell in enumerate(row)).rstrip()
         for row in rows
     ]
+
+
+def host_and_port(text: str) -> tuple[str, int | None]:
+    """Read `host`, `host:port`, `[::1]` or `[::1]:port`; the host keeps its brackets.
+
+    Raises:
+        SettingError: The text has another form.
+    """
+    parts = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?", text)
+    if parts is None or (parts[2] and not 0 < int(parts[2]) < 65536):
+        raise SettingError(
+            f"setting server.advertise takes HOST or HOST:PORT, such as fed.example.org or [2001:db8::1]:50051, not {text!r}"
+        )
+    return parts[1], int(parts[2]) if parts[2] else None

@@ -16,6 +16,7 @@ from attune.fedclient.data.shard import load_shard
 from attune.fedclient.device import Device
 from attune.fedclient.disclosure_log import DisclosureLog
 from attune.fedclient.home import DeviceHome, DeviceInfo, Identity, ShardRecord, check_name, local_token
+from attune.fedclient.link.direct_route import DirectRoute
 from attune.fedclient.link.enrol import enrol, stay_enrolled
 from attune.fedclient.link.grpc_link import GrpcLink
 from attune.fedclient.options import DeviceOptions
@@ -59,7 +60,8 @@ async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, conso
     identity = await identity_of(options, home, console.say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
     allowance = Allowance(options.resources.bytes_per_s)
-    link = GrpcLink(options.server, identity, home.keep, allowance, log=DisclosureLog(home.path))
+    route = DirectRoute(options.direct_hosts, console.say)
+    link = GrpcLink(options.server, identity, home.keep, allowance, log=DisclosureLog(home.path), route=route)
     await Device(options, shard, FolderStore(home), link, console, worker).run()
     return home.model
 

@@ -10,7 +10,7 @@ from attune.common import homes
 from attune.common.errors import SettingError
 from attune.common.identity.names import check_name
 from attune.fedclient import app
-from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress
+from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress, store_origin
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.hooks import Evaluate, Hooks, Train
@@ -47,6 +47,7 @@ class Client:
         disclose: "statistics" lets the server know sums of columns and targets, and the score of a constant answer.
         authority: Certificate of an authority, not the server's, that has certified the devices for secure aggregation.
         signer: File with this device's key and its certificate of that authority.
+        direct_hosts: S3 stores with which this device may exchange blobs itself, as HOST, HOST:PORT or http://HOST:PORT.
         kind: "tokens" if arrays of whole numbers (N, T) are tokens; otherwise they are features.
 
     Raises:
@@ -82,6 +83,7 @@ class Client:
         kind: Literal["tokens"] | None = None,
         disclose: Sequence[str] = (),
         units: Literal["all", "none"] = "all",
+        direct_hosts: Sequence[str] = (),
     ) -> None:
         if unknown := [word for word in disclose if word not in get_args(Disclosed)]:
             raise SettingError(f"disclose={unknown[0]!r} is not known; known: {', '.join(get_args(Disclosed))}")
@@ -117,6 +119,7 @@ class Client:
             table=reading,
             units=units,
             allow_plugins=tuple(plugins),
+            direct_hosts=tuple(map(store_origin, direct_hosts)),
             allow_models=tuple(map(_name_of, [model] if isinstance(model, str) or callable(model) else model)),
         )
 

@@ -23,6 +23,7 @@ from attune.common.durable import PUBLIC, sync, sync_with_name, write_file
 from attune.common.errors import DiskFull, HomeMismatch
 from attune.common.exchange.messages import (
     Beat,
+    DirectUpload,
     DownloadRequest,
     EnrolRequest,
     Hello,
@@ -49,6 +50,7 @@ _KINDS: Mapping[type, str] = {
     StatisticsReport: "statistics",
     UnitReport: "units",
     DownloadRequest: "question for a blob",
+    DirectUpload: "question where a part goes",
     UploadTarget: "question for an offset",
     EnrolRequest: "certificate request",
     bytes: "certificate renewal",

@@ -32,6 +32,7 @@ class DeviceOptions:
     baseline: Literal["local"] | None = None  # what else to train, to compare with
     allow_models: tuple[str, ...] = ()
     allow_plugins: tuple[str, ...] = ()  # distributions whose code the federation may run here
+    direct_hosts: tuple[str, ...] = ()  # origins of S3 stores with which it may exchange blobs
     disclose: tuple[Disclosed, ...] = ()  # what else the server may know
     authority: Path | None = None  # whose certificates others must have in secure aggregation; None: the server's
     signer: Path | None = None  # this device's key and certificate of that authority

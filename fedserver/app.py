@@ -38,7 +38,8 @@ from attune.fedserver.lab.cluster.location import THIS_PROCESS, LabLocation
 from attune.fedserver.lab.declared import check_declared
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.storage import Storage
+from attune.fedserver.ports.direct import DirectStore
+from attune.fedserver.ports.storage import HomeStorage, Storage
 from attune.fedserver.rpc.server import GrpcServer
 from attune.fedserver.web.live import Operator, page
 
@@ -78,6 +79,7 @@ class _Opened:
     overrides: dict[str, Any]
     settings: ResolvedSettings
     turn: Turn | None  # of a race
+    direct: DirectStore | None  # with which devices exchange blobs themselves
 
     def admin(self, who: str) -> FederationAdmin:
         return FederationAdmin(self.storage.ledger, who)
@@ -95,6 +97,8 @@ async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
         # A first start that cannot work leaves no home behind.
         first = planning.resolve(fleet_race.check_possible(overrides))
         check_secret(first.privacy)
+        if first.server.transfer == "direct" and options.storage is None:
+            home.open().direct("")
         await asyncio.to_thread(check_declared, first)
     try:
         goes_on = True
@@ -135,11 +139,25 @@ async def _opened(options: ServerOptions, home: ServerHome, overrides: dict[str,
             settings = replace(planning.resolve(merged), until=turn.until if turn else None)
             check_secret(settings.privacy)
             storage.blobs.sweep()
+            direct = _direct(storage, settings.server)
             async with _laboratory(options, settings.server, storage.blobs, executors) as lab:
-                yield _Opened(home, authority, storage, lab, executors, merged, settings, turn)
+                yield _Opened(home, authority, storage, lab, executors, merged, settings, turn, direct)
         finally:
             executors.shutdown()
             await storage.close()
+
+
+def _direct(storage: HomeStorage, server: ServerSettings) -> DirectStore | None:
+    """Return the store with which devices exchange blobs themselves, if they may. What earlier processes left there goes.
+
+    Raises:
+        SettingError: This storage has none.
+    """
+    if server.transfer == "stream":
+        return None
+    direct = storage.direct(server.direct_url)
+    direct.sweep()
+    return direct
 
 
 @asynccontextmanager
@@ -171,8 +189,9 @@ async def _serve(options: ServerOptions, opened: _Opened) -> bool:
     coordinator = Coordinator(ledger, blobs, opened.lab, settings, authority.fingerprint, opened.executors, options.clock)
     grpc_server = GrpcServer(
         settings.server, registrar, opened.admin("operator over the network"), Refusals(ledger), coordinator, opened.storage,
-        opened.executors,
+        opened.executors, opened.direct,
     )  # fmt: skip
+    coordinator.direct = opened.direct.address if opened.direct else ""
     address = _listen(grpc_server, options, home.address())
     join = await _begun(options, opened)
     await registrar.refresh()

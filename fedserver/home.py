@@ -19,11 +19,10 @@ import filelock
 import msgspec
 
 from attune.common import aio
-from attune.common.config import host_and_port
 from attune.common.durable import sweep_files, write_file
 from attune.common.errors import HomeBusy, HomeMismatch, SettingError
 from attune.common.outputs import check_folder
-from attune.common.text import from_json, newer_format
+from attune.common.text import from_json, host_and_port, newer_format
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
 from attune.fedserver.ports.ledger import LedgerReader, Snapshot
 from attune.fedserver.ports.storage import HomeStorage

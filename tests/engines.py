@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import socket
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 STARTED_S = 60.0
 WEED = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 BUCKET = "attune"
+KEY, SECRET = "attune", "tests-alone"
 NUMBERS = itertools.count()
 
 
@@ -126,48 +128,62 @@ class Postgres(Engine):
 
 
 class Weed(Engine):
-    """SeaweedFS with its S3 interface on a port of this machine, and one bucket."""
+    """SeaweedFS with its S3 interface on a port of this machine, and one bucket. It takes signed requests only."""
 
     def __init__(self) -> None:
         super().__init__("weed")
-        self.port = free_port()
+        self.port, self._filer = free_port(), free_port()
         self._ports = [f"-s3.port={self.port}", f"-s3.port.grpc={free_port()}"]
-        for name in ("master", "volume", "filer"):
+        self._ports += [f"-filer.port={self._filer}", f"-filer.port.grpc={free_port()}"]
+        for name in ("master", "volume"):
             self._ports += [f"-{name}.port={free_port()}", f"-{name}.port.grpc={free_port()}"]
         (self.folder / "data").mkdir()
+        keys = [{"accessKey": KEY, "secretKey": SECRET}]
+        identity = {"name": "attune", "credentials": keys, "actions": ["Admin", "Read", "Write", "List"]}
+        (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
         self.start()
 
     def start(self) -> None:
         assert WEED is not None
         self.run([
             WEED, "server", f"-dir={self.folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-            "-master.volumeSizeLimitMB=64", "-volume.max=100", "-s3", "-s3.port.iceberg=0", "-s3.port.lance=0", *self._ports,
+            "-master.volumeSizeLimitMB=64", "-volume.max=100", "-s3", f"-s3.config={self.folder / 's3.json'}",
+            "-s3.port.iceberg=0", "-s3.port.lance=0", *self._ports,
         ])  # fmt: skip
         until(self._answers, "SeaweedFS does not start")
 
     def _answers(self) -> bool:
-        import urllib.error
-        import urllib.request
+        made = _status("POST", f"http://127.0.0.1:{self._filer}/buckets/{BUCKET}/")  # a bucket is a folder of the filer
+        return bool(made and _status("GET", f"http://127.0.0.1:{self.port}/{BUCKET}") == 403)
 
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{BUCKET}", method="PUT")
-        with contextlib.suppress(OSError):
-            try:
-                urllib.request.urlopen(request, timeout=2).close()  # noqa: S310 - a fixed address
-            except urllib.error.HTTPError as error:
-                return error.code == 409
-            return True
-        return False
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def environment(self) -> dict[str, str]:
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
-            "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any",
+            "AWS_ENDPOINT_URL": self.address, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET,
         }  # fmt: skip
 
     def new(self) -> str:
         """Return the URL of a new, empty prefix."""
         return f"s3://{BUCKET}/federation-{os.getpid()}-{next(NUMBERS)}"
+
+
+def _status(method: str, url: str) -> int:
+    """Return the status of an answer; 0 without one."""
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=2) as answer:  # noqa: S310 - a fixed address
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
 
 
 @cache

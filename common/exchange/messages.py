@@ -125,6 +125,25 @@ class UploadTarget:
 
 
 @dataclass(frozen=True)
+class DirectUpload:
+    """A blob that a device writes to the S3 store itself. part_digests: the SHA-256 of each part of DIRECT_PART_BYTES."""
+
+    target: UploadTarget
+    part_digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class SignedUrl:
+    """An address of the S3 store that is good for one transfer. It is a secret.
+
+    offset: of an upload, where the part begins. Without an address: the size of the blob if all of it is here, else 0.
+    """
+
+    url: str = field(default="", repr=False)
+    offset: int = 0
+
+
+@dataclass(frozen=True)
 class DownloadRequest:
     """A blob that the device was offered, from this offset on."""
 
@@ -288,12 +307,14 @@ class UnitReport:
 class Welcome:
     """The plan that the federation has fixed, and what the server accepts.
 
-    waits: whether an update may be submitted before all its blobs have arrived.
+    waits: whether an update may be submitted before all its blobs have arrived. direct: address of the S3 store with which
+    devices may exchange blobs themselves; empty: none.
     """
 
     plan_json: bytes  # common.plan.Plan
     inline_bytes: int = 0  # most bytes of blobs that the server accepts within one update
     waits: bool = False
+    direct: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, cast
 from attune.common.exchange.messages import (
     Beat,
     BlobRef,
+    DirectUpload,
     DownloadRequest,
     EnrolRequest,
     ExchangeName,
@@ -25,6 +26,7 @@ from attune.common.exchange.messages import (
     Receipt,
     SecureMember,
     SecureMessage,
+    SignedUrl,
     StatisticsReport,
     StatisticsRequest,
     ToDevice,
@@ -108,8 +110,8 @@ def _read_to_server(data: bytes) -> ToServer | Beat | None:
 
 def _server_message(message: ToDevice | Beat) -> pb.ServerMessage:
     match message:
-        case Welcome(plan_json, inline_bytes, waits):
-            return pb.ServerMessage(welcome=pb.Welcome(plan_json=plan_json, inline_bytes=inline_bytes, waits=waits))
+        case Welcome():
+            return pb.ServerMessage(welcome=pb.Welcome(**vars(message)))
         case Notice(text):
             return pb.ServerMessage(notice=pb.Notice(text=text))
         case Farewell(text):
@@ -128,7 +130,8 @@ def _read_to_device(data: bytes) -> ToDevice | Beat | None:
     message = pb.ServerMessage.FromString(data)
     match message.WhichOneof("message"):
         case "welcome":
-            return Welcome(message.welcome.plan_json, message.welcome.inline_bytes, message.welcome.waits)
+            welcome = message.welcome
+            return Welcome(welcome.plan_json, welcome.inline_bytes, welcome.waits, clean(welcome.direct))
         case "notice":
             return Notice(clean(message.notice.text))
         case "finish":
@@ -245,6 +248,17 @@ def _read_receipt(data: bytes) -> Receipt | None:
     return Receipt(late)
 
 
+def _write_direct_upload(asked: DirectUpload) -> bytes:
+    return _bytes(pb.DirectUpload(target=pb.UploadTarget(**vars(asked.target)), part_digests=asked.part_digests))
+
+
+def _read_direct_upload(data: bytes) -> DirectUpload:
+    message = pb.DirectUpload.FromString(data)
+    sent = message.target
+    target = UploadTarget(sent.order_id, sent.part, sent.digest, sent.size, sent.offset)
+    return DirectUpload(target, tuple(message.part_digests))
+
+
 # --- calls
 
 
@@ -299,6 +313,8 @@ UPDATE = Codec(_write_update, _read_update)
 RECEIPT = Codec(_write_receipt, _read_receipt)
 DOWNLOAD_REQUEST = _alike(pb.DownloadRequest, DownloadRequest)
 TARGET = _alike(pb.UploadTarget, UploadTarget)
+DIRECT_UPLOAD = Codec(_write_direct_upload, _read_direct_upload)
+SIGNED_URL = _alike(pb.SignedUrl, SignedUrl)
 RECEIVED = _only(pb.UploadReply, "received")
 OFFSET = _only(pb.UploadOffsetReply, "offset")
 FRAMES = Codec(bytes, bytes)
@@ -310,4 +326,6 @@ CONNECT = Call(FEDERATION, "Connect", TO_SERVER, TO_DEVICE)
 SUBMIT = Call(FEDERATION, "Submit", UPDATE, RECEIPT)
 DOWNLOAD = Call(BLOBS, "Download", DOWNLOAD_REQUEST, FRAMES)
 UPLOAD = Call(BLOBS, "Upload", FRAMES, RECEIVED)
+DOWNLOAD_URL = Call(BLOBS, "DownloadUrl", DOWNLOAD_REQUEST, SIGNED_URL)
+UPLOAD_URL = Call(BLOBS, "UploadUrl", DIRECT_UPLOAD, SIGNED_URL)
 UPLOAD_OFFSET = Call(BLOBS, "UploadOffset", TARGET, OFFSET)

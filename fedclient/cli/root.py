@@ -93,6 +93,10 @@ class DeviceCommands(ExtensibleGroup):
 @click.option(
     "--allow-plugin", multiple=True, metavar="NAME", help="Installed package whose code the federation may run on this device."
 )
+@click.option(
+    "--direct-host", multiple=True, metavar="HOST",
+    help="S3 store with which this device may exchange blobs itself: HOST, HOST:PORT or http://HOST:PORT.",
+)  # fmt: skip
 @click.option("--max-epochs", type=click.IntRange(1), default=1000, show_default=True, help="Most epochs of one order.")
 @click.option(
     "--max-model-bytes", type=click.IntRange(1), default=4 << 30, show_default=True,
@@ -185,6 +189,7 @@ def _train(given: dict[str, Any]) -> None:
         data=Path(given["data"][0]),
         model=given["allow_models"],
         plugins=given["allow_plugin"],
+        direct_hosts=given["direct_host"],
         disclose=given["disclose"],
         token=token_in(given["token"], given["token_file"]),
         connect_timeout_s=given["connect_timeout"],

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from typing import Any, NoReturn, TypeVar
+from pathlib import Path
+from typing import Any, NoReturn
 
 import grpc
 from grpc.aio import AioRpcError
@@ -23,6 +25,7 @@ from attune.common.exchange.messages import (
     Progress,
     Receipt,
     SecureMessage,
+    SignedUrl,
     StatisticsReport,
     ToServer,
     Trouble,
@@ -31,114 +34,34 @@ from attune.common.exchange.messages import (
     UploadTarget,
     Welcome,
 )
-from attune.common.exchange.protobuf import CONNECT, DOWNLOAD, RENEW, SUBMIT, TARGET, UPLOAD, UPLOAD_OFFSET, Call
+from attune.common.exchange.protobuf import (
+    CONNECT,
+    DOWNLOAD,
+    DOWNLOAD_URL,
+    RENEW,
+    SUBMIT,
+    TARGET,
+    UPLOAD,
+    UPLOAD_OFFSET,
+    UPLOAD_URL,
+    Call,
+)
 from attune.common.grpc_errors import from_rpc, time_of
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential, csr_der, is_valid_at, needs_renewal, new_key
 from attune.common.protocol import PROCESS_KEY, UPLOAD_KEY
 from attune.common.pulse import Pulse
-from attune.common.text import clean
+from attune.common.wire.blobs import Readable
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.disclosure_log import DisclosureLog
 from attune.fedclient.home import Identity
 from attune.fedclient.link.diagnose import diagnose
+from attune.fedclient.link.direct_route import DirectRoute
 from attune.fedclient.link.enrol import DIAGNOSIS_S, check_issued, check_usable
+from attune.fedclient.link.grpc_channel import GrpcChannel
 from attune.fedclient.link.port import Broken, Handle
 from attune.fedclient.messages import StreamOpened
 from attune.fedclient.resource_limits import Allowance
-
-C = TypeVar("C")
-
-
-class GrpcChannel:
-    """gRPC channel that can end all its calls with a reason, and notes what is sent.
-
-    Args:
-        channel: The channel. It gets messages as bytes alone, so none can be sent that was not noted.
-        judged: Turns a server's refusal into an error.
-        log: Notes what is sent.
-    """
-
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        judged: Callable[[AioRpcError], Exception | None] = from_rpc,
-        log: DisclosureLog | None = None,
-    ) -> None:
-        self.channel = channel
-        self._judged, self._log = judged, log
-        self._cut_by = ""
-        self._calls: set[Any] = set()
-
-    def __repr__(self) -> str:
-        return f"<GrpcChannel, {len(self._calls)} calls{', cut' if self._cut_by else ''}>"
-
-    def unary(self, call: Call) -> Any:
-        """Return what makes a call with one request and one reply."""
-        made = self.channel.unary_unary(call.path, None, call.reply.read)
-        return lambda message, timeout: made(self.written(call, message), timeout=timeout)
-
-    def receiving(self, call: Call) -> Any:
-        """Return what makes a call whose replies are a stream."""
-        made = self.channel.unary_stream(call.path, None, call.reply.read)
-        return lambda message: made(self.written(call, message))
-
-    def sending(self, call: Call) -> Any:
-        """Return what makes a call whose requests are a stream of bytes."""
-        return self.channel.stream_unary(call.path, None, call.reply.read)
-
-    def streams(self, call: Call) -> Any:
-        """Return what makes a call with streams both ways. Its requests are bytes, as `written` returns them."""
-        return self.channel.stream_stream(call.path, None, call.reply.read)
-
-    def written(self, call: Call, message: Any) -> bytes:
-        """Note a message, and return its bytes.
-
-        Raises:
-            OSError: It cannot be noted, so it must not be sent.
-        """
-        data = call.request.write(message)
-        if self._log is not None:
-            self._log.note(message, len(data))
-        return data
-
-    @contextlib.contextmanager
-    def call(self, call: C) -> Iterator[C]:
-        """Track a call during the block, which ends it in any case.
-
-        Failures become AttuneErrors (what the peer named) or Broken (all others). A task that is being cancelled gets only
-        CancelledError, because a link breaks and its job is cancelled in the same moment.
-        """
-        self._calls.add(call)
-        try:
-            yield call
-        except (AioRpcError, TimeoutError, asyncio.CancelledError) as error:
-            if aio.cancelling():
-                raise asyncio.CancelledError from None
-            raise self._named(error) from None
-        finally:
-            self._calls.discard(call)
-            call.cancel()  # type: ignore[attr-defined]
-
-    def _named(self, error: BaseException) -> Exception:
-        if isinstance(error, AioRpcError):
-            named = self._judged(error)
-            if named is not None and not isinstance(named, Unreachable):
-                return named
-            unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
-            return Broken(f"lost the server ({error.code().name.lower()}: {clean(error.details() or '')})", unavailable)
-        if isinstance(error, TimeoutError):
-            return Broken("the server has stopped answering")
-        # The call was cancelled, not this task: the channel was closed.
-        return Broken(self._cut_by or "the connection was given up")
-
-    async def cut(self, reason: str) -> None:
-        """End all calls, which raise Broken with this reason, and the connection."""
-        self._cut_by = reason
-        for call in list(self._calls):
-            call.cancel()
-        await self.channel.close()
-
 
 OUTBOX = 16  # messages that may wait for the stream; progress beyond that is dropped
 CONNECT_MS = 5000  # for a connection and its handshake
@@ -157,6 +80,7 @@ class GrpcLink:
         allowance: Bound on the rate of bytes.
         stall_s: How long a transfer may make no progress.
         log: Notes what is sent.
+        route: The way of blobs past the server.
     """
 
     def __init__(
@@ -167,7 +91,9 @@ class GrpcLink:
         allowance: Allowance | None = None,
         stall_s: float = 60.0,
         log: DisclosureLog | None = None,
+        route: DirectRoute | None = None,
     ) -> None:
+        self._route = route or DirectRoute((), lambda text: None)
         self.address, self.identity, self.stall_s, self._log = address, identity, stall_s, log
         self._keep, self._allowance = keep, allowance or Allowance(0.0)
         self.open = asyncio.Event()
@@ -281,6 +207,7 @@ class GrpcLink:
                             self._beat()
                         continue
                     if isinstance(message, Welcome):
+                        self._route.offer(message.direct)
                         self.inline_bytes, self.waits = min(message.inline_bytes, hello.inline_bytes), message.waits
                     await handle(message)
         finally:
@@ -331,6 +258,25 @@ class GrpcLink:
             self._outbox.put_nowait(None if message is None else self._wire.written(CONNECT, message))
 
     # --- bulk
+
+    async def get(self, digest: str, offset: int, size: int, take: Callable[[bytes], None]) -> bool:
+        ask = functools.partial(self._ask, DOWNLOAD_URL, DownloadRequest(digest, offset))
+        return await self._route.download(ask, offset, size, take, self._allowance.spend)
+
+    async def put(self, target: UploadTarget, source: Callable[[], Path | Readable]) -> bool:
+        async def moving(count: int) -> None:
+            if self._log is not None:
+                self._log.note_bytes(target, count)
+            await self._allowance.spend(count)
+
+        if self._log is not None and self._route.usable:
+            self._log.note_part(target)
+        return await self._route.upload(functools.partial(self._ask, UPLOAD_URL), target, source, moving)
+
+    async def _ask(self, call: Call, question: Any) -> SignedUrl:
+        with self._wire.call(self._wire.unary(call)(question, timeout=self.stall_s)) as asked:
+            place: SignedUrl = await asked
+            return place
 
     async def read(self, digest: str, offset: int, take: Callable[[bytes], None]) -> None:
         download = self._wire.receiving(DOWNLOAD)

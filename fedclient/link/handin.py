@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -126,16 +127,19 @@ class _Attempt:
 
     async def _upload(self, part: Part) -> None:
         ask, damaged, sent = self._resume, 0, self._sent[part.part]
+        blob = partial(self._orders.blob, self._result.order_id, part.part)
 
         async def go_on() -> None:
             nonlocal ask, damaged
             target = UploadTarget(self._result.order_id, part.part, part.digest, part.size)
-            if ask:
-                target = replace(target, offset=min(await self._link.upload_offset(target), part.size))
-            ask = True
-            frames = paced_frames(self._orders.blob(self._result.order_id, part.part), target.offset)
             try:
-                await self._link.upload(target, _then(frames, sent.set) if self._at_once else frames)
+                # Bytes that arrived damaged once do not go to the store again.
+                if damaged or not await self._link.put(target, blob):
+                    if ask:
+                        target = replace(target, offset=min(await self._link.upload_offset(target), part.size))
+                    ask = True
+                    frames = paced_frames(blob(), target.offset)
+                    await self._link.upload(target, _then(frames, sent.set) if self._at_once else frames)
                 sent.set()
             except BaseException as error:
                 sent.clear()

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import NoReturn, Protocol
 
 from attune.common.errors import CertificateRefused, FingerprintMismatch, HomeMismatch, NotEnrolled, SettingError
 from attune.common.exchange.messages import Hello, SecureMessage, StatisticsReport, UnitReport, Update, UploadTarget
+from attune.common.wire.blobs import Readable
 from attune.fedclient.home import Identity
 from attune.fedclient.messages import Event
 
@@ -86,6 +88,31 @@ class Link(Protocol):
         Raises:
             Broken: The transport failed.
             UnknownBlob, Forbidden: The server does not offer the blob.
+        """
+
+    async def get(self, digest: str, offset: int, size: int, take: Callable[[bytes], None]) -> bool:
+        """Pass the blob's bytes on from the server's S3 store, where both sides allow that; return False if `read` must.
+
+        Args:
+            digest: Digest of the blob.
+            offset: How many bytes are here.
+            size: How many bytes the whole blob has.
+            take: Takes the bytes, in order.
+
+        Raises:
+            Broken, UnknownBlob, Forbidden: As for `read`.
+        """
+
+    async def put(self, target: UploadTarget, source: Callable[[], Path | Readable]) -> bool:
+        """Write a blob to the server's S3 store, where both sides allow that; return False if `upload` must.
+
+        Args:
+            target: The blob; its offset does not matter.
+            source: Opens its bytes.
+
+        Raises:
+            Broken: The transport failed.
+            AttuneError: The server named an error.
         """
 
     async def upload_offset(self, target: UploadTarget) -> int:

@@ -158,10 +158,12 @@ async def _fetched(link: Link, ref: BlobRef, expected: Manifest, say: Callable[[
     for attempt in range(1, ATTEMPTS + 1):
         buffer = ReceiveBuffer(ref.size, ref.digest, limit_bytes, who)
 
-        async def go_on(buffer: ReceiveBuffer = buffer) -> None:
+        async def go_on(buffer: ReceiveBuffer = buffer, attempt: int = attempt) -> None:
             nonlocal unknown
             try:
-                await link.read(ref.digest, buffer.offset, buffer.write)
+                # Bytes that were wrong once do not come from the store again.
+                if attempt > 1 or not await link.get(ref.digest, buffer.offset, ref.size, buffer.write):
+                    await link.read(ref.digest, buffer.offset, buffer.write)
             except UnknownBlob as error:
                 unknown += 1
                 if unknown == asks:

@@ -66,6 +66,7 @@ class Coordinator:
         self.turns, self.streams, self.troubles, self.revoked = Turns(), Streams(), Troubles(), RevokedDevices()
         self.inbox, self.lab, self.activity = Inbox(blobs), lab, DeviceActivity(clock.unix)
         self.plan: Plan | None = None
+        self.direct = ""  # address of the S3 store with which devices may exchange blobs themselves
         self.round, self._run = Round(), ""  # the name of the run; empty: the first
         self.max_bytes: Mapping[str, int] = {}  # part that devices hand in -> the largest blob that can be an answer
         self.fewest = 1 if one_owner else FEWEST  # devices whose statistics are combined for others
@@ -206,7 +207,7 @@ class Coordinator:
 
     def welcome(self, plan: Plan) -> Welcome:
         """Return what a device is told first."""
-        return Welcome(msgspec.json.encode(plan), self.settings.server.inline_bytes, waits=True)
+        return Welcome(msgspec.json.encode(plan), self.settings.server.inline_bytes, True, self.direct)
 
     # --- events and their effects
 

@@ -95,7 +95,7 @@ class Updates:
             DiskFull: The disk has no room.
         """
         self.revoked.check(name)
-        max_bytes = self._check(name, target)
+        max_bytes = self.check(name, target)
         with self._told_of_full_disk():
             sink = await self._executors.disk(self._uploads.sink, name, target, max_bytes)
         if target.offset > sink.offset:
@@ -115,8 +115,8 @@ class Updates:
         with self._told_of_full_disk():
             await self._executors.disk(self._uploads.write, name, target.part, sink, frames)
 
-    async def complete(self, name: str, target: UploadTarget, sink: Sink) -> None:
-        """Check the digest of a whole upload.
+    async def complete(self, name: str, target: UploadTarget, sink: Sink) -> Blob:
+        """Check the digest of a whole upload, and return it.
 
         Raises:
             UploadTakenOver: A newer stream continues the upload.
@@ -126,8 +126,9 @@ class Updates:
         """
         self.revoked.check(name)
         with self._told_of_full_disk():
-            await self._executors.disk(self._uploads.complete, name, target.part, sink)
+            blob = await self._executors.disk(self._uploads.complete, name, target.part, sink)
         _upload_is_whole(OrderId.parse(target.order_id, name))
+        return blob
 
     @contextlib.contextmanager
     def _told_of_full_disk(self) -> Iterator[None]:
@@ -141,10 +142,10 @@ class Updates:
 
     def offset(self, name: str, target: UploadTarget) -> int:
         """Return how many bytes of an announced blob are here."""
-        self._check(name, target)
+        self.check(name, target)
         return self._uploads.offset(name, target)
 
-    def _check(self, name: str, target: UploadTarget) -> int:
+    def check(self, name: str, target: UploadTarget) -> int:
         """Return the largest size that this blob may have.
 
         Raises:
@@ -278,7 +279,7 @@ class Updates:
         for ref in update.parts:
             if ref.data:
                 target = UploadTarget(str(order_id), ref.part, ref.digest, ref.size)
-                max_bytes = self._check(order_id.client, target)
+                max_bytes = self.check(order_id.client, target)
                 with self._told_of_full_disk():
                     await self._executors.disk(self._uploads.bring, order_id.client, target, max_bytes, ref.data)
                 _upload_is_whole(order_id)

@@ -10,6 +10,7 @@ from typing import Protocol
 from typing_extensions import Self
 
 from attune.fedserver.ports.blobs import Blobs, Spool
+from attune.fedserver.ports.direct import DirectStore
 from attune.fedserver.ports.ledger import Ledger, LedgerReader, Snapshot
 
 
@@ -86,6 +87,16 @@ class HomeStorage(Storage, Protocol):
 
     def create(self) -> None:
         """Make what a server needs, and empty what is served."""
+
+    def direct(self, public_url: str) -> DirectStore:
+        """Return the store that devices reach by themselves.
+
+        Args:
+            public_url: Its address for devices; empty: the one for this server.
+
+        Raises:
+            SettingError: This storage has none.
+        """
 
     def clear_blobs(self) -> None:
         """Remove all blobs."""

@@ -12,14 +12,15 @@ from google.protobuf.message import DecodeError
 
 from attune.common import aio
 from attune.common.errors import LimitExceeded, Stalled, UpdateRefused
-from attune.common.exchange.messages import DownloadRequest, UploadTarget
-from attune.common.exchange.protobuf import BLOBS, DOWNLOAD, TARGET, UPLOAD, UPLOAD_OFFSET
+from attune.common.exchange.messages import DirectUpload, DownloadRequest, SignedUrl, UploadTarget
+from attune.common.exchange.protobuf import BLOBS, DOWNLOAD, DOWNLOAD_URL, TARGET, UPLOAD, UPLOAD_OFFSET, UPLOAD_URL, Call
 from attune.common.protocol import UPLOAD_KEY
 from attune.common.pulse import Pulse
 from attune.common.wire.blobs import FRAME_BYTES, Pace, read_frames
 from attune.fedserver.core.orderbook import OrderBook
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.device_activity import WORK, DeviceActivity, DeviceStage
+from attune.fedserver.federation.direct_transfers import DirectTransfers
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.rpc.auth import caller
@@ -40,16 +41,25 @@ class BlobService:
         executors: Executors,
         pulses: DevicePulses,
         activity: DeviceActivity,
+        direct: DirectTransfers | None,
     ) -> None:
+        self._direct = direct
         self._book, self._blobs, self._updates, self._activity = book, blobs, updates, activity
         self._executors, self._pulses = executors, pulses
 
     def handler(self) -> grpc.GenericRpcHandler:
-        offset = UPLOAD_OFFSET
+        unary: dict[Call, Any] = {
+            UPLOAD_OFFSET: self.upload_offset,
+            DOWNLOAD_URL: self.download_url,
+            UPLOAD_URL: self.upload_url,
+        }
         handlers = {
             DOWNLOAD.name: grpc.unary_stream_rpc_method_handler(self.download, DOWNLOAD.request.read, DOWNLOAD.reply.write),
             UPLOAD.name: grpc.stream_unary_rpc_method_handler(self.upload, UPLOAD.request.read, UPLOAD.reply.write),
-            offset.name: grpc.unary_unary_rpc_method_handler(self.upload_offset, offset.request.read, offset.reply.write),
+            **{
+                call.name: grpc.unary_unary_rpc_method_handler(behaviour, call.request.read, call.reply.write)
+                for call, behaviour in unary.items()
+            },
         }
         return grpc.method_handlers_generic_handler(BLOBS, handlers)
 
@@ -99,6 +109,18 @@ class BlobService:
 
     async def upload_offset(self, target: UploadTarget, context: grpc.aio.ServicerContext) -> int:
         return self._updates.offset(caller().name, target)
+
+    async def download_url(self, request: DownloadRequest, context: grpc.aio.ServicerContext) -> SignedUrl:
+        return SignedUrl() if self._direct is None else await self._direct.download_url(caller().name, request.digest)
+
+    async def upload_url(self, asked: DirectUpload, context: grpc.aio.ServicerContext) -> SignedUrl:
+        name = caller().name
+        if self._direct is None:
+            return SignedUrl()
+        place = await self._direct.upload_url(name, asked)
+        if place.url:
+            self._activity.enter(name, DeviceStage.SENDING)
+        return place
 
 
 async def _given_up(task: asyncio.Future[Any]) -> None:

@@ -19,6 +19,7 @@ from attune.fedserver.core.advice import HANDSHAKE
 from attune.fedserver.descriptors import raise_limit
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.federation.direct_transfers import DirectTransfers
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.federation.survey import Survey, without_statistics
@@ -27,6 +28,7 @@ from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.identity.server_tls import server_options
 from attune.fedserver.pb import admin_pb2, admin_pb2_grpc
+from attune.fedserver.ports.direct import DirectStore
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth
@@ -54,6 +56,7 @@ class GrpcServer:
         coordinator: Coordinator,
         storage: Storage,
         executors: Executors,
+        direct: DirectStore | None = None,
     ) -> None:
         self._settings, self._registrar, self._coordinator = settings, registrar, coordinator
         ledger, blobs = storage.ledger, storage.blobs
@@ -67,7 +70,8 @@ class GrpcServer:
         self._server = server = grpc.aio.server(interceptors=[auth], options=options)
         survey = Survey(coordinator.streams, without_statistics(coordinator.settings.privacy))
         federation = FederationService(members, updates, registrar, pulses, survey)
-        transfers = BlobService(coordinator.book, blobs, updates, executors, pulses, coordinator.activity)
+        self._direct = DirectTransfers(direct, coordinator.book, updates) if direct is not None else None
+        transfers = BlobService(coordinator.book, blobs, updates, executors, pulses, coordinator.activity, self._direct)
         server.add_generic_rpc_handlers((federation.handler(), transfers.handler()))
         self._storage, self._operators = storage, AdminService(coordinator, members, registrar, admin, ledger, survey)
         admin_pb2_grpc.add_AdminServicer_to_server(self._operators, server)
@@ -96,6 +100,8 @@ class GrpcServer:
         self._health.set(False)
         await self._server.start()
         watching = [asyncio.create_task(work()) for work in (self._guard, self._watch, self._follow, self._pulses.run)]
+        if self._direct is not None:
+            watching.append(asyncio.create_task(self._direct.watch()))
         try:
             yield
         finally:
@@ -103,6 +109,8 @@ class GrpcServer:
                 task.cancel()
             self._coordinator.streams.hang_up()
             await self._server.stop(STOP_GRACE_S)
+            if self._direct is not None:
+                await self._direct.close()
 
     async def _watch(self) -> None:
         await self._coordinator.ready.wait()

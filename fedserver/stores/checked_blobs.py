@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,6 +12,7 @@ from attune.common.wire.digest import file_name, from_file_name
 from attune.fedserver.ports.blobs import UPLOADS, Damaged
 
 SEALED = ".complete"  # ends the name of a sealed upload
+OBJECTS = "blobs/"  # begins the keys of objects
 
 
 class CheckedBlobs(ABC):
@@ -71,6 +73,11 @@ class CheckedBlobs(ABC):
                 f"{source.name} is damaged, its bytes are not those that were written: restore it from a backup", blob.name
             )
         self._known[blob.name] = blob.digest
+
+
+def new_key(digest: str) -> str:
+    """Return the key of a new object for bytes with this digest."""
+    return f"{OBJECTS}{file_name(digest)}.{secrets.token_hex(8)}"
 
 
 def upload_name(sender: str, digest: str) -> str:

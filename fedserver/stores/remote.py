@@ -11,8 +11,9 @@ from pathlib import Path
 
 from typing_extensions import Self
 
-from attune.common.errors import HomeMismatch
+from attune.common.errors import HomeMismatch, SettingError
 from attune.fedserver.ports.blobs import STATE
+from attune.fedserver.ports.direct import DirectStore
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores import postgres, s3, transfer
 from attune.fedserver.stores.disk import DATABASE_FILE, OF_THE_HOME
@@ -49,10 +50,22 @@ class RemoteStorage:
         return FolderBlobs(self._folder)
 
     @cached_property
+    def _objects(self) -> S3Objects:
+        return S3Objects(self._blobs_url)
+
+    @cached_property
     def blobs(self) -> S3Blobs:
         self.database.prepare()
-        objects = S3Objects(self._blobs_url)
-        return S3Blobs(self._local, self.database, objects, ObjectCache(self._folder / "cache", objects))
+        return S3Blobs(self._local, self.database, self._objects, ObjectCache(self._folder / "cache", self._objects))
+
+    def direct(self, public_url: str) -> DirectStore:
+        try:
+            from attune.fedserver.stores.direct_s3 import DirectS3
+        except ImportError as error:
+            raise SettingError(
+                f"server.transfer = \"direct\" needs more packages ({error}): pip install 'attune-fl[direct]'"
+            ) from None
+        return DirectS3(self._objects, self.blobs, public_url)
 
     @cached_property
     def spool(self) -> FolderSpool:

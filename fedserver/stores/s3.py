@@ -24,9 +24,9 @@ from obstore.store import S3Store
 from attune.common.durable import disk_errors, sweep_files
 from attune.common.errors import HomeMismatch, LedgerBusy, SettingError
 from attune.common.wire.blobs import Blob, LocalFile, LocalTarget, Readable, Target, digest_in
-from attune.common.wire.digest import digest_of, file_name
+from attune.common.wire.digest import digest_of
 from attune.fedserver.ports.blobs import INBOX, NOISE_SECRET, REDO, SERVED, STATE, UPLOADS, Damaged
-from attune.fedserver.stores.checked_blobs import CheckedBlobs
+from attune.fedserver.stores.checked_blobs import OBJECTS, CheckedBlobs, new_key
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.postgres import PostgresDatabase
 
@@ -34,7 +34,7 @@ LOG = logging.getLogger("fedserver")
 T = TypeVar("T")
 IN_S3 = (STATE, INBOX)  # what the names of blobs begin with whose bytes are in S3
 HERE = (UPLOADS, SERVED, REDO, NOISE_SECRET)
-OBJECTS, OWNER = "blobs/", "owner"
+OWNER = "owner"
 CACHE_BYTES = 8 << 30
 PART_BYTES = 16 << 20  # larger blobs go up in parts of this size
 RETRIES: Any = {
@@ -207,6 +207,7 @@ class S3Blobs(CheckedBlobs):
         super().__init__()
         self._local, self._db, self._objects, self._cache = local, db, objects, cache
         self._leaving: set[str] = set()  # names that go as soon as the database is there
+        self.beside: dict[str, str] = {}  # local blob -> the object in which a device has written the same bytes
 
     def create(self, name: str, size: int, durable: bool = True) -> Target:
         return _S3Target(self, name, self._cache.fill(size)) if _is_in_s3(name) else self._local.create(name, size, durable)
@@ -221,10 +222,11 @@ class S3Blobs(CheckedBlobs):
         finally:
             target.abort()
 
-    def upload(self, blob: Blob, path: Path) -> Blob:
-        """Write a file of the cache's folder to S3, and then give it its name."""
-        key = f"{OBJECTS}{file_name(blob.digest)}.{secrets.token_hex(8)}"
-        self._objects.write(key, path)
+    def upload(self, blob: Blob, path: Path, key: str = "") -> Blob:
+        """Write a file of the cache's folder to S3, unless its bytes are the object `key`, and then give it its name."""
+        if not key:
+            key = new_key(blob.digest)
+            self._objects.write(key, path)
         self._cache.take(path, key)
         self._give(blob, key)
         self._known[blob.name] = blob.digest
@@ -246,7 +248,7 @@ class S3Blobs(CheckedBlobs):
             except FileNotFoundError:
                 raise Damaged(f"{blob.name} is missing", blob.name) from None
             is_known = self._local.is_known(blob)
-            self.upload(kept, copy.path)
+            self.upload(kept, copy.path, self.beside.pop(blob.name, ""))
         if not is_known:
             self._known.pop(name, None)
         return kept
@@ -275,10 +277,8 @@ class S3Blobs(CheckedBlobs):
             source = self.source(name)
         except Damaged:
             raise KeyError(name) from None
-        try:
+        with contextlib.closing(source):
             return source.read(0, source.size)
-        finally:
-            source.close()
 
     def names(self, prefix: str) -> list[str]:
         self._leave()
@@ -308,11 +308,20 @@ class S3Blobs(CheckedBlobs):
             self._leaving.difference_update(leaving)
             self._drop(gone)
 
+    def object_of(self, blob: Blob) -> str:
+        """Return the key of the object that has the bytes of a blob; empty if they are here."""
+        held = self._found(blob.name) if _is_in_s3(blob.name) else None
+        return held[0] if held else ""
+
+    def drop_unnamed(self, keys: set[str]) -> None:
+        """Remove those of some objects that no name holds."""
+        self._drop(self._unnamed(keys))
+
     def sweep(self) -> None:
         """Remove what a killed process left unfinished, here and in S3: objects that no name holds."""
         self._local.sweep()
         self._cache.sweep()
-        self._drop(self._unnamed(set(self._objects.keys(OBJECTS))))
+        self.drop_unnamed(set(self._objects.keys(OBJECTS)))
 
     def claim(self, federation: str) -> None:
         """Check that the prefix belongs to this federation; a new one is made its own.

@@ -146,7 +146,7 @@ class Uploads:
         """Return how many bytes of an announced upload are here."""
         return self._spool.offset(self._sender(client, target.part, target.digest), target.digest)
 
-    def complete(self, client: str, part: str, sink: Sink) -> None:
+    def complete(self, client: str, part: str, sink: Sink) -> Blob:
         """Check the digest. Only then can an update name the blob, which is durable when that is accepted.
 
         Raises:
@@ -155,8 +155,9 @@ class Uploads:
         """
         with self._lock(client, part):
             self._check_current(client, part, sink)
-            sink.finish()
+            blob = sink.finish()
             del self._open[client, part]
+        return blob
 
     def take(self, client: str, part: str, digest: str) -> Blob:
         """Return the complete upload that an update names.

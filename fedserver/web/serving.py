@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attune.common import aio
-from attune.common.config import host_and_port
 from attune.common.errors import PortInUse, SettingError
+from attune.common.text import host_and_port
 from attune.fedserver.web.facts import PageSource
 
 if TYPE_CHECKING:

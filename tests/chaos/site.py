@@ -110,6 +110,7 @@ class Site:
         self.clock_jumps = False
         self.addresses = ""  # those that devices know, if there are several servers
         self.server_words: Sequence[str] = ()  # options of the server beside those of every site
+        self.device_words: Sequence[str] = ()  # options of devices beside those of every site
         self.children: dict[str, Child] = {}  # the processes that were started last
         self.logs: list[Path] = []
         self.accepted: set[str] = set()  # orders whose updates were in the inbox while the server was down
@@ -183,7 +184,7 @@ class Site:
         else:
             words += ["--home", str(self.devices_home / group), "--name", f"edge-{group}"]
             words += ["--data", str(self.folder / "shards" / group)]
-        return self._fork(group, DEVICE, words, fault)
+        return self._fork(group, DEVICE, [*words, *self.device_words], fault)
 
     def _fork(self, what: str, entry: str, words: Sequence[str], fault: str) -> Child:
         log = self.folder / f"{len(self.logs):02}-{what}.log"

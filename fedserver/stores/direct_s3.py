@@ -1,0 +1,143 @@
+"""Addresses of S3 that are signed for one blob, and uploads in parts, by botocore: obstore signs neither headers nor parts.
+
+A device writes a blob as a multipart upload. The server begins it under a key of its own and completes it. Each part's address
+is signed with the part's length and SHA-256. So a device can write nothing else, nothing longer, and nothing after the end.
+"""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.session import Session
+
+from attune.common.errors import LedgerBusy
+from attune.common.wire.blobs import Blob
+from attune.fedserver.ports.direct import LIFETIME_S, DirectObject
+from attune.fedserver.stores.checked_blobs import OBJECTS, new_key
+from attune.fedserver.stores.s3 import S3Blobs, S3Objects
+
+T = TypeVar("T")
+GONE = ("NoSuchUpload", "NoSuchKey", "404")
+
+
+class DirectS3:
+    """Implements ports.direct.DirectStore.
+
+    Args:
+        objects: The objects of the same bucket and prefix.
+        blobs: The blobs that names hold.
+        public_url: Address of the store as devices reach it; empty: as this server does.
+    """
+
+    def __init__(self, objects: S3Objects, blobs: S3Blobs, public_url: str) -> None:
+        self._objects, self._blobs = objects, blobs
+        self._bucket, _, prefix = objects.url.removeprefix("s3://").partition("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+        session = Session()
+        self._client = _client(session, None)
+        self._signer = _client(session, public_url) if public_url else self._client
+        parts = urlsplit(self._signer.generate_presigned_url("list_buckets"))
+        self.address = f"{parts.scheme}://{parts.netloc}"
+
+    def __repr__(self) -> str:
+        return f"DirectS3({self.address})"
+
+    def download_url(self, blob: Blob) -> str:
+        key = self._blobs.object_of(blob)
+        return self._signed("get_object", self._place(key)) if key else ""
+
+    def begin(self, digest: str) -> DirectObject:
+        key = new_key(digest)
+        return DirectObject(
+            key,
+            self._do(lambda: self._client.create_multipart_upload(**self._place(key), ChecksumAlgorithm="SHA256"))["UploadId"],
+        )
+
+    def arrived(self, begun: DirectObject) -> set[int]:
+        return set(self._etags(begun))
+
+    def part_url(self, begun: DirectObject, number: int, size: int, digest: bytes) -> str:
+        of_part = {"PartNumber": number, "ContentLength": size, "ChecksumSHA256": b64encode(digest).decode()}
+        return self._signed("upload_part", self._upload(begun) | of_part)
+
+    def complete(self, begun: DirectObject, digests: Sequence[bytes]) -> None:
+        etags = self._etags(begun)
+        parts = [
+            {"PartNumber": number, "ETag": etags[number], "ChecksumSHA256": b64encode(digest).decode()}
+            for number, digest in enumerate(digests, 1)
+        ]
+        self._do(lambda: self._client.complete_multipart_upload(**self._upload(begun), MultipartUpload={"Parts": parts}))
+
+    def pieces(self, begun: DirectObject) -> Iterator[memoryview]:
+        return self._objects.pieces(begun.key)
+
+    def hold(self, blob: Blob, begun: DirectObject) -> None:
+        self._blobs.beside[blob.name] = begun.key
+
+    def release(self, blob: Blob) -> None:
+        if key := self._blobs.beside.pop(blob.name, ""):
+            self._blobs.drop_unnamed({key})
+
+    def abandon(self, begun: DirectObject) -> None:
+        try:
+            self._do(lambda: self._client.abort_multipart_upload(**self._upload(begun)))
+        except KeyError:  # it is complete, or was given up before
+            self._blobs.drop_unnamed({begun.key})
+
+    def sweep(self) -> None:
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=self._bucket, Prefix=f"{self._prefix}{OBJECTS}"
+        )
+        for page in self._do(lambda: list(pages)):
+            for upload in page.get("Uploads", ()):
+                self.abandon(DirectObject(upload["Key"].removeprefix(self._prefix), upload["UploadId"]))
+
+    def _etags(self, begun: DirectObject) -> dict[int, str]:
+        pages = self._client.get_paginator("list_parts").paginate(**self._upload(begun))
+        return {part["PartNumber"]: part["ETag"] for page in self._do(lambda: list(pages)) for part in page.get("Parts", ())}
+
+    def _place(self, key: str) -> dict[str, Any]:
+        return {"Bucket": self._bucket, "Key": f"{self._prefix}{key}"}
+
+    def _upload(self, begun: DirectObject) -> dict[str, Any]:
+        return self._place(begun.key) | {"UploadId": begun.upload}
+
+    def _signed(self, call: str, params: dict[str, Any]) -> str:
+        return str(self._do(lambda: self._signer.generate_presigned_url(call, Params=params, ExpiresIn=LIFETIME_S)))
+
+    def _do(self, work: Callable[[], T]) -> T:
+        """Run a call of the store.
+
+        Raises:
+            KeyError: What it names is gone.
+            LedgerBusy: The store cannot be used now.
+        """
+        try:
+            return work()
+        except ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "")
+            if code in GONE:
+                raise KeyError(self._objects.url) from None
+            raise LedgerBusy(f"{self._objects.url} refuses a call of direct transfers ({code})") from None
+        except BotoCoreError as error:  # its text may have an address
+            raise LedgerBusy(f"{self._objects.url} cannot be used now ({type(error).__name__})") from None
+
+
+def _client(session: Session, endpoint: str | None) -> Any:
+    hosted = os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "") == "true"  # as obstore reads it
+    config = Config(
+        signature_version="s3v4",
+        s3={"addressing_style": "virtual" if hosted else "path"},
+        connect_timeout=3,
+        read_timeout=30,
+        retries={"max_attempts": 3},
+        request_checksum_calculation="when_required",
+    )
+    region = os.environ.get("AWS_REGION") or session.get_config_variable("region") or "us-east-1"
+    return session.create_client("s3", region_name=region, endpoint_url=endpoint, config=config)

@@ -1,0 +1,57 @@
+"""Direct transfers: devices read and write S3 themselves, with the bits of streams, whatever is killed or stands still."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attune.fedclient.disclosure_log import FILE, read_log
+from tests import engines
+from tests.chaos.site import Outcome, Shape, Site
+from tests.e2e.test_remote_storage import closed, rest
+
+PATIENCE_S = 180.0
+SETTINGS = ("model.name=mlr", "round.rounds=3", "train.local_steps=3", "server.inline_bytes=0")
+SHAPES = {method: Shape(method, 2, (f"method.name={method}", *SETTINGS), hosted=True) for method in ("fedavg", "fedmcsa")}
+DIRECT = ("server.transfer=direct",)
+
+
+def site_of(folder: Path, shape: Shape, *settings: str) -> Site:
+    words = engines.remote_words()
+    site = Site(folder / "site", replace(shape, settings=(*shape.settings, *settings)), PATIENCE_S)
+    site.server_words, site.device_words = words, ["--direct-host", engines.weed().address]
+    return site
+
+
+def run(site: Site, disturb: Callable[[Site], None] = lambda site: None) -> Outcome:
+    site.start_server()
+    site.start_device("fleet")
+    disturb(site)
+    return rest(site)
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def streamed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Shape, Outcome]:
+    shape = SHAPES[request.param]
+    with Site(tmp_path_factory.mktemp("folder") / "site", shape, PATIENCE_S) as site:
+        return shape, run(site)
+
+
+def asked(site: Site, kind: str) -> int:
+    """Return how many messages of a kind all devices have sent."""
+    logs = [read_log(path) for path in sorted(site.devices_home.glob(f"*/{FILE}"))]
+    return sum(line.count for log in logs for line in log.messages if line.kind == kind)
+
+
+def test_the_bits_are_those_of_streams_and_no_blob_comes_by_one(tmp_path: Path, streamed: tuple[Shape, Outcome]) -> None:
+    shape, expected = streamed
+    with site_of(tmp_path, shape, *DIRECT) as site:
+        assert run(site).differences(expected) == []
+        assert asked(site, "question where a part goes") >= 12
+        text = "".join(log.read_text() for log in site.logs)
+        assert not re.search("X-Amz|go through the server", text), text
