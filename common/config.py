@@ -239,8 +239,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_update_norm: NonNegative = 0.0
     # Blobs of up to this size in all travel within an order or an update, without a transfer of their own. 0: none.
     inline_bytes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1 << 16
-    # Way of larger blobs. stream: through this server's port. direct: devices that allow it read and write S3 themselves, by
-    # addresses that are signed for one blob and a minute; needs --blobs and attune-fl[direct] (docs/scale.md).
+    # Way of larger blobs. stream: through this server's port. direct: devices that allow it read and write S3 themselves
+    # (docs/scale.md#direct-transfers).
     transfer: Literal["stream", "direct"] = "stream"
     # Address of the S3 store as devices reach it, such as https://s3.example. Empty: as this server reaches it.
     direct_url: str = ""

@@ -29,7 +29,7 @@ SHA256_BYTES = 32
 
 @dataclass
 class _Begun:
-    """What a device writes now, as one part of its answer to an order. One call at a time goes on with it."""
+    """Blob that a device writes now, as one part of its answer to an order. One call at a time goes on with it."""
 
     asked: DirectUpload
     written: DirectObject

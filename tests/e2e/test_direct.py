@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from attune.fedclient.disclosure_log import FILE, read_log
 from tests import engines
 from tests.chaos.site import Outcome, Shape, Site
-from tests.e2e.test_remote_storage import closed, rest
+from tests.e2e.test_remote_storage import rest
 
 PATIENCE_S = 180.0
 SETTINGS = ("model.name=mlr", "round.rounds=3", "train.local_steps=3", "server.inline_bytes=0")
