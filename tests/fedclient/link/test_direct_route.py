@@ -1,4 +1,4 @@
-"""A device against a store that redirects, stalls, cuts, lies or is not allowed: the stream takes over, and no secret is told."""
+"""Device against a store that redirects, stalls, cuts, lies or may not be used: the stream takes over, no secret is told."""
 
 from __future__ import annotations
 
