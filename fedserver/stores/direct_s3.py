@@ -6,6 +6,7 @@ is signed with the part's length and SHA-256. So a device can write nothing else
 
 from __future__ import annotations
 
+import contextlib
 import os
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
@@ -85,10 +86,9 @@ class DirectS3:
             self._blobs.drop_unnamed({key})
 
     def abandon(self, begun: DirectObject) -> None:
-        try:
+        with contextlib.suppress(KeyError):  # it is complete, or was given up before
             self._do(lambda: self._client.abort_multipart_upload(**self._upload(begun)))
-        except KeyError:  # it is complete, or was given up before
-            self._blobs.drop_unnamed({begun.key})
+        self._blobs.drop_unnamed({begun.key})
 
     def sweep(self) -> None:
         pages = self._client.get_paginator("list_multipart_uploads").paginate(

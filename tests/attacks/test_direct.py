@@ -176,6 +176,17 @@ def test_what_a_killed_server_had_begun_goes_at_the_next_start(scene: Scene) -> 
     assert len(objects(scene)) == 1
 
 
+def test_a_device_that_dies_after_it_has_written_goes_on_from_there(scene: Scene) -> None:
+    scene.enter("ada", "eve")
+    data = scene.data("eve")
+    assert written(scene.ask("eve", data).url, data) == 200
+    scene.streams["eve"].hang_up()
+    scene.streams["eve"] = scene.devices["eve"].connect()
+    scene.orders["eve"] = scene.streams["eve"].next("order")
+    assert scene.ask("eve", data).offset == len(data), "nothing is written again"
+    assert scene.submit("eve", data).status == pb.Receipt.STATUS_ACCEPTED
+
+
 def objects(scene: Scene) -> list[str]:
     from attune.fedserver.home import ServerHome
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from attune.fedclient.disclosure_log import FILE, read_log
 from tests import engines
 from tests.chaos.site import Outcome, Shape, Site
-from tests.e2e.test_remote_storage import rest
+from tests.e2e.test_remote_storage import closed, rest
 
 PATIENCE_S = 180.0
 SETTINGS = ("model.name=mlr", "round.rounds=3", "train.local_steps=3", "server.inline_bytes=0")
@@ -54,3 +55,49 @@ def test_the_bits_are_those_of_streams_and_no_blob_comes_by_one(tmp_path: Path, 
         assert asked(site, "question where a part goes") >= 12
         text = "".join(log.read_text() for log in site.logs)
         assert not re.search("X-Amz|go through the server", text), text
+
+
+@pytest.fixture(scope="module")
+def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    with Site(tmp_path_factory.mktemp("fedavg") / "site", SHAPES["fedavg"], PATIENCE_S) as site:
+        return run(site)
+
+
+@pytest.mark.parametrize(("group", "fault"), [("server", "server:2:upload-whole=kill"), ("fleet", "edge-s1:2:uploaded=kill")])
+def test_a_kill_between_arrival_and_receipt_loses_nothing(tmp_path: Path, fedavg: Outcome, group: str, fault: str) -> None:
+    with site_of(tmp_path, SHAPES["fedavg"], *DIRECT) as site:
+        killed = site.start_server(fault if group == "server" else "")
+        fleet = site.start_device("fleet", fault if group == "fleet" else "")
+        killed = killed if group == "server" else fleet
+        site.until(lambda: killed.exit is not None, "the process to be killed")
+        assert killed.exit == -signal.SIGKILL, killed
+        if group == "server":
+            site.start_server()
+        else:
+            site.start_device("fleet")
+        assert rest(site).differences(fedavg) == []
+
+
+def test_a_device_that_is_killed_while_the_store_stands_still_goes_on(tmp_path: Path, fedavg: Outcome) -> None:
+    with site_of(tmp_path, SHAPES["fedavg"], *DIRECT) as site:
+        site.start_server()
+        fleet = site.start_device("fleet")
+        site.until(closed(site, 1), "a round to close")
+        store = engines.weed().process
+        assert store is not None
+        store.send_signal(signal.SIGSTOP)
+        try:
+            fleet.signal(signal.SIGKILL)
+            site.until(lambda: fleet.exit is not None, "the fleet to be gone")
+        finally:
+            store.send_signal(signal.SIGCONT)
+        site.start_device("fleet")
+        assert rest(site).differences(fedavg) == []
+
+
+def test_a_site_that_allows_only_the_one_port_uses_streams_and_says_so_once(tmp_path: Path, fedavg: Outcome) -> None:
+    closed_port = f"http://127.0.0.1:{engines.free_port()}"
+    with site_of(tmp_path, SHAPES["fedavg"], *DIRECT, f"server.direct_url={closed_port}") as site:
+        site.device_words = ["--direct-host", closed_port]
+        assert run(site).differences(fedavg) == []
+        assert site.children["fleet"].text.count("blobs go through the server for 15 minutes") == SHAPES["fedavg"].devices
