@@ -210,7 +210,7 @@ async def _serve(options: ServerOptions, opened: _Opened) -> bool:
                 if turn is not None:
                     options.say(turn.words())
                 if options.is_first:
-                    _greet(options, address, authority.short_fingerprint, join, settings, url)
+                    _greet(options, address, authority.short_fingerprint, join, settings, url, coordinator.direct)
                 async with supervised(lambda: _state_of(coordinator)):
                     await _until(signalled, resumed, coordinator, registrar, options.exit_when_done, turn)
                 profiles = coordinator.streams.profiles()
@@ -273,9 +273,12 @@ def _greet(
     join: str,
     settings: ResolvedSettings,
     dashboard: str | None,
+    store: str,
 ) -> None:
     options.say(f"fedserver listens on {address.host}:{address.port} (home {options.home})")
     options.say(f"certificate authority {fingerprint}")
+    if store:
+        options.say(f"devices that allow it exchange blobs with {store} themselves (fedclient --direct-host {store})")
     options.say(
         f"method {settings.method.name}, {settings.round.rounds} rounds; waiting for {settings.round.min_clients} devices"
     )

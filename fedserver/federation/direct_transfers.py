@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from attune.common import aio
 from attune.common.errors import AttuneError, DiskFull, LedgerBusy, LimitExceeded, OrderClosed, UpdateRefused
@@ -22,6 +25,8 @@ from attune.fedserver.federation.updates import Updates
 from attune.fedserver.ports.direct import DirectObject, DirectStore
 
 LOG = logging.getLogger("fedserver")
+T = TypeVar("T")
+THREADS = 8  # that wait for the store
 LOOK_S = 1.0  # between two looks which orders are closed
 LAST_S = 5.0  # for giving up what is open when the server ends
 SHA256_BYTES = 32
@@ -45,6 +50,11 @@ class DirectTransfers:
         self._store, self._book, self._updates = store, book, updates
         self._begun: dict[tuple[str, str], _Begun] = {}  # by device and part
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="direct")
+
+    async def _call(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call the store on a thread of its own kind: a slow store must hold up nothing else."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def __repr__(self) -> str:
         return f"DirectTransfers({sorted(self._begun)})"
@@ -56,7 +66,7 @@ class DirectTransfers:
             UnknownBlob: It was not offered to this device.
         """
         self._updates.revoked.check(name)
-        return SignedUrl(await asyncio.to_thread(self._store.download_url, self._book.offer(name, digest)))
+        return SignedUrl(await self._call(self._store.download_url, self._book.offer(name, digest)))
 
     async def upload_url(self, name: str, asked: DirectUpload) -> SignedUrl:
         """Return where a device writes the next part that is missing. If none is, check the whole, and return its size.
@@ -102,25 +112,26 @@ class DirectTransfers:
         if begun is not None and begun.asked == asked and begun.blob is None:
             return begun
         await self._give_up(place)
-        self._begun[place] = _Begun(asked, await asyncio.to_thread(self._store.begin, asked.target.digest))
+        self._begun[place] = _Begun(asked, await self._call(self._store.begin, asked.target.digest))
         return self._begun[place]
 
     async def _arrived(self, begun: _Begun) -> set[int]:
         try:
-            return await asyncio.to_thread(self._store.arrived, begun.written)
-        except KeyError:  # somebody gave it up in the store
-            begun.written = await asyncio.to_thread(self._store.begin, begun.asked.target.digest)
+            return await self._call(self._store.arrived, begun.written)
+        except KeyError:  # somebody gave it up in the store, or it is complete and its call ended before it was known
+            await self._call(self._store.abandon, begun.written)
+            begun.written = await self._call(self._store.begin, begun.asked.target.digest)
             return set()
 
     async def _part_url(self, begun: _Begun, number: int) -> SignedUrl:
         offset = (number - 1) * DIRECT_PART_BYTES
         size = min(DIRECT_PART_BYTES, begun.asked.target.size - offset)
         digest = begun.asked.part_digests[number - 1]
-        return SignedUrl(await asyncio.to_thread(self._store.part_url, begun.written, number, size, digest), offset)
+        return SignedUrl(await self._call(self._store.part_url, begun.written, number, size, digest), offset)
 
     async def _complete(self, name: str, begun: _Begun) -> None:
         try:
-            await asyncio.to_thread(self._store.complete, begun.written, begun.asked.part_digests)
+            await self._call(self._store.complete, begun.written, begun.asked.part_digests)
         except KeyError:
             self._begun.pop((name, begun.asked.target.part), None)
             raise LedgerBusy(f"the parts that {name} wrote are gone from the store: write them again") from None
@@ -147,8 +158,8 @@ class DirectTransfers:
         with self._updates.pending_uploads.stream(name, target.digest):
             sink = await self._updates.open(name, target)
             skip = sink.offset  # what a stream has brought before
-            pieces = await asyncio.to_thread(self._store.pieces, begun.written)
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            pieces = await self._call(self._store.pieces, begun.written)
+            while (piece := await self._call(next, pieces, None)) is not None:
                 await self._updates.write(name, target, sink, [bytes(piece[skip:])])
                 skip = max(0, skip - len(piece))
             begun.blob = await self._updates.complete(name, target, sink)
@@ -183,9 +194,9 @@ class DirectTransfers:
             await asyncio.gather(begun.intake, return_exceptions=True)
         try:
             if begun.blob is not None:
-                await asyncio.to_thread(self._store.release, begun.blob)
+                await self._call(self._store.release, begun.blob)
             else:
-                await asyncio.to_thread(self._store.abandon, begun.written)
+                await self._call(self._store.abandon, begun.written)
         except LedgerBusy as error:
             LOG.warning("%s; what %s wrote there goes at the next start", error, place[0])
 
@@ -195,3 +206,4 @@ class DirectTransfers:
             async with aio.timeout(LAST_S):
                 for place in list(self._begun):
                     await self._give_up(place)
+        self._threads.shutdown(wait=False, cancel_futures=True)

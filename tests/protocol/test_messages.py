@@ -14,6 +14,7 @@ from attune.common.exchange import protobuf as exchange
 from attune.common.exchange.messages import (
     Beat,
     BlobRef,
+    DirectUpload,
     DownloadRequest,
     EnrolRequest,
     Farewell,
@@ -25,6 +26,7 @@ from attune.common.exchange.messages import (
     Receipt,
     SecureMember,
     SecureMessage,
+    SignedUrl,
     Trouble,
     Update,
     UploadTarget,
@@ -94,6 +96,16 @@ def test_a_message_has_the_bytes_that_were_recorded(name: str) -> None:
     message, codec = MESSAGES[name]
     assert codec.write(message).hex() == RECORDED[name]
     assert codec.read(bytes.fromhex(RECORDED[name])) == message
+
+
+def test_the_messages_of_direct_transfers_come_back_as_they_were_and_hide_their_address() -> None:
+    asked = DirectUpload(UploadTarget("train-4-kiel", "shared", D2, 70), (bytes(32), b"1" * 32))
+    place = SignedUrl("https://s3.example/key?X-Amz-Signature=secret", 8 << 20)
+    for message, codec in ((asked, exchange.DIRECT_UPLOAD), (place, exchange.SIGNED_URL)):
+        assert codec.read(codec.write(message)) == message
+    welcome = Welcome(b"{}", 65536, waits=True, direct="https://s3.example")
+    assert exchange.TO_DEVICE.read(exchange.TO_DEVICE.write(welcome)) == welcome
+    assert "secret" not in repr(place)
 
 
 SECURE = SecureMessage(
