@@ -43,7 +43,7 @@ class DirectS3:
         session = Session()
         self._client = _client(session, None)
         self._signer = _client(session, public_url) if public_url else self._client
-        parts = urlsplit(self._signer.generate_presigned_url("list_buckets"))
+        parts = urlsplit(self._signed("head_bucket", {"Bucket": self._bucket}))
         self.address = f"{parts.scheme}://{parts.netloc}"
 
     def __repr__(self) -> str:
