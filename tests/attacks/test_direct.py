@@ -20,6 +20,7 @@ from tests import engines
 from tests.e2e.hand import CALL_S, Hand, Stream, kind_of, moved
 from tests.e2e.harness import Federation, Server, until
 
+pytestmark = pytest.mark.engines
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--rounds", "3", "--min-clients", "2")
 DIRECT = ("--set", "server.transfer=direct", "--set", "server.inline_bytes=0", "--set", "round.quorum=1")
 

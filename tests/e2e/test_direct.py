@@ -15,6 +15,7 @@ from tests import engines
 from tests.chaos.site import Outcome, Shape, Site
 from tests.e2e.test_remote_storage import closed, rest
 
+pytestmark = pytest.mark.engines
 PATIENCE_S = 180.0
 SETTINGS = ("model.name=mlr", "round.rounds=3", "train.local_steps=3", "server.inline_bytes=0")
 SHAPES = {method: Shape(method, 2, (f"method.name={method}", *SETTINGS), hosted=True) for method in ("fedavg", "fedmcsa")}

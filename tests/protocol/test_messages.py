@@ -98,7 +98,7 @@ def test_a_message_has_the_bytes_that_were_recorded(name: str) -> None:
     assert codec.read(bytes.fromhex(RECORDED[name])) == message
 
 
-def test_the_messages_of_direct_transfers_come_back_as_they_were_and_hide_their_address() -> None:
+def test_messages_of_direct_transfers_come_back_and_hide_their_address() -> None:
     asked = DirectUpload(UploadTarget("train-4-kiel", "shared", D2, 70), (bytes(32), b"1" * 32))
     place = SignedUrl("https://s3.example/key?X-Amz-Signature=secret", 8 << 20)
     for message, codec in ((asked, exchange.DIRECT_UPLOAD), (place, exchange.SIGNED_URL)):

@@ -208,7 +208,7 @@ def test_a_server_cannot_send_a_device_to_another_host(store: Store, where: str)
     assert phone.download() is False, "such a server is not asked again soon"
 
 
-def test_without_the_owners_word_nothing_is_asked_and_one_line_says_how_to_allow_it(store: Store) -> None:
+def test_without_the_owners_word_nothing_is_asked_and_one_line_says_so(store: Store) -> None:
     phone = Phone(store, "s3.example.org")
     phone.route.offer(store.address)
     assert phone.download() is False
