@@ -15,7 +15,7 @@ from attune.common.plan import Profile
 from docs.markdown import table
 
 FILE = Path(__file__).with_suffix(".toml")
-Mode = Literal["sent", "not sent", "disclosed", "by --metrics", "charged", "noisy", "masked"]
+Mode = Literal["sent", "not sent", "disclosed", "by --metrics", "charged", "noisy", "masked", "masked sum"]
 WORDS: dict[Mode, str] = {
     "sent": "sent",
     "not sent": "not sent",
@@ -24,6 +24,7 @@ WORDS: dict[Mode, str] = {
     "charged": "only with `--metrics all`, or with noise (`noisy`)",
     "noisy": "with noise",
     "masked": "masked, in a sum",
+    "masked sum": "only with `--disclose masked-statistics`, masked",
 }
 
 

@@ -44,7 +44,8 @@ class Client:
         resources: Parts of the machine that it may use, and when. Priority and memory apply to the process:
             `resources.apply()`.
         plugins: Names of installed packages whose code the federation may run here.
-        disclose: "statistics" lets the server know sums of columns and targets, and the score of a constant answer.
+        disclose: "statistics" lets the server know sums of columns and targets, and the score of a constant answer;
+            "masked-statistics" lets it know such sums over at least 5 devices alone.
         authority: Certificate of an authority, not the server's, that has certified the devices for secure aggregation.
         signer: File with this device's key and its certificate of that authority.
         direct_hosts: S3 stores with which this device may exchange blobs itself, as HOST, HOST:PORT or http://HOST:PORT.

@@ -32,7 +32,7 @@ from attune.common.text import from_json
 from attune.fedclient import messages, session
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedclient.disclosing import Discloser, tell_units, told_profile
+from attune.fedclient.disclosing import Discloser, abilities, tell_units, told_profile
 from attune.fedclient.exchanges import Exchanges, exchanges_of, report_of
 from attune.fedclient.limits import accept_plan
 from attune.fedclient.link.port import FINAL, Broken, Link
@@ -72,7 +72,7 @@ class Device:
         self.events: asyncio.Queue[messages.Event | BaseException] = asyncio.Queue(64)
         self.job: OrderInProgress | None = None  # the session has one order at hand at most
         self.slot: LearnerSlot | None = None  # once there is a plan
-        self.discloser = Discloser(options, shard, link, worker)
+        self.discloser = Discloser(options, shard, store, link, worker, console.say)
         self.exchanges: Exchanges | None = None  # if the plan has secure aggregation
         self.plan: Plan | None = None
         self.last_contact, self.last_progress = time.monotonic(), 0.0
@@ -123,6 +123,8 @@ class Device:
                 self._set_deadline(order)
             case messages.Send(order_id, resume):
                 self.job = OrderInProgress(self._spawn(self._send(order_id, resume)))
+            case messages.Exchange(message) if message.of_statistics:
+                self._spawn(self.discloser.exchange(message, self.plan))
             case messages.Exchange(message) if self.exchanges is not None:
                 self._spawn(self.exchanges.answer(message, self._ready()))
             case messages.Disclose(question):
@@ -174,7 +176,8 @@ class Device:
 
         try:
             await self._renew()
-            await self.link.control(_hello(told_profile(self.options, self.shard.profile), self.empty), handle)
+            told, more = told_profile(self.options, self.shard.profile), abilities(self.options, self.shard.profile)
+            await self.link.control(_hello(told, (*more, EMPTY) if self.empty else more), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))
@@ -272,9 +275,8 @@ class Device:
             self.job.deadline.cancel()
         left_s = max(0.0, self.options.limits.order_s - (time.monotonic() - self.job.begun))
         expired = messages.Expired(order.id)
-        loop = asyncio.get_running_loop()
         after_s = min(order.deadline_s or left_s, left_s)
-        self.job.deadline = loop.call_later(after_s, lambda: self._spawn(self.events.put(expired)))
+        self.job.deadline = asyncio.get_running_loop().call_later(after_s, lambda: self._spawn(self.events.put(expired)))
 
     def _stop_job(self) -> None:
         if self.job is not None:
@@ -392,9 +394,7 @@ class Device:
         return self.slot
 
 
-def _hello(profile: Profile, empty: bool) -> Hello:
+def _hello(profile: Profile, more: tuple[str, ...]) -> Hello:
     """Return the first message to the server. It names the transforms of plug-ins too; plans are checked when they come."""
     transforms = (f"{SPOKEN_AS}{name}" for name in TRANSFORMS)
-    return Hello(
-        f"attune {_version(DISTRIBUTION)}", msgspec.json.encode(profile), (*SPOKEN, *transforms, *([EMPTY] if empty else []))
-    )
+    return Hello(f"attune {_version(DISTRIBUTION)}", msgspec.json.encode(profile), (*SPOKEN, *transforms, *more))

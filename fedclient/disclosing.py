@@ -1,4 +1,4 @@
-"""Statistics of a device's data on their way to the server: only with `--disclose statistics`, and never beside privacy."""
+"""Statistics of a device's data on their way to the server: only if its owner discloses them, and never beside noise."""
 
 from __future__ import annotations
 
@@ -7,24 +7,34 @@ from collections.abc import Callable
 import msgspec
 
 from attune.common.errors import WireError
-from attune.common.exchange.messages import StatisticsReport, StatisticsRequest, UnitReport
+from attune.common.exchange.messages import SecureMessage, StatisticsReport, StatisticsRequest, UnitReport
 from attune.common.exchange.registry import secure_sum_in
 from attune.common.plan import Plan, Profile
+from attune.common.protocol import MASKED, MASKED_SCALE
 from attune.common.site_statistics import MOST_COLUMNS, Centre
 from attune.common.text import from_json
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.site_sums import site_sketches, site_sums
 from attune.fedclient.data.units import units_of_shard
 from attune.fedclient.link.port import Link
+from attune.fedclient.masked_disclosing import MOST_BYTES, MaskedDiscloser
 from attune.fedclient.options import DeviceOptions
+from attune.fedclient.store import Store
 from attune.fedclient.work.worker import Worker
-
-MOST_BYTES = 3 << 20  # of a report; a message of gRPC may have 4 MiB
 
 
 def told_profile(options: DeviceOptions, profile: Profile) -> Profile:
-    """Return what the server is told of the shard: sums of its values only if the device discloses statistics."""
-    return profile if "statistics" in options.disclose else msgspec.structs.replace(profile, columns=None, targets=None)
+    """Return what the server is told of the shard: sums of its values only if the device discloses them unmasked."""
+    is_told = "statistics" in options.disclose and "masked-statistics" not in options.disclose
+    return profile if is_told else msgspec.structs.replace(profile, columns=None, targets=None)
+
+
+def abilities(options: DeviceOptions, profile: Profile) -> tuple[str, ...]:
+    """Return what a device can do beside the abilities of its version: statistics in a masked sum, if its owner allows them."""
+    if not options.disclose:
+        return ()
+    scales = profile.columns is not None or profile.targets is not None
+    return (MASKED, MASKED_SCALE) if scales else (MASKED,)
 
 
 async def tell_units(
@@ -48,32 +58,42 @@ async def tell_units(
 class Discloser:
     """Answers of one device to questions for statistics, one at a time: a question that comes meanwhile is dropped."""
 
-    def __init__(self, options: DeviceOptions, shard: LazyShard, link: Link, worker: Worker) -> None:
+    def __init__(
+        self, options: DeviceOptions, shard: LazyShard, store: Store, link: Link, worker: Worker, say: Callable[[str], None]
+    ) -> None:
         self._options, self._shard, self._link, self._worker = options, shard, link, worker
+        self.masked = MaskedDiscloser(options, shard, store, link, worker, say)
         self._busy = False
 
     async def answer(self, question: StatisticsRequest, plan: Plan | None) -> None:
         """Answer a question, or say why not."""
-        if self._busy:
-            return
-        self._busy = True
-        try:
-            why = self._objection(plan)
-            report = (
-                StatisticsReport(question.id, refused=why) if why else await self._worker.do(_report, self._shard, question)
-            )
-            self._link.answer(report)
-        finally:
-            self._busy = False
+        if why := self._objection(plan, bool(question.layout_json)):
+            self._link.answer(StatisticsReport(question.id, refused=why))
+        elif question.layout_json:
+            await self.masked.prepare(question)
+        elif not self._busy:
+            self._busy = True
+            try:
+                self._link.answer(await self._worker.do(_report, self._shard, question))
+            finally:
+                self._busy = False
 
-    def _objection(self, plan: Plan | None) -> str:
+    async def exchange(self, message: SecureMessage, plan: Plan | None) -> None:
+        """Answer a message of a masked sum, or say why not."""
+        if why := self._objection(plan, True):
+            self._link.answer(SecureMessage(message.order_id, message.attempt, message.exchange, refused=why))
+        else:
+            await self.masked.answer(message)
+
+    def _objection(self, plan: Plan | None, masked: bool) -> str:
         """Return why this device gives no statistics; empty if it does. A server may ask although its plan has privacy."""
-        if "statistics" not in self._options.disclose:
-            return "it discloses no statistics (fedclient --disclose statistics)"
+        if not self._options.disclose or (not masked and "statistics" not in self._options.disclose):
+            masks = "masked-statistics, or " if masked else ""
+            return f"it discloses no statistics (fedclient --disclose {masks}statistics)"
         noisy = plan is not None and (plan.is_private or plan.noisy_sums is not None)
         if noisy or self._options.privacy.epsilon is not None:
             return "its data leave only with noise (privacy.unit, --max-epsilon), and statistics have none"
-        if plan is not None and secure_sum_in(plan.transforms) is not None:
+        if not masked and plan is not None and secure_sum_in(plan.transforms) is not None:
             return "its sums leave only masked (privacy.secure_aggregation), and statistics are not"
         return ""
 

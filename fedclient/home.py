@@ -61,6 +61,7 @@ class DeviceHome:
         self.orders = path / "orders"
         self.model = path / "model"
         self.plan = path / "plan.json"
+        self.statistics = path / "statistics.json"
         self.runs = path / "runs"  # earlier ones of this federation, each with the three above
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from attune.fedclient.limits import DEFAULT_LIMITS, NO_DEMANDS, OrderLimits, Pri
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
 
-Disclosed = Literal["statistics"]
+Disclosed = Literal["statistics", "masked-statistics"]
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Session:
             case Order():
                 return self._ordered(event)
             case SecureMessage():
-                return [] if self.plan_json is None else [messages.Exchange(event)]
+                return [] if self.plan_json is None and not event.of_statistics else [messages.Exchange(event)]
             case StatisticsRequest():
                 return [messages.Disclose(event)]
             case Farewell(message):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from attune.common.durable import PUBLIC, write_file
+from attune.common.durable import PRIVATE, PUBLIC, write_file
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.resource_limits import ResourceLimits
 
@@ -39,6 +39,12 @@ class Store(Protocol):
 
     def spent(self) -> int:
         """Return how many orders were carried out in runs that were put aside."""
+
+    def statistics_state(self) -> bytes:
+        """Return what was kept of masked statistics in the home's whole life; empty: nothing."""
+
+    def keep_statistics_state(self, state: bytes) -> None:
+        """Keep it durably in place of what was kept before."""
 
     def check_room(self, resources: ResourceLimits, coming_bytes: int) -> None:
         """Check that the owner allows `coming_bytes` more.
@@ -83,6 +89,12 @@ class FolderStore:
     def spent(self) -> int:
         return self._home.spent()
 
+    def statistics_state(self) -> bytes:
+        return self._home.statistics.read_bytes() if self._home.statistics.exists() else b""
+
+    def keep_statistics_state(self, state: bytes) -> None:
+        write_file(self._home.statistics, state, PRIVATE)
+
     def check_room(self, resources: ResourceLimits, coming_bytes: int) -> None:
         resources.check_disk(self._home.path, coming_bytes)
 
@@ -105,6 +117,7 @@ class MemoryStore:
         self._plan: bytes | None = None
         self._orders: OrderStore | None = None
         self._spent = 0
+        self._statistics = b""
 
     def __repr__(self) -> str:
         return f"MemoryStore({self._orders})"
@@ -129,6 +142,12 @@ class MemoryStore:
 
     def spent(self) -> int:
         return self._spent
+
+    def statistics_state(self) -> bytes:
+        return self._statistics
+
+    def keep_statistics_state(self, state: bytes) -> None:
+        self._statistics = state
 
     def check_room(self, resources: ResourceLimits, coming_bytes: int) -> None:
         """Accept everything, because no file is written."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from attune.common.exchange.messages import Hello, SecureMessage, Update, UploadTarget
+from attune.common.exchange.messages import Hello, SecureMessage, StatisticsReport, Update, UploadTarget
 from attune.common.wire.blobs import read_frames
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import Executor, Work, result_of
@@ -45,7 +45,7 @@ class InProcessServer:
         on_answer: OnAnswer,
     ) -> None:
         self._members, self._updates, self._book, self._blobs = members, updates, coordinator.book, blobs
-        self._on_trouble, self._on_answer = on_trouble, on_answer
+        self._masked, self._on_trouble, self._on_answer = coordinator.masked, on_trouble, on_answer
 
     async def connect(self, name: str, hello: Hello) -> Stream:
         return self._members.connect(name, hello)
@@ -62,6 +62,9 @@ class InProcessServer:
 
     def secure(self, name: str, message: SecureMessage) -> None:
         self._members.secure(name, message)
+
+    def statistics(self, name: str, report: StatisticsReport) -> None:
+        self._masked.reported(name, report)
 
     async def download(self, name: str, digest: str, offset: int) -> AsyncIterator[bytes]:
         for frame in read_frames(self._blobs.open(self._book.offer(name, digest)), offset):

@@ -16,7 +16,7 @@ from attune.common.plugins import installed
 from attune.fedclient.data.kinds import WHOLE_NUMBERS
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.limits import PrivacyLimits
-from attune.fedclient.options import DeviceOptions
+from attune.fedclient.options import DeviceOptions, Disclosed
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.executor import IN_OTHER_PROCESSES
 from attune.simulation import arguments
@@ -161,6 +161,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
     members = read_shards(given, ReadOptions.of(label, **{"task": task, **table}), declared)
     if any(shard is not given[key] and WHOLE_NUMBERS in shard.warnings for key, shard in members.items()):
         sys.stderr.write(f"note: {WHOLE_NUMBERS}\n")
+    masked: Sequence[Disclosed] = ("masked-statistics",) if overrides.get("privacy", {}).get("secure_aggregation") else ()
     options = DeviceOptions(
         Path(),
         NOWHERE,
@@ -169,7 +170,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         keep=keep,
         baseline=baseline,
         allow_plugins=installed(),
-        disclose=("statistics",),  # all devices are the caller's own
+        disclose=("statistics", *masked),  # all devices are the caller's own
         privacy=PrivacyLimits(metrics="all"),
         simulated=True,
         hooks=Hooks(train, evaluate),

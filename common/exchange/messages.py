@@ -15,7 +15,7 @@ import msgspec
 from attune.common.errors import SettingError
 from attune.common.metrics import Choice
 from attune.common.plan import Profile
-from attune.common.protocol import INLINE_BYTES, PROTOCOL, SPOKEN
+from attune.common.protocol import INLINE_BYTES, PROTOCOL, SPOKEN, STATISTICS_ORDER
 from attune.common.text import clean, from_json
 
 WorkName = Literal["train", "evaluate"]
@@ -265,6 +265,11 @@ class SecureMessage:
     threshold: int = 0
     refused: str = ""
 
+    @property
+    def of_statistics(self) -> str:
+        """The id of the question for statistics whose answers are summed; empty: the message is of a round."""
+        return self.order_id.removeprefix(STATISTICS_ORDER) if self.order_id.startswith(STATISTICS_ORDER) else ""
+
 
 @dataclass(frozen=True)
 class StatisticsRequest:
@@ -274,11 +279,13 @@ class StatisticsRequest:
         id: Word that the report repeats.
         columns: Names of the columns that are meant; empty: all.
         centres_json: Centre of each column by name, for sketches; empty: the question is for sums.
+        layout_json: MaskedLayout (attune.common.secure.masked_sums) of a masked sum; empty: the question is for none.
     """
 
     id: str
     columns: tuple[str, ...] = ()
     centres_json: bytes = b""
+    layout_json: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -289,11 +296,13 @@ class StatisticsReport:
         id: Word of the question.
         report_json: SiteSums or SiteSketches.
         refused: Why the device gives none; empty: it does.
+        masked: The statistics as one masked number; empty: the device has none to send now.
     """
 
     id: str
     report_json: bytes = b""
     refused: str = ""
+    masked: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,8 @@ def _device_message(message: ToServer | Beat) -> pb.DeviceMessage:
             return pb.DeviceMessage(beat=pb.Beat(every_s=every_s))
         case SecureMessage():
             return pb.DeviceMessage(secure=_secure_message(message))
-        case StatisticsReport(id, report_json, refused):
-            report = pb.StatisticsReport(id=id, report_json=report_json, refused=refused[:LONGEST_TROUBLE])
+        case StatisticsReport(id, report_json, refused, masked):
+            report = pb.StatisticsReport(id=id, report_json=report_json, refused=refused[:LONGEST_TROUBLE], masked=masked)
             return pb.DeviceMessage(statistics=report)
         case UnitReport(verdicts):
             return pb.DeviceMessage(units=pb.UnitReport(verdicts=verdicts))
@@ -102,7 +102,7 @@ def _read_to_server(data: bytes) -> ToServer | Beat | None:
             return _secure(message.secure)
         case "statistics":
             report = message.statistics
-            return StatisticsReport(report.id, report.report_json, clean(report.refused, LONGEST_TROUBLE))
+            return StatisticsReport(report.id, report.report_json, clean(report.refused, LONGEST_TROUBLE), report.masked)
         case "units":
             return UnitReport(dict(message.units.verdicts))
     return None
@@ -144,7 +144,7 @@ def _read_to_device(data: bytes) -> ToDevice | Beat | None:
             return _secure(message.secure)
         case "statistics":
             question = message.statistics
-            return StatisticsRequest(question.id, tuple(question.columns), question.centres_json)
+            return StatisticsRequest(question.id, tuple(question.columns), question.centres_json, question.layout_json)
     return None
 
 

@@ -122,6 +122,12 @@ def pair_masks(name: str, key: X25519PrivateKey, others: Mapping[str, bytes], co
         yield agreed(key, its_key, b"pair mask " + context), name > other
 
 
+def stream(seed: bytes, purpose: str, length: int) -> bytes:
+    """Return so many bytes of a mask that is no tensor's."""
+    cipher = Cipher(ChaCha20(_derived(seed, b"mask of " + purpose.encode()), bytes(16)), None).encryptor()
+    return cipher.update(bytes(length))
+
+
 def total_mask(seeds: Iterable[tuple[bytes, bool]], part: str, tensor: int, size: int) -> np.ndarray:
     """Return the sum of the masks of one tensor modulo 2^32, (size,) uint32. It is made in pieces that stay in the cache.
 

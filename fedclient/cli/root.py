@@ -138,8 +138,9 @@ class DeviceCommands(ExtensibleGroup):
     help="File with the decisions of the data's owner, which the command line may not change.",
 )  # fmt: skip
 @click.option(
-    "--disclose", multiple=True, type=click.Choice(["statistics"]),
-    help="statistics: sums of targets, and of columns that meta.json wants scaled over the federation, and class shares.",
+    "--disclose", multiple=True, type=click.Choice(["statistics", "masked-statistics"]),
+    help="statistics: sums of targets, and of columns that meta.json wants scaled over the federation, and class shares. "
+    "masked-statistics: only in a sum over at least 5 devices.",
 )  # fmt: skip
 @click.option(
     "--units", type=click.Choice(["all", "none"]), default="all", show_default=True,

@@ -29,22 +29,25 @@ def site_sums(shard: Shard, wanted: Collection[str] = ()) -> SiteSums:
         shard: The shard. Columns are those of tables, the channels of series, and the targets of a regression.
         wanted: Names of columns; empty: all.
     """
-    classes: list[int] = []
-    if shard.task == "classes":
-        names, counts = np.unique(np.concatenate([shard.train_y.ravel(), shard.test_y.ravel()]), return_counts=True)
-        count_of = {str(name): int(count) for name, count in zip(names.tolist(), counts.tolist(), strict=True)}
-        classes = [count_of.get(str(label), 0) for label in shard.labels]
-    sums = {name: column_sums(values_N) for name, values_N in _columns(shard, wanted).items()}
+    sums = {name: column_sums(values_N) for name, values_N in columns_in(shard, wanted).items()}
+    classes = class_counts(shard) if shard.task == "classes" else []
     return SiteSums(len(shard.train_x) + len(shard.test_x), sums, classes)
+
+
+def class_counts(shard: Shard) -> list[int]:
+    """Return the samples of each class, in the order of the shard's labels."""
+    names, counts = np.unique(np.concatenate([shard.train_y.ravel(), shard.test_y.ravel()]), return_counts=True)
+    count_of = {str(name): int(count) for name, count in zip(names.tolist(), counts.tolist(), strict=True)}
+    return [count_of.get(str(label), 0) for label in shard.labels]
 
 
 def site_sketches(shard: Shard, centres: Mapping[str, Centre]) -> SiteSketches:
     """Return the sketches of the columns that have a centre."""
-    columns = _columns(shard, centres.keys()) if centres else {}
+    columns = columns_in(shard, centres.keys()) if centres else {}
     return SiteSketches({name: sketch_of(values_N, centres[name]) for name, values_N in columns.items()})
 
 
-def _columns(shard: Shard, wanted: Collection[str]) -> dict[str, npt.NDArray[np.float64]]:
+def columns_in(shard: Shard, wanted: Collection[str]) -> dict[str, npt.NDArray[np.float64]]:
     """Return the columns by name, each with all its rows, (N,) float64, with NaN for missing values."""
     columns: dict[str, npt.NDArray[np.float64]] = {}
     if shard.kind in ("tabular", "series"):

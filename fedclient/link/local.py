@@ -66,6 +66,8 @@ class LocalServer(Protocol):
 
     def secure(self, name: str, message: SecureMessage) -> None: ...
 
+    def statistics(self, name: str, report: StatisticsReport) -> None: ...
+
     def download(self, name: str, digest: str, offset: int) -> AsyncIterator[bytes]:
         """Yield the bytes of an offered blob from `offset` on.
 
@@ -144,8 +146,10 @@ class LocalLink:
         self._say(order_id, reason)
 
     def answer(self, message: SecureMessage | StatisticsReport | UnitReport) -> None:
-        if self.open.is_set() and isinstance(message, SecureMessage):  # within a process there is no operator
+        if self.open.is_set() and isinstance(message, SecureMessage):
             self._server.secure(self.name, message)
+        elif self.open.is_set() and isinstance(message, StatisticsReport):
+            self._server.statistics(self.name, message)
 
     @cached_property
     def identity(self) -> Identity:

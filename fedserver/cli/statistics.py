@@ -18,14 +18,15 @@ from attune.fedserver.cli.shared import HOME, place_of
     type=click.FloatRange(1, 600),
     default=60.0,
     show_default=True,
-    help="Seconds to wait for each of two answers.",
+    help="Seconds to wait for each answer.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Also write a page with pictures to this folder.")
 def statistics(home: Path | None, columns: str, patience: float, as_json: bool, out: Path | None) -> None:
     """Ask the connected devices for statistics of their data: sums over at least 5 devices and 10 rows.
 
-    Devices answer that were started with --disclose statistics. The server must run.
+    Devices answer that were started with --disclose statistics. Under secure aggregation the server learns one masked sum, of
+    devices with --disclose masked-statistics. The server must run.
     """
     import msgspec
 

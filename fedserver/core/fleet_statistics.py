@@ -167,7 +167,7 @@ def fleet_statistics(
         columns[name] = _statistics(sums, given, centres.get(name), fewest)
     classes, distance = _classes(sites, profiles, fewest)
     between = [column.between for column in columns.values() if column.between is not None]
-    first, why = _advice(distance, max(between, default=None))
+    first, why = advice(distance, max(between, default=None))
     return FleetStatistics(len(sites), dict(without), samples, columns, classes, distance, first=first, why=why)
 
 
@@ -200,9 +200,9 @@ def _statistics(
     between = sum(column.rows * (column.mean - whole.mean) ** 2 for column in sums)
     quantiles, histogram = None, None
     if sum(bool(sketch.counts) for sketch in sketches) >= fewest:
-        counts = _added(sketches)
-        quantiles = _quantiles(counts, centre)
-        histogram = _histogram(sketches, centre, quantiles, fewest)
+        counts = added_sketches(sketches)
+        quantiles = quantiles_of(counts, centre)
+        histogram = histogram_of(sketches, centre, quantiles, fewest)
     return ColumnStatistics(
         devices,
         whole.rows,
@@ -215,7 +215,7 @@ def _statistics(
     )
 
 
-def _added(sketches: Sequence[ColumnSketch]) -> dict[int, int]:
+def added_sketches(sketches: Sequence[ColumnSketch]) -> dict[int, int]:
     """Return the count of each bucket over all devices, in ascending order of the buckets."""
     counts: dict[int, int] = {}
     for sketch in sketches:
@@ -225,7 +225,7 @@ def _added(sketches: Sequence[ColumnSketch]) -> dict[int, int]:
     return dict(sorted(counts.items()))
 
 
-def _quantiles(counts: Mapping[int, int], centre: Centre) -> dict[str, float]:
+def quantiles_of(counts: Mapping[int, int], centre: Centre) -> dict[str, float]:
     """Return the quantiles beyond which, on either side, enough rows lie."""
     rows, below = sum(counts.values()), list(accumulate(counts.values()))
     result = {}
@@ -237,7 +237,7 @@ def _quantiles(counts: Mapping[int, int], centre: Centre) -> dict[str, float]:
     return result
 
 
-def _histogram(
+def histogram_of(
     sketches: Sequence[ColumnSketch], centre: Centre, quantiles: Mapping[str, float], fewest: int
 ) -> Histogram | None:
     """Return counts in bins of one width, joined with their neighbours until enough rows and devices are in each."""
@@ -294,17 +294,20 @@ def _classes(
         if rows := sum(counts.values()):
             apart = sum(abs(counts.get(label, 0) / rows - total[label] / whole) for label in labels) / 2
             distance += apart * rows / whole
-    shown: dict[str, int | None] = {}
-    for label in labels:
-        holders = sum(counts.get(label, 0) > 0 for counts in by_device.values())
-        shown[label] = total[label] if holders >= fewest and total[label] >= FEWEST_ROWS else None
+    holders = {label: sum(counts.get(label, 0) > 0 for counts in by_device.values()) for label in labels}
+    return shown_classes({label: total[label] if holders[label] >= fewest else 0 for label in labels}), distance
+
+
+def shown_classes(total: Mapping[str, int]) -> dict[str, int | None]:
+    """Return the samples of each class; None where they are too few, and of one more class if they would follow from it."""
+    shown = {label: count if count >= FEWEST_ROWS else None for label, count in total.items()}
     known = [(count, label) for label, count in shown.items() if count is not None]
-    if known and len(known) == len(shown) - 1:  # the sum of all classes is known, and the last one would follow from it
+    if known and len(known) == len(shown) - 1:  # the sum of all classes is known
         shown[min(known)[1]] = None
-    return shown, distance
+    return shown
 
 
-def _advice(distance: float | None, between: float | None) -> tuple[list[str], str]:
+def advice(distance: float | None, between: float | None) -> tuple[list[str], str]:
     """Return the methods to try first, and why."""
     if distance is not None and distance >= APART:
         return ["fedper", "fedtp"], "sites have different shares of the classes: a head or attention of their own pays"

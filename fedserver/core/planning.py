@@ -32,6 +32,7 @@ from attune.fedserver.core.data_form import columns_of
 from attune.fedserver.core.embedding_settings import check_embedding, device_defaults
 from attune.fedserver.core.encodings import Encodings, encodings_of
 from attune.fedserver.core.finishing import trial_round
+from attune.fedserver.core.masked_statistics import MaskedScales
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.poisson_rounds import PoissonRounds
 from attune.fedserver.core.policy import Synchronous
@@ -186,12 +187,17 @@ def reconcile(recorded: Mapping[str, Any] | None, overrides: Mapping[str, Any]) 
 
 
 def make_plan(
-    settings: ResolvedSettings, profiles: Mapping[str, Profile], federation: str, run: str = "", fewest: int = FEWEST
+    settings: ResolvedSettings,
+    profiles: Mapping[str, Profile],
+    federation: str,
+    run: str = "",
+    fewest: int = FEWEST,
+    masked: MaskedScales = MaskedScales(),  # noqa: B008 - it is immutable
 ) -> Plan:
     """Make the plan for the devices present at round 1, whose data have one form.
 
     The classes are those that the operator declares, else the sorted union of the devices' labels. Statistics become common
-    scales only where `fewest` devices disclose them, or all.
+    scales only where `fewest` devices disclose them, or all, or where they are in a masked sum.
 
     Raises:
         SettingError: The settings do not fit the devices' data, classes look alike, or the plan is too long.
@@ -227,10 +233,12 @@ def make_plan(
         method=settings.method.name,
         method_options=settings.method_options,
         train=msgspec.structs.replace(settings.train, finish=msgspec.UNSET, finish_stop=msgspec.UNSET),  # the orders say it
-        scale=declared_scale(privacy, first) if privacy.unit != "none" else scale_of(profiles, fewest),
+        scale=declared_scale(privacy, first) if privacy.unit != "none" else masked.features or scale_of(profiles, fewest),
         column_names=declared.names or columns_of(profiles),
         task=first.task,
-        targets=declared_targets(privacy, first) if privacy.unit != "none" else scale_of_targets(profiles, fewest),
+        targets=declared_targets(privacy, first)
+        if privacy.unit != "none"
+        else masked.targets or scale_of_targets(profiles, fewest),
         run=run,
         transforms=settings.transforms,
         device_transforms=settings.encodings.on_devices,

@@ -102,7 +102,10 @@ def check_profile(privacy: PrivacySettings, profile: Profile, name: str) -> None
     sums = {"standardises over the federation": profile.columns, "has numbers to predict": profile.targets}
     for what, columns in sums.items():
         if privacy.secure_aggregation and columns is not None:
-            raise SettingError(f"the shard of {name} {what}, for which sums of its data are sent: {ON} refuses that")
+            raise SettingError(
+                f"the shard of {name} {what}, and {name} sends sums of its data, which {ON} refuses: start it with "
+                "--disclose masked-statistics, or without --disclose"
+            )
 
 
 def weighted(plan: Plan, profiles: Mapping[str, Profile]) -> Plan:

@@ -28,6 +28,7 @@ from attune.fedserver.core.round import left_s, next_wake, step
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.device_activity import DeviceActivity, DeviceStage
+from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.rounds import ClosedRound, OrderSender, RoundCloser, taken_up
 from attune.fedserver.federation.secure_rounds import SecureRounds
 from attune.fedserver.federation.steps import Clock, PassedOver, Troubles, Turns
@@ -75,6 +76,7 @@ class Coordinator:
         self._orders = OrderSender(settings, ledger, self.streams, lab, blobs, executors, self.activity, self.fewest)
         self.book, self._passed_over = self._orders.book, PassedOver(ledger, self.troubles)
         self.secure = SecureRounds(settings.privacy, federation, self.streams, clock, self.turns, self.handle)
+        self.masked = MaskedSurvey(settings.privacy, federation, self.streams, blobs, executors, clock)
         self._closer = RoundCloser(settings, self.inbox, lab, self._orders, executors, self.secure)
         self._closing_since: float | None = None  # monotonic; while updates are aggregated
         self._saved_record: events.Record | None = None
@@ -188,7 +190,7 @@ class Coordinator:
 
     async def _make_plan(self, profiles: Mapping[str, Profile]) -> None:
         """Fix the plan, make the state before round 1 durable, and tell all waiting devices."""
-        plan = planning.make_plan(self.settings, profiles, self._federation, self._run, self.fewest)
+        plan = planning.make_plan(self.settings, profiles, self._federation, self._run, self.fewest, self.masked.common)
         started = await self.troubles.overcome("making the first state", lambda: self.lab.start(plan, [], 0))
         plan, record = planning.pinned(plan, started.body_digest), self.round.record
         await self.troubles.overcome("writing the plan", lambda: self._ledger.commit_round(record, started.slots, [], {}, plan))

@@ -52,6 +52,7 @@ class Members:
         self._budget = ReportBudget()
         self._arrived: list[tuple[Stream, str]] = []  # not yet welcomed, each with a note for the operator
         self._early: list[Stream] = []  # of devices that came before there was a plan
+        self._summing, self._summed = False, False  # whether statistics for common scales are being summed, or were
 
     def rival(self, name: str, process: str) -> Stream | None:
         """Return the open stream of another process with this identity, or None."""
@@ -112,9 +113,9 @@ class Members:
         streams = [stream for stream, note in arrived if await self._is_in(stream, note)]
         if self._coordinator.plan is not None:
             await self._enter(streams)
-        elif streams:
+        else:
             self._early += streams
-            if await self._planned():
+            if self._early and await self._planned():
                 early, self._early = self._early, []
                 await self._enter(early)
         for stream in streams:
@@ -134,6 +135,7 @@ class Members:
         self._activity.enter(name, DeviceStage.WAITING)
         if self._coordinator.plan is not None:
             self._streams.send(name, self._coordinator.welcome(self._coordinator.plan))
+        self._coordinator.masked.connected(name)
         return True
 
     async def _enter(self, streams: Sequence[Stream]) -> None:
@@ -171,7 +173,23 @@ class Members:
         for name, error in {**swollen, **outside, **agreement.odd, **greedy, **unable}.items():
             await self._refuse(name, error)
         agreed = {name: profile for name, profile in agreement.agreed.items() if name not in {*greedy, *unable}}
-        return len(agreed) >= self._settings.round.min_clients and await self._coordinator.try_plan(agreed)
+        if len(agreed) < self._settings.round.min_clients or self._summing:
+            return False
+        if not self._summed and self._coordinator.masked.wanting(agreed):
+            self._summing = True
+            self._turns.start(self._sum_statistics(agreed))
+            return False
+        return await self._coordinator.try_plan(agreed)
+
+    async def _sum_statistics(self, agreed: Mapping[str, Profile]) -> None:
+        """Sum masked statistics for common scales, beside the turns, and go on to the plan."""
+        masked, wait_s = self._coordinator.masked, self._settings.privacy.secure_wait_s
+        try:
+            await self._coordinator.troubles.overcome("summing statistics", lambda: masked.scale(agreed, wait_s))
+        except UpdateRefused as refusal:
+            LOG.warning("each device standardises by its own statistics, since there is no masked sum of them: %s", refusal)
+        self._summing, self._summed = False, True
+        self._turns.start(self._coordinator.turn(self._welcome))
 
     def _unable(self, profiles: Mapping[str, Profile]) -> dict[str, AttuneError]:
         """Return an error for each device that relies on common statistics, if these devices disclose too few."""
@@ -272,7 +290,7 @@ class Members:
     def secure(self, name: str, message: SecureMessage) -> None:
         """Take in a device's answer in secure aggregation. Without it, the answer is ignored."""
         try:
-            self._coordinator.secure.answered(name, message)
+            (self._coordinator.masked if message.of_statistics else self._coordinator.secure).answered(name, message)
         except UpdateRefused as refusal:
             if self._is_written(name, str(refusal)):
                 LOG.warning("%s takes no part in secure aggregation: %s", name, refusal, extra={"device": name})
@@ -323,6 +341,7 @@ class Members:
         self._activity.enter(name, DeviceStage.ABSENT, reason)
         await self._coordinator.expel(name)
         self._coordinator.secure.drop(name, reason)
+        self._coordinator.masked.drop(name, reason)
 
     async def _update(self, name: str, **fields: Any) -> None:
         await self._coordinator.troubles.overcome(

@@ -6,19 +6,17 @@ something here, and wake the exchange that waits for it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attune.common import aio
 from attune.common.config import PrivacySettings
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors, SecureMessage
 from attune.common.faults import SERVER, fail_at
-from attune.common.text import listed
 from attune.fedserver.core.messages import Attempted, OrderId, Record
+from attune.fedserver.federation.exchanger import Exchanger
 from attune.fedserver.federation.steps import Clock, Turns
 from attune.fedserver.federation.streams import Streams
 
@@ -64,13 +62,16 @@ class SecureRounds:
     ) -> None:
         self.on, self._minimum, self._wait_s = privacy.secure_aggregation, privacy.secure_devices, privacy.secure_wait_s
         self._federation = federation
-        self._streams, self._clock, self._turns, self._handle = streams, clock, turns, handle
-        self.moved_at = 0.0  # monotonic; when the present exchange began
-        self._collector: Collector | None = None
-        self._changed = asyncio.Event()
+        self._clock, self._turns, self._handle = clock, turns, handle
+        self._exchanger = Exchanger(lambda name, message: streams.send(name, message), clock)
 
     def __repr__(self) -> str:
-        return f"SecureRounds({self._collector})"
+        return f"SecureRounds({self._exchanger.collector})"
+
+    @property
+    def moved_at(self) -> float:
+        """When the present exchange began, monotonic."""
+        return self._exchanger.moved_at
 
     async def sum(self, run: str, record: Record, number: int, cohort: frozenset[str]) -> UnmaskedSum:
         """Carry the exchanges out with a round's cohort, or go on with the survivors that an earlier process has fixed."""
@@ -87,12 +88,12 @@ class SecureRounds:
                 await self._note(attempt)
             occasion = Occasion(self._federation, run, number, attempt)
             try:
-                collector = self._collector = Collector(occasion, orders, CohortRule(names, self._minimum), fixed)
+                collector = self._exchanger.collector = Collector(occasion, orders, CohortRule(names, self._minimum), fixed)
                 unmasking = await self._carry_out(collector)
             except UpdateRefused as refusal:
                 why = str(refusal)
                 LOG.warning("round %d, attempt %d: %s", number, attempt, why)
-                fixed = self._collector.fixed if self._collector else None
+                fixed = self._exchanger.collector.fixed if self._exchanger.collector else None
                 if fixed is not None or len(names) < self._minimum:
                     break  # the sum of other devices beside this one would show what differs
             else:
@@ -100,12 +101,12 @@ class SecureRounds:
                 LOG.info("round %d: %d of %d updates are summed", number, len(unmasking.selves), len(names))
                 return UnmaskedSum(attempt, frozenset(unmasking.selves), unmasking)
             finally:
-                self._collector = None
+                self._exchanger.collector = None
         return UnmaskedSum(refused=why)
 
     async def _carry_out(self, collector: Collector) -> Unmasking:
         while True:
-            await self._answers(collector)
+            await self._exchanger.answers(self._wait_s)
             exchange = collector.exchange
             if exchange == "unmasking":
                 unmasking = collector.unmasking()
@@ -120,49 +121,23 @@ class SecureRounds:
         event = Attempted(self._clock.monotonic(), attempt, fixed)
         await self._turns.take(lambda: self._handle(event))
 
-    async def _answers(self, collector: Collector) -> None:
-        """Ask, and wait until each device has answered or the time is over."""
-        self.moved_at = self._clock.monotonic()
-        for name in sorted(collector.pending):
-            self._streams.send(name, collector.request(name))
-        try:
-            async with aio.timeout(None if self._clock.stands else self._wait_s):
-                while collector.pending:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            missing = sorted(collector.pending)
-            LOG.warning("round %d: %s: no answer of %s", collector.occasion.round, collector.exchange, listed(missing))
-
     # --- what devices do meanwhile
 
     def connected(self, name: str) -> None:
         """Ask a device again that has a new stream."""
-        collector = self._collector
-        if collector is not None and name in collector.pending:
-            self._streams.send(name, collector.request(name))
+        self._exchanger.ask_again(name)
 
     def answered(self, name: str, message: SecureMessage) -> None:
-        """Take a device's answer in.
-
-        Raises:
-            UpdateRefused: It refuses, or its answer cannot be; it takes no part any more.
-        """
-        try:
-            if self._collector is not None:
-                self._collector.take(name, message)
-        finally:
-            self._changed.set()
+        """Take a device's answer in. Errors are those of Exchanger.answered."""
+        self._exchanger.answered(name, message)
 
     def drop(self, name: str, why: str) -> None:
         """Go on without a device."""
-        if self._collector is not None:
-            self._collector.drop(name, why)
-            self._changed.set()
+        self._exchanger.drop(name, why)
 
     def awaits(self, order: OrderId, attempt: int = 0) -> bool:
         """Return whether the masked update for this order is waited for; attempt: which one, 0 for whichever it is."""
-        collector = self._collector
+        collector = self._exchanger.collector
         if collector is None or collector.exchange != "masked" or order.client not in collector.asked:
             return False
         return (order.work, order.round) == ("train", collector.occasion.round) and attempt in (0, collector.occasion.attempt)
@@ -170,7 +145,6 @@ class SecureRounds:
     def accepted(self, order: OrderId, attempt: int) -> bool:
         """Take note of a durable masked update, and return whether it came in time."""
         in_time = self.awaits(order, attempt)
-        if in_time and self._collector is not None:
-            self._collector.masked(order.client)
-            self._changed.set()
+        if in_time:
+            self._exchanger.masked(order.client)
         return in_time

@@ -62,6 +62,7 @@ class Stream:
         self.changes = CHANGE in known  # whether the device accepts a delta from the value that it holds
         self.empty = EMPTY in known  # whether the device has lost what it had of the run
         self.scales = LOCAL_SCALE in known  # whether it can standardise by its own statistics
+        self.known = frozenset(known)  # what the device can do (Hello.encodings)
         self.surveyed = STATISTICS in known  # whether it answers questions for statistics
         self._progress, self._moves = ("", 0.0), 0  # the order and the share of it that is done; how often that has changed
         self._unsent: asyncio.Queue[ToDevice | Beat | None] = asyncio.Queue(MAX_UNSENT)

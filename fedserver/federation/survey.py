@@ -25,6 +25,7 @@ from attune.fedserver.core.fleet_statistics import (
     columns_of,
     fleet_statistics,
 )
+from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.streams import Streams
 
 T = TypeVar("T")
@@ -39,8 +40,6 @@ def without_statistics(privacy: PrivacySettings) -> str:
     """Return why a federation with these settings asks for no statistics; empty if it does."""
     if privacy.on_devices or privacy.on_server:
         return f"statistics have no noise, and this federation promises it (privacy.unit = {privacy.unit!r})"
-    if privacy.secure_aggregation:
-        return "statistics are not masked, and this federation promises masked sums (privacy.secure_aggregation)"
     return ""
 
 
@@ -50,10 +49,12 @@ class Survey:
     Args:
         streams: Streams of the connected devices.
         private: Why statistics are not asked for; empty: they are.
+        masked: The masked sum, which takes the place of all of this under secure aggregation.
     """
 
-    def __init__(self, streams: Streams, private: str) -> None:
+    def __init__(self, streams: Streams, private: str, masked: MaskedSurvey | None = None) -> None:
         self._streams, self._private = streams, private
+        self._masked = masked if masked is not None and masked.on else None
         self._turn = asyncio.Lock()
         self._id, self._awaited = "", set[str]()
         self._reports: dict[str, StatisticsReport] = {}
@@ -64,7 +65,7 @@ class Survey:
         return f"Survey(awaits {len(self._awaited)}, has {len(self._reports)})"
 
     async def run(self, columns: Sequence[str], patience_s: float) -> FleetStatistics:
-        """Ask the connected devices in two passes, and return what may be shown.
+        """Ask the connected devices in two passes, or for a masked sum, and return what may be shown.
 
         Args:
             columns: Names of the columns that are meant; empty: all.
@@ -77,6 +78,8 @@ class Survey:
             raise SettingError(self._private)
         if len(columns) > MOST_COLUMNS or not 0 < patience_s <= LONGEST_S:
             raise SettingError(f"statistics are of at most {MOST_COLUMNS} columns, and wait from 0 to {LONGEST_S:.0f} s")
+        if self._masked is not None:
+            return await self._masked.run(columns, patience_s)
         async with self._turn:
             profiles = self._streams.profiles()
             known = {name for profile in profiles.values() for name in columns_of(profile)}
@@ -95,6 +98,8 @@ class Survey:
 
     def answered(self, name: str, report: StatisticsReport) -> None:
         """Take in the answer of a device. An answer that was not asked for is dropped."""
+        if self._masked is not None:
+            self._masked.reported(name, report)
         if name not in self._awaited or report.id != self._id:
             return
         self._awaited.discard(name)

@@ -21,6 +21,7 @@ T = TypeVar("T")
 ATTEMPTS = 5  # of read_again
 STATE, INBOX, UPLOADS, SERVED, REDO = "state/", "inbox/", "uploads/", "serve/", "redo/"
 NOISE_SECRET = "privacy/noise-secret"  # noqa: S105 - a name; it belongs to the home, not to a run
+MASKED_STATISTICS = "privacy/statistics.json"  # likewise
 _OF_ROUND = re.compile(rf"{STATE}(?:.*\.)?(\d+)\.(?:safetensors|json)|{INBOX}(?:train|evaluate)-(\d+)-.*")
 
 

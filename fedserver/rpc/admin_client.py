@@ -56,13 +56,13 @@ def statistics(home: ServerHome, columns: Sequence[str], patience_s: float) -> F
     Args:
         home: The server's home.
         columns: Names of the columns that are meant; empty: all.
-        patience_s: For how long each of the two passes waits for devices.
+        patience_s: For how long each of the two passes, or each exchange of a masked sum, waits for devices.
 
     Raises:
         Unreachable: The server does not answer, or refuses with a reason.
     """
     question = StatisticsQuestion(columns=columns, patience_s=patience_s)
-    reply = _call(home, lambda admin: admin.Statistics(question, timeout=2 * patience_s + TIMEOUT_S))
+    reply = _call(home, lambda admin: admin.Statistics(question, timeout=7 * patience_s + TIMEOUT_S))
     return msgspec.json.decode(reply.statistics_json, type=FleetStatistics)
 
 

@@ -68,7 +68,7 @@ class GrpcServer:
         options = server_options(handshake_s=settings.handshake_s, connections=self._connections.bounds.connections)
         auth = Auth(registrar, coordinator.troubles, refusals, self._connections, coordinator.ready)
         self._server = server = grpc.aio.server(interceptors=[auth], options=options)
-        survey = Survey(coordinator.streams, without_statistics(coordinator.settings.privacy))
+        survey = Survey(coordinator.streams, without_statistics(coordinator.settings.privacy), coordinator.masked)
         federation = FederationService(members, updates, registrar, pulses, survey)
         self._direct = DirectTransfers(direct, coordinator.book, updates) if direct is not None else None
         transfers = BlobService(coordinator.book, blobs, updates, executors, pulses, coordinator.activity, self._direct)

@@ -31,7 +31,7 @@ from attune.fedserver.home import LEFT_ASIDE, ServerHome
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE, Authority
 from attune.fedserver.identity.trust import differences_in, settle
 from attune.fedserver.lab.vault import kept_slots, name_of, recipes_of
-from attune.fedserver.ports.blobs import NOISE_SECRET, Blobs, blob_of
+from attune.fedserver.ports.blobs import MASKED_STATISTICS, NOISE_SECRET, Blobs, blob_of
 from attune.fedserver.ports.ledger import AuditEntry, LedgerReader, Snapshot
 from attune.fedserver.stores.audit import entries
 from attune.fedserver.stores.folder import link
@@ -112,7 +112,7 @@ def _state_of(blobs: Blobs, snapshot: Snapshot) -> list[str]:
     """Return the names of the blobs of the state, and of what is kept to make them again."""
     recipes = recipes_of(blobs, snapshot.record.round)
     state = [*(blob_of(slot).name for slot in kept_slots(snapshot.slots, recipes)), *(made.name for made in recipes)]
-    return sorted([*state, *blobs.names(NOISE_SECRET)])
+    return sorted([*state, *blobs.names(NOISE_SECRET), *blobs.names(MASKED_STATISTICS)])
 
 
 def _copied(source: Path, out: Path) -> dict[str, CopiedFile]:

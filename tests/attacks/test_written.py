@@ -135,14 +135,14 @@ def updates_for_orders_that_do_not_exist(victim: Victim) -> None:
 def answers_in_secure_aggregation(victim: Victim) -> None:
     order, members = victim.orders["eve"].id, [pb.SecureMember(name=f"n{number}") for number in range(300)]
     says(victim, lambda number: pb.DeviceMessage(secure=pb.SecureMessage(
-        order_id=order if number % 2 else f"train-{number}-eve", attempt=number % 3, exchange=number % 7,
+        order_id=(order, f"train-{number}-eve", f"statistics-{number}")[number % 3], attempt=number % 3, exchange=number % 7,
         members=members, refused=f"{number} {LONG}" if number % 5 else "",
     )))  # fmt: skip
 
 
 def statistics_that_nobody_asked_for(victim: Victim) -> None:
     says(victim, lambda number: pb.DeviceMessage(statistics=pb.StatisticsReport(
-        id=f"{number}", report_json=b"{" * 1000, refused=f"{number} {LONG}" if number % 2 else "",
+        id=f"{number}", report_json=b"{" * 1000, refused=f"{number} {LONG}" if number % 2 else "", masked=b"m" * 1000,
     )))  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.disclosing import Discloser
 from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.options import DeviceOptions
+from attune.fedclient.store import MemoryStore
 from attune.fedclient.work.worker import Worker
 
 X, Y = np.arange(24.0, dtype=np.float32).reshape(12, 2), np.arange(12) % 2
@@ -32,13 +33,14 @@ def plan(**said: Any) -> Plan:
 def answered(agreed: Plan | None, question: StatisticsRequest | None = None, **options: Any) -> StatisticsReport:
     """Return the report of a device that discloses statistics, unless the options say otherwise."""
     given = DeviceOptions(Path(), ServerAddress("localhost", 1), Path(), **({"disclose": ("statistics",)} | options))
-    said: list[StatisticsReport] = []
+    said: list[Any] = []
     shard: LazyShard = shard_of("kiel", (X, Y))
 
     async def run() -> None:
         with Worker() as worker:
             link = cast(Any, SimpleNamespace(answer=said.append))
-            await Discloser(given, shard, link, worker).answer(question or StatisticsRequest("1"), agreed)
+            discloser = Discloser(given, shard, MemoryStore(), link, worker, said.append)
+            await discloser.answer(question or StatisticsRequest("1"), agreed)
 
     aio.run(run())
     [report] = said

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 import attune
+from attune.common.config import PrivacySettings
 from attune.common.errors import AttuneError, SettingError
 from attune.common.metrics import Metrics, metrics_of
+from attune.common.plan import Columns, Plan, Profile
 from attune.common.protocol import SPOKEN
 from attune.common.text import from_json
 from attune.common.wire.files import read_tensors
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import AcceptedUpdate
+from attune.fedserver.core.secure_settings import check_profile
 from tests.simulation.test_simulate import QUICK, cloud
 
 DEVICES = {f"site{n}": cloud(n, 40 + 15 * n) for n in range(6)}
@@ -161,8 +166,50 @@ def test_a_device_with_few_samples_takes_no_part() -> None:
         attune.simulate(DEVICES, "fedavg", rounds=1, settings=SECURE | {"privacy.secure_samples": 50})
 
 
-def test_numbers_to_predict_are_refused_because_sums_of_them_are_sent() -> None:
+def regression(count: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(0)
-    shards = {f"d{n}": (rng.normal(size=(30, 3)).astype("f4"), rng.normal(size=30).astype("f4")) for n in range(5)}
-    with pytest.raises(AttuneError, match="has numbers to predict"):
-        attune.simulate(shards, "fedavg", rounds=1, settings=SECURE, task="regression")
+    return {
+        f"d{n}": (rng.normal(size=(30 + n, 3)).astype("f4"), (90 * rng.normal(size=30 + n) + 7).astype("f4"))
+        for n in range(count)
+    }
+
+
+def plan_of(home: Path) -> Plan:
+    """Return the plan of a simulation."""
+    return from_json((home / "devices" / "d0" / "plan.json").read_bytes(), Plan)
+
+
+def test_numbers_to_predict_are_scaled_by_a_masked_sum_as_by_the_plain_one(tmp_path: Path) -> None:
+    for home, settings in (("plain", PLAIN), ("secure", SECURE)):
+        attune.simulate(regression(5), "fedavg", rounds=1, settings=settings, task="regression", home=tmp_path / home)
+    plain, secure = plan_of(tmp_path / "plain").targets, plan_of(tmp_path / "secure").targets
+    assert plain is not None and secure is not None
+    assert secure.mean == pytest.approx(plain.mean, rel=1e-13) and secure.std == pytest.approx(plain.std, rel=1e-13)
+    first, second = common(tmp_path / "plain"), common(tmp_path / "secure")
+    for name, values in first.items():
+        torch.testing.assert_close(second[name], values, atol=1e-5 * CLIP, rtol=0)
+
+
+def test_features_are_scaled_over_the_federation_by_the_masked_sum_alone(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    for number in range(6):
+        folder = tmp_path / "shards" / f"d{number}"
+        folder.mkdir(parents=True)
+        (folder / "meta.json").write_text(json.dumps({"standardise": "federation"}))
+        x = (rng.normal(size=(40, 3)) * [1, 30, 1e-3] + [1e6, -4, 0.5 + number]).astype("f4")
+        np.savez(folder / "train.npz", x=x, y=rng.integers(0, 2, 40))
+        np.savez(folder / "test.npz", x=x[:5], y=rng.integers(0, 2, 5))
+    for home, settings in (("plain", PLAIN), ("secure", SECURE)):
+        attune.simulate(str(tmp_path / "shards" / "*"), "fedavg", rounds=1, settings=settings, home=tmp_path / home)
+    plain, secure = plan_of(tmp_path / "plain").scale, plan_of(tmp_path / "secure").scale
+    assert plain is not None and secure is not None
+    assert secure.mean == pytest.approx(plain.mean, rel=1e-12)
+    assert secure.std == pytest.approx(plain.std, rel=1e-9), "the first column has a mean of a million deviations"
+
+
+def test_a_device_that_sends_sums_as_they_are_is_refused_by_name() -> None:
+    privacy = PrivacySettings(secure_aggregation=True)
+    profile = Profile("tabular", (3,), ["y"], 30, 9, task="regression", targets=Columns(30, [0.0], [1.0]))
+    with pytest.raises(SettingError, match=r"kiel sends sums of its data.*--disclose masked-statistics"):
+        check_profile(privacy, profile, "kiel")
+    check_profile(privacy, msgspec.structs.replace(profile, targets=None), "kiel")

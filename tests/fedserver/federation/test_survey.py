@@ -108,10 +108,8 @@ def test_an_answer_without_a_question_is_dropped() -> None:
     assert "has 0" in repr(fleet)
 
 
-@pytest.mark.parametrize(
-    "privacy", [PrivacySettings(unit="example"), PrivacySettings(unit="client"), PrivacySettings(secure_aggregation=True)]
-)
-def test_beside_privacy_the_question_is_refused(privacy: PrivacySettings) -> None:
+@pytest.mark.parametrize("privacy", [PrivacySettings(unit="example"), PrivacySettings(unit="client")])
+def test_beside_noise_the_question_is_refused(privacy: PrivacySettings) -> None:
     why = without_statistics(privacy)
     assert "privacy." in why
     with pytest.raises(SettingError, match="privacy"):

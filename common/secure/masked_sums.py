@@ -1,0 +1,137 @@
+"""Statistics of sites as one whole number that masks hide, so that a server learns the sum over the sites alone.
+
+Each count and each sum has a slot of fixed width in the number. No slot can overflow, whatever up to MOST_MEMBERS honest
+devices add. So the sum of the numbers holds the sum of each slot, exactly. A layout says what the slots are. The server makes
+it before it knows any sum, and it is part of what devices sign: devices with different layouts have no sum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+import msgspec
+
+from attune.common.errors import UpdateRefused
+from attune.common.protocol import MOST_MEMBERS
+from attune.common.secure import masks
+from attune.common.site_statistics import BUCKETS, Centre
+
+COUNT_BYTES, WIDE_BYTES = 5, 32
+MOST_ROWS = (1 << 8 * COUNT_BYTES) // MOST_MEMBERS - 1  # of a device
+FRACTION_BITS = 80  # of a sum: each device's is rounded to a multiple of 2^-80
+_OFFSET = 1 << 8 * WIDE_BYTES - 9  # makes sums of a device positive
+LARGEST = 1e100  # of a centre
+ONE_SUM = 1  # stands where a round's number does: a device hands in to one sum of its statistics
+Slot = int | Fraction
+
+
+class MaskedLayout(msgspec.Struct, frozen=True):
+    """Slots of the number, in order.
+
+    Attributes:
+        federation: The federation's fingerprint.
+        columns: Centre of the buckets of each column by name; a public one, of a schema's range or 0 and 1.
+        classes: Classes that are counted.
+        features: How many features have sums over the training part, for a common scale.
+        targets: How many numbers to predict have such sums.
+    """
+
+    federation: str
+    columns: dict[str, Centre] = {}
+    classes: list[str] = []
+    features: int = 0
+    targets: int = 0
+
+    def check(self, most_columns: int, most_bytes: int) -> None:
+        """Check that a device can fill the slots.
+
+        Raises:
+            UpdateRefused: There are too many of them, or a centre cannot be.
+        """
+        fits = all(abs(centre.mean) <= LARGEST and 0 < centre.deviation <= LARGEST for centre in self.columns.values())
+        if not fits or min(self.features, self.targets) < 0:
+            raise UpdateRefused("the layout of the masked sum cannot be: update the server")
+        if len(self.columns) > most_columns or self.size > most_bytes:
+            raise UpdateRefused(f"the masked sum has {self.size:,} bytes: ask for fewer columns (--columns)")
+
+    @property
+    def digest(self) -> str:
+        """A digest of the layout, for signatures."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+    def is_wide(self) -> Iterator[bool]:
+        """Yield for each slot whether it is a sum; the others are counts."""
+        yield False  # samples
+        yield from [False] * len(self.classes)
+        for _ in self.columns:
+            yield from (False, False, True, True, True)  # rows, missing; sums of x, x^2, and (sum of x)^2 / rows
+            yield from [False] * (2 * BUCKETS + 1)
+        for count in (self.features, self.targets):
+            yield False  # rows
+            yield from [True, True] * count  # sums of x and x^2
+
+    @property
+    def size(self) -> int:
+        """Bytes of the number."""
+        wide = 3 * len(self.columns) + 2 * (self.features + self.targets)
+        counts = 3 + len(self.classes) + (2 * BUCKETS + 3) * len(self.columns)
+        return WIDE_BYTES * wide + COUNT_BYTES * counts
+
+
+def packed(layout: MaskedLayout, slots: Sequence[int | float | Fraction]) -> bytes:
+    """Return a device's number, little-endian.
+
+    Args:
+        layout: The layout.
+        slots: A whole number for each count, and a number for each sum, which is rounded to a multiple of 2^-FRACTION_BITS.
+
+    Raises:
+        UpdateRefused: A count or a sum is too large to be added to others.
+    """
+    pieces = []
+    for is_wide, value in zip(layout.is_wide(), slots, strict=True):
+        if not is_wide:
+            if not 0 <= value <= MOST_ROWS:
+                raise UpdateRefused(f"its data have counts above {MOST_ROWS:,}, which no masked sum has room for")
+            pieces.append(int(value).to_bytes(COUNT_BYTES, "little"))
+            continue
+        scaled = round(Fraction(value) * (1 << FRACTION_BITS)) if math.isfinite(value) else _OFFSET
+        if abs(scaled) >= _OFFSET:
+            raise UpdateRefused("its data have numbers too large for a masked sum")
+        pieces.append((scaled + _OFFSET).to_bytes(WIDE_BYTES, "little"))
+    return b"".join(pieces)
+
+
+def unpacked(layout: MaskedLayout, total: bytes, devices: int) -> list[Slot]:
+    """Return the sums over so many devices, exactly as they were added."""
+    values: list[Slot] = []
+    start = 0
+    for is_wide in layout.is_wide():
+        end = start + (WIDE_BYTES if is_wide else COUNT_BYTES)
+        number = int.from_bytes(total[start:end], "little")
+        values.append(Fraction(number - devices * _OFFSET, 1 << FRACTION_BITS) if is_wide else number)
+        start = end
+    return values
+
+
+def plus_masks(number: bytes, seeds: Sequence[tuple[bytes, bool]]) -> bytes:
+    """Return a number with masks added, modulo 256^len(number).
+
+    Args:
+        number: Little-endian.
+        seeds: Seed of each mask, and whether it is subtracted.
+    """
+    total = int.from_bytes(number, "little")
+    for seed, subtract in seeds:
+        mask = int.from_bytes(masks.stream(seed, "statistics", len(number)), "little")
+        total += -mask if subtract else mask
+    return (total % (1 << 8 * len(number))).to_bytes(len(number), "little")
+
+
+def added(one: bytes, other: bytes) -> bytes:
+    """Return the sum of two masked numbers of the same length."""
+    total = int.from_bytes(one, "little") + int.from_bytes(other, "little")
+    return (total % (1 << 8 * len(one))).to_bytes(len(one), "little")

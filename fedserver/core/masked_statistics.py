@@ -1,0 +1,170 @@
+"""A masked sum of the devices' statistics: its layout, and what is read out of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+
+import msgspec
+
+from attune.common.errors import SettingError, UpdateRefused
+from attune.common.exchange.messages import FixedSurvivors
+from attune.common.plan import Profile, Scale
+from attune.common.schema import Schema
+from attune.common.secure.masked_sums import MaskedLayout, Slot, unpacked
+from attune.common.site_statistics import BUCKETS, MOST_COLUMNS, Centre, ColumnSketch
+from attune.common.text import clean
+from attune.fedserver.core.fleet_statistics import (
+    FEWEST_ROWS,
+    ColumnStatistics,
+    FleetStatistics,
+    advice,
+    columns_of,
+    histogram_of,
+    quantiles_of,
+    shown_classes,
+)
+
+NO_RANGE = Centre(0.0, 1.0)
+NOT_A_SUM = "the masked sum is no sum of statistics: a device has sent something else, and nobody knows which"
+FORMAT = 1
+ZERO = Fraction(0)
+
+
+class KeptSum(msgspec.Struct, frozen=True):
+    """The one masked sum of a home, once its survivors are fixed. It stays from run to run.
+
+    Attributes:
+        id: The id of the question.
+        layout: Its layout.
+        fixed: From which the sum can be unmasked.
+        number: The sum, little-endian.
+        is_masked: Whether masks are still on it.
+        format: Version of this form.
+    """
+
+    id: str
+    layout: MaskedLayout
+    fixed: FixedSurvivors
+    number: bytes
+    is_masked: bool = True
+    format: int = FORMAT
+
+
+class MaskedScales(msgspec.Struct, frozen=True):
+    """Mean and deviation of features and of targets over the devices of a masked sum; None: they were not in it."""
+
+    features: Scale | None = None
+    targets: Scale | None = None
+
+
+def layout_of(federation: str, profiles: Mapping[str, Profile], wanted: Sequence[str]) -> tuple[MaskedLayout, dict[str, str]]:
+    """Return the layout of a masked sum over these devices, and why others of them cannot take part.
+
+    Every device fills every slot. So the columns are those that more than half of the devices have, or those that are wanted.
+    Classes, features and targets are in it if all that remain declare the same ones.
+
+    Raises:
+        SettingError: Too many columns are meant.
+    """
+    holders = Counter(column for name in sorted(profiles) for column in dict.fromkeys(columns_of(profiles[name])))
+    names = list(wanted) or [name for name in holders if 2 * holders[name] > len(profiles)]
+    if len(names) > MOST_COLUMNS:
+        raise SettingError(f"the data have {len(names)} columns: ask for at most {MOST_COLUMNS} of them (--columns)")
+    lacking = {name: [column for column in names if column not in columns_of(profile)] for name, profile in profiles.items()}
+    without = {name: f"it has no column {clean(gone[0])!r} of the masked sum" for name, gone in lacking.items() if gone}
+    sites = [profile for name, profile in profiles.items() if name not in without]
+    classes = {tuple(map(str, site.labels)) if site.task == "classes" else () for site in sites}
+    widths = {site.shape[-1] if site.kind in ("series", "tabular") and not _proposes(site) else 0 for site in sites}
+    targets = {len(site.labels) if site.task == "regression" else 0 for site in sites}
+    ranges = _ranges(sites)
+    layout = MaskedLayout(
+        federation,
+        {name: ranges.get(name, NO_RANGE) for name in names},
+        list(classes.pop()) if len(classes) == 1 else [],
+        widths.pop() if len(widths) == 1 else 0,
+        targets.pop() if len(targets) == 1 else 0,
+    )
+    return layout, without
+
+
+def _proposes(profile: Profile) -> bool:
+    return profile.proposal is not msgspec.UNSET
+
+
+def _ranges(sites: Sequence[Profile]) -> dict[str, Centre]:
+    """Return centres by the ranges of the schema that all sites have."""
+    schemas = [site.schema for site in sites]
+    first = schemas[0] if schemas else None
+    if not isinstance(first, Schema) or any(schema != first for schema in schemas):
+        return {}
+    ranges = {name: column.range for name, column in first.columns.items() if column.range is not None}
+    return {name: Centre((low + high) / 2, (high - low) / 4) for name, (low, high) in ranges.items()}
+
+
+class SumReader:
+    """Reader of an unmasked sum.
+
+    Args:
+        kept: The sum, without masks.
+
+    Raises:
+        UpdateRefused: It is no sum of so many devices' statistics.
+
+    Attributes:
+        scales: Common scales for standardisation.
+    """
+
+    def __init__(self, kept: KeptSum) -> None:
+        layout, self._devices = kept.layout, len(kept.fixed.survivors)
+        slots = iter(unpacked(layout, kept.number, self._devices))
+        self._samples = int(next(slots))
+        self._classes = {label: int(next(slots)) for label in layout.classes}
+        try:
+            self._columns = {name: _column(slots, centre, self._devices) for name, centre in layout.columns.items()}
+            self.scales = MaskedScales(_scale(slots, layout.features), _scale(slots, layout.targets))
+        except OverflowError:
+            raise UpdateRefused(NOT_A_SUM) from None
+
+    def statistics(self, wanted: Sequence[str], without: Mapping[str, str]) -> FleetStatistics:
+        """Return what may be shown of these columns, or of all."""
+        columns = {name: column for name, column in self._columns.items() if not wanted or name in wanted}
+        between = [column.between for column in columns.values() if column.between is not None]
+        first, why = advice(None, max(between, default=None))
+        classes = shown_classes(self._classes) if self._classes else None
+        return FleetStatistics(self._devices, dict(without), self._samples, columns, classes, first=first, why=why)
+
+
+def _column(slots: Iterator[Slot], centre: Centre, devices: int) -> ColumnStatistics:
+    rows, missing = int(next(slots)), int(next(slots))
+    total, squares, between = (Fraction(next(slots)) for _ in range(3))
+    counts = {bucket: int(next(slots)) for bucket in range(-BUCKETS, BUCKETS + 1)}
+    if rows < devices or sum(counts.values()) != rows:
+        raise UpdateRefused(NOT_A_SUM)
+    if rows < FEWEST_ROWS:
+        return ColumnStatistics(devices)
+    apart = squares - total**2 / rows  # the sum of squared distances from the mean
+    quantiles = quantiles_of({bucket: count for bucket, count in counts.items() if count}, centre)
+    return ColumnStatistics(
+        devices,
+        rows,
+        missing / (rows + missing),
+        float(Fraction(centre.mean) + total / rows),
+        math.sqrt(max(ZERO, apart) / rows),
+        quantiles,
+        histogram_of([ColumnSketch(-BUCKETS, list(counts.values()))], centre, quantiles, 1),
+        min(1.0, max(0.0, float((between - total**2 / rows) / apart))) if apart > 0 else 0.0,
+    )
+
+
+def _scale(slots: Iterator[Slot], count: int) -> Scale | None:
+    rows = int(next(slots))
+    sums = [(Fraction(next(slots)), Fraction(next(slots))) for _ in range(count)]
+    if not sums:
+        return None
+    if not rows:
+        raise UpdateRefused(NOT_A_SUM)
+    deviations = [math.sqrt(max(ZERO, square - total**2 / rows) / rows) for total, square in sums]
+    return Scale([float(total / rows) for total, _ in sums], [deviation or 1.0 for deviation in deviations])

@@ -1,0 +1,130 @@
+"""A fleet in memory that gives masked statistics to a server: its own code on both sides, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from attune.common.config import PrivacySettings
+from attune.common.errors import UpdateRefused
+from attune.common.exchange.messages import SecureMessage, StatisticsReport, StatisticsRequest
+from attune.common.protocol import MASKED, MASKED_SCALE
+from attune.fedclient.address import ServerAddress
+from attune.fedclient.data.lazy_shard import LazyShard, shard_of
+from attune.fedclient.disclosing import Discloser
+from attune.fedclient.home import Identity
+from attune.fedclient.options import DeviceOptions
+from attune.fedclient.store import MemoryStore
+from attune.fedserver.core.fleet_statistics import FleetStatistics
+from attune.fedserver.executors import InlineExecutors
+from attune.fedserver.federation.masked_survey import MaskedSurvey
+from attune.fedserver.federation.steps import Clock
+from attune.fedserver.federation.streams import Stream, Streams
+from attune.fedserver.stores.memory import MemoryBlobs
+from attune.simulation.in_process import InlineWorker
+from tests.common.secure.cohort import credential_of, the_authority
+
+NAMES = tuple(f"site{number}" for number in range(6))
+PRIVACY = PrivacySettings(secure_aggregation=True)
+Answer = SecureMessage | StatisticsReport
+Change = Callable[[str, Any], Any]  # takes a device and a message to it, and returns another message, or None
+
+
+def tables(names: Sequence[str] = NAMES) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return two columns and two classes for each site."""
+    draw = np.random.default_rng(7)
+    return {
+        name: (
+            np.c_[draw.normal(50 + number, 9, 24), draw.lognormal(2, 1, 24)].astype(np.float32),
+            np.arange(24) % 2,
+        )
+        for number, name in enumerate(names)
+    }
+
+
+class MaskedSite:
+    """One device, whose store outlives its process."""
+
+    def __init__(self, name: str, data: Any, **options: Any) -> None:
+        self.name, self.shard = name, data if isinstance(data, LazyShard) else shard_of(name, data)
+        given = {"disclose": ("masked-statistics",)} | options
+        self.options = DeviceOptions(Path(), ServerAddress("localhost", 1), Path(), **given)
+        self.store, self.said = MemoryStore(), list[Answer]()
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again with what is durable alone."""
+        identity = Identity(self.name, credential_of(self.name), the_authority().pem)
+        link = cast(Any, SimpleNamespace(name=self.name, identity=identity, answer=self.said.append))
+        worker = InlineWorker(lambda: False, 0)
+        self.discloser = Discloser(self.options, self.shard, self.store, link, worker, lambda line: None)
+
+    async def takes(self, message: Any) -> list[Answer]:
+        """Give the device a message, and return what it answers."""
+        self.said.clear()
+        if isinstance(message, StatisticsRequest):
+            await self.discloser.answer(message, None)
+        else:
+            await self.discloser.exchange(message, None)
+        return list(self.said)
+
+
+class MaskedFleet:
+    """Devices on the streams of a server. `change` may alter or drop what the server sends."""
+
+    def __init__(
+        self, data: Mapping[str, Any] | None = None, change: Change | None = None, privacy: PrivacySettings = PRIVACY
+    ) -> None:
+        self.sites = {name: MaskedSite(name, given) for name, given in (data or tables()).items()}
+        self.change, self.blobs, self.privacy = change or (lambda name, message: message), MemoryBlobs(), privacy
+        self.asked: list[tuple[str, str]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a process of the server with what is durable alone."""
+        self.streams = Streams()
+        self.survey = MaskedSurvey(self.privacy, "fed", self.streams, self.blobs, InlineExecutors(), Clock())
+        for name, site in self.sites.items():
+            known = (MASKED, MASKED_SCALE) if site.options.disclose else ()
+            self.streams.enter(Stream(name, site.shard.profile, known=known))
+
+    async def _serve(self, site: MaskedSite) -> None:
+        stream = self.streams.get(site.name)
+        assert stream is not None
+        while (message := await stream.next()) is not None:
+            if isinstance(message, SecureMessage):
+                self.asked.append((site.name, message.exchange))
+            message = self.change(site.name, message)
+            for answer in [] if message is None else await site.takes(message):
+                self.take(site.name, answer)
+
+    def take(self, name: str, answer: Answer) -> None:
+        if isinstance(answer, StatisticsReport):
+            self.survey.reported(name, answer)
+            return
+        with suppress(UpdateRefused):
+            self.survey.answered(name, answer)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        tasks = [asyncio.ensure_future(self._serve(site)) for site in self.sites.values()]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def run(self, wanted: Sequence[str] = (), wait_s: float = 0.4) -> FleetStatistics:
+        with self.at_work():
+            return await self.survey.run(wanted, wait_s)
+
+
+def joined(names: Sequence[str], place: int) -> np.ndarray:
+    """Return one column of these sites together, float64."""
+    return np.concatenate([tables()[name][0][:, place] for name in names]).astype(np.float64)
