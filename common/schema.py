@@ -53,7 +53,8 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     values: list[str] = []
     # How a category enters the model: a feature for each value, or an index for which the model learns a vector.
     encoding: Literal["one-hot", "embedding"] = "one-hot"
-    # Usual range of the numbers, low and high: devices compare their unit with it.
+    # Usual range of the numbers (of a date: of its days), low and high: devices compare their unit with it. Training with noise
+    # scales by it, and its middle stands for a missing value.
     range: tuple[float, float] | None = None
     # Day from which the days of a date count.
     origin: str = ORIGIN
@@ -82,7 +83,8 @@ class Feature:
         column: The column in the table.
         role: The column's number, 1 where a value stands or is missing, or the index of a category's value.
         value: The value that `value` stands for.
-        neutral: What stands there if a site has no value at all.
+        neutral: What stands there if a site has no value at all, and under noise wherever a value is missing.
+        bounds: Public range of a number, a date or yes/no; None: there is none.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Feature:
     role: Literal["number", "value", "other", "missing", "index"]
     value: str = ""
     neutral: float = 0.0
+    bounds: tuple[float, float] | None = None
 
 
 class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -151,6 +154,11 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def feature_names(self) -> list[str]:
         """Names of the features."""
         return [feature.name for feature in self.features()]
+
+    @property
+    def without_bounds(self) -> list[str]:
+        """Names of the columns of numbers and dates without a `range`, which training with noise needs."""
+        return [feature.column for feature in self.features() if feature.role == "number" and feature.bounds is None]
 
     @property
     def embedded(self) -> dict[str, int]:
@@ -250,8 +258,9 @@ def _wrong_with(name: str, column: Column) -> str:
 
 def _features_of(name: str, column: Column) -> Iterator[Feature]:
     if column.kind != "category":
-        neutral = (column.range[0] + column.range[1]) / 2 if column.range is not None and column.kind == "number" else 0.0
-        yield Feature(name, name, "number", neutral=neutral)
+        bounds = (0.0, 1.0) if column.kind == "yes/no" else column.range
+        neutral = sum(bounds) / 2 if bounds is not None and column.kind != "yes/no" else 0.0
+        yield Feature(name, name, "number", neutral=neutral, bounds=bounds)
     elif column.encoding == "embedding":
         yield Feature(name, name, "index")
         return  # an index has a value for what is missing

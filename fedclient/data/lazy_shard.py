@@ -80,7 +80,16 @@ class LazyShard:
         return replace(cls._of(shard, load), profile=profile, warnings=(*proposal.warnings, *shard.warnings), load_in=load_in)
 
     def load_for(self, plan: Plan) -> Shard:
-        """Return the samples by the plan's schema, if the device has only proposed one."""
+        """Return the samples by the plan's schema, if the device has only proposed one.
+
+        Raises:
+            ShardError: Training has noise, and the schema may be made of what the devices have proposed.
+        """
+        if plan.is_private and self.load_in is not None:
+            raise ShardError(
+                f"{self.name} proposes a schema, which tells of its rows, and this federation trains with privacy.unit: give "
+                "the schema of its operator (--schema FILE)"
+            )
         return self.load() if self.load_in is None or plan.schema is None else self.load_in(plan.schema)
 
     @classmethod

@@ -16,8 +16,10 @@ from torch import Tensor
 from attune.common.columns import difference, remedy
 from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError
 from attune.common.plan import Kind, Label, ModelSpec, Plan, Scale
+from attune.common.schema import Schema
 from attune.common.seeds import derive
 from attune.common.task import TaskName, asked
+from attune.common.text import listed
 from attune.fedclient.data import kinds, labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import hold_out, strata
@@ -95,6 +97,8 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
         )
     check_labelled_alike(shard, spec, plan.task, plan.classes)
     _check_schema(shard, plan)
+    if plan.is_private and shard.schema is not None:
+        shard = _filled_by_schema(shard, shard.schema)
     check_columns(shard, plan.column_names)
     seed = derive(plan.seed, "validation")
     targets = (plan.targets or _own_scale(shard, plan)) if plan.task == "regression" else None
@@ -131,6 +135,25 @@ def _check_schema(shard: Shard, plan: Plan) -> None:
         raise ShapeMismatch(f"the federation {known}, and shard {shard.name} is {here}: use the federation's, or --schema auto")
 
 
+def _filled_by_schema(shard: Shard, schema: Schema) -> Shard:
+    """Return the shard with the middle of a column's range in place of a missing value, not the device's own median.
+
+    Raises:
+        ShardError: The schema has no range for a number or a date.
+    """
+    if lacking := schema.without_bounds:
+        raise ShardError(
+            f"the schema of shard {shard.name} has no range for the columns {listed(lacking)}, and their own statistics would "
+            "tell of its samples: this federation trains with privacy.unit. Let its operator set `range` in [data.columns]"
+        )
+    if shard.train_gaps is None or shard.test_gaps is None:
+        return shard
+    neutral_F = TableEncoder(schema).neutral
+    parts = ((shard.train_x, shard.train_gaps), (shard.test_x, shard.test_gaps))
+    train_x, test_x = (np.where(gaps, neutral_F, x).astype(x.dtype) for x, gaps in parts)
+    return replace(shard, train_x=train_x, test_x=test_x, fill=neutral_F)
+
+
 def _held_out_for_dial(
     shard: Shard, plan: Plan, layers: Array, fitted: npt.NDArray[np.intp]
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp] | None]:
@@ -164,10 +187,10 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
         ShardError: The plan's training is private, and the scaling would tell of this device's samples.
     """
     if plan.is_private and shard.schema is not None:
-        raise ShardError(
-            f"the table of shard {shard.name} is read by a schema, which fills missing values with this device's medians: they "
-            "would tell of its samples, and this federation trains with privacy.unit. Use a table of numbers without a schema"
-        )
+        mean_F, std_F = TableEncoder(shard.schema).public_scale
+        if not shard.standardise:
+            mean_F, std_F = np.zeros_like(mean_F), np.ones_like(std_F)
+        return Standardiser(mean_F, std_F, shard.fill, shard.missing_words)
     if plan.is_private and shard.fill is not None:
         raise ShardError(
             f"shard {shard.name} fills missing values with its own medians, which would tell of its samples: this federation "

@@ -47,6 +47,7 @@ class Shard:
         missing_words: Words that mean a missing value, if the user named them; only of tables.
         held_hashes: Hashes of a table's rows that the device holds out (fedclient.data.held_rows).
         schema: The schema by which the features were made from a table.
+        train_gaps, test_gaps: By a schema, which features were missing before `fill` took their place, (N, F).
     """
 
     path: Path
@@ -68,6 +69,8 @@ class Shard:
     missing_words: tuple[str, ...] = ()
     held_hashes: tuple[str, ...] = ()
     schema: Schema | None = None
+    train_gaps: npt.NDArray[np.bool_] | None = None
+    test_gaps: npt.NDArray[np.bool_] | None = None
 
     @property
     def per_position(self) -> bool:
@@ -255,10 +258,12 @@ def make_shard(
     else:
         test_x, test_y = _part(path, "test", *test, kind, meta, gappy)
         _check_alike(path, train_x, test_x, train_y, test_y)
-    fill = None
+    fill = train_gaps = test_gaps = None
     if gappy and not keep_gaps and train_x.dtype.kind == "f":
         empty_fill = None if meta.schema is None else TableEncoder(meta.schema).neutral
         fill = gaps.medians(train_x, meta.columns or (), str(path), empty_fill)
+        if meta.schema is not None:
+            train_gaps, test_gaps = np.isnan(train_x), np.isnan(test_x)
         train_x, test_x = gaps.filled(train_x, fill), gaps.filled(test_x, fill)
     shard = Shard(
         path=path,
@@ -280,6 +285,8 @@ def make_shard(
         missing_words=tuple(meta.missing_words or ()) if kind == "tabular" else (),
         held_hashes=tuple(sorted({row for row, out in zip(hashed.rows, held, strict=True) if out})) if hashed else (),
         schema=meta.schema,
+        train_gaps=train_gaps,
+        test_gaps=test_gaps,
     )
     _check_labels(shard)
     return shard

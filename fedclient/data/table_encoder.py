@@ -102,6 +102,13 @@ class TableEncoder:
         """Which features are standardised, (F,): numbers and dates. The others are 0 and 1, or an index."""
         return np.array([feature.role == "number" for feature in self._features])
 
+    @property
+    def public_scale(self) -> tuple[Floats, Floats]:
+        """Middle and half width of each feature's bounds in the schema, (F,) each; 0 and 1 for features that are not scaled."""
+        bounds = [feature.bounds if feature.role == "number" and feature.bounds else (-1.0, 1.0) for feature in self._features]
+        low_F, high_F = np.array(bounds).T
+        return (low_F + high_F) / 2, (high_F - low_F) / 2
+
     def _check_complete(self, table: DataTable, values: dict[str, Floats]) -> None:
         lacking = {
             name: int(np.isnan(values[name]).sum()) for name, column in self.schema.used.items() if column.missing == "refuse"

@@ -36,7 +36,7 @@ from attune.fedserver.core.masked_statistics import MaskedScales
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.poisson_rounds import PoissonRounds
 from attune.fedserver.core.policy import Synchronous
-from attune.fedserver.core.scale import declared_scale, declared_targets, scale_of, scale_of_targets
+from attune.fedserver.core.scale import check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
 from attune.fedserver.core.secure_settings import check_settings, defaults_of, transform_of, weighted
 from attune.fedserver.core.united_classes import united_classes
 
@@ -214,6 +214,7 @@ def make_plan(
     if settings.train.augment and first.kind != "images":
         raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
     schema = first.schema if isinstance(first.schema, Schema) else None
+    check_bounds(privacy, schema)
     spec = models.default_spec(
         first.kind,
         first.shape,

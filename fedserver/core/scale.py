@@ -9,6 +9,8 @@ from functools import reduce
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
 from attune.common.plan import Columns, Profile, Scale
+from attune.common.schema import Schema
+from attune.common.text import listed
 
 LARGEST = 1e100  # largest mean; its square is still finite
 
@@ -132,6 +134,23 @@ def declared_scale(privacy: PrivacySettings, profile: Profile) -> Scale | None:
     if profile.kind not in ("series", "tabular") or not privacy.ranges:
         return None
     return _by_ranges(privacy.ranges, profile.shape[-1], "privacy.ranges")
+
+
+def check_bounds(privacy: PrivacySettings, schema: Schema | None) -> None:
+    """Check that the operator's schema has what noise on the devices needs of it.
+
+    Raises:
+        SettingError: Columns have no range, or there are two kinds of ranges.
+    """
+    if schema is None or not privacy.on_devices:
+        return
+    if lacking := schema.without_bounds:
+        raise SettingError(
+            f"privacy.unit = {privacy.unit!r} needs public ranges, and the schema has none for the columns {listed(lacking)}: "
+            "set `range` in their sections [data.columns.NAME]"
+        )
+    if privacy.ranges:
+        raise SettingError("privacy.ranges and a schema cannot be combined: set `range` in the sections [data.columns.NAME]")
 
 
 def declared_targets(privacy: PrivacySettings, profile: Profile) -> Scale | None:

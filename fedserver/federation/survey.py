@@ -38,9 +38,10 @@ SILENT = "it did not answer in time"
 
 def without_statistics(privacy: PrivacySettings) -> str:
     """Return why a federation with these settings asks for no statistics; empty if it does."""
-    if privacy.on_devices or privacy.on_server:
-        return f"statistics have no noise, and this federation promises it (privacy.unit = {privacy.unit!r})"
-    return ""
+    if not privacy.on_devices and not privacy.on_server:
+        return ""
+    why = ": privacy.clip bounds a device's change, and nothing bounds its statistics" if privacy.on_server else ""
+    return f"statistics have no noise, and this federation promises it (privacy.unit = {privacy.unit!r}){why}"
 
 
 class Survey:
