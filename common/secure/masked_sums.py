@@ -35,15 +35,15 @@ class MaskedLayout(msgspec.Struct, frozen=True):
         federation: The federation's fingerprint.
         columns: Centre of the buckets of each column by name; a public one, of a schema's range or 0 and 1.
         classes: Classes that are counted.
-        features: How many features have sums over the training part, for a common scale.
-        targets: How many numbers to predict have such sums.
+        features: Names of the features that have sums over the training part, for a common scale.
+        targets: Names of the numbers to predict that have such sums.
     """
 
     federation: str
     columns: dict[str, Centre] = {}
     classes: list[str] = []
-    features: int = 0
-    targets: int = 0
+    features: list[str] = []
+    targets: list[str] = []
 
     def check(self, most_columns: int, most_bytes: int) -> None:
         """Check that a device can fill the slots.
@@ -52,7 +52,7 @@ class MaskedLayout(msgspec.Struct, frozen=True):
             UpdateRefused: There are too many of them, or a centre cannot be.
         """
         fits = all(abs(centre.mean) <= LARGEST and 0 < centre.deviation <= LARGEST for centre in self.columns.values())
-        if not fits or min(self.features, self.targets) < 0:
+        if not fits:
             raise UpdateRefused("the layout of the masked sum cannot be: update the server")
         if len(self.columns) > most_columns or self.size > most_bytes:
             raise UpdateRefused(f"the masked sum has {self.size:,} bytes: ask for fewer columns (--columns)")
@@ -69,14 +69,14 @@ class MaskedLayout(msgspec.Struct, frozen=True):
         for _ in self.columns:
             yield from (False, False, True, True, True)  # rows, missing; sums of x, x^2, and (sum of x)^2 / rows
             yield from [False] * (2 * BUCKETS + 1)
-        for count in (self.features, self.targets):
+        for names in (self.features, self.targets):
             yield False  # rows
-            yield from [True, True] * count  # sums of x and x^2
+            yield from [True, True] * len(names)  # sums of x and x^2
 
     @property
     def size(self) -> int:
         """Bytes of the number."""
-        wide = 3 * len(self.columns) + 2 * (self.features + self.targets)
+        wide = 3 * len(self.columns) + 2 * len([*self.features, *self.targets])
         counts = 3 + len(self.classes) + (2 * BUCKETS + 3) * len(self.columns)
         return WIDE_BYTES * wide + COUNT_BYTES * counts
 

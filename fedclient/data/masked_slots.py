@@ -13,7 +13,7 @@ from attune.common.secure.masked_sums import MaskedLayout
 from attune.common.site_statistics import BUCKETS
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.shard import Shard
-from attune.fedclient.data.site_sums import class_counts, columns_in, sketch_of
+from attune.fedclient.data.site_sums import class_counts, columns_in, feature_names, sketch_of
 
 Values = npt.NDArray[np.float64]
 
@@ -46,22 +46,20 @@ def slots_of(shard: Shard, layout: MaskedLayout) -> Numbers:
         buckets[sketch.first + BUCKETS :][: len(sketch.counts)] = sketch.counts
         slots += [len(present), len(values_N) - len(present), total, sum_of_squares(present), total * total / len(present)]
         slots += buckets.tolist()
-    is_scaled = shard.kind in ("series", "tabular")
-    for count, part, is_there in (
-        (layout.features, shard.train_x, is_scaled),
-        (layout.targets, shard.train_y, shard.task == "regression"),
-    ):
-        slots += _moments(part, count, is_there)
+    features = feature_names(shard) if shard.kind in ("series", "tabular") else []
+    targets = list(map(str, shard.labels)) if shard.task == "regression" else []
+    slots += _moments(shard.train_x, layout.features, features)
+    slots += _moments(shard.train_y, layout.targets, targets)
     return slots
 
 
-def _moments(part: Array, count: int, is_there: bool) -> Numbers:
+def _moments(part: Array, wanted: list[str], names: list[str]) -> Numbers:
     """Return the rows of a training part, and for each of its columns the sums of the values and of their squares."""
-    if not count:
+    if not wanted:
         return [0]
-    if not is_there or part.shape[-1] != count:
+    if wanted != names:
         raise UpdateRefused("its features or targets are not those of the masked sum")
-    columns: Values = part.reshape(-1, count).astype(np.float64)
+    columns: Values = part.reshape(-1, len(names)).astype(np.float64)
     sums = ((exact_sum(values_N), sum_of_squares(values_N)) for values_N in columns.T)
     return [len(columns), *(number for pair in sums for number in pair)]
 

@@ -47,6 +47,11 @@ def site_sketches(shard: Shard, centres: Mapping[str, Centre]) -> SiteSketches:
     return SiteSketches({name: sketch_of(values_N, centres[name]) for name, values_N in columns.items()})
 
 
+def feature_names(shard: Shard) -> list[str]:
+    """Return the names of the features of a table or a series."""
+    return list(shard.column_names) or [f"column {number + 1}" for number in range(shard.train_x.shape[-1])]
+
+
 def columns_in(shard: Shard, wanted: Collection[str]) -> dict[str, npt.NDArray[np.float64]]:
     """Return the columns by name, each with all its rows, (N,) float64, with NaN for missing values."""
     columns: dict[str, npt.NDArray[np.float64]] = {}
@@ -55,7 +60,7 @@ def columns_in(shard: Shard, wanted: Collection[str]) -> dict[str, npt.NDArray[n
         rows = np.concatenate([part.reshape(-1, width) for part in (shard.train_x, shard.test_x)])
         if shard.schema is not None:
             rows = with_gaps(rows, shard.schema)
-        names = shard.column_names or [f"column {number + 1}" for number in range(width)]
+        names = feature_names(shard)
         columns = {name: rows[:, place].astype(np.float64) for place, name in enumerate(names) if not wanted or name in wanted}
     if shard.task == "regression":
         targets = np.concatenate([shard.train_y, shard.test_y]).astype(np.float64)

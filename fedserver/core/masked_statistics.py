@@ -60,34 +60,44 @@ class MaskedScales(msgspec.Struct, frozen=True):
     targets: Scale | None = None
 
 
-def layout_of(federation: str, profiles: Mapping[str, Profile], wanted: Sequence[str]) -> tuple[MaskedLayout, dict[str, str]]:
+def layout_of(
+    federation: str, profiles: Mapping[str, Profile], wanted: Sequence[str], for_scales: bool = False
+) -> tuple[MaskedLayout, dict[str, str]]:
     """Return the layout of a masked sum over these devices, and why others of them cannot take part.
 
     Every device fills every slot. So the columns are those that more than half of the devices have, or those that are wanted.
-    Classes, features and targets are in it if all that remain declare the same ones.
+    Classes, features and targets are in it if all that remain declare the same ones. A sum `for_scales` leaves columns out
+    that are too many.
 
     Raises:
         SettingError: Too many columns are meant.
     """
     holders = Counter(column for name in sorted(profiles) for column in dict.fromkeys(columns_of(profiles[name])))
     names = list(wanted) or [name for name in holders if 2 * holders[name] > len(profiles)]
+    if len(names) > MOST_COLUMNS and for_scales:
+        names = []
     if len(names) > MOST_COLUMNS:
         raise SettingError(f"the data have {len(names)} columns: ask for at most {MOST_COLUMNS} of them (--columns)")
     lacking = {name: [column for column in names if column not in columns_of(profile)] for name, profile in profiles.items()}
     without = {name: f"it has no column {clean(gone[0])!r} of the masked sum" for name, gone in lacking.items() if gone}
     sites = [profile for name, profile in profiles.items() if name not in without]
     classes = {tuple(map(str, site.labels)) if site.task == "classes" else () for site in sites}
-    widths = {site.shape[-1] if site.kind in ("series", "tabular") and not _proposes(site) else 0 for site in sites}
-    targets = {len(site.labels) if site.task == "regression" else 0 for site in sites}
+    features = {() if _proposes(site) else tuple(scaled_of(site)[0]) for site in sites}
+    targets = {tuple(scaled_of(site)[1]) for site in sites}
     ranges = _ranges(sites)
     layout = MaskedLayout(
         federation,
         {name: ranges.get(name, NO_RANGE) for name in names},
-        list(classes.pop()) if len(classes) == 1 else [],
-        widths.pop() if len(widths) == 1 else 0,
-        targets.pop() if len(targets) == 1 else 0,
+        *(list(names.pop()) if len(names) == 1 else [] for names in (classes, features, targets)),
     )
     return layout, without
+
+
+def scaled_of(profile: Profile) -> tuple[list[str], list[str]]:
+    """Return the names of the features and of the numbers to predict that may have a common scale."""
+    targets = list(map(str, profile.labels)) if profile.task == "regression" else []
+    columns = columns_of(profile)
+    return columns[: len(columns) - len(targets)], targets
 
 
 def _proposes(profile: Profile) -> bool:
@@ -124,7 +134,7 @@ class SumReader:
         self._classes = {label: int(next(slots)) for label in layout.classes}
         try:
             self._columns = {name: _column(slots, centre, self._devices) for name, centre in layout.columns.items()}
-            self.scales = MaskedScales(_scale(slots, layout.features), _scale(slots, layout.targets))
+            self.scales = MaskedScales(_scale(slots, len(layout.features)), _scale(slots, len(layout.targets)))
         except OverflowError:
             raise UpdateRefused(NOT_A_SUM) from None
 

@@ -26,7 +26,7 @@ from attune.common.protocol import MASKED, MASKED_SCALE, STATISTICS_ORDER
 from attune.common.secure.masked_sums import ONE_SUM, MaskedLayout, added, plus_masks
 from attune.common.text import from_json, listed
 from attune.fedserver.core.fleet_statistics import FleetStatistics
-from attune.fedserver.core.masked_statistics import FORMAT, KeptSum, MaskedScales, SumReader, layout_of
+from attune.fedserver.core.masked_statistics import FORMAT, KeptSum, MaskedScales, SumReader, layout_of, scaled_of
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.exchanger import Exchanger
 from attune.fedserver.federation.steps import Clock
@@ -105,44 +105,42 @@ class MaskedSurvey:
             UpdateRefused: There is no sum.
         """
         async with self._turn:
-            kept, _ = await self._sum((), wait_s, profiles)
+            kept, _ = await self._sum((), wait_s, profiles, for_scales=True)
         scales = (await self._executors.disk(SumReader, kept)).scales
-        first = next(iter(profiles.values()))
-        widths = {"features": first.shape[-1], "targets": len(first.labels)}
-        fitting = {
-            name: scale if scale is not None and len(scale.mean) == widths[name] else None
-            for name, scale in (("features", scales.features), ("targets", scales.targets))
-        }
-        self.common = MaskedScales(**fitting)
+        features, targets = scaled_of(next(iter(profiles.values())))
+        self.common = MaskedScales(
+            scales.features if kept.layout.features == features else None,
+            scales.targets if kept.layout.targets == targets else None,
+        )
 
     # --- the sum
 
     async def _sum(
-        self, wanted: Sequence[str], wait_s: float, profiles: Mapping[str, Profile]
+        self, wanted: Sequence[str], wait_s: float, profiles: Mapping[str, Profile], for_scales: bool = False
     ) -> tuple[KeptSum, Mapping[str, str]]:
         kept, refused = await self._executors.disk(self._read), dict[str, str]()
         try:
             if kept is None:
-                kept, refused = await self._collected(wanted, wait_s, profiles)
+                able = {name: profile for name, profile in profiles.items() if self._allows(name)}
+                layout, refused = layout_of(self._federation, able, wanted, for_scales)
+                kept = await self._collected(layout, able.keys() - refused.keys(), refused, wait_s)
             if kept.is_masked:
                 kept = await self._unmasked(kept, wait_s)
         finally:
             self._exchanger.collector, self._told = None, set()
         return kept, refused
 
-    async def _collected(
-        self, wanted: Sequence[str], wait_s: float, profiles: Mapping[str, Profile]
-    ) -> tuple[KeptSum, dict[str, str]]:
-        """Carry out the exchanges until the survivors are fixed, and keep the sum of what they have masked."""
-        able = {name: profile for name, profile in profiles.items() if self._allows(name)}
-        layout, refused = layout_of(self._federation, able, wanted)
-        names = able.keys() - refused.keys()
+    async def _collected(self, layout: MaskedLayout, names: set[str], refused: dict[str, str], wait_s: float) -> KeptSum:
+        """Carry out the exchanges until the survivors are fixed, and keep the sum of what they have masked.
+
+        Devices that take no part are added to `refused`.
+        """
         if len(names) >= self._minimum:
             refused |= await self._asked(layout, names, wait_s)
         asked = tuple(sorted(names - refused.keys()))
         if len(asked) < self._minimum:
             reasons = listed(sorted(f"{name}: {why}" for name, why in refused.items()), 3) or NOT_ALLOWED
-            raise UpdateRefused(f"{len(asked)} of {len(profiles)} devices take part, and {self._minimum} must ({reasons})")
+            raise UpdateRefused(f"{len(asked)} devices take part, and {self._minimum} must ({reasons})")
         collector = self._begin(layout, asked, None)
         self._number = bytes(layout.size)
         while (fixed := collector.fixed) is None:
@@ -150,7 +148,7 @@ class MaskedSurvey:
         kept = KeptSum(self._question.id, layout, fixed, self._number)
         await self._executors.disk(self._write, kept)
         fail_at(SERVER, 0, "secure-masked")
-        return kept, refused
+        return kept
 
     async def _unmasked(self, kept: KeptSum, wait_s: float) -> KeptSum:
         """Let the survivors take the masks off the sum, and keep it without them."""

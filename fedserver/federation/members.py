@@ -186,7 +186,7 @@ class Members:
         masked, wait_s = self._coordinator.masked, self._settings.privacy.secure_wait_s
         try:
             await self._coordinator.troubles.overcome("summing statistics", lambda: masked.scale(agreed, wait_s))
-        except UpdateRefused as refusal:
+        except (UpdateRefused, SettingError) as refusal:
             LOG.warning("each device standardises by its own statistics, since there is no masked sum of them: %s", refusal)
         self._summing, self._summed = False, True
         self._turns.start(self._coordinator.turn(self._welcome))

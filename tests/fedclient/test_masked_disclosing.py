@@ -158,8 +158,8 @@ def test_a_damaged_state_gives_nothing() -> None:
         (MaskedLayout("fed", {"column 2": Centre(0.0, 1.0)}), "no value in the column 'column 2'"),
         (MaskedLayout("fed", {"column 1": Centre(0.0, -1.0)}), "cannot be"),
         (MaskedLayout("fed", classes=["0"]), "classes are not those"),
-        (MaskedLayout("fed", features=3), "features or targets are not those"),
-        (MaskedLayout("fed", targets=1), "features or targets are not those"),
+        (MaskedLayout("fed", features=["column 1", "column 3"]), "features or targets are not those"),
+        (MaskedLayout("fed", targets=["y"]), "features or targets are not those"),
     ],
 )
 def test_a_slot_that_this_device_cannot_fill_is_refused(layout: MaskedLayout, why: str) -> None:

@@ -24,7 +24,7 @@ from attune.common.secure.masked_sums import (
 )
 from attune.common.site_statistics import BUCKETS, Centre
 
-LAYOUT = MaskedLayout("fed", {}, ["a", "b"], 1, 0)  # samples, two classes, rows, two sums, rows
+LAYOUT = MaskedLayout("fed", {}, ["a", "b"], ["x"])  # samples, two classes, rows, two sums, rows
 
 
 def test_slots_lie_one_after_the_other_with_a_positive_offset() -> None:
@@ -99,8 +99,7 @@ def test_a_mask_is_the_keystream_of_its_seed_alone() -> None:
         MaskedLayout("f", {"a": Centre(0.0, 0.0)}),
         MaskedLayout("f", {"a": Centre(float("nan"), 1.0)}),
         MaskedLayout("f", {"a": Centre(0.0, float("inf"))}),
-        MaskedLayout("f", features=-1),
-        MaskedLayout("f", targets=1 << 40),
+        MaskedLayout("f", features=["x"] * (1 << 16)),
         MaskedLayout("f", {f"c{n}": Centre(0.0, 1.0) for n in range(257)}),
     ],
 )
@@ -113,8 +112,8 @@ def test_a_layout_that_no_device_can_fill_is_refused(layout: MaskedLayout) -> No
 def test_any_change_of_a_layout_changes_what_is_signed() -> None:
     layouts = [
         LAYOUT,
-        MaskedLayout("other", {}, ["a", "b"], 1, 0),
-        MaskedLayout("fed", {}, ["b", "a"], 1, 0),
+        MaskedLayout("other", {}, ["a", "b"], ["x"]),
+        MaskedLayout("fed", {}, ["b", "a"], ["x"]),
         MaskedLayout("fed", {"a": Centre(0.0, 1.0), "b": Centre(0.0, 1.0)}),
         MaskedLayout("fed", {"b": Centre(0.0, 1.0), "a": Centre(0.0, 1.0)}),
     ]

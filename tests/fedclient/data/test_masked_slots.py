@@ -40,7 +40,7 @@ def test_sums_that_overflow_are_infinite_and_so_are_refused() -> None:
 def test_slots_of_a_table_by_hand() -> None:
     x = np.array([[1.0], [2.0], [3.0], [6.0]], dtype=np.float32)
     shard = shard_of("kiel", (x, np.array([0, 1, 1, 0]), x[:1] + 1, np.array([1]))).load()
-    slots = slots_of(shard, MaskedLayout("fed", {"column 1": Centre(2.0, 1.0)}, ["0", "1"], 1, 0))
+    slots = slots_of(shard, MaskedLayout("fed", {"column 1": Centre(2.0, 1.0)}, ["0", "1"], ["column 1"]))
     # All five rows about the centre 2: -1, 0, 1, 4, 0; the training part as it is.
     assert slots[:8] == [5, 2, 3, 5, 0, 4, 18, Fraction(16, 5)]
     buckets = slots[8 : 8 + 2 * BUCKETS + 1]
@@ -52,12 +52,12 @@ def test_slots_of_a_table_by_hand() -> None:
 def test_slots_of_numbers_to_predict() -> None:
     x, y = np.ones((4, 2), dtype=np.float32), np.array([1.0, 2.0, 4.0, 5.0])
     shard = shard_of("kiel", (x, y, x[:1], y[:1]), ReadOptions(task="regression")).load()
-    assert slots_of(shard, MaskedLayout("fed", targets=1)) == [5, 0, 4, 12, 46]
+    assert slots_of(shard, MaskedLayout("fed", targets=["0"])) == [5, 0, 4, 12, 46]
 
 
 @pytest.mark.parametrize("rows", [3])
 def test_series_count_every_step(rows: int) -> None:
     x = np.arange(rows * 8, dtype=np.float32).reshape(rows, 4, 2)
     shard = shard_of("kiel", (x, np.arange(rows) % 2, x[:1], np.array([0]))).load()
-    slots = slots_of(shard, MaskedLayout("fed", {"column 1": Centre(0.0, 1.0)}, [], 2, 0))
+    slots = slots_of(shard, MaskedLayout("fed", {"column 1": Centre(0.0, 1.0)}, [], ["column 1", "column 2"]))
     assert slots[:3] == [rows + 1, 4 * (rows + 1), 0] and slots[-6] == 4 * rows

@@ -25,7 +25,7 @@ def profile(**said: Any) -> Profile:
 
 def test_a_layout_has_what_all_devices_have() -> None:
     layout, without = layout_of("fed", {"a": profile(schema=SCHEMA), "b": profile(schema=SCHEMA)}, ())
-    assert layout == MaskedLayout("fed", {"age": Centre(50.0, 25.0), "dose": Centre(0.0, 1.0)}, ["no", "yes"], 2, 0)
+    assert layout == MaskedLayout("fed", {"age": Centre(50.0, 25.0), "dose": Centre(0.0, 1.0)}, ["no", "yes"], ["age", "dose"])
     assert without == {}
 
 
@@ -33,16 +33,16 @@ def test_devices_that_differ_leave_their_slots_or_the_sum() -> None:
     odd = profile(column_names=["age"], shape=(1,), labels=["yes"])
     layout, without = layout_of("fed", {"a": profile(), "b": profile(), "c": odd}, ())
     assert without == {"c": "it has no column 'dose' of the masked sum"}
-    assert layout.classes == ["no", "yes"] and layout.features == 2
+    assert layout.classes == ["no", "yes"] and layout.features == ["age", "dose"]
     layout, without = layout_of("fed", {"a": profile(), "b": profile(), "c": odd}, ["age"])
     assert without == {} and layout.columns.keys() == {"age"}
     assert layout.classes == [], "from the number of samples, which is public, the count of the one class would follow"
-    assert layout.features == 0
+    assert layout.features == []
 
 
 def test_targets_and_too_many_columns() -> None:
     layout, _ = layout_of("fed", {"a": profile(task="regression", labels=["cost"])}, ())
-    assert (layout.targets, layout.classes, list(layout.columns)) == (1, [], ["age", "dose", "target cost"])
+    assert (layout.targets, layout.classes, list(layout.columns)) == (["cost"], [], ["age", "dose", "target cost"])
     wide = profile(shape=(257,), column_names=[])
     with pytest.raises(SettingError, match="ask for at most 256"):
         layout_of("fed", {"a": wide}, ())
@@ -90,7 +90,7 @@ def test_counts_that_do_not_fit_together_are_no_sum(rows: int) -> None:
 
 
 def test_a_scale_needs_rows_and_a_constant_column_has_the_deviation_1() -> None:
-    layout = MaskedLayout("fed", features=1, targets=1)
+    layout = MaskedLayout("fed", features=["x"], targets=["y"])
     scales = SumReader(kept(layout, [3, 3, 6.0, 12.0, 3, 0.0, 6.0], [1, 1, 2.0, 4.0, 3, 6.0, 12.0])).scales
     assert scales.features is not None and (scales.features.mean, scales.features.std) == ([2.0], [1.0])
     assert scales.targets is not None and (scales.targets.mean, scales.targets.std) == ([1.0], [pytest.approx(2**0.5)])

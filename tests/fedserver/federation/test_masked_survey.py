@@ -116,12 +116,12 @@ def test_without_what_the_server_has_kept_no_device_hands_in_again() -> None:
     fleet.blobs.remove([MASKED_STATISTICS])
     del fleet.sites["site0"]
     fleet.begin()
-    with pytest.raises(SettingError, match=r"0 of 5 devices take part, and 5 must .*summed already"):
+    with pytest.raises(SettingError, match=r"0 devices take part, and 5 must .*summed already"):
         aio.run(fleet.run())
 
 
 def test_fewer_than_five_devices_have_no_statistics() -> None:
-    with pytest.raises(SettingError, match="4 of 4 devices take part, and 5 must"):
+    with pytest.raises(SettingError, match="4 devices take part, and 5 must"):
         aio.run(MaskedFleet(tables(NAMES[:4])).run())
     fleet = MaskedFleet()
     fleet.sites["site0"] = MaskedSite("site0", tables()["site0"], disclose=())
@@ -204,3 +204,31 @@ def test_a_sum_of_a_newer_version_is_refused() -> None:
     fleet.blobs.put(MASKED_STATISTICS, msgspec.json.encode(msgspec.structs.replace(kept, format=2)))
     with pytest.raises(Damaged, match="update the server"):
         aio.run(fleet.run())
+
+
+def test_more_columns_than_statistics_have_are_scaled_all_the_same() -> None:
+    draw = np.random.default_rng(1)
+    data = {name: (draw.normal(3, 2, (20, 300)).astype(np.float32), np.arange(20) % 2) for name in NAMES[:5]}
+    fleet = MaskedFleet(data)
+    with pytest.raises(SettingError, match="ask for at most 256"):
+        aio.run(fleet.run())
+
+    async def scaled() -> None:
+        with fleet.at_work():
+            await fleet.survey.scale(fleet.streams.profiles(), 5.0)
+
+    aio.run(scaled())
+    scale = fleet.survey.common.features
+    parts = np.concatenate([site.shard.load().train_x for site in fleet.sites.values()]).astype(np.float64)
+    assert scale is not None and scale.mean == pytest.approx(parts.mean(axis=0), rel=1e-12)
+    assert scale.std == pytest.approx(parts.std(axis=0), rel=1e-12)
+
+
+def test_a_kept_sum_of_other_data_scales_nothing() -> None:
+    fleet = MaskedFleet()
+    aio.run(fleet.run())
+    other = {name: msgspec.structs.replace(site.shard.profile, column_names=["a", "b"]) for name, site in fleet.sites.items()}
+    aio.run(fleet.survey.scale(other, 1.0))
+    assert fleet.survey.common.features is None
+    aio.run(fleet.survey.scale(fleet.streams.profiles(), 1.0))
+    assert fleet.survey.common.features is not None
