@@ -139,8 +139,8 @@ class DeviceCommands(ExtensibleGroup):
 )  # fmt: skip
 @click.option(
     "--disclose", multiple=True, type=click.Choice(["statistics", "masked-statistics"]),
-    help="statistics: sums of targets, and of columns that meta.json wants scaled over the federation, and class shares. "
-    "masked-statistics: only in a sum over at least 5 devices.",
+    help="statistics: sums of targets, of columns to be scaled over the federation, and class shares. masked-statistics: "
+    "only in a sum over 5 devices.",
 )  # fmt: skip
 @click.option(
     "--units", type=click.Choice(["all", "none"]), default="all", show_default=True,

@@ -301,8 +301,7 @@ class Coordinator:
                 step_name, lambda: self._closer.make(self.round, number, cohort, back, self._run)
             )
         except Exception as error:
-            failed = error
-            await self.turn(lambda: self._fail(failed))
+            await self.turn(self._fail, error)
             return
         finally:
             self._closing_since = None
