@@ -2,11 +2,12 @@
 
 They are drawn from TABLE_curves.csv, which `benchmarks.paper` writes: over all test samples, a line for each row, its mean over
 seeds; with several seeds, a band from the lowest to the highest. Between evaluations of all clients the values are the cohorts'
-reports.
+reports. --sigma draws FedMCSA's Figure 5 instead: accuracy by sigma, a line for each column.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,10 +16,11 @@ from statistics import fmean
 import click
 
 from attune.common.pictures import figures
-from benchmarks.paper import CURVES, OUT
+from benchmarks.paper import CELLS, CURVES, OUT
 from benchmarks.study import Results
 from benchmarks.tables import names
 
+SIGMA = re.compile(r"method\.mu=0 method\.sigma=(?P<sigma>\d+)")
 Course = dict[int, list[float]]  # accuracy in per cent, one value for each seed, by closed rounds
 
 
@@ -32,7 +34,7 @@ def courses(points: Iterable[Mapping[str, str]], column: str) -> dict[str, Cours
     return found
 
 
-def picture(title: str, rows: Mapping[str, Course]) -> bytes:
+def picture(title: str, rows: Mapping[str, Course], axis: str = "closed rounds") -> bytes:
     figure = figures.new(7.5, 4.5)
     axes = figure.subplots()
     for colour, (name, course) in zip(figures.COLOURS, rows.items(), strict=False):
@@ -43,19 +45,38 @@ def picture(title: str, rows: Mapping[str, Course]) -> bytes:
             low, high = ([end(course[each]) for each in closed] for end in (min, max))
             axes.fill_between(closed, low, high, color=colour, alpha=0.2, linewidth=0)
     axes.set_title(title)
-    axes.set_xlabel("closed rounds")
+    axes.set_xlabel(axis)
+    if axis == "sigma":
+        axes.set_xscale("log")
     axes.set_ylabel("accuracy over all test samples, in %")
     axes.legend(frameon=False)
     figures.plain(axes)
     return figures.png(figure)
 
 
+def by_sigma(rows: Iterable[Mapping[str, str]]) -> dict[str, Course]:
+    """Return the accuracies of FedMCSA by sigma, in the best round as printed, for each column with several of them."""
+    found: dict[str, Course] = {}
+    for row in rows:
+        match = SIGMA.fullmatch(row["settings"])
+        if row["method"] == "fedmcsa" and match is not None:
+            course = found.setdefault(row["column"], defaultdict(list))
+            course[int(match["sigma"])].append(100 * float(row["bmta_over_samples"]))
+    return {column: course for column, course in found.items() if len(course) > 1}
+
+
 @click.command()
 @click.argument("name", metavar="TABLE", type=click.Choice(names()))
 @click.option("--out", type=click.Path(path_type=Path), default=OUT, help="Folder of the CSV file, and for the pictures.")
 @click.option("--row", "chosen", multiple=True, help=f"Only these rows; at most {len(figures.COLOURS)}.")
-def main(name: str, out: Path, chosen: tuple[str, ...]) -> None:
+@click.option("--sigma", is_flag=True, help="Draw accuracy by sigma of FedMCSA.")
+def main(name: str, out: Path, chosen: tuple[str, ...], sigma: bool) -> None:
     """Draw the rows of TABLE that were run."""
+    if sigma:
+        path, columns = out / f"{name}_sigma.png", by_sigma(Results(out / f"{name}.csv", CELLS).rows())
+        path.write_bytes(picture("FedMCSA by sigma", columns, "sigma"))
+        click.echo(f"{path}: {', '.join(columns)}")
+        return
     points = Results(out / f"{name}_curves.csv", CURVES).rows()
     for column in dict.fromkeys(point["column"] for point in points):
         rows = courses(points, column)

@@ -1,4 +1,4 @@
-"""Runs of a recipe: a CSV row for each point, seed and method. An interrupted run continues.
+"""Runs of a recipe: a CSV row for each point, seed and method, with a manifest. An interrupted run continues.
 
 The models that devices end with are compared on the devices' test parts. A device is harmed if its model is worse than what it
 would have by training alone or by FedAvg, by the exact paired test with Holm's correction.
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from attune.common.statistics import LEVEL, holm, mcnemar
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.work.comparison import sign_flip
+from attune.simulation.manifest import ResultManifest
 from attune.simulation.partition.samples import Source
 from attune.simulation.recipes.catalogue import RIVALS, Recipe, RecipeMethod, RecipePoint
 from attune.simulation.recipes.site_tables import SiteTables
@@ -67,6 +68,8 @@ def run(
 ) -> list[RecipeRow]:
     """Run what is missing in out/NAME.csv, and return all rows of the recipe.
 
+    Each point that is run adds a line to out/NAME.manifest.jsonl: what its rows were made with.
+
     Raises:
         AttuneError: As in load_source, partition and simulate.
     """
@@ -80,7 +83,10 @@ def run(
             left = [entry for entry in recipe.entries if entry.label not in there]
             if left:
                 say(f"{recipe.title}: {point.series} {recipe.axis} {point.x:g}, seed {seed}")
-                made = _point(recipe, left, point, source, seed, executor)
+                made, manifest = _point(recipe, left, point, source, seed, executor)
+                with (out / f"{recipe.name}.manifest.jsonl").open("ab") as file:
+                    place = {"series": point.series, "x": point.x}
+                    file.write(msgspec.json.encode(place | msgspec.structs.asdict(manifest)) + b"\n")
                 write(path, made)
                 rows += made
     return rows
@@ -88,8 +94,11 @@ def run(
 
 def _point(
     recipe: Recipe, entries: Sequence[RecipeMethod], point: RecipePoint, source: Source | SiteTables, seed: int, executor: How
-) -> list[RecipeRow]:
-    """Run these entries on the same shards and return their rows. Rivals run with them, to see which devices are harmed."""
+) -> tuple[list[RecipeRow], ResultManifest]:
+    """Run these entries on the same shards. Return their rows, and what they were made with.
+
+    Rivals run with them, to see which devices are harmed.
+    """
     with tempfile.TemporaryDirectory(prefix="attune-recipe-") as folder:
         shards = point.write(Path(folder) / "shards", source, seed)
         results: dict[str, tuple[RecipeMethod, SimulationResult, float]] = {}
@@ -113,7 +122,8 @@ def _point(
         right = {label: right_of(result, shards) for label, (_, result, _) in results.items()}
         tests = {shard.name: load_shard(shard) for shard in shards}
         asked = [result for result in results.values() if result[0] in entries]
-        return [_row(point, seed, entry, result, seconds, right, tests) for entry, result, seconds in asked]
+        manifest = msgspec.structs.replace(asked[0][1].manifest, method=", ".join(entry.label for entry, *_ in asked))
+        return [_row(point, seed, entry, result, seconds, right, tests) for entry, result, seconds in asked], manifest
 
 
 def right_of(result: SimulationResult, shards: Sequence[Path]) -> Right:

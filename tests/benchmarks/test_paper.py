@@ -188,6 +188,20 @@ def test_accuracy_by_round_is_kept_and_drawn(small, tmp_path, monkeypatch):
     assert (tmp_path / "fedmcsa-1_digits-mlr.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_accuracy_by_sigma_is_of_fedmcsa_without_other_settings():
+    made = [("mnist/mlr", "fedmcsa", f"method.mu=0 method.sigma={sigma}", 0.9 + sigma / 1000) for sigma in (1, 10)]
+    others = [
+        ("mnist/mlr", "fedmcsa", "method.mu=5 method.sigma=50", 0.5),
+        ("mnist/mlr", "fedavg+mcsa", "method.sigma=50", 0.5),
+        ("fmnist/mlr", "fedmcsa", "method.mu=0 method.sigma=50", 0.5),
+    ]
+    rows = [
+        {"column": column, "method": method, "settings": settings, "bmta_over_samples": str(figure)}
+        for column, method, settings, figure in made + others
+    ]
+    assert paper_curves.by_sigma(rows) == {"mnist/mlr": {1: [pytest.approx(90.1)], 10: [pytest.approx(91)]}}
+
+
 def test_a_row_that_was_scored_once_is_a_dot(monkeypatch):
     drawn = []
     monkeypatch.setattr(paper_curves.figures, "png", lambda figure: drawn.extend(figure.axes[0].lines) or b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -173,6 +174,9 @@ def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: p
     assert found[2].rstrip("*") == f"{mean:.1f}" and found[3] == f"{50 * sum(row.pooled for row in fedavg):.1f}"
     assert found[2].endswith("*") == (mean <= 50 * sum(row.constant for row in fedavg))
     assert (tmp_path / "digits.png").read_bytes()[:4] == b"\x89PNG"
+    made_with = [json.loads(line) for line in (tmp_path / "digits.manifest.jsonl").read_text().splitlines()]
+    assert [(made["x"], made["seed"]) for made in made_with] == [(8, 0), (8, 1)]
+    assert made_with[0]["method"] == "Local, FedAvg, FedAvg, tuned, mine, MCSA" and made_with[0]["data"] != made_with[1]["data"]
     monkeypatch.setitem(catalogue.RECIPES, "digits", tiny)
     run()
     assert read(tmp_path / "digits.csv")[: len(rows)] == rows
