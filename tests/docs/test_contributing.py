@@ -78,6 +78,18 @@ def test_ci_runs_every_suite_that_make_test_leaves_out(page: Any, root: Path) ->
     assert re.findall(r"`([\w-]+)`", said) == targets
 
 
+def test_files_that_start_engines_have_the_marker(root: Path) -> None:
+    """Keep engines out of `make test`: a file that uses them marks its tests, or the parameters that need one."""
+    texts = {path: path.read_text(encoding="utf-8") for path in (root / "tests").rglob("test_*.py")}
+    using = {
+        path
+        for path, text in texts.items()
+        if re.search(r"^from tests(\.engines)? import (?:.*, )?engines\b", text, re.MULTILINE)
+    }
+    assert len(using) > 5
+    assert {path for path in using if "mark.engines" not in texts[path]} == set()
+
+
 def test_areas_of_tests_that_are_named_exist(page: Any, root: Path) -> None:
     areas = {path.parent.name for path in (root / "tests").glob("*/test_*.py")}
     named = set(re.findall(r"`tests/(\w+)`", page(PAGE).section("## Where things go")))

@@ -18,7 +18,7 @@ from tests.needs import needs
 
 pytestmark = needs("dp_accounting")
 
-CLIP, DENOMINATOR, ROUNDS, NOISE, DELTA, TRIALS = 0.5, 3, 1, 0.85, 1e-3, 1500
+CLIP, DENOMINATOR, ROUNDS, NOISE, DELTA, TRIALS = 0.5, 3, 1, 0.85, 1e-3, 1000
 NUMBERS = 8
 
 

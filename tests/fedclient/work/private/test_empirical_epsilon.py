@@ -30,7 +30,7 @@ CLIP, RATE, DELTA, NOISE = 0.5, 1e-3, 1e-3, 1.1
 CANARY = torch.tensor([1.0, 1.0, -2.0]) / math.sqrt(6)  # direction of the canary's gradient: labels 2 of 3, p near 1/3
 
 
-def scores(is_there: bool, noise: float) -> Scores:
+def scores(is_there: bool, noise: float, trials: int = TRIALS) -> Scores:
     """Return for each trial how far the weights of the canary's feature have moved its way; the secret differs in each."""
     network = Network(nn.Sequential(nn.Linear(4, 3, bias=False)))
     start = {"0.weight": torch.zeros(3, 4)}
@@ -47,7 +47,7 @@ def scores(is_there: bool, noise: float) -> Scores:
         )  # fmt: skip
 
     stacked, moved = Stacked(), []
-    for first in range(0, TRIALS, AT_ONCE):
+    for first in range(0, trials, AT_ONCE):
         for trained in stacked.run([Sgd(SgdSettings()).work(task(first + number)) for number in range(AT_ONCE)]):
             assert isinstance(trained, Trained), trained
             moved.append(CANARY @ trained.tensors["0.weight"][:, 0])
@@ -67,4 +67,5 @@ def test_an_attacker_proves_less_than_the_ledger_charges_and_not_nothing() -> No
 
 
 def test_with_too_little_noise_the_attacker_proves_more() -> None:
-    assert lower_bound(scores(True, NOISE / 6), scores(False, NOISE / 6), DELTA) > claimed()
+    inside, outside = (scores(is_there, NOISE / 6, trials=800) for is_there in (True, False))
+    assert lower_bound(inside, outside, DELTA) > claimed()
