@@ -198,14 +198,34 @@ def test_a_store_sends_no_more_than_the_blob_has(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["http://127.0.0.1:9/x?secret", "http://{host}@evil.example/secret", "file:///etc/secret", "gopher"]
+    "where", ["http://{inside}/x?secret", "http://{store}@{inside}/secret", "http://{inside}#@{store}/secret"]
 )
 def test_a_server_cannot_send_a_device_to_another_host(store: Store, where: str) -> None:
-    phone = Phone(store)
-    phone.url = where.format(host=store.address.removeprefix("http://"))
-    assert "secret" not in phone.broken()
+    with socket.create_server(("127.0.0.1", 0)) as inside:  # a service of the site's own network
+        inside.settimeout(0.3)
+        phone = Phone(store)
+        phone.url = where.format(store=store.address.removeprefix("http://"), inside=f"127.0.0.1:{inside.getsockname()[1]}")
+        assert "secret" not in phone.broken()
+        with pytest.raises(TimeoutError):
+            inside.accept()
     assert store.requests == []
     assert phone.download() is False, "such a server is not asked again soon"
+
+
+def test_an_address_that_http_does_not_allow_is_not_repeated_in_the_error(store: Store) -> None:
+    phone = Phone(store)
+    phone.url = f"{store.address}/key with spaces?secret"
+    assert "secret" not in phone.broken()
+    assert store.requests == []
+
+
+@pytest.mark.parametrize("where", ["file:///etc/secret", "gopher", "", "https://"])
+def test_an_address_that_is_none_is_not_used(store: Store, where: str) -> None:
+    phone = Phone(store)
+    phone.url = where
+    if where:
+        assert "secret" not in phone.broken()
+    assert phone.download() is False
 
 
 def test_without_the_owners_word_nothing_is_asked_and_one_line_says_so(store: Store) -> None:
