@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,6 @@ T = TypeVar("T")
 IN_S3 = (STATE, INBOX)  # what the names of blobs begin with whose bytes are in S3
 HERE = (UPLOADS, SERVED, REDO, NOISE_SECRET)
 OWNER = "owner"
-CACHE_BYTES = 8 << 30
 PART_BYTES = 16 << 20  # larger blobs go up in parts of this size
 RETRIES: Any = {
     "max_retries": 6, "retry_timeout": timedelta(seconds=15),
@@ -98,6 +98,14 @@ class S3Objects:
     def read(self, key: str) -> bytes:
         return self._do(lambda: bytes(obstore.get(self._store, key).bytes()))
 
+    def has(self, key: str) -> bool:
+        """Return whether there is such an object."""
+        try:
+            self._do(lambda: obstore.head(self._store, key))
+        except KeyError:
+            return False
+        return True
+
     def pieces(self, key: str) -> Iterator[memoryview]:
         """Yield the bytes of an object in pieces."""
         pieces = iter(self._do(lambda: obstore.get(self._store, key).stream(min_chunk_size=1 << 20)))
@@ -115,10 +123,10 @@ class S3Objects:
 
 
 class ObjectCache:
-    """Copies of objects in a folder: the least recently used go when there are more than `bound` bytes."""
+    """Copies of objects in a folder. With a bound, the least recently used go when there are more bytes."""
 
-    def __init__(self, folder: Path, objects: S3Objects, bound: int = CACHE_BYTES) -> None:
-        self._folder, self._objects, self._bound = folder, objects, bound
+    def __init__(self, folder: Path, objects: S3Objects) -> None:
+        self._folder, self._objects, self._bound = folder, objects, math.inf
         self._whole: set[str] = set()  # objects whose copy this process has compared with the digest
 
     def fill(self, size: int) -> LocalTarget:
@@ -176,6 +184,12 @@ class ObjectCache:
         for key in keys:
             self._whole.discard(key)
             self._path(key).unlink(missing_ok=True)
+
+    def bound(self, most_bytes: int) -> None:
+        """Keep at most so many bytes from now on."""
+        self._bound = most_bytes
+        if self._folder.is_dir():
+            self._bound_bytes()
 
     def sweep(self) -> None:
         """Remove what a killed process left unfinished."""
