@@ -132,7 +132,7 @@ def test_keys_are_mounted_as_files_and_never_in_the_environment_or_on_a_disk() -
     assert {one["key"] for one in from_secrets if not one.get("optional")} == {"ledger", "blobs"}
 
 
-def test_connections_go_to_the_one_server_that_is_ready_and_an_update_waits_for_no_second_one() -> None:
+def test_connections_go_to_the_one_server_that_is_ready() -> None:
     objects = rendered(LEAST)
     deployment, service = objects["Deployment", "fed"], objects["Service", "fed"]
     labels = deployment["spec"]["template"]["metadata"]["labels"]

@@ -19,7 +19,7 @@ from tests import engines
 pytest.importorskip("psycopg")
 pytest.importorskip("obstore")
 
-from attune.fedserver.stores import s3
+from attune.fedserver.stores.checked_blobs import OBJECTS
 from attune.fedserver.stores.remote import RemoteStorage
 
 
@@ -52,7 +52,7 @@ def test_a_dump_and_the_kept_objects_bring_an_older_moment_back(tmp_path: Path) 
     one, two = blobs.put("state/one", b"first"), blobs.put("state/two", b"second")
     aio.run(storage.ledger.put_record(first))
     tool("pg_dump", "--schema", schema, "--file", str(tmp_path / "dump.sql"))
-    kept = {key: blobs._objects.read(key) for key in blobs._objects.keys(s3.OBJECTS)}  # as versions of the bucket do
+    kept = {key: blobs._objects.read(key) for key in blobs._objects.keys(OBJECTS)}  # as versions of the bucket do
     aio.run(storage.ledger.put_record(Record(round=2)))
     blobs.remove(["state/one"])
     blobs.put("state/two", b"later")
@@ -72,5 +72,5 @@ def test_a_dump_and_the_kept_objects_bring_an_older_moment_back(tmp_path: Path) 
     assert aio.run(restored.ledger.snapshot()).record == first
     for blob in (one, two):
         restored.blobs.check(blob)
-    assert set(restored.blobs._objects.keys(s3.OBJECTS)) == kept.keys(), "what came after the dump is gone"
+    assert set(restored.blobs._objects.keys(OBJECTS)) == kept.keys(), "what came after the dump is gone"
     aio.run(restored.close())
