@@ -193,7 +193,7 @@ class Device:
 
     async def _keep_renewed(self) -> None:
         """Renew the certificate while a stream is open. Without a stream, the next connection renews it."""
-        while True:
+        while self.link.renews:
             await asyncio.sleep(RENEWAL_LOOK_S)
             if self.link.open.is_set():
                 with contextlib.suppress(Broken):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
+U = TypeVar("U")
 IO_THREADS = 4
 
 
@@ -26,6 +27,10 @@ class Executors:
         """Call the function on one of the threads that wait for the disk."""
         return await asyncio.get_running_loop().run_in_executor(self._io, function, *arguments)
 
+    async def both(self, first: Callable[[], Awaitable[T]], second: Callable[[], Awaitable[U]]) -> tuple[T, U]:
+        """Do both at the same time."""
+        return await asyncio.gather(first(), second())
+
     def shutdown(self) -> None:
         """End after the job at hand. Jobs that wait are dropped; a restart does them again."""
         self._worker.shutdown(wait=True, cancel_futures=True)
@@ -43,6 +48,9 @@ class InlineExecutors(Executors):
 
     async def disk(self, function: Callable[..., T], *arguments: object) -> T:
         return function(*arguments)
+
+    async def both(self, first: Callable[[], Awaitable[T]], second: Callable[[], Awaitable[U]]) -> tuple[T, U]:
+        return await first(), await second()
 
     def shutdown(self) -> None:
         """No-op: there is no thread."""

@@ -27,7 +27,7 @@ from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import InlineExecutors
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
-from attune.fedserver.federation.steps import Clock
+from attune.fedserver.federation.steps import Clock, InlineTurns
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Certificate, Snapshot
@@ -189,7 +189,7 @@ class Federation:
         lab = ThreadLab(blobs, executors, settings.server.threads or self._common.threads)
         simulated = self._clock
         clock = Clock(lambda: 0.0 if simulated is None else simulated.now, stands=True)
-        return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, clock, one_owner=True)
+        return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, clock, one_owner=True, turns=InlineTurns())
 
     def _worker(self, coordinator: Coordinator) -> Worker:
         if self._clock is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +165,11 @@ def default_spec(
     return msgspec.structs.replace(spec, options=msgspec.to_builtins(_checked(spec)))
 
 
+def is_built_in(spec: ModelSpec) -> bool:
+    """Return whether it is an architecture of this package, which is always the same code."""
+    return spec.name in _BUILT_IN
+
+
 def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
     """Build a model on `device` whose initial weights depend on `spec` and `seed` alone; random state outside stays as it is.
 
@@ -185,7 +191,7 @@ def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
         model = _made(factory, spec, *options)
     if not isinstance(model, torch.nn.Module):
         raise SettingError(f"model {spec.name} made a {type(model).__name__}; its factory must return a torch.nn.Module")
-    if spec.name not in _BUILT_IN:
+    if not is_built_in(spec):
         from attune.common.models.usable import check_usable
 
         check_usable(model, spec.name)
@@ -203,8 +209,17 @@ def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
 def size_bytes(spec: ModelSpec) -> int:
     """Return the bytes of all tensors of a model, without allocating them: what a peer declares decides how large it is.
 
-    Errors are those of `build`.
+    Errors are those of `build`. The size of a built-in model is remembered: each of many simulated devices asks for it.
     """
+    return _size_of_built_in(msgspec.json.encode(spec)) if is_built_in(spec) else _size_of(spec)
+
+
+@lru_cache(maxsize=64)
+def _size_of_built_in(spec_json: bytes) -> int:
+    return _size_of(msgspec.json.decode(spec_json, type=ModelSpec))
+
+
+def _size_of(spec: ModelSpec) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in build(spec, 0, device="meta").state_dict().values())
 
 

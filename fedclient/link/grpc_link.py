@@ -97,7 +97,7 @@ class GrpcLink:
         self.address, self.identity, self.stall_s, self._log = address, identity, stall_s, log
         self._keep, self._allowance = keep, allowance or Allowance(0.0)
         self.open = asyncio.Event()
-        self.inline_bytes, self.waits = 0, False
+        self.inline_bytes, self.waits, self.renews = 0, False, True
         self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue(OUTBOX)
         self._over = asyncio.Event()  # the present stream is gone
         self._pulse = Pulse()

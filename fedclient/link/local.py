@@ -102,6 +102,8 @@ def _authority() -> ec.EllipticCurvePrivateKey:
 class LocalLink:
     """The link of the device `name` to `server`."""
 
+    renews = False
+
     def __init__(self, name: str, server: LocalServer) -> None:
         self.name, self.open = name, asyncio.Event()
         self.inline_bytes, self.waits = 0, False  # in one process no upload is on its way during another call

@@ -41,12 +41,14 @@ class Link(Protocol):
     """One device's way to its server.
 
     open: set while the control stream is. inline_bytes: of blobs that the server takes within an update. waits: an update may
-    be submitted while its blobs are on their way. Both are what the server has said on the present stream.
+    be submitted while its blobs are on their way. Both are what the server has said on the present stream. renews: there is a
+    certificate to renew.
     """
 
     open: asyncio.Event
     inline_bytes: int
     waits: bool
+    renews: bool
 
     @property
     def name(self) -> str:

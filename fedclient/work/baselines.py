@@ -12,14 +12,11 @@ from typing import NamedTuple
 
 import msgspec
 import torch
-from torch import nn
 
 from attune.common.methods.method import Method, PartKind
 from attune.common.methods.settings.objectives import ObjectiveSettings, SgdSettings
 from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.metrics import Choice
-from attune.common.models.registry import build
-from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import NONE, Hooks
@@ -30,6 +27,7 @@ from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, Measure
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.base import PlainPredictor
+from attune.fedclient.work.shared_model import SharedModel
 from attune.fedclient.work.trainer import Progress, Seeds, Tensors, Trained, Trainer
 
 Candidates = Mapping[Choice, tuple[Trainer, Tensors]]
@@ -40,7 +38,7 @@ class Baselines:
 
     Args:
         plan: The plan.
-        model: Says how to compute.
+        shared: Says how to compute.
         device: Torch device that computes.
         saved: The local model so far; without it a new one starts if `local`.
         local: Whether there is a local model.
@@ -52,7 +50,7 @@ class Baselines:
     def __init__(
         self,
         plan: Plan,
-        model: nn.Module,
+        shared: SharedModel,
         device: torch.device,
         saved: Tensors | None,
         local: bool,
@@ -60,9 +58,9 @@ class Baselines:
         name: str = "",
         state: Tensors | None = None,
     ) -> None:
-        family, self._model = (family_of(plan), "baseline"), model
+        family, self._shared = (family_of(plan), "baseline"), shared
         self._trainer = Trainer(
-            model,
+            shared.network,
             Sgd(SgdSettings()),
             PlainPredictor(ModelSettings()),
             plan.train,
@@ -76,7 +74,7 @@ class Baselines:
         )
         self.local: Tensors | None = None
         if local:
-            initial = {name: tensor.clone() for name, tensor in tensors_of(build(plan.model, plan.seed)).items()}
+            initial = {name: tensor.clone() for name, tensor in shared.initial.items()}
             # In the model's order, not that of a file: sums over tensors are folded in it.
             self.local = {name: (saved or initial)[name] for name in initial}
 
@@ -122,7 +120,7 @@ class Baselines:
             Cancelled: The work was replaced.
         """
         settings = msgspec.structs.replace(self._trainer.settings, local_epochs=epochs, local_steps=0)
-        trainer = replace(self._trainer, model=self._model, settings=settings, family=(self._trainer.family, epochs))
+        trainer = replace(self._trainer, model=self._shared.network, settings=settings, family=(self._trainer.family, epochs))
         trained = yield from trainer.training(
             tensors, {}, data.train_x, data.train_y, seeds, cancelled=cancelled, round_=round_
         )
@@ -130,7 +128,7 @@ class Baselines:
 
     def plain(self, tensors: Tensors) -> tuple[Trainer, Tensors]:
         """Return what evaluates a plain model, and its tensors in the model's order."""
-        return self._trainer, {name: tensors[name] for name in tensors_of(self._model)}
+        return self._trainer, {name: tensors[name] for name in self._shared.initial}
 
     def candidates(self, common: Tensors) -> Candidates:
         """Return the models that exist, each with what evaluates it.

@@ -72,7 +72,7 @@ class Evaluation:
         if not len(data.test_x):
             return None
         prepared = yield from self._prepared(theta, received, seeds, cancelled)
-        return mean_score((yield from self._trainer.right(prepared, data.test_x, data.test_y)))
+        return (yield from self._trainer.accuracy(prepared, data.test_x, data.test_y))
 
     def compared(
         self,

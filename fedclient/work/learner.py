@@ -23,12 +23,7 @@ from attune.common.exchange.messages import BlobRef, Order
 from attune.common.exchange.registry import settings_of, transforms_for
 from attune.common.exchange.transform import SUMMED, Chain, DeviceContext, PartUpdate
 from attune.common.faults import fail_at
-from attune.common.methods.fit import check_no_batch_statistics
-from attune.common.methods.method import assign
-from attune.common.methods.registry import configured_on_device
 from attune.common.metrics import Choice
-from attune.common.models.registry import build
-from attune.common.models.structure import components, tensors_of
 from attune.common.plan import Plan
 from attune.common.seeds import derive
 from attune.common.wire.header import Manifest
@@ -51,6 +46,7 @@ from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.own_loop import check_loop
 from attune.fedclient.work.private.noisy_metrics import noisy_metrics
 from attune.fedclient.work.private.private_learning import PrivateLearning, private_learning
+from attune.fedclient.work.shared_model import shared_model
 from attune.fedclient.work.state import check_order_id
 from attune.fedclient.work.trainer import Cancelled, Seeds, Tensors, Trained, Trainer
 
@@ -92,14 +88,12 @@ class Learner:
         source: EmbeddingSource = FROM_SEED,
     ) -> None:
         self.plan, self.name, self.orders, self.private, self.tells_scores = plan, name, orders, private, tells_scores
-        configured = configured_on_device(plan)
+        shared = shared_model(plan, device)
+        configured = shared.configured
         method = configured.method
         if hooks.train is not None:
             check_loop(configured, private is not None)
-        model = build(plan.model, plan.seed)
-        if private is not None:
-            check_no_batch_statistics(model, plan.model.name)
-        self.part_of = assign(method, model)
+        self.part_of = shared.part_of
         self.own_choice = baselines.own_name(method, self.part_of)
         has_rival = self.own_choice == "personalized" and baselines.has_common(self.part_of, configured.objective)
         self.transforms = settings_of({name: plan.transforms[name] for name in plan.device_transforms})
@@ -107,18 +101,18 @@ class Learner:
             kind: plan.returns.get(kind, part.returns) for kind, part in configured.aggregators.items()
         }
         objective, predictor = objective_for(configured), predictor_for(configured)
-        self.dial = dial_of(configured.dial, self.part_of, components(model))
+        self.dial = dial_of(configured.dial, self.part_of, shared.components)
         self.keeps_trained = bool(self.dial) and method.evaluate == "served"  # otherwise they are those of theta
         self.keeps_received = objective.keeps_received
-        self.theta: Tensors = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
+        self.theta: Tensors = {name: tensor.clone() for name, tensor in shared.initial.items()}
         self.data = on_processor(prepared, device)
         self.standardiser, self.targets = prepared.standardiser, prepared.targets
-        embedding = embedding_of(configured, model, plan, name, len(prepared.train_x), source)
+        embedding = embedding_of(configured, shared.network.model, plan, name, len(prepared.train_x), source)
         wire = {PART: embedding.generator.manifest} if embedding else {}
         self.holdings = Holdings(manifests_of(self.part_of, self.theta) | wire, has_rival, {})
         measure, family = MEASURES[plan.task], (family_of(plan), "method")
         self.trainer = Trainer(
-            model, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, measure, name
+            shared.network, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, measure, name
         )
         self.theta |= self.trainer.extras(self.theta)
         self.versions: dict[str, int] = {}
@@ -140,7 +134,7 @@ class Learner:
         travels = [name for name in self.part_of if self.part_of[name] != "private"]
         self.received: Tensors = {name: (received or self.theta)[name] for name in travels}
         trains_local = baseline == "local" and self.own_choice != "local"
-        self.baselines = baselines.Baselines(plan, model, device, local, trains_local, hooks, name, loop_local)
+        self.baselines = baselines.Baselines(plan, shared, device, local, trains_local, hooks, name, loop_local)
         self.evaluation = Evaluation(
             plan, self.data, self.trainer, self.baselines, self.own_choice, keep == "best", self.dial, hooks
         )

@@ -25,7 +25,18 @@ from attune.fedclient.work.own_loop import Data, scored, with_loop
 from attune.fedclient.work.predictors.base import Predictor
 from attune.fedclient.work.private.order_noise import OrderNoise
 
-__all__ = ["Cancelled", "Progress", "Scores", "Seeds", "Tensors", "Trained", "Trainer", "TrainingDiverged", "batches"]
+__all__ = [
+    "Accuracy",
+    "Cancelled",
+    "Progress",
+    "Scores",
+    "Seeds",
+    "Tensors",
+    "Trained",
+    "Trainer",
+    "TrainingDiverged",
+    "batches",
+]
 
 EVALUATION_BATCH = 512
 T = TypeVar("T")
@@ -45,6 +56,19 @@ class Scores:
         return self.trainer.logits(self.prepared, self.x)
 
 
+@dataclass(frozen=True)
+class Accuracy:
+    """The mean score of prepared tensors on x (N, ...), y (N, ...), as `Trainer.evaluate`."""
+
+    trainer: Trainer
+    prepared: Mapping[str, Tensor]
+    x: Tensor
+    y: Tensor
+
+    def alone(self) -> float:
+        return self.trainer.evaluate(self.prepared, self.x, self.y)
+
+
 @dataclass(eq=False, repr=False)
 class Trainer:
     """Trains and evaluates weights given by name; the module only says how to compute.
@@ -52,7 +76,7 @@ class Trainer:
     Work is a generator of jobs, which `fedclient.work.job.alone` runs for one device.
 
     Args:
-        model: The module. It is moved to `device`.
+        model: The module, which is moved to `device`; or a network that is there.
         settings: Settings from the plan.
         kinds: The part of each tensor.
         family: Is equal for trainers that differ in nothing (LocalTask).
@@ -63,7 +87,7 @@ class Trainer:
         state: What the user's own training keeps from order to order. Training works on a copy.
     """
 
-    model: InitVar[nn.Module]
+    model: InitVar[nn.Module | Network]
     objective: Objective
     predictor: Predictor
     settings: TrainSettings
@@ -77,8 +101,8 @@ class Trainer:
     state: Mapping[str, Tensor] = field(default_factory=dict)
     network: Network = field(init=False)
 
-    def __post_init__(self, model: nn.Module) -> None:
-        self.network = Network(model.to(self.device))
+    def __post_init__(self, model: nn.Module | Network) -> None:
+        self.network = model if isinstance(model, Network) else Network(model.to(self.device))
 
     def extras(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """Return what this device keeps beside the model before its first order.
@@ -141,6 +165,13 @@ class Trainer:
     def evaluate(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
         """Return the mean score of prepared tensors on x (N, ...), y (N,), or over all positions for y (N, T)."""
         return mean_score(alone(self.right(prepared, x, y)))
+
+    def accuracy(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[float]:
+        """Return `evaluate` as a generator, which stops at what many devices can compute together."""
+        if self.hooks.evaluate is not None:
+            return self.evaluate(prepared, x, y)
+        accuracy: float = yield Accuracy(self, prepared, x, y)
+        return accuracy
 
     def _looped(self, work: Jobs[T]) -> Jobs[T]:
         return work if self.hooks.train is None else with_loop(work, self.hooks.train, self.classes)

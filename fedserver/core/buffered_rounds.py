@@ -51,7 +51,7 @@ class BufferedRounds(Synchronous):
         if record.paused:
             names = []
         elif settings.clients:
-            free = max(0, settings.clients - len(self._waited_for(state, state.now)))
+            free = max(0, settings.clients - len(set(self._waited_for(state, state.now))))
             drawn = self._draw("order", record.round + 1, len(record.begun), len(record.arrived))
             names = sorted(drawn.sample(names, min(free, len(names))))
         return Asked(tuple(names), tuple(names))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from attune.common.seeds import derive
 from attune.fedserver.core.policy import Asked, Synchronous
-from attune.fedserver.core.state import NOBODY, Round
+from attune.fedserver.core.state import Round
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class PoissonRounds(Synchronous):
     def _unhurried(self, state: Round) -> bool:
         return state.work == "train" or super()._unhurried(state)
 
-    def _waited_for(self, state: Round, now: float) -> frozenset[str]:
+    def _waited_for(self, state: Round, now: float) -> Iterator[str]:
         if state.work != "train":
             return super()._waited_for(state, now)
         able = state.awaited - self._stalled(state, now)
-        return frozenset(n for n in able if n in state.connected or now < state.left_at[n] + self.settings.grace_s) or NOBODY
+        return (n for n in able if n in state.connected or now < state.left_at[n] + self.settings.grace_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Protocol
@@ -131,9 +131,12 @@ class Synchronous:
 
     def lacks(self, state: Round) -> str:
         """Name the excused devices: they failed, or their update was refused."""
-        needed, excused = quorum_of(self.settings, state.record), sorted(state.record.excused)
+        excused = sorted(state.record.excused)
+        if state.record.phase is not Phase.TRAINING or not excused:
+            return ""
+        needed = quorum_of(self.settings, state.record)
         coming = len(state.updates | (state.awaited & frozenset(state.record.cohort)))
-        if state.record.phase is not Phase.TRAINING or not excused or coming >= needed:
+        if coming >= needed:
             return ""
         return (
             f"round {state.record.round + 1} needs {needed} updates and cannot get more than {coming}: "
@@ -174,7 +177,7 @@ class Synchronous:
         return bool(sampled and updates >= self.settings.clients) or self.over(state, now)
 
     def over(self, state: Round, now: float) -> bool:
-        return now >= self._closes_at(state) or not self._waited_for(state, now)
+        return now >= self._closes_at(state) or next(self._waited_for(state, now), None) is None
 
     def overdue(self, state: Round, now: float) -> frozenset[str]:
         return state.awaited if now >= self._closes_at(state) else self._stalled(state, now)
@@ -189,9 +192,9 @@ class Synchronous:
     def replacements(self, state: Round, now: float) -> tuple[tuple[str, str], ...]:
         if self._replace_after_s is None:
             return ()
-        pool = sorted(state.idle - passed_over(state))
-        pairs = []
-        for gone in sorted(state.awaited & frozenset(state.record.cohort) - state.connected):
+        absent = sorted(state.awaited & frozenset(state.record.cohort) - state.connected)
+        pool, pairs = sorted(state.idle - passed_over(state)) if absent else [], []
+        for gone in absent:
             if pool and now >= state.left_at[gone] + self._replace_after_s:
                 other = self._draw("replacement", state.record.round + 1, gone).choice(pool)
                 pool.remove(other)
@@ -233,16 +236,19 @@ class Synchronous:
         after_s = self.settings.replace_after_s or self.settings.grace_s
         return after_s if after_s > 0 else None
 
-    def _waited_for(self, state: Round, now: float) -> frozenset[str]:
+    def _waited_for(self, state: Round, now: float) -> Iterator[str]:
         """Return the awaited devices that are connected and make progress, or that left within the grace period."""
         aside = passed_over(state, state.work) | self._stalled(state, now) | self._not_waited_for(state)
-        grace_s = self.settings.grace_s
-        return frozenset(n for n in state.awaited - aside if n in state.connected or now < state.left_at[n] + grace_s)
+        grace_s, awaited = self.settings.grace_s, (n for n in state.awaited if n not in aside)
+        return (n for n in awaited if n in state.connected or now < state.left_at[n] + grace_s)
 
     def _not_waited_for(self, state: Round) -> frozenset[str]:
         """Return the devices in debt, if they are a minority of the step's."""
+        debtors = indebted(state.missed, state.now)
+        if not debtors:
+            return debtors
         devices = frozenset(state.record.devices)
-        debtors = indebted(state.missed, state.now) & devices
+        debtors &= devices
         return debtors if 2 * len(debtors) <= len(devices) and not self._unhurried(state) else frozenset()
 
     def _unhurried(self, state: Round) -> bool:
@@ -256,7 +262,7 @@ class Synchronous:
         A fleet that has become slow as a whole keeps its deadline.
         """
         awaited = state.awaited
-        able = awaited - self._not_waited_for(state)
+        able = awaited - debtors if (debtors := self._not_waited_for(state)) else awaited
         if not awaited or self._unhurried(state) or len(able) > FEW * len(state.record.devices):
             return state.deadline
         if not able:

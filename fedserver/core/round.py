@@ -27,7 +27,7 @@ def step(rules: Rules, state: Round, event: events.Event, unix: float = 0.0) -> 
     """
     if isinstance(event, events.StepFailed):
         return Step(_failing(state, event.reason))
-    outcome = _handle(rules, replace(state, unix=unix, now=event.now), event)
+    outcome = _handle(rules, state.but(unix=unix, now=event.now), event)
     effects = outcome.effects
     while outcome.then is not None:
         outcome = _phase(rules, outcome.then).enter(rules, outcome.state, event.now)
@@ -37,6 +37,8 @@ def step(rules: Rules, state: Round, event: events.Event, unix: float = 0.0) -> 
 
 def _passed_over_changes(before: Round, after: Round) -> tuple[events.Effect, ...]:
     """Return the effects that tell the operator which devices are passed over from now on, and which no longer."""
+    if not before.missed and not after.missed:
+        return ()
     were, are = passed_over(before), passed_over(after)
     only_were, only_are = passed_over(before, "evaluate") - were, passed_over(after, "evaluate") - are
     effects = (
@@ -80,7 +82,7 @@ def _handle(rules: Rules, state: Round, event: events.Event) -> Step:
         case events.Disconnected(name, now):
             return phase.progress(rules, _leaving(state, name, now), now)
         case events.Reported(name, work=work):
-            return phase.report(rules, replace(state, missed=forgiven(state.missed, name, work)), event)
+            return phase.report(rules, state.but(missed=forgiven(state.missed, name, work)), event)
         case events.DeviceProgressed(name, now):
             return phase.progress(rules, _moving(state, name, now), now)
         case events.Excused(name, now, troubled):
@@ -145,4 +147,4 @@ def _moving(state: Round, name: str, now: float) -> Round:
     """Note progress. A device that was passed over gets orders again; a smaller count of missed orders stays."""
     aside = name in passed_over(state, state.work)
     missed = forgiven(state.missed, name, state.work) if aside else state.missed
-    return replace(state, moved_at={**state.moved_at, name: now}, missed=missed)
+    return state.but(moved_at={**state.moved_at, name: now}, missed=missed)

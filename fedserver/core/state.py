@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -16,8 +17,11 @@ from attune.fedserver.core.messages import Phase, Record
 NOBODY: frozenset[str] = frozenset()
 
 
-class Round(msgspec.Struct, frozen=True):
-    """State of the round. All but the record is lost at a restart, or read back. Times are monotonic seconds."""
+class Round(msgspec.Struct, frozen=True, dict=True):
+    """State of the round. All but the record is lost at a restart, or read back. Times are monotonic seconds.
+
+    A round of N devices has N answers, so what each answer needs may not be made anew of all N: `but` passes it on.
+    """
 
     record: Record = msgspec.field(default_factory=Record)
     reported: frozenset[str] = NOBODY  # devices that have answered the open orders
@@ -51,7 +55,7 @@ class Round(msgspec.Struct, frozen=True):
         finished = done | answered if record.revive().phase is Phase.DONE else done
         return cls(record, answered, finished, losses=losses or {})
 
-    @property
+    @cached_property
     def awaited(self) -> frozenset[str]:
         """Devices that hold an order and have not answered it."""
         return frozenset(self.record.devices) - self.reported - frozenset(self.record.excused)
@@ -86,6 +90,12 @@ class Round(msgspec.Struct, frozen=True):
     def idle(self) -> frozenset[str]:
         """Connected devices without an open order."""
         return self.connected - frozenset(self.record.devices)
+
+    def but(self, **changes: Any) -> Self:
+        """Return the state with these fields changed, which are neither the record nor who has reported."""
+        changed = replace(self, **changes)
+        vars(changed).update(vars(self))
+        return changed
 
     def noting(self, **changes: Any) -> Self:
         """Return the state with these fields of its record changed."""
@@ -138,15 +148,17 @@ class Round(msgspec.Struct, frozen=True):
     def answering(self, name: str, now: float, loss: float | None = None) -> Self:
         """Add a device's durable answer to the open orders. A device that was replaced takes part again."""
         state = self.joining((name,), now) if name in self.record.replaced else self
-        excused = tuple(other for other in self.record.excused if other != name)
-        losses = self.losses if loss is None else {**self.losses, name: loss}
-        return replace(
-            state.noting(excused=excused),
+        if name in state.record.excused:
+            state = state.noting(excused=tuple(other for other in state.record.excused if other != name))
+        answered = replace(
+            state,
             reported=self.reported | {name},
-            losses=losses,
+            losses=self.losses if loss is None else {**self.losses, name: loss},
             troubled=self.troubled - {name},
             ended_at={**self.ended_at, name: now},
         )
+        vars(answered)["awaited"] = state.awaited - {name}
+        return answered
 
     def excusing(self, name: str, troubled: bool) -> Self:
         """Let the open step go on without a device that holds an order."""

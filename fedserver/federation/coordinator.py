@@ -57,6 +57,7 @@ class Coordinator:
         executors: Executors,
         clock: Clock = Clock(),  # noqa: B008 - it is immutable
         one_owner: bool = False,
+        turns: Turns | None = None,
     ) -> None:
         """Take over the parts of a federation. `one_owner`: all devices are of one person, as in a simulation."""
         self.ready = asyncio.Event()  # orders are out: what answers them can be taken in
@@ -64,7 +65,7 @@ class Coordinator:
         self.unusable = asyncio.Event()  # something is damaged: nothing can be done before it is restored
         self.error: AttuneError | None = None
         self.planless: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()  # once no plan could be made
-        self.turns, self.streams, self.troubles, self.revoked = Turns(), Streams(), Troubles(), RevokedDevices()
+        self.turns, self.streams, self.troubles, self.revoked = turns or Turns(), Streams(), Troubles(), RevokedDevices()
         self.inbox, self.lab, self.activity = Inbox(blobs), lab, DeviceActivity(clock.unix)
         self.plan: Plan | None = None
         self.direct = ""  # address of the S3 store with which devices may exchange blobs themselves
@@ -393,8 +394,7 @@ class Coordinator:
             return
         now = self.clock.monotonic()
         if (due := next_wake(self._rules, self.round, now)) is not None:
-            delay_s = max(0.0, due - now) + 0.01
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due - now) + 0.01, self._tick)
 
     def _tick(self) -> None:
         self.turns.start(self.dispatch(events.Tick(self.clock.monotonic())))

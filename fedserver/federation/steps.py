@@ -93,6 +93,16 @@ class Turns:
                 self._began_at = None
 
 
+class InlineTurns(Turns):
+    """Turns of a process in which no peer's call can be cancelled: work runs within its caller, without a separate task."""
+
+    async def take(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self._in_turn(work)
+
+    async def carry(self, work: Coroutine[Any, Any, T]) -> T:
+        return await work
+
+
 def can_pass(error: BaseException) -> bool:
     """Return whether the same step may succeed later without a restart.
 

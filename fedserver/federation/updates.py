@@ -259,7 +259,9 @@ class Updates:
     async def _arrive(self, name: str, order: Order, blobs: Mapping[str, Blob]) -> dict[str, Arrived]:
         """Let the lab decode and check the parts. Parts that are kept as they came are made durable meanwhile."""
         kept = [blob for part, blob in blobs.items() if order.encodings.get(part, "") not in REWRITTEN]
-        arrived, _ = await asyncio.gather(self._checked(name, order, blobs), self._executors.disk(self._uploads.sync, kept))
+        arrived, _ = await self._executors.both(
+            lambda: self._checked(name, order, blobs), lambda: self._executors.disk(self._uploads.sync, kept)
+        )
         return arrived
 
     async def _checked(self, name: str, order: Order, blobs: Mapping[str, Blob]) -> dict[str, Arrived]:

@@ -13,8 +13,8 @@ from attune.fedclient.work.job import FailedWork, Job, Jobs, alone
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.stacked import reasons
 from attune.fedclient.work.stacked.descend import descend
-from attune.fedclient.work.stacked.scoring import score, weigh
-from attune.fedclient.work.trainer import Scores
+from attune.fedclient.work.stacked.scoring import rate, score, weigh
+from attune.fedclient.work.trainer import Accuracy, Scores
 
 T = TypeVar("T")
 
@@ -70,6 +70,7 @@ class Stacked:
 _TOGETHER: dict[type, tuple[Callable[[Any], Sequence[Any]], Callable[[Any], str]]] = {
     Descent: (descend, reasons.against_training),
     Scores: (score, reasons.against_scoring),
+    Accuracy: (rate, reasons.against_scoring),
     Weighing: (weigh, lambda jobs: ""),
 }
 
@@ -110,6 +111,9 @@ def _key(job: Job) -> Hashable:
         return ("descent", job.task.family, what, tensors, _sample(job.task.x), _sample(job.task.y), job.task.device)
     if isinstance(job, Scores) and job.trainer.family is not None and job.x.shape[0]:
         return ("scores", job.trainer.family, _shapes(job.prepared), _sample(job.x), job.trainer.device)
+    if isinstance(job, Accuracy) and job.trainer.family is not None and job.x.shape[0]:
+        samples = (_sample(job.x), _sample(job.y))
+        return ("accuracy", job.trainer.family, _shapes(job.prepared), samples, job.trainer.device)
     if isinstance(job, Weighing):
         return ("weighing", tuple(job.probability), *{p.shape[1:] for p in job.probability.values()})
     return id(job)

@@ -18,7 +18,7 @@ from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.stacked.descend import gradients_of, stacked, used_gradients
 from attune.fedclient.work.stacked.noisy_stack import against_noise
-from attune.fedclient.work.trainer import Scores
+from attune.fedclient.work.trainer import Accuracy, Scores
 
 
 def against_training(jobs: Sequence[Descent]) -> str:
@@ -34,7 +34,7 @@ def against_training(jobs: Sequence[Descent]) -> str:
     )
 
 
-def against_scoring(jobs: Sequence[Scores]) -> str:
+def against_scoring(jobs: Sequence[Scores | Accuracy]) -> str:
     """Return why similar evaluations run one by one; empty if they need not."""
     trainer = jobs[0].trainer
     return trainer.predictor.by_itself or _of_precision(trainer.settings.mixed_precision) or _scored(jobs)
@@ -94,7 +94,7 @@ def _gradients(job: Descent, batch: Batch) -> Tensors:
     return used_gradients(job.loss(leaves, job.beside, batch), leaves, job.moving)
 
 
-def _scored(jobs: Sequence[Scores]) -> str:
+def _scored(jobs: Sequence[Scores | Accuracy]) -> str:
     trainer = jobs[0].trainer
     x = _first_samples([job.x for job in jobs[:2]]).to(trainer.device)
     tensors = [{name: tensor.to(trainer.device) for name, tensor in job.prepared.items()} for job in jobs[:2]]

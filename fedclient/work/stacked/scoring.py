@@ -1,11 +1,11 @@
-"""Scores of many devices' models on each device's own samples, and the weights of many devices' blends, at once.
+"""Scores and accuracies of many devices' models on each device's own samples, and many devices' blends, at once.
 
 D devices, N samples, K models, V validation samples, T labels of a sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -16,11 +16,13 @@ from torch.nn.utils.rnn import pad_sequence
 from attune.common.metrics import Choice
 from attune.fedclient.work.blend import ITERATIONS, Weighing, pseudo_counts
 from attune.fedclient.work.calibration import FLOOR
+from attune.fedclient.work.measures import LOWEST
 from attune.fedclient.work.stacked.descend import first_devices, in_stacks, stacked
-from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores
+from attune.fedclient.work.trainer import EVALUATION_BATCH, Accuracy, Scores
 
 ROWS = 16  # fewest samples of a device at a time, so that small devices need few steps
 AT_ONCE = 16 * EVALUATION_BATCH  # most samples of all devices at a time
+CHEAP_BYTES = 8 << 20  # of weights times samples: padding that costs less than one more call of torch
 
 
 def score(jobs: Sequence[Scores]) -> list[list[tuple[int, Tensor]] | Exception]:
@@ -29,23 +31,56 @@ def score(jobs: Sequence[Scores]) -> list[list[tuple[int, Tensor]] | Exception]:
     return [[(0, logits)] for logits in in_stacks(jobs, device_bytes, lambda job: job.x.shape[0], _score)]
 
 
+def rate(jobs: Sequence[Accuracy]) -> list[float]:
+    """Return the result of each of similar jobs, in order. Each has a sample."""
+    device_bytes = sum(tensor.nbytes for tensor in jobs[0].prepared.values())
+    return in_stacks(jobs, device_bytes, lambda job: job.x.shape[0], _rate)
+
+
 def _score(jobs: Sequence[Scores]) -> list[Tensor]:
-    """Score the jobs, those with the most samples first. All take equally many rows at a time; finished ones are left out."""
+    """Score the jobs, those with the most samples first."""
+    pieces: list[list[Tensor]] = [[] for _ in jobs]
+    for at, logits in _passes(jobs):
+        for piece, scored, job in zip(pieces, logits.unbind(), jobs, strict=False):
+            piece.append(scored[: job.x.shape[0] - at])
+    return [torch.cat(piece) if len(piece) > 1 else piece[0] for piece in pieces]
+
+
+def _rate(jobs: Sequence[Accuracy]) -> list[float]:
+    """Return the mean score of each job, those with the most samples first."""
+    measure, sizes = jobs[0].trainer.measure, [job.y.shape[0] for job in jobs]
+    size_D = torch.tensor(sizes)
+    total_D, labels = torch.zeros(len(jobs), dtype=torch.float64), 1
+    for at, logits in _passes(jobs):
+        k, rows = logits.shape[:2]
+        y = _rows([job.y for job in jobs[:k]], sizes, at, rows).to(logits.device)
+        scores, y = logits.flatten(0, 1), y.flatten(0, 1)
+        measure.check(scores, y)
+        right_DBT = measure.right(measure.of_scores(scores), y).double().cpu().reshape(k, rows, -1)
+        real_DB = at + torch.arange(rows) < size_D[:k, None]
+        total_D[:k] += (right_DBT.sum(dim=2) * real_DB).sum(dim=1)
+        labels = right_DBT.shape[2]
+    return [max(LOWEST, mean) for mean in (total_D / (size_D * labels)).tolist()]
+
+
+def _passes(jobs: Sequence[Scores | Accuracy]) -> Iterator[tuple[int, Tensor]]:
+    """Yield (index of the first row, logits (k, rows, ...)) of the k first devices, which have such rows.
+
+    Devices with the most samples come first. All take equally many rows at a time.
+    """
     trainer, sizes = jobs[0].trainer, [job.x.shape[0] for job in jobs]
     tensors = {name: tensor.to(trainer.device) for name, tensor in stacked([job.prepared for job in jobs]).items()}
-    pieces: list[list[Tensor]] = [[] for _ in jobs]
+    weights = sum(tensor.nbytes for tensor in jobs[0].prepared.values())
     trainer.network.model.eval()
     at = 0
     with torch.no_grad():
         while at < sizes[0]:
             k = sum(size > at for size in sizes)
-            rows = max(1, min(AT_ONCE // k, max(ROWS, sizes[k // 2] - at), sizes[0] - at))
+            fewest = max(ROWS, CHEAP_BYTES // max(1, k * weights))
+            rows = max(1, min(AT_ONCE // k, max(fewest, sizes[k // 2] - at), sizes[0] - at))
             x = _rows([job.x for job in jobs[:k]], sizes, at, rows).to(trainer.device)
-            logits = vmap(partial(trainer.predictor.logits, trainer.network))(first_devices(tensors, k), x)
-            for piece, scored, size in zip(pieces, logits, sizes, strict=False):
-                piece.append(scored[: size - at])
+            yield at, vmap(partial(trainer.predictor.logits, trainer.network))(first_devices(tensors, k), x)
             at += rows
-    return [torch.cat(piece) if len(piece) > 1 else piece[0] for piece in pieces]
 
 
 def _rows(samples: Sequence[Tensor], sizes: Sequence[int], at: int, rows: int) -> Tensor:

@@ -863,6 +863,7 @@ def test_any_history_keeps_the_promises(said: dict[str, object], history: list[t
             assert wake > now or wake == m.state.deadline
         assert not set(m.record.replaced) & set(m.record.devices)
         assert set(m.record.cohort) <= set(m.record.devices)
+        assert m.state.awaited == msgspec.structs.replace(m.state).awaited, "not as found anew"
     assert m.played_again() == m.state
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -22,6 +24,7 @@ from attune.fedclient.work.comparison import comparisons_of
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.job import alone
 from attune.fedclient.work.learner import Learner
+from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.objectives.two_heads import TwoHeads
 from attune.fedclient.work.predictors.base import TwoHeadsPredictor
@@ -59,6 +62,21 @@ def test_the_same_probabilities_as_by_itself(name, make):
         assert together.shape == (size,) and (size == 1 or by_itself.std() > 0)
         torch.testing.assert_close(together, by_itself, rtol=1e-4, atol=1e-5)
     assert [said in stacked.reasons[0] for said in ("own training samples",) if stacked.reasons] == [True] * (name in BY_ITSELF)
+
+
+@pytest.mark.parametrize("task", sorted(MEASURES))
+def test_the_same_accuracy_as_by_itself(task, make):
+    devices, samples = make(Sgd(SgdSettings())), []
+    for device, size in zip(devices, TESTED, strict=True):
+        draw = torch.Generator().manual_seed(size)
+        x, y = torch.randn(size, 4, generator=draw), torch.randint(0, 2, (size, 3), generator=draw).float()
+        device.trainer.measure = MEASURES[task]
+        samples.append((x, y[:, 0].long() if task == "classes" else y))
+    rated = [partial(device.trainer.accuracy, device.start, x, y) for device, (x, y) in zip(devices, samples, strict=True)]
+    stacked = Stacked()
+    together, by_itself = stacked.run([job() for job in rated]), [alone(job()) for job in rated]
+    assert len(set(by_itself)) > 2 and not stacked.reasons
+    assert together == by_itself if task != "regression" else together == pytest.approx(by_itself, rel=1e-6)
 
 
 def test_models_are_stacked_no_further_than_memory_allows(make, monkeypatch):

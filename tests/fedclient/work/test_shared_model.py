@@ -1,0 +1,54 @@
+"""What the devices of a plan have in common: one architecture for those of a thread, while a device has it."""
+
+from __future__ import annotations
+
+import gc
+from threading import Thread
+
+import torch
+
+from attune.common.config import TrainSettings
+from attune.common.models.registry import build, default_spec
+from attune.common.models.structure import tensors_of
+from attune.common.plan import Plan
+from attune.fedclient.work import shared_model as shared
+from attune.fedclient.work.shared_model import SharedModel, shared_model
+from tests.fedclient.work.test_learner import CPU
+
+
+def plan(seed: int = 0, model: str = "mlr") -> Plan:
+    return Plan("f", seed, default_spec("tabular", (4,), 3, 0, model, {}), [0, 1, 2], "fedavg", {}, TrainSettings())
+
+
+def test_devices_of_a_plan_share_a_built_in_model_and_others_have_another() -> None:
+    first = shared_model(plan(), CPU)
+    assert shared_model(plan(), CPU) is first and shared_model(plan(seed=1), CPU) is not first
+    drawn = tensors_of(build(plan().model, 0))
+    assert list(first.initial) == list(drawn) == list(first.part_of)
+    assert all(torch.equal(first.initial[name], tensor) for name, tensor in drawn.items())
+
+
+def test_code_of_a_user_is_called_for_each_device() -> None:
+    made = [shared_model(plan(model="tests.fedclient.work.test_shared_model:small"), CPU) for _ in range(2)]
+    assert made[0].network is not made[1].network
+
+
+def test_another_thread_computes_with_a_model_of_its_own() -> None:
+    first, others = shared_model(plan(), CPU), list[SharedModel]()
+    thread = Thread(target=lambda: others.append(shared_model(plan(), CPU)))
+    thread.start()
+    thread.join()
+    assert others[0].network.model is not first.network.model
+
+
+def test_a_model_goes_with_its_last_device() -> None:
+    before = len(shared._SHARED)
+    kept = shared_model(plan(seed=7), CPU)
+    assert len(shared._SHARED) == before + 1
+    del kept
+    gc.collect()
+    assert len(shared._SHARED) == before
+
+
+def small(spec: object) -> torch.nn.Module:
+    return torch.nn.Linear(4, 3)
