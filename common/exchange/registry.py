@@ -12,7 +12,7 @@ from attune.common.config import CountOrZero, NonNegative, Positive, convert
 from attune.common.exchange.transform import Transform, TransformSettings
 from attune.common.plugins import Package, PluginRegistry, implementation_of
 
-SECURE_SUM = "secure-sum"
+SECURE_SUM = "secure-sum-aes"
 
 
 class SecureSumSettings(TransformSettings, frozen=True, forbid_unknown_fields=True):

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 SECRET_BYTES = 32
 BLOCK = 1 << 15  # normals that are made at a time: they stay in the cache
 MIXED = torch.tensor([[1, 1, 1, 1], [1, 1, -1, -1], [1, -1, 1, -1], [1, -1, -1, 1]], dtype=torch.float64) / 2  # orthogonal
+_ZEROS = bytes(1 << 16)
 _MANTISSA = (1 << 53) - 1
 
 
@@ -52,13 +53,20 @@ class NoiseStream:
     def uniform(self, count: int) -> torch.Tensor:
         """Return numbers above 0 and at most 1, (count,) float64, each a multiple of 2^-53."""
         stream_B = bytearray(8 * count)
-        self._cipher.update_into(bytes(len(stream_B)), stream_B)
+        self.fill(stream_B)
         bits = np.frombuffer(stream_B, dtype="<i8")
         bits &= _MANTISSA
         numbers = bits.view(np.float64)  # in the same place, which stays in the cache
         np.multiply(bits, 2.0**-53, out=numbers)
         numbers += 2.0**-53
         return torch.from_numpy(numbers)
+
+    def fill(self, stream_B: bytearray | memoryview) -> None:
+        """Write random bytes."""
+        zeros = memoryview(_ZEROS)
+        for start in range(0, len(stream_B), len(zeros)):
+            piece_B = memoryview(stream_B)[start : start + len(zeros)]
+            self._cipher.update_into(zeros[: len(piece_B)], piece_B)
 
     def normal(self, count: int) -> torch.Tensor:
         """Return standard normal numbers, (count,) float64."""

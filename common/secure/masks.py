@@ -1,7 +1,8 @@
 """Keys and masks of one attempt. A device keeps one random root; all its keys, shares and masks follow from it.
 
-X25519 (RFC 7748) agrees on secrets between two devices, HKDF-SHA256 (RFC 5869) derives keys from them, and ChaCha20 (RFC 8439)
-stretches a key to a mask. Masks are 32-bit numbers, which are added modulo 2^32.
+X25519 (RFC 7748) agrees on secrets between two devices, HKDF-SHA256 (RFC 5869) derives keys from them, and AES-256 in counter
+mode (NIST SP 800-38A) stretches a key to a mask: most processors have instructions for it, with which it takes half the time of
+ChaCha20. Masks are 32-bit numbers, which are added modulo 2^32.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
@@ -122,10 +124,15 @@ def pair_masks(name: str, key: X25519PrivateKey, others: Mapping[str, bytes], co
         yield agreed(key, its_key, b"pair mask " + context), name > other
 
 
+def _keystream(seed: bytes, purpose: str, number: int) -> CipherContext:
+    """Return AES in counter mode by a key of its own; each number has 2^64 blocks."""
+    key = _derived(seed, b"aes mask of " + purpose.encode())
+    return Cipher(AES256(key), CTR(number.to_bytes(8, "big") + bytes(8))).encryptor()
+
+
 def stream(seed: bytes, purpose: str, length: int) -> bytes:
     """Return so many bytes of a mask that is no tensor's."""
-    cipher = Cipher(ChaCha20(_derived(seed, b"mask of " + purpose.encode()), bytes(16)), None).encryptor()
-    return cipher.update(bytes(length))
+    return _keystream(seed, purpose, 0).update(bytes(length))
 
 
 def total_mask(seeds: Iterable[tuple[bytes, bool]], part: str, tensor: int, size: int) -> np.ndarray:
@@ -139,10 +146,10 @@ def total_mask(seeds: Iterable[tuple[bytes, bool]], part: str, tensor: int, size
     """
     total_N = np.zeros(size, dtype=np.uint32)
     zeros, stream_B = bytes(4 * min(size, PIECE)), bytearray(4 * min(size, PIECE))
-    piece_N, nonce = np.frombuffer(stream_B, dtype="<u4"), bytes(4) + tensor.to_bytes(12, "little")
+    piece_N = np.frombuffer(stream_B, dtype="<u4")
     for seed, subtract in seeds:
         combine = np.subtract if subtract else np.add
-        cipher = Cipher(ChaCha20(_derived(seed, b"mask of " + part.encode()), nonce), None).encryptor()
+        cipher = _keystream(seed, part, tensor)
         for start in range(0, size, PIECE):
             count = min(PIECE, size - start)
             cipher.update_into(zeros[: 4 * count] if count < PIECE else zeros, stream_B)

@@ -9,21 +9,24 @@ import msgspec
 from attune.common.metrics import Choice
 from attune.common.plan import Plan
 from attune.common.privacy.accountant import MEANING
+from attune.common.privacy.statement import mode_of, visible_of
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.blend import ORIGINS
 
 
 class PrivacyGuarantee(msgspec.Struct, frozen=True):
-    """Guarantee of a finished model by noise (docs/privacy.md).
+    """Privacy of a finished model's run: its guarantee by noise, and what could be seen (docs/privacy.md).
 
     Attributes:
-        unit: "example", "group" or "client".
+        unit: "example", "group" or "client"; "none" under secure aggregation alone.
         epsilon: Epsilon that was spent on the device's data in all runs; with unit "client" the budget of the run. None if it
             is not known.
         delta: Chance that the guarantee fails.
         finished: Models that were trained without noise, or on this device's data with none: nothing is guaranteed of them.
-        mode: Place where the noise is added.
+        mode: Place where the noise is added, and secure aggregation.
         adjacency: Meaning of the two data sets that nobody can tell apart.
+        planned: Epsilon of the run's budget. None if it has none.
+        visible: Who sees what of the devices.
     """
 
     unit: str
@@ -32,6 +35,8 @@ class PrivacyGuarantee(msgspec.Struct, frozen=True):
     finished: list[Choice]
     mode: str = ""
     adjacency: str = ""
+    planned: float | None = None
+    visible: str = ""
 
 
 def guarantee_of(plan: Plan, result: OrderResult, models: Collection[Choice]) -> PrivacyGuarantee | msgspec.UnsetType:
@@ -43,7 +48,7 @@ def guarantee_of(plan: Plan, result: OrderResult, models: Collection[Choice]) ->
         models: The models that the device keeps.
     """
     privacy = plan.privacy
-    if privacy is None or privacy.unit == "none":
+    if privacy is None or not mode_of(privacy):
         return msgspec.UNSET
     by_server = privacy.on_server  # what a device trains on after it is served has none of that noise
     without_noise = sorted(name for name in models if (name != "common" if by_server else name in ORIGINS or name == "local"))
@@ -51,7 +56,9 @@ def guarantee_of(plan: Plan, result: OrderResult, models: Collection[Choice]) ->
         privacy.unit,
         privacy.epsilon if by_server else result.epsilon,
         privacy.delta,
-        without_noise,
-        f"noise on the {'server' if by_server else 'devices'}",
-        MEANING["zero-out"].format(unit="device" if by_server else privacy.unit),
+        sorted(models) if privacy.unit == "none" else without_noise,
+        mode_of(privacy),
+        "" if privacy.unit == "none" else MEANING["zero-out"].format(unit="device" if by_server else privacy.unit),
+        privacy.epsilon,
+        visible_of(privacy),
     )

@@ -120,6 +120,8 @@ class Learner:
         received = local = self.trained = loop_local = None
         self.owed: Tensors = {}  # errors of the last update's encoding, which the next update makes up for
         if self.newest is not None:
+            if private is not None:
+                private.check_home(self.newest.charged)
             self.theta = self._restored(orders.state(self.newest))
             received, local, self.trained = (orders.beside(self.newest, what) for what in (RECEIVED, LOCAL, TRAINED))
             self.owed = orders.beside(self.newest, OWED) or {}

@@ -19,7 +19,7 @@ def privacy(context: click.Context, /, home: Path | None, as_json: bool) -> None
     """Show what was spent of the privacy budget, by devices or by the server; with `plan`, compute what a guarantee costs."""
     if context.invoked_subcommand is not None:
         return
-    from attune.fedserver.view.guarantee import guarantee_lines
+    from attune.fedserver.view.guarantee import fallen_line, guarantee_lines
     from attune.fedserver.view.homes import privacy_of
 
     report = privacy_of(place_of(home))
@@ -27,19 +27,25 @@ def privacy(context: click.Context, /, home: Path | None, as_json: bool) -> None
         click.echo(json.dumps(report))
         return
     unit, epsilon = report["unit"], report["epsilon"]
-    if unit == "none":
-        click.echo("devices train without noise (privacy.unit)")
+    if not report["mode"]:
+        click.echo("devices train without noise (privacy.unit), and without secure aggregation")
         return
+    click.echo(f"{report['mode']}: {report['visible']}")
     if report["released"] is not None:
         facts = report["released"]
-        click.echo("\n".join([*guarantee_lines(facts), facts["adjacency"], facts["visible"]]))
+        click.echo("\n".join([*guarantee_lines(facts), facts["adjacency"]]))
+    if unit not in ("example", "group"):
         return
     budget = "no budget" if epsilon is None else f"budget epsilon = {epsilon:g}"
     click.echo(
         f"noise on the devices, for each {unit}: {budget} at delta = {report['delta']:g}, {report['orders']} orders at most"
     )
     for device, spent in report["spent"].items():
-        click.echo(f"{device}  {'nothing reported' if spent is None else f'spent epsilon = {spent:.3g}'}")
+        planned = report["planned"].get(device)
+        words = "nothing reported" if spent is None else f"spent epsilon = {spent:.3g}"
+        click.echo(f"{device}  {words}" + ("" if planned is None else f", planned {planned:.3g}"))
+    if report["fallen"]:
+        click.echo(fallen_line(report["fallen"]))
 
 
 @privacy.command()

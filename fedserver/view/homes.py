@@ -10,10 +10,11 @@ import msgspec
 
 from attune.common.methods.private_training import with_orders
 from attune.common.plan import run_name
-from attune.fedserver.core.accuracy import accuracies, latest_metrics, over_all
+from attune.common.privacy.statement import mode_of, visible_of
+from attune.fedserver.core.accuracy import accuracies, over_all
 from attune.fedserver.home import ServerHome
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.view.guarantee import guarantee
+from attune.fedserver.view.guarantee import asked, guarantee, planned_epsilons, spent_epsilons
 from attune.fedserver.view.status import status
 from attune.fedserver.view.status_text import share, text_of, text_table
 
@@ -33,25 +34,29 @@ def status_of(home: ServerHome, troubles: Sequence[str] = ()) -> dict[str, Any]:
 def privacy_of(home: ServerHome) -> dict[str, Any]:
     """Return the object of `fedserver privacy --json`: the guarantee of the present run, and what was spent.
 
-    "spent" has what each device reports; "released" what the server's noisy sums have cost, None without them.
+    "planned" has what all orders will have cost each device's data, "spent" what each one reports for all runs; "released" what
+    the server's noisy sums have cost, None without them.
 
     Raises:
         HomeMismatch: There is no federation, or its ledger is damaged.
         LedgerBusy: The ledger cannot be read now.
     """
     snapshot = home.snapshot()
-    asked = with_orders(snapshot.settings.privacy, snapshot.settings.round.rounds)
-    reports = latest_metrics(snapshot.rows)
-    spent = {device.name: reports.get(device.name, {}).get("epsilon") for device in snapshot.devices}
+    privacy = with_orders(asked(snapshot), snapshot.settings.round.rounds)
+    spent, fallen = spent_epsilons(snapshot.rows)
     return {
-        "unit": asked.unit,
-        "epsilon": asked.epsilon,
-        "delta": asked.delta,
-        "clip": asked.clip,
-        "orders": asked.orders,
-        "secure_aggregation": asked.secure_aggregation,
-        "spent": spent,
-        "released": guarantee(snapshot) if asked.on_server else None,
+        "unit": privacy.unit,
+        "epsilon": privacy.epsilon,
+        "delta": privacy.delta,
+        "clip": privacy.clip,
+        "orders": privacy.orders,
+        "secure_aggregation": privacy.secure_aggregation,
+        "mode": mode_of(privacy),
+        "visible": visible_of(privacy),
+        "planned": planned_epsilons(snapshot),
+        "spent": {device.name: spent.get(device.name) for device in snapshot.devices},
+        "fallen": fallen,
+        "released": guarantee(snapshot) if privacy.on_server else None,
     }
 
 

@@ -93,7 +93,7 @@ def status(
         "constant": over_all({name: constant[name] for name in constant.keys() & latest.keys()}),
         "no_better_than_constant": without_use(rows, latest),
         "fleet": [verdict.report() for verdict in verdicts],
-        "privacy": privacy_facts(snapshot, reports),
+        "privacy": privacy_facts(snapshot),
         "buffer": _buffer(record, rows, settings.round) if settings.round.mode == "buffered" else None,
         "paused": record.paused,
         "reason": record.reason or None,

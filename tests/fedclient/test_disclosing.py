@@ -62,7 +62,7 @@ def test_sums_are_given_before_and_under_a_plan_without_privacy() -> None:
         (None, {"privacy": PrivacyLimits(epsilon=4.0)}, "only with noise"),
         (plan(privacy=PrivacySettings(unit="example", epsilon=4.0)), {}, "only with noise"),
         (plan(privacy=PrivacySettings(unit="client", epsilon=4.0, devices=100)), {}, "only with noise"),
-        (plan(transforms={"secure-sum": {}}), {}, "only masked"),
+        (plan(transforms={"secure-sum-aes": {}}), {}, "only masked"),
     ],
 )
 def test_a_device_refuses_statistics_beside_privacy(agreed: Plan | None, options: dict[str, Any], why: str) -> None:

@@ -59,9 +59,10 @@ def test_without_a_seed_every_simulation_has_other_noise() -> None:
 
 def test_what_was_spent_is_in_the_ledger_and_in_what_is_exported(tmp_path: Path) -> None:
     simulated(home=tmp_path / "home")
-    shown = CliRunner().invoke(cli, ["privacy", "--home", str(tmp_path / "home/server"), "--json"])
-    assert shown.exit_code == 0, shown.output
-    facts = json.loads(shown.output)["released"]
+    report = CliRunner().invoke(cli, ["privacy", "--home", str(tmp_path / "home/server"), "--json"])
+    assert report.exit_code == 0, report.output
+    shown = json.loads(report.output)
+    facts = shown["released"]
     assert (facts["unit"], facts["releases"], facts["rate"]) == ("client", ROUNDS, DRAWN / 12)
     assert facts["spent"] == pytest.approx(epsilon_of([NoisySteps(DRAWN / 12, 0.8, ROUNDS)], 0.04))
     lines = CliRunner().invoke(cli, ["privacy", "--home", str(tmp_path / "home/server")]).output
@@ -69,7 +70,10 @@ def test_what_was_spent_is_in_the_ledger_and_in_what_is_exported(tmp_path: Path)
     assert "noise comes from a seed, so it protects nobody" in lines
     home = ServerHome(tmp_path / "home/server")
     export_home(home, tmp_path / "out")
-    assert json.loads((tmp_path / "out/status.json").read_text())["privacy"] == facts | {"mode": "noise on the server"}
+    assert json.loads((tmp_path / "out/status.json").read_text())["privacy"] == facts | {
+        key: shown[key] for key in ("mode", "visible")
+    }
+    assert shown["mode"] == "noise on the server" and shown["visible"] in lines
     planned = CliRunner().invoke(
         cli, ["privacy", "plan", "--unit", "client", "--devices", "12", "--per-round", str(DRAWN), "--rounds", str(ROUNDS),
               "--noise", "0.8", "--delta", "0.04", "--json"]

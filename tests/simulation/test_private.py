@@ -176,4 +176,5 @@ def test_finishing_needs_no_noise_and_changes_nothing_that_leaves_a_device() -> 
     wanted = ("noise on the devices", "example", 0.5, 1e-5, guarantee.epsilon)
     assert tuple(facts[key] for key in ("mode", "unit", "epsilon", "delta", "spent")) == wanted
     assert "updates that were trained with noise" in facts["visible"] and facts["adjacency"] == guarantee.adjacency
+    assert (guarantee.planned, guarantee.visible) == (0.5, facts["visible"])
     assert finished.table().mean("kept") > plain.table().mean("kept") + 0.1

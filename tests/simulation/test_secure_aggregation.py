@@ -111,11 +111,11 @@ WRONG = {
     "method.name=local": "shares nothing",
     "method.robust=median": "method.robust",
     "method.robust=multi-krum": "method.robust",
-    "method.bound_change=3.0": "secure-sum and change-bound cannot be combined",
-    "method.bound_samples=5.0": "secure-sum and sample-bound cannot be combined",
-    "server.max_update_norm=9.0": "secure-sum and norm-limit cannot be combined",
-    "round.encoding=bf16": "secure-sum and bf16 cannot be combined",
-    "round.encoding=int8": "secure-sum and int8 cannot be combined",
+    "method.bound_change=3.0": "secure-sum-aes and change-bound cannot be combined",
+    "method.bound_samples=5.0": "secure-sum-aes and sample-bound cannot be combined",
+    "server.max_update_norm=9.0": "secure-sum-aes and norm-limit cannot be combined",
+    "round.encoding=bf16": "secure-sum-aes and bf16 cannot be combined",
+    "round.encoding=int8": "secure-sum-aes and int8 cannot be combined",
     "round.take_back=10.0": "round.take_back",
     "round.train=all": 'round.train = "all"',
     "round.adapt_rounds=2": "round.adapt_rounds",
@@ -137,15 +137,16 @@ def test_what_secure_aggregation_cannot_be_combined_with_is_refused_by_name(assi
 
 
 def test_the_transform_itself_is_no_setting() -> None:
-    with pytest.raises(SettingError, match=r"secure-sum is set by privacy\.secure_aggregation"):
-        resolve({"transforms": {"secure-sum": {}}})
+    with pytest.raises(SettingError, match=r"secure-sum-aes is set by privacy\.secure_aggregation"):
+        resolve({"transforms": {"secure-sum-aes": {}}})
 
 
 def test_an_older_device_is_refused_by_name_before_round_1() -> None:
     encodings = resolve({"method": {"name": "fedavg"}, "privacy": {"secure_aggregation": True}}).encodings
-    encodings.check_device("kiel", (*SPOKEN, "transform:secure-sum"))
-    with pytest.raises(SettingError, match="kiel does not have the transform secure-sum of this federation: update fedclient"):
-        encodings.check_device("kiel", SPOKEN)
+    encodings.check_device("kiel", (*SPOKEN, "transform:secure-sum-aes"))
+    for older in (SPOKEN, (*SPOKEN, "transform:secure-sum")):  # without it, and with masks of another cipher
+        with pytest.raises(SettingError, match="kiel does not have the transform secure-sum-aes of this federation: update"):
+            encodings.check_device("kiel", older)
 
 
 def test_a_method_without_secure_aggregation_keeps_its_bounds() -> None:

@@ -89,6 +89,7 @@ class LedgerContent(msgspec.Struct):
         paths: Where the data have lain.
         digests: Of the data.
         runs: What was spent.
+        is_new: The owner has said that these data are new, where others were before.
         format: Version of the file.
     """
 
@@ -96,6 +97,7 @@ class LedgerContent(msgspec.Struct):
     paths: list[str] = []
     digests: list[str] = []
     runs: list[RunCharges] = []
+    is_new: bool = False
     format: int = 1
 
 
@@ -135,15 +137,16 @@ class PrivacyLedger:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(root / "lock"):
             ledgers = {file.parent: _read(file) for file in sorted(root.glob("*/ledger.json"))}
+            replaced = False
             same = [place for place, known in ledgers.items() if digest and digest in known.digests]
             before = [place for place, known in ledgers.items() if where in known.paths and place not in same]
             if is_new and not same:
                 for place in before:  # the old data may come back at another place, and their charges with them
                     ledgers[place].paths.remove(where)
                     _write(place, ledgers[place])
-                before = []
+                before, replaced = [], bool(before)
             place = next(iter([*same, *before]), root / secrets.token_hex(8))
-            content = ledgers.get(place) or LedgerContent(secrets.token_hex(SECRET_BYTES))
+            content = ledgers.get(place) or LedgerContent(secrets.token_hex(SECRET_BYTES), is_new=replaced)
             for other in (*same, *before):  # data that were in two ledgers: each has spent what both have
                 if other != place:
                     known = {msgspec.json.encode(charges) for charges in content.runs}
@@ -178,6 +181,19 @@ class PrivacyLedger:
             charges = RunCharges(run, rate, noise, steps, orders, privacy.delta, privacy.epsilon, others, metrics_noise)
             content.runs.append(charges)
             return charges
+
+    def check_home(self, run: RunCharges, orders: int) -> None:
+        """Check that a home has not trained more orders of this run than the ledger has charged.
+
+        Raises:
+            HomeMismatch: It has: this is an older copy of the ledger, or another one.
+        """
+        charged = sum(len(charges.attempts) for charges in self._content.runs if charges.run == run.run)
+        if self._place is not None and not self._content.is_new and charged < orders:
+            raise HomeMismatch(
+                f"the privacy ledger {self._place} has {charged} orders of this run, and this device has trained {orders}: "
+                "it is an older copy, or was not copied with the home. Restore the newest one: no other says what was spent"
+            )
 
     def charge(self, run: RunCharges, order_id: str, inputs: str, started: int = 0) -> bytes:
         """Charge an order, durably, and return the key of its noise. The same order with the same inputs costs nothing more.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attune.common.privacy.noise import NoiseStream
+from attune.common.privacy.lattice import LatticeStream, lattice_step
 from attune.fedclient.work.objectives.base import Batch, Loss, Tensors
 from attune.fedclient.work.private.order_noise import OrderNoise
 from attune.fedclient.work.private.unit_gradients import PROBED, Split, clipped_sum, split_of
@@ -22,30 +22,31 @@ if TYPE_CHECKING:
 
 
 def with_noise(
-    sums: Mapping[str, Tensor], moving: Sequence[str], noise: OrderNoise, stream: NoiseStream, expected: float
+    sums: Mapping[str, Tensor], moving: Sequence[str], noise: OrderNoise, stream: LatticeStream, expected: float
 ) -> Tensors:
     """Return the sums of clipped gradients with noise, divided by the expected number of samples of a step.
 
-    The noise is added in float64, in the place of the sums. A tensor without a gradient gets noise too.
+    The sums are rounded to the lattice of the noise, in their place. A tensor without a gradient gets noise too.
 
     Args:
         sums: What `clipped_sum` returns.
         moving: The trained tensors, in the order in which noise is drawn.
         noise: The order's noise.
-        stream: Where normals come from.
+        stream: Where the noise comes from.
         expected: Samples of a step on average.
     """
     if not noise.noise:
         return {name: sums[name] / expected for name in moving}
-    noisy, deviation = {}, noise.clip * noise.noise / expected
-    for name in moving:
-        mean, filled = sums[name].cpu().reshape(-1), 0
-        for piece in stream.pieces(len(mean)):
-            some = mean[filled : filled + len(piece)]
-            some.copy_(piece.mul_(deviation).add_(some, alpha=1 / expected))
-            filled += len(piece)
-        noisy[name] = mean.view(sums[name].shape).to(sums[name].device)
-    return noisy
+    numbers = [sums[name].cpu() for name in moving]
+    sizes = [tensor.numel() for tensor in numbers]
+    step = lattice_step(noise.clip, noise.noise, sum(sizes))
+    drawn = torch.split(stream.numbers(sum(sizes)), sizes)
+    torch._foreach_mul_(numbers, 1 / step)
+    torch._foreach_round_(numbers)
+    # What is rounded here is the sum of two whole numbers.
+    torch._foreach_add_(numbers, [some.view_as(tensor) for some, tensor in zip(drawn, numbers, strict=True)])
+    torch._foreach_mul_(numbers, step / expected)
+    return {name: tensor.to(sums[name].device) for name, tensor in zip(moving, numbers, strict=True)}
 
 
 class NoisyGradients:
@@ -59,7 +60,7 @@ class NoisyGradients:
         assert job.noise is not None  # noqa: S101 - for mypy
         self._job, self._noise = job, job.noise
         self.loss: Loss = job.loss if job.penalty is None else job.task.plain
-        self._stream = job.noise.stream("noise", job.purpose)
+        self._stream = LatticeStream(job.noise.stream("noise", job.purpose))
         self._expected = float(min(job.settings.batch_size, len(job.task.x)))
 
     def __repr__(self) -> str:

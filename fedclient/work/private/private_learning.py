@@ -104,6 +104,14 @@ class PrivateLearning:
                 f"{most_epsilon:g} (--max-epsilon)"
             )
 
+    def check_home(self, orders: int) -> None:
+        """Check that the ledger knows all orders that this home has trained in the run.
+
+        Raises:
+            HomeMismatch: It does not.
+        """
+        self._ledger.check_home(self.run, orders)
+
     def order_noise(
         self, order: Order, start: Mapping[str, Tensor], received: Mapping[str, Tensor], started: int
     ) -> OrderNoise:

@@ -75,7 +75,7 @@ def summed(folder: Path, vectors: dict[str, Tensors], options: SecureSumSettings
             blob = masked("shared", vectors[name], devices.members[name].seeds(devices.states[name]))
             arrival = ArrivalContext(name, "shared", f"{name}'s update", "", manifest_of(served()), base, True)
             update = Chain([transform]).on_arrival(PartUpdate(name, 0.0, source(folder, name, blob)), arrival)
-            with pytest.raises(UpdateRefused, match="is sealed by secure-sum"):
+            with pytest.raises(UpdateRefused, match="is sealed by secure-sum-aes"):
                 update.tensors["scale"]
             updates.append(update)
     context = RoundContext(

@@ -124,12 +124,14 @@ def test_status_says_of_each_device_whether_its_model_is_better():
 
 
 def test_status_says_what_privacy_has_cost():
-    spent = {"unit": "example", "epsilon": 4.0, "delta": 1e-5, "spent": 1.2345}
+    spent = {"unit": "example", "epsilon": 4.0, "delta": 1e-5, "spent": 1.2345, "mode": "noise", "visible": "no data"}
     assert "privacy: by example, epsilon with a budget of 4 at delta 1e-05; at most 1.23 spent by a device" in shown(
         0.8, None, [], privacy=spent
     )
     unlimited = shown(0.8, None, [], privacy=spent | {"epsilon": None, "spent": None})
     assert "privacy: by example, epsilon with no budget at delta 1e-05; nothing spent yet" in unlimited
+    assert "  noise: no data" in unlimited and not any("warning: ann" in line for line in unlimited)
+    assert any("warning: ann reported less spent" in line for line in shown(0.8, None, [], privacy=spent | {"fallen": ["ann"]}))
 
 
 def test_one_line_about_a_round():

@@ -19,6 +19,7 @@ from attune.common.methods.settings.objectives import (
     ProximalSettings,
     SgdSettings,
 )
+from attune.common.privacy.lattice import LatticeStream, lattice_step
 from attune.common.seeds import derive
 from attune.fedclient.work.objectives.alternating import Alternating
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Objective, Tensors, Trained, personal
@@ -28,6 +29,7 @@ from attune.fedclient.work.objectives.optimisers import optimiser_for
 from attune.fedclient.work.objectives.own_model import MeanRegularised, OwnModel
 from attune.fedclient.work.objectives.proximal import Proximal
 from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.private.noisy_steps import with_noise
 from attune.fedclient.work.private.order_noise import OrderNoise
 
 N, STEPS = 40, 20
@@ -122,6 +124,21 @@ def test_the_noise_has_the_deviation_that_the_ledger_charges() -> None:
     assert four.std().item() == pytest.approx(2 * 2.0 * 0.5 / 8, rel=0.03)
     assert abs(one.mean().item()) < 4 * (2.0 * 0.5 / 8) / 100
     assert one.pow(4).mean().item() / one.var().item() ** 2 == pytest.approx(3, rel=0.1)
+
+
+def test_what_a_step_releases_are_whole_steps_of_the_lattice_whatever_the_sums_are() -> None:
+    """Otherwise the fraction of a released number would be that of the sum behind it (Mironov, CCS 2012)."""
+    given, draws = noise(2.0, 0.5), torch.Generator().manual_seed(0)
+    sums = {"a": torch.randn(7, 3, generator=draws, dtype=torch.float64), "b": torch.randn(4, generator=draws).double()}
+    step = lattice_step(0.5, 2.0, 25)
+    copies = {name: tensor.clone() for name, tensor in sums.items()}
+    noisy = with_noise(copies, ["a", "b"], given, LatticeStream(given.stream("noise")), 8.0)
+    numbers = LatticeStream(given.stream("noise")).numbers(25).double().split([21, 4])
+    for name, drawn in zip(sums, numbers, strict=True):
+        steps = noisy[name] * 8.0 / step
+        assert torch.allclose(steps, steps.round(), rtol=0, atol=1e-6)
+        # within half a step of the sum before it is rounded, and with the noise of this stream
+        assert ((steps.round() - drawn.view_as(steps)) * step - sums[name]).abs().max() <= 0.5 * step * (1 + 1e-9)
 
 
 def test_other_keys_and_purposes_have_independent_noise_and_the_same_key_the_same() -> None:

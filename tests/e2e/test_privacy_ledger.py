@@ -1,0 +1,82 @@
+"""Attacks on the ledger of a device's privacy, by real processes: kill -9 around the charge, copied homes, two processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Federation, tabular_shard
+
+FLAGS = (
+    *("--method", "fedavg", "--model", "mlr", "--rounds", "3", "--min-clients", "2", "--set", "train.local_epochs=1"),
+    *("--set", "privacy.unit=example", "--set", "privacy.epsilon=4", "--set", "privacy.ranges=[[-4,4]]"),
+    *("--set", "round.clients=0", "--set", "server.threads=1", "--set", "train.evaluate=false"),
+)
+
+
+def ledger_of(federation: Federation, shard: Path) -> Path:
+    """Return the file of the ledger of a shard's data."""
+    files = (federation.folder / "attune" / "privacy").glob("*/ledger.json")
+    [file] = [file for file in files if str(shard.resolve()) in json.loads(file.read_text())["paths"]]
+    return file
+
+
+def attempts(file: Path) -> list[str]:
+    return [attempt["order_id"] for run in json.loads(file.read_text())["runs"] for attempt in run["attempts"]]
+
+
+def home_of(federation: Federation, name: str) -> Path:
+    [described] = federation.folder.glob(f"attune/devices/*/{name}-*/device.json")
+    return described.parent
+
+
+@pytest.mark.parametrize("step", ["training", "trained", "order-committed", "uploaded"])
+def test_a_killed_device_pays_once_and_hands_in_what_it_would_have(step, federation_at, tmp_path):
+    """Between charge and training, before the commit, and before and after the upload: one charge, the same update."""
+    pytest.importorskip("dp_accounting")
+    shards = [tabular_shard(tmp_path / name, seed) for seed, name in enumerate(("ann", "ben"))]
+    federation = federation_at(step)
+    server = federation.server("--exit-when-done", *FLAGS)
+    ben = federation.device(shards[1])
+    ann = federation.device(shards[0], fault=f"ann:2:{step}=kill")
+    assert ann.code() == -signal.SIGKILL, ann.text
+    charged = attempts(ledger_of(federation, shards[0]))
+    assert len(charged) == 2, "the order of round 2 was charged before it trained"
+    second = federation.device(shards[0])
+    refused = federation.device(shards[0])  # another process with the same home
+    codes = [second.code(), ben.code(), server.code()]
+    assert codes == [0, 0, 0], second.text + server.text
+    assert refused.code() != 0 or "used by another process" in refused.text
+    charged = attempts(ledger_of(federation, shards[0]))
+    assert len(charged) == len(set(charged)) == 3
+    shown = json.loads(federation.command("fedserver", "privacy", "--home", str(federation.home), "--json").stdout)
+    assert shown["planned"] == {"ann": 4.0, "ben": 4.0} and shown["fallen"] == []
+    assert all(3.9 < spent <= 4.0 for spent in shown["spent"].values()), "as planned for 3 orders, and no less"
+
+
+@pytest.mark.parametrize("loses", ["all", "the newest order"])
+def test_a_home_with_an_older_ledger_does_not_train(loses, federation_at, tmp_path):
+    """As after a copy of the home without its ledger, or with the ledger of an older backup."""
+    pytest.importorskip("dp_accounting")
+    shards = [tabular_shard(tmp_path / name, seed) for seed, name in enumerate(("ann", "ben"))]
+    federation = federation_at("older")
+    federation.server(*FLAGS)
+    federation.device(shards[1])
+    ann = federation.device(shards[0], fault="ann:2:order-committed=kill")
+    assert ann.code() == -signal.SIGKILL, ann.text
+    file = ledger_of(federation, shards[0])
+    if loses == "all":
+        shutil.rmtree(file.parent)
+    else:
+        content = json.loads(file.read_text())
+        content["runs"][0]["attempts"].pop()
+        file.write_text(json.dumps(content))
+    again = federation.device(shards[0])
+    assert again.code() == 4, again.text
+    count = 0 if loses == "all" else 1
+    assert f"has {count} orders of this run, and this device has trained 2" in again.text
+    assert home_of(federation, "ann").is_dir()
