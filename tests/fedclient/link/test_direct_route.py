@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from attune.common import aio
 from attune.common.errors import SettingError
 from attune.common.exchange.messages import DirectUpload, SignedUrl, UploadTarget
+from attune.common.identity.credential import key_pem
 from attune.common.protocol import DIRECT_PART_BYTES
 from attune.common.wire.blobs import Buffer
 from attune.fedclient.address import store_origin
@@ -35,6 +44,7 @@ class Store:
     answers: list[Answer]
     requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     address: str = ""
+    server: Any = None
 
     def next(self, handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
@@ -61,6 +71,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    made.server = server
     made.address = f"http://127.0.0.1:{server.server_address[1]}"
     yield made
     server.shutdown()
@@ -236,12 +247,38 @@ def test_without_the_owners_word_nothing_is_asked_and_one_line_says_so(store: St
     assert phone.lines == [f"the server would let this device use the store {store.address} itself; --direct-host allows it"]
 
 
-def test_a_certificate_that_nobody_trusts_ends_it(store: Store) -> None:
-    phone = Phone(store, store.address.replace("http", "https"))
-    phone.route.offer(store.address.replace("http", "https"))
-    phone.url = phone.url.replace("http", "https")
-    phone.broken()
-    assert store.requests == []
+def certified(folder: Path) -> Path:
+    """Write a key and a certificate for `localhost`, signed by itself, into one file."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "store")])
+    now = datetime.now(timezone.utc)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(7)
+    builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    path = folder / "store.pem"
+    path.write_bytes(key_pem(key) + builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    return path
+
+
+def test_a_store_is_trusted_by_the_systems_certificates_and_under_its_own_name_alone(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pem = certified(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    store.server.socket = context.wrap_socket(store.server.socket, server_side=True)
+    store.answers, port = [ranged()], store.address.rpartition(":")[2]
+    for trusted, host in ((False, "localhost"), (True, "127.0.0.1"), (True, "localhost")):
+        monkeypatch.setenv("SSL_CERT_FILE", str(pem) if trusted else os.devnull)
+        store.address = f"https://{host}:{port}"
+        phone = Phone(store)
+        if trusted and host == "localhost":
+            assert phone.download()
+            assert bytes(phone.here) == DATA
+        else:
+            assert "no certificate that is trusted here" in phone.broken()
+            assert phone.download() is False
+            assert store.requests == []
 
 
 def test_an_upload_goes_part_by_part_with_its_checksums_and_no_credentials(
