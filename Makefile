@@ -73,9 +73,9 @@ test-benchmarks: develop
 walk: develop
 	$(BIN)/pytest $(PARALLEL) tests/walk $(WALK)
 
-# Runs every method over gRPC and mutual TLS, and simulated: a minute or two.
+# Runs every method over gRPC and mutual TLS, and simulated: a minute or two. The tests are in one file, so in one process.
 conformance: develop
-	$(BIN)/pytest $(PARALLEL) tests/conformance
+	$(BIN)/pytest tests/conformance
 
 # Compares all bits with those of another revision: every method in simulation, six over the network.
 REV ?= 82b576c
