@@ -98,8 +98,7 @@ class Proxy:
     ) -> None:
         carried = 0
         while data := await reader.read(READ_BYTES):
-            while (left_s := self.silent_until - time.monotonic()) > 0:  # noqa: ASYNC110 - no event tells that a time is over
-                await asyncio.sleep(left_s)
+            await self._silence_over()
             cut = next(
                 (cut for cut in self.cuts if cut.direction == direction and carried + len(data) >= cut.after_bytes), None
             )
@@ -116,5 +115,10 @@ class Proxy:
                 return
             if self.rate_bytes:
                 await asyncio.sleep(len(data) / self.rate_bytes)
+        await self._silence_over()
         with contextlib.suppress(OSError):
             writer.write_eof()
+
+    async def _silence_over(self) -> None:
+        while (left_s := self.silent_until - time.monotonic()) > 0:  # noqa: ASYNC110 - no event tells that a time is over
+            await asyncio.sleep(min(left_s, 0.1))

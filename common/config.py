@@ -244,6 +244,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transfer: Literal["stream", "direct"] = "stream"
     # Address of the S3 store as devices reach it, such as https://s3.example. Empty: as this server reaches it.
     direct_url: str = ""
+    # Disk for copies of blobs whose state is in S3 (--blobs). The least recently used copies go first.
+    cache_bytes: Count = 8 << 30
     # Pace of beats: a silent side sends one every half of this. A side that is silent for twice this is gone, during a
     # transfer for 15 times this. Beside more than 200 devices it is slower, up to 60 s.
     keepalive_s: Positive = 2.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 
 from attune.common.config import ServerSettings
 from attune.common.durable import write_file
-from attune.common.errors import FederationFailed
+from attune.common.errors import FederationFailed, LedgerBusy
 from attune.common.faults import SERVER, fail_at
 from attune.common.models.options import cautions
 from attune.common.supervisor import supervised
@@ -138,6 +139,7 @@ async def _opened(options: ServerOptions, home: ServerHome, overrides: dict[str,
             authority = home.open_authority()
             settings = replace(planning.resolve(merged), until=turn.until if turn else None)
             check_secret(settings.privacy)
+            storage.bound_cache(settings.server.cache_bytes)
             storage.blobs.sweep()
             direct = _direct(storage, settings.server)
             async with _laboratory(options, settings.server, storage.blobs, executors) as lab:
@@ -333,6 +335,7 @@ async def _until(
             task.result()
         begun -= done
         if not done:
-            await registrar.refresh()
+            with contextlib.suppress(LedgerBusy):  # it comes again
+                await registrar.refresh()
     for task in ends - {signalled}:
         task.cancel()

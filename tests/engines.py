@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from attune.fedserver.stores.remote import RemoteStorage
     from attune.fedserver.stores.s3 import S3Blobs
 
-STARTED_S = 60.0
+STARTED_S = 120.0
 WEED = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 BUCKET = "attune"
 KEY, SECRET = "attune", "tests-alone"
@@ -38,11 +38,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def until(happened: Callable[[], object], what: str) -> None:
+def until(happened: Callable[[], object], what: str, log: Path | None = None) -> None:
     end = time.monotonic() + STARTED_S
     while not happened():
         if time.monotonic() > end:
-            raise TimeoutError(what)
+            raise TimeoutError(f"{what}\n{log.read_text(errors='replace')[-3000:] if log else ''}")
         time.sleep(0.05)
 
 
@@ -56,9 +56,12 @@ class Engine:
 
     def run(self, words: list[str], user: str | None = None) -> None:
         with (self.folder / "log").open("ab") as log:
+            # Without AWS_..., which this process sets for the servers: a restarted SeaweedFS would ask for these keys.
+            environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
             self.process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, user=user, cwd=self.folder, start_new_session=True
-            )
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, user=user, cwd=self.folder, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
 
     def kill(self) -> None:
         if self.process is not None:
@@ -93,7 +96,7 @@ class Postgres(Engine):
 
     def start(self) -> None:
         """Start it. Its processes of before may still hold its memory: then it ends at once, and is started again."""
-        until(self._started, "PostgreSQL does not start")
+        until(self._started, "PostgreSQL does not start", self.folder / "log")
 
     def _started(self) -> bool:
         if self.process is not None and self.process.poll() is None:
@@ -144,13 +147,19 @@ class Weed(Engine):
         self.start()
 
     def start(self) -> None:
+        """Start it. Somebody may have taken one of its ports meanwhile: then it ends, and is started again."""
+        until(self._started, "SeaweedFS does not start", self.folder / "log")
+
+    def _started(self) -> bool:
+        if self.process is not None and self.process.poll() is None:
+            return self._answers()
         assert WEED is not None
         self.run([
             WEED, "server", f"-dir={self.folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-            "-master.volumeSizeLimitMB=64", "-volume.max=100", "-s3", f"-s3.config={self.folder / 's3.json'}",
-            "-s3.port.iceberg=0", "-s3.port.lance=0", *self._ports,
+            "-master.volumeSizeLimitMB=64", "-master.electionTimeout=1s", "-volume.max=100",
+            "-s3", f"-s3.config={self.folder / 's3.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0", *self._ports,
         ])  # fmt: skip
-        until(self._answers, "SeaweedFS does not start")
+        return False
 
     def _answers(self) -> bool:
         made = _status("POST", f"http://127.0.0.1:{self._filer}/buckets/{BUCKET}/")  # a bucket is a folder of the filer

@@ -210,6 +210,12 @@ class GrpcLink:
                         self._route.offer(message.direct)
                         self.inline_bytes, self.waits = min(message.inline_bytes, hello.inline_bytes), message.waits
                     await handle(message)
+        except Broken as broken:
+            # It is gone, or cannot serve: another server may. If there was no stream, `diagnosis` moves on.
+            if broken.connecting and self.open.is_set() and self.address.others:
+                self.address = self.address.next
+                await self._replace("moved on to the next address")
+            raise
         finally:
             self.open.clear()
             self._over.set()

@@ -31,6 +31,7 @@ PASSED_OVER = (
     "while others have waited for it for more than {:.0%} of the time; look at its log, and whether round.deadline_s is long "
     "enough for it"
 )
+DOOR, LEDGER = "looking after connections", "reading the ledger"  # troubles that keep all devices out
 SHOWN = 3  # names in a line of the log
 
 
@@ -123,6 +124,10 @@ class Troubles:
     def lines(self) -> list[str]:
         """One line per obstacle, for people."""
         return [f"{step}: {text}" for step, text in sorted(self._present.items())]
+
+    def keeping_out(self) -> list[str]:
+        """Return a line for each obstacle that keeps all devices out; others, such as a device that is missing, do not."""
+        return [f"{step}: {self._present[step]}" for step in (DOOR, LEDGER) if step in self._present]
 
     def set(self, step: str, text: str, *, tries: bool = True) -> None:
         """Note an obstacle, and whether the step is tried again. The log gets it once, however often it is set."""

@@ -98,6 +98,9 @@ class HomeStorage(Storage, Protocol):
             SettingError: This storage has none.
         """
 
+    def bound_cache(self, most_bytes: int) -> None:
+        """Keep at most so many bytes of copies of blobs on this disk, where the blobs themselves are elsewhere."""
+
     def clear_blobs(self) -> None:
         """Remove all blobs."""
 

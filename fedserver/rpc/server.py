@@ -22,6 +22,7 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.direct_transfers import DirectTransfers
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.refusals import Refusals
+from attune.fedserver.federation.steps import DOOR, LEDGER
 from attune.fedserver.federation.survey import Survey, without_statistics
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.identity.admin import FederationAdmin
@@ -39,7 +40,6 @@ from attune.fedserver.rpc.pulses import DevicePulses
 from attune.fedserver.rpc.service import FederationService
 from attune.fedserver.stores.uploads import Uploads
 
-DOOR = "looking after connections"  # the name of a trouble
 NEWS_S = 1.0  # between two looks for decisions that were made on other machines
 STOP_GRACE_S = 5.0  # for what is in flight when the server is told to stop
 
@@ -119,17 +119,24 @@ class GrpcServer:
             await watch(self._coordinator, self._settings.watchdog_s, self._health.set)
 
     async def _follow(self) -> None:
-        """Read the ledger again when a command on another machine has made a decision, such as to revoke a device."""
+        """Read the ledger again when a command on another machine has made a decision, such as to revoke a device.
+
+        Where another server may take over, no device stays with one that has lost the ledger.
+        """
         known: int | None = None
         while True:
             await asyncio.sleep(NEWS_S)
-            with contextlib.suppress(LedgerBusy):
+            try:
                 news = await asyncio.to_thread(self._storage.news)
                 if news is None:
                     return
+                self._coordinator.troubles.clear(LEDGER)
                 if news != known:
                     await self._operators.wake()
                     known = news
+            except LedgerBusy as error:
+                self._coordinator.troubles.set(LEDGER, str(error))
+                self._coordinator.streams.hang_up()
 
     async def _guard(self) -> None:
         """Enforce the limits on connections, and tell the operator which were dropped."""

@@ -100,6 +100,9 @@ class DiskStorage:
     def direct(self, public_url: str) -> NoReturn:
         raise SettingError('server.transfer = "direct" needs blobs in S3: start with --ledger and --blobs (docs/scale.md)')
 
+    def bound_cache(self, most_bytes: int) -> None:
+        """No-op: there are no copies."""
+
     def clear_blobs(self) -> None:
         clear_folders(self._folder)
 

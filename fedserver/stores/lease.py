@@ -2,25 +2,28 @@
 
 The lock belongs to a session that the holder uses twice a second. PostgreSQL ends a session that was not used for some seconds
 (idle_session_timeout), so a server that was killed, stopped or cut off loses the lock. The lock only says when to take over.
-What keeps an old server from harm is the term: the new one begins a new term, and each commit compares it.
+What keeps an old server from harm is the term: the new one begins a new term, and each commit compares it. A holder that could
+not use the session for as long turns its devices away: another server may serve them.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import psycopg
 
-from attune.common.errors import HomeBusy, LedgerBusy, ServerReplaced
-from attune.fedserver.stores.postgres import CONNECTION, LOCKS, PostgresDatabase, errors
+from attune.common.errors import HomeBusy, ServerReplaced
+from attune.fedserver.stores.postgres import CONNECTION, LOCKS, SILENT_S, TERM, PostgresDatabase, WatchedConnection, errors
 
 LOG = logging.getLogger("fedserver")
-BEAT_S, SILENT_S, LOOK_S = 0.5, 2.5, 0.2
+BEAT_S, LOOK_S = 0.5, 0.2
 LOCK = "SELECT pg_try_advisory_lock(%s, hashtext(current_schema()))"
 WAITS = "another server serves this federation; this one takes over when it ends"
 
@@ -30,8 +33,8 @@ class Lease:
 
     def __init__(self, db: PostgresDatabase) -> None:
         self._db = db
-        self._session: psycopg.Connection[object] | None = None
-        self._is_held = False
+        self._session: WatchedConnection | None = None
+        self._is_held, self._due = False, 0.0  # the moment until which the present call on the session may last
         self._ended = threading.Event()
 
     @contextmanager
@@ -57,6 +60,8 @@ class Lease:
         try:
             self._db.prepare()
             self._db.begin_term()
+            self._db.mine_until = time.monotonic() + SILENT_S
+            self._renew()
             self._db.when_replaced = _end  # no device may hear of a step that has failed only here
             beats.start()
             yield
@@ -65,16 +70,28 @@ class Lease:
             if beats.ident is not None:
                 beats.join()
             self._close()
-            self._db.term = None
+            self._db.term, self._db.mine_until = None, math.inf
 
     def _take(self) -> bool:
         """Try to take the lock, in a new session if there is none; return whether it is held."""
         if self._session is None:
-            self._session = psycopg.connect(self._db.url, **CONNECTION)
-            self._session.execute(f"SET idle_session_timeout = '{SILENT_S}s'".encode())
-        row = self._session.execute(LOCK, (LOCKS + 1,)).fetchone()
-        self._is_held = row is not None and bool(row[0])  # type: ignore[index]
+            session = WatchedConnection.connect(self._db.url, **CONNECTION)
+            session.given_up = lambda: time.monotonic() > self._due
+            self._session = session
+            self._ask(f"SET idle_session_timeout = '{SILENT_S}s'")
+        self._is_held = bool(self._ask(LOCK, LOCKS + 1).fetchone()[0])
         return self._is_held
+
+    def _ask(self, statement: str, *values: object) -> Any:
+        """Run a statement in the session. A silent network is given up.
+
+        Raises:
+            OperationalError: The session is lost.
+        """
+        self._due = time.monotonic() + SILENT_S
+        if self._session is None:
+            raise psycopg.OperationalError("the session is lost")
+        return self._session.execute(statement.encode(), values)
 
     def _wait(self) -> None:
         """Take the lock as soon as it is free. A database that is lost meanwhile is waited for."""
@@ -87,21 +104,27 @@ class Lease:
             time.sleep(LOOK_S)
 
     def _beat(self) -> None:
-        """Use the session again and again. After it was lost, go on if nobody has begun another term."""
         while not self._ended.wait(BEAT_S):
-            try:
-                if self._session is not None and self._is_held:
-                    self._session.execute("SELECT 1")
-                else:  # it was lost: another server may have it by now
-                    self._check()
-                    self._take()
-            except psycopg.OperationalError:
-                self._close()
-            except LedgerBusy as busy:
-                LOG.warning("%s", busy)
+            self._renew()
+
+    def _renew(self) -> None:
+        """Use the session. If it was lost, take the lock again and go on, unless somebody has begun another term."""
+        began = time.monotonic()
+        try:
+            if self._session is not None and self._is_held:
+                self._ask("SELECT 1")
+            else:  # another server may have it by now
+                self._take()
+                self._check()
+        except psycopg.Error:
+            self._close()
+        else:
+            if self._is_held:
+                self._db.mine_until = began + SILENT_S
 
     def _check(self) -> None:
-        if self._db.newest_term() != self._db.term:
+        row = self._ask("SELECT value FROM meta WHERE key = %s", TERM).fetchone()
+        if row is None or int(row[0]) != self._db.term:
             _end()
 
     def _close(self) -> None:

@@ -7,12 +7,13 @@ themselves where their process no longer answers (idle_in_transaction_session_ti
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.resources import files
@@ -25,6 +26,7 @@ from psycopg.pq import TransactionStatus
 from attune.common.errors import HomeMismatch, LedgerBusy, ServerReplaced, SettingError
 from attune.fedserver.stores.tables import Rows, put_value, value_in
 
+SILENT_S = 2.5  # a server that has not used its lock for so long loses it
 WAIT_S = 10.0  # how long a call waits for a lost database, or for another process's transaction
 LOOK_S = 0.1
 TERM = "term"  # key of the table `meta`: the fencing number, one more with each server that takes over
@@ -80,12 +82,38 @@ def check_url(url: str) -> None:
         raise SettingError("--ledger: this URL cannot be read; an example: postgresql://USER@HOST/DATABASE") from None
 
 
+class WatchedConnection(psycopg.Connection[Any]):
+    """Connection whose calls end when `given_up` says so, also on a network that is silent: else they would wait for ever."""
+
+    given_up: Callable[[], bool]
+
+    def wait(self, gen: Generator[Any, int, Any], *args: Any, **named: Any) -> Any:
+        return super().wait(self._watched(gen), *args, **named)
+
+    def _watched(self, calls: Generator[Any, int, Any]) -> Generator[Any, int, Any]:
+        """Pass on what psycopg waits for; every tenth of a second it asks with 0, nothing is ready.
+
+        Raises:
+            OperationalError: The call is given up.
+        """
+        try:
+            state = next(calls)
+            while True:
+                ready = yield state
+                if not ready and getattr(self, "given_up", bool)():
+                    raise psycopg.OperationalError("the database has not answered in time")
+                state = calls.send(ready)
+        except StopIteration as end:
+            return end.value
+
+
 class PostgresDatabase:
     """Implements tables.Database for several threads: each block has a connection of its own.
 
     Attributes:
         term: This server's fencing number, checked within each commit; None for a command, which may always write.
         when_replaced: Called when another server has begun a newer term, before anybody is told of it.
+        mine_until: Moment (monotonic) from which on another server may serve, because this one has not used its lock.
     """
 
     strings: ClassVar[str] = "SELECT json_array_elements_text(?::json)"
@@ -94,6 +122,7 @@ class PostgresDatabase:
         self.url = url
         self.term: int | None = None
         self.when_replaced: Callable[[], None] = lambda: None
+        self.mine_until = math.inf
         self._here = threading.local()
         self._process = secrets.token_hex(8)
         self._idle: deque[psycopg.Connection[Any]] = deque()
@@ -103,9 +132,15 @@ class PostgresDatabase:
         while self._idle:
             self._idle.pop().close()
 
+    def is_cut_off(self) -> bool:
+        """Return whether another server may serve by now. Then no call waits, so that devices look for that server at once."""
+        return time.monotonic() > self.mine_until
+
     @contextmanager
     def _connection(self) -> Iterator[psycopg.Connection[Any]]:
         with errors(self.url), self._places:
+            if self.is_cut_off():
+                raise psycopg.OperationalError(f"it has not answered for {SILENT_S} s, so another server may have taken over")
             connection = self._live()
             self._here.connection = connection
             try:
@@ -129,16 +164,21 @@ class PostgresDatabase:
                 return connection
             connection.close()
 
-    def _new(self) -> psycopg.Connection[Any]:
-        """Return a new connection. A database that is down is waited for."""
-        end = time.monotonic() + WAIT_S
+    def _new(self, given_up: Callable[[], bool] | None = None) -> psycopg.Connection[Any]:
+        """Return a new connection. A database that is down is waited for.
+
+        Args:
+            given_up: Function that says when no call on it waits any longer; None: when this server is cut off.
+        """
+        end, given_up = time.monotonic() + WAIT_S, given_up or self.is_cut_off
         while True:
             try:
-                connection = psycopg.connect(self.url, **CONNECTION)
+                connection = WatchedConnection.connect(self.url, **CONNECTION)
+                connection.given_up = given_up
                 connection.execute(SESSION)
                 return connection
             except psycopg.OperationalError:
-                if time.monotonic() > end:
+                if time.monotonic() > end or given_up():
                     raise
             time.sleep(LOOK_S)
 
@@ -196,7 +236,8 @@ class PostgresDatabase:
 
         The number of a transaction would not tell: after a crash PostgreSQL may give it to another one.
         """
-        with closing(self._new()) as db, db.transaction():
+        end = time.monotonic() + WAIT_S  # also of a server that is cut off: what it does next depends on this
+        with closing(self._new(lambda: time.monotonic() > end)) as db, db.transaction():
             db.execute(TURN, (LOCKS,))  # from here on the lost one has ended
             return db.execute("SELECT 1 FROM commits WHERE who = %s AND token = %s", (who, token)).fetchone() is not None
 

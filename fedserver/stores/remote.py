@@ -19,9 +19,10 @@ from attune.fedserver.stores import postgres, s3, transfer
 from attune.fedserver.stores.disk import DATABASE_FILE, OF_THE_HOME
 from attune.fedserver.stores.folder import FolderBlobs, FolderSpool, clear_folders, make_folders
 from attune.fedserver.stores.lease import Lease
+from attune.fedserver.stores.object_cache import ObjectCache
 from attune.fedserver.stores.postgres import PostgresDatabase
 from attune.fedserver.stores.postgres_ledger import PostgresLedger, PostgresReader
-from attune.fedserver.stores.s3 import IN_S3, ObjectCache, S3Blobs, S3Objects
+from attune.fedserver.stores.s3 import IN_S3, OWNER, S3Blobs, S3Objects
 from attune.fedserver.stores.tables import put_value, value_in
 
 
@@ -54,9 +55,13 @@ class RemoteStorage:
         return S3Objects(self._blobs_url)
 
     @cached_property
+    def _cache(self) -> ObjectCache:
+        return ObjectCache(self._folder / "cache", self._objects)
+
+    @cached_property
     def blobs(self) -> S3Blobs:
         self.database.prepare()
-        return S3Blobs(self._local, self.database, self._objects, ObjectCache(self._folder / "cache", self._objects))
+        return S3Blobs(self._local, self.database, self._objects, self._cache)
 
     def direct(self, public_url: str) -> DirectStore:
         try:
@@ -104,7 +109,8 @@ class RemoteStorage:
             raise HomeMismatch(
                 f"a move to or from {self.database.url} is not finished: run `fedserver migrate` on the home again"
             )
-        if authority.exists() and not self.exists():
+        # The prefix first: meanwhile another server may begin the federation.
+        if authority.exists() and self._objects.has(OWNER) and not self.exists():
             raise HomeMismatch(
                 f"{authority.parent} is of a federation, but the database {self.database.url} is empty: restore the database, "
                 "move the home there with `fedserver migrate`, or use a new --home"
@@ -135,6 +141,9 @@ class RemoteStorage:
         clear_folders(self._folder)
         self.blobs.remove([name for area in IN_S3 for name in self.blobs.names(area)])
 
+    def bound_cache(self, most_bytes: int) -> None:
+        self._cache.bound(most_bytes)
+
     # --- copies
 
     def copy_run(self, to: Path) -> None:
@@ -145,6 +154,6 @@ class RemoteStorage:
 
     def set_aside(self, aside: Path, named: Callable[[Snapshot], Iterable[str]]) -> Snapshot:
         raise HomeMismatch(
-            f"the state of this home is in {self.database.url} and {self._blobs_url}: back these up with their own tools, and "
-            "the folder ca/ of the home. Or move the state into the home first: fedserver migrate --to-folder"
+            f"the state of this home is in {self.database.url} and {self._blobs_url}: back these up with their own tools "
+            "(pg_dump, versions of the bucket), and the folders ca/ and privacy/ of the home"
         )

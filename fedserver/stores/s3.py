@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -21,13 +20,13 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
 from obstore.store import S3Store
 
-from attune.common.durable import disk_errors, sweep_files
 from attune.common.errors import HomeMismatch, LedgerBusy, SettingError
-from attune.common.wire.blobs import Blob, LocalFile, LocalTarget, Readable, Target, digest_in
+from attune.common.wire.blobs import Blob, LocalTarget, Readable, Target
 from attune.common.wire.digest import digest_of
 from attune.fedserver.ports.blobs import INBOX, NOISE_SECRET, REDO, SERVED, STATE, UPLOADS, Damaged
 from attune.fedserver.stores.checked_blobs import OBJECTS, CheckedBlobs, new_key
 from attune.fedserver.stores.folder import FolderBlobs
+from attune.fedserver.stores.object_cache import ObjectCache
 from attune.fedserver.stores.postgres import PostgresDatabase
 
 LOG = logging.getLogger("fedserver")
@@ -35,7 +34,6 @@ T = TypeVar("T")
 IN_S3 = (STATE, INBOX)  # what the names of blobs begin with whose bytes are in S3
 HERE = (UPLOADS, SERVED, REDO, NOISE_SECRET)
 OWNER = "owner"
-CACHE_BYTES = 8 << 30
 PART_BYTES = 16 << 20  # larger blobs go up in parts of this size
 RETRIES: Any = {
     "max_retries": 6, "retry_timeout": timedelta(seconds=15),
@@ -98,6 +96,14 @@ class S3Objects:
     def read(self, key: str) -> bytes:
         return self._do(lambda: bytes(obstore.get(self._store, key).bytes()))
 
+    def has(self, key: str) -> bool:
+        """Return whether there is such an object."""
+        try:
+            self._do(lambda: obstore.head(self._store, key))
+        except KeyError:
+            return False
+        return True
+
     def pieces(self, key: str) -> Iterator[memoryview]:
         """Yield the bytes of an object in pieces."""
         pieces = iter(self._do(lambda: obstore.get(self._store, key).stream(min_chunk_size=1 << 20)))
@@ -112,92 +118,6 @@ class S3Objects:
     def remove(self, keys: Sequence[str]) -> None:
         if keys:
             self._do(lambda: obstore.delete(self._store, list(keys)))
-
-
-class ObjectCache:
-    """Copies of objects in a folder: the least recently used go when there are more than `bound` bytes."""
-
-    def __init__(self, folder: Path, objects: S3Objects, bound: int = CACHE_BYTES) -> None:
-        self._folder, self._objects, self._bound = folder, objects, bound
-        self._whole: set[str] = set()  # objects whose copy this process has compared with the digest
-
-    def fill(self, size: int) -> LocalTarget:
-        """Return a file of `size` bytes to be written, which `take` makes the copy of an object."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return LocalTarget(self._folder / f".{secrets.token_hex(8)}.new", size)
-
-    def take(self, path: Path, key: str) -> None:
-        """Make a file of this folder the copy of an object."""
-        with disk_errors(path):
-            path.replace(self._path(key))
-        self._whole.add(key)
-        self._bound_bytes()
-
-    def open(self, key: str, blob: Blob) -> Readable:
-        """Open the copy of an object, which is fetched if there is none that is whole.
-
-        Raises:
-            KeyError: There is no such object.
-            Damaged: The object has other bytes.
-            LedgerBusy: The store cannot be used now.
-        """
-        with contextlib.suppress(FileNotFoundError):
-            os.utime(self._path(key))
-            source = LocalFile(self._path(key), blob.name)
-            if key in self._whole or (source.size == blob.size and digest_in(source) == blob.digest):
-                self._whole.add(key)
-                return source
-            source.close()
-        return self._fetched(key, blob)
-
-    def _fetched(self, key: str, blob: Blob) -> Readable:
-        target, size = self.fill(blob.size), 0
-        try:
-            for piece in self._objects.pieces(key):
-                target.write(piece, size)
-                size += len(piece)
-            source = LocalFile(target.path, blob.name)
-            if size != blob.size or digest_in(source) != blob.digest:
-                source.close()
-                raise Damaged(
-                    f"{blob.name} is damaged in {self._objects.url}, its bytes are not those that were written: restore it from"
-                    " a backup",
-                    blob.name,
-                )
-        except BaseException:
-            target.abort()
-            raise
-        target.finish(blob.digest, size)
-        self.take(target.path, key)
-        return source
-
-    def drop(self, keys: Sequence[str]) -> None:
-        """Remove copies. Whoever has one open goes on reading."""
-        for key in keys:
-            self._whole.discard(key)
-            self._path(key).unlink(missing_ok=True)
-
-    def sweep(self) -> None:
-        """Remove what a killed process left unfinished."""
-        if self._folder.is_dir():
-            sweep_files(self._folder)
-
-    def _path(self, key: str) -> Path:
-        return self._folder / key.removeprefix(OBJECTS)
-
-    def _bound_bytes(self) -> None:
-        copies = []
-        with os.scandir(self._folder) as paths:
-            for path in paths:
-                with contextlib.suppress(FileNotFoundError):
-                    copies.append((path.stat().st_mtime, path.stat().st_size, path.name))
-        total = sum(size for _, size, _ in copies)
-        for _, size, name in sorted(copies):
-            if total <= self._bound:
-                return
-            if not name.startswith("."):
-                self.drop([name])
-                total -= size
 
 
 class S3Blobs(CheckedBlobs):

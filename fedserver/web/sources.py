@@ -205,4 +205,4 @@ class RunningServer:
     def trouble(self) -> str:
         if self._coordinator.error is not None:
             return f"failed: {self._coordinator.error}"
-        return self.stuck() or "; ".join(self.troubles)
+        return self.stuck() or "; ".join(self._coordinator.troubles.keeping_out())

@@ -1,12 +1,15 @@
-"""`make chaos-scale`: seeded runs of two servers over PostgreSQL and SeaweedFS, which are killed and stopped in turn.
+"""`make chaos-scale`: seeded runs of two servers over PostgreSQL and SeaweedFS, all of which are killed in turn.
 
-No run may hang, lose an update or commit twice: the outcome must be that of an undisturbed run. Each result is appended to the
-file of results at once, and a seed that is there is not run again.
+Servers are also stopped for a while, or cut off from the database. No run may hang, lose an update or commit twice: the outcome
+must be that of an undisturbed run. Each result is appended to the file of results at once, and a seed that is there is not run
+again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import random
 import shutil
 import signal
@@ -19,6 +22,7 @@ from pathlib import Path
 import click
 
 from attune.common.errors import LedgerBusy, ServerReplaced
+from benchmarks.rough import Proxy
 from tests import engines
 from tests.chaos.site import LOOK_S, Child, Outcome, Red, Shape, Site
 from tests.forked import ENTRIES
@@ -36,7 +40,11 @@ class Servers:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        site.server_words = engines.remote_words()
+        site.server_words = words = engines.remote_words()
+        port = engines.postgres().port
+        self.ways = {what: Proxy(port) for what in ("server", "standby")}  # from each server to the database
+        self.words = {what: [word.replace(f":{port}/", f":{way.port}/") for word in words] for what, way in self.ways.items()}
+        site.server_words = self.words["server"]
         site.start_server()
         self.homes = {"server": site.server_home, "standby": site.folder / "standby"}
         self.ports = {"server": site.port, "standby": engines.free_port()}
@@ -45,6 +53,7 @@ class Servers:
         site.addresses = ",".join(f"localhost:{port}" for port in self.ports.values())
 
     def start(self, what: str) -> None:
+        self.site.server_words = self.words[what]
         self.site._fork(what, ENTRIES["fedserver"], self.site.words_of(self.homes[what], self.ports[what]), "")
 
     def active(self) -> Child | None:
@@ -65,6 +74,23 @@ class Servers:
                 if child.exit not in ENDS:
                     raise Red(f"{child}")
                 self.start(what)
+
+
+def cut_the_active(servers: Servers, rng: random.Random) -> str:
+    """Cut the active server off from the database: connections are reset and refused, or nothing passes any more."""
+    active, stalls = servers.active(), rng.random() < 0.5
+    if active is not None:
+        way = servers.ways[active.what]
+        to = way.to
+        if stalls:
+            way.silence(math.inf)
+        else:
+            way.to = engines.free_port()
+            way.cut_all()
+        pause(servers, rng.uniform(0.5, LONGEST_S))
+        way.to = to
+        way.silence(0.0)
+    return f"active server cut off from the database ({'silence' if stalls else 'closed'})"
 
 
 def kill_the_active(servers: Servers, rng: random.Random) -> str:
@@ -94,6 +120,13 @@ def kill_postgres(servers: Servers, rng: random.Random) -> str:
     return "PostgreSQL killed"
 
 
+def kill_the_store(servers: Servers, rng: random.Random) -> str:
+    engines.weed().kill()
+    pause(servers, rng.uniform(0.0, 2.0))
+    engines.weed().start()
+    return "SeaweedFS killed"
+
+
 def stop_the_store(servers: Servers, rng: random.Random) -> str:
     process = engines.weed().process
     assert process is not None
@@ -111,29 +144,44 @@ def pause(servers: Servers, seconds: float) -> None:
 
 
 Fault = Callable[[Servers, random.Random], str]
-KINDS: tuple[Fault, ...] = (kill_the_active, stop_the_active, kill_postgres, kill_both, stop_the_store)
+KINDS: tuple[Fault, ...] = (
+    kill_the_active, kill_postgres, kill_the_store, cut_the_active, stop_the_active, kill_both, stop_the_store,
+)  # fmt: skip
 
 
-def run(site: Site, rng: random.Random | None, story: list[str]) -> Outcome:
+def faults_of(seed: int | None, rng: random.Random) -> list[Fault]:
+    """Return the faults of a run: one of each kind in turn, and others drawn; none without a seed."""
+    return [] if seed is None else [KINDS[seed % len(KINDS)], *rng.choices(KINDS, k=rng.randint(0, FAULTS - 1))]
+
+
+def run(site: Site, seed: int | None, story: list[str]) -> Outcome:
     """Run the federation with the faults of a seed, or undisturbed, and return its outcome.
 
     Raises:
         Red: The run has failed.
     """
-    servers = Servers(site)
+    with contextlib.ExitStack() as stack:
+        servers = Servers(site)
+        for way in servers.ways.values():
+            stack.callback(way.close)
+        return _run(servers, seed, story)
+
+
+def _run(servers: Servers, seed: int | None, story: list[str]) -> Outcome:
+    site, rng = servers.site, random.Random(seed)
     fleet = site.start_device("fleet")
-    faults = [] if rng is None else rng.choices(KINDS, k=rng.randint(1, FAULTS))
+    faults = faults_of(seed, rng)
     due = time.monotonic() + SETTLED_S
     while fleet.exit is None:
         site.check_time("every device to have its model")
         servers.supervise()
-        if rng is not None and faults and time.monotonic() > due:
-            story.append(faults.pop()(servers, rng))
+        if faults and time.monotonic() > due:
+            story.append(faults.pop(0)(servers, rng))
             due = time.monotonic() + rng.uniform(0.1, 1.5)
         time.sleep(LOOK_S)
     if fleet.exit != 0:
         raise Red(f"{fleet}")
-    if rng is not None and not story:
+    if seed is not None and not story:
         raise Red("it was over before the first fault")
     if noise := site.tracebacks():
         raise Red(f"noise in {', '.join(noise)}")
@@ -157,7 +205,7 @@ def main(runs: int, seed: int, patience_s: float, out: Path) -> None:
         began, story, why = time.monotonic(), list[str](), ""
         with Site(folder / f"run{number}", SHAPE, patience_s) as site:
             try:
-                why = "; ".join(run(site, random.Random(number), story).differences(expected))
+                why = "; ".join(run(site, number, story).differences(expected))
             except Red as failed:
                 why = str(failed)
         red += bool(why)

@@ -14,7 +14,7 @@ import pytest
 def test_every_command_line_in_the_readme_is_one(attune_lines, parse):
     said = {(Path(words[0]).name, parse(words).info_name) for words in attune_lines}
     assert said == {
-        ("fedserver", "status"), ("fedserver", "token"), ("fedserver", "revoke"),
+        ("fedserver", "fedserver"), ("fedserver", "status"), ("fedserver", "token"), ("fedserver", "revoke"),
         ("fedclient", "join"), ("fedclient", "evaluate"), ("fedclient", "partition"),
     }  # fmt: skip
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from click.testing import CliRunner
 from attune.common.errors import HomeBusy, ServerReplaced
 from attune.fedserver.cli import cli
 from attune.fedserver.home import ServerHome, StoragePlace
+from benchmarks.rough import Proxy
 from tests import engines
 from tests.chaos.site import Child, Outcome, Shape, Site
 from tests.forked import ENTRIES
@@ -100,21 +103,25 @@ SERVES_S = 5.0  # from the moment at which the active server is gone or silent
 
 
 class Pair:
-    """A server, and another one that waits. Devices know both."""
+    """A server, and another one that waits. Devices know both. With a proxy, the first reaches the database through it."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, proxy: Proxy | None = None) -> None:
         self.site, self.home, self.port = site, site.folder / "standby", engines.free_port()
+        words, direct = list(site.server_words), f":{engines.postgres().port}/"
+        if proxy is not None:
+            site.server_words = [word.replace(direct, f":{proxy.port}/") for word in words]
         site.start_server()
+        site.server_words = words
         shutil.copytree(site.server_home / "ca", self.home / "ca")
         self.standby = site._fork("standby", ENTRIES["fedserver"], site.words_of(self.home, self.port), "")
         site.until(lambda: "takes over when it ends" in self.standby.text, "the standby to wait")
         site.addresses = f"localhost:{site.port},localhost:{self.port}"
         site.start_device("fleet")
 
-    def take_over(self, number: int) -> Child:
-        """Send a signal to the active server; return it when the standby serves."""
+    def take_over(self, disturb: Callable[[Child], object]) -> Child:
+        """Disturb the active server; return it when the standby serves."""
         active, began = self.site.server, time.monotonic()
-        active.signal(number)
+        disturb(active)
         self.site.until(lambda: "listens on" in self.standby.text, "the standby to serve")
         assert time.monotonic() - began < SERVES_S
         self.site.children["server"], self.site.server_home = self.standby, self.home
@@ -126,7 +133,7 @@ def test_a_standby_takes_over_and_the_bits_are_the_same(tmp_path: Path, in_a_fol
     with remote_site(tmp_path) as site:
         pair = Pair(site)
         site.until(closed(site, 1), "a round to close")
-        active = pair.take_over(number)
+        active = pair.take_over(lambda child: child.signal(number))
         if number == signal.SIGSTOP:
             site.children["woken"] = active
             active.signal(signal.SIGCONT)
@@ -146,7 +153,37 @@ def test_a_device_that_is_revoked_on_the_waiting_machine_is_cut_off(tmp_path: Pa
         began = time.monotonic()
         site.until(lambda: re.search(r"edge-s1.*revoked", site.children["fleet"].text), "the device to be cut off")
         assert time.monotonic() - began < REVOKED_S
-        pair.take_over(signal.SIGKILL)
+        pair.take_over(lambda child: child.signal(signal.SIGKILL))
+
+
+def close_the_way(proxy: Proxy) -> Callable[[], None]:
+    """Reset the connections to the database, and refuse new ones; return what opens the way again."""
+    way, proxy.to = proxy.to, engines.free_port()
+    proxy.cut_all()
+    return lambda: setattr(proxy, "to", way)
+
+
+def stall_the_way(proxy: Proxy) -> Callable[[], None]:
+    """Let no byte and no end of a connection through; return what opens the way again."""
+    proxy.silence(math.inf)
+    return lambda: proxy.silence(0.0)
+
+
+@pytest.mark.parametrize("cut", [close_the_way, stall_the_way])
+def test_a_server_that_is_cut_off_from_the_database_is_replaced(
+    tmp_path: Path, in_a_folder: Outcome, cut: Callable[[Proxy], Callable[[], None]]
+) -> None:
+    with remote_site(tmp_path) as site, closing(Proxy(engines.postgres().port)) as proxy:
+        pair, opened = Pair(site, proxy), list[Callable[[], None]]()
+        site.until(closed(site, 1), "a round to close")
+        old = site.children["old"] = pair.take_over(lambda child: opened.append(cut(proxy)))
+        fleet = site.children["fleet"]
+        site.until(lambda: fleet.exit is not None, "the devices to go on with the other server")
+        opened[0]()
+        site.until(lambda: old.exit is not None, "the old server to end")
+        assert old.exit == ServerReplaced.exit_code, old
+        assert "another server has taken over" in old.text
+        assert rest(site).differences(in_a_folder) == []
 
 
 def test_a_command_that_needs_the_federation_for_itself_is_refused_on_every_machine(tmp_path: Path) -> None:

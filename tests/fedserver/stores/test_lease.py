@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from attune.common import aio
-from attune.common.errors import HomeBusy, ServerReplaced
+from attune.common.errors import HomeBusy, LedgerBusy, ServerReplaced
 from attune.fedserver.core.messages import Record
 from tests import engines
 
@@ -77,6 +78,9 @@ def test_a_holder_that_does_nothing_loses_it_and_commits_nothing_more(
     with Lease(new).held(lambda text: None):
         assert time.monotonic() - began < 5.0
         aio.run(PostgresLedger(new).put_record(Record(round=2)))
+        with pytest.raises(LedgerBusy, match="another server may have taken over"):
+            aio.run(ledger.put_record(Record(round=3)))
+        old.mine_until = math.inf  # as if its clock had stood still
         with pytest.raises(ServerReplaced, match="another server has taken over"):
             aio.run(ledger.put_record(Record(round=3)))
         with pytest.raises(ServerReplaced):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_objects_without_a_name_go_at_the_next_start(storage: RemoteStorage, mon
 
 
 def test_copies_in_the_cache_stay_within_a_bound(storage: RemoteStorage, tmp_path: Path) -> None:
-    storage.blobs._cache._bound = 2500
+    storage.bound_cache(2500)
     blobs = [storage.blobs.put(f"state/{number}", bytes([number]) * 1000) for number in range(5)]
     assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= 2500
     for blob in blobs:
@@ -83,6 +84,33 @@ def test_copies_in_the_cache_stay_within_a_bound(storage: RemoteStorage, tmp_pat
         assert digest_of(opened.read(0, 1000)) == blob.digest
         opened.close()
     assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= 2500
+
+
+def test_a_start_with_a_smaller_bound_removes_the_least_recently_used_copies(storage: RemoteStorage, tmp_path: Path) -> None:
+    for number in range(4):
+        storage.blobs.put(f"state/{number}", bytes([number]) * 1000)
+    copies = sorted((tmp_path / "cache").iterdir(), key=lambda path: path.read_bytes())
+    for age, number in enumerate((2, 0, 3, 1)):  # the newest first
+        os.utime(copies[number], (time.time() - age, time.time() - age))
+    later = engines.again(storage)
+    later.bound_cache(2500)
+    assert sorted((tmp_path / "cache").iterdir()) == sorted([copies[2], copies[0]])
+    assert later.blobs.get("state/1") == bytes([1]) * 1000
+
+
+def test_an_authority_without_a_database_begins_only_where_no_federation_was(tmp_path: Path) -> None:
+    """A machine may get its authority before the first start, as a Kubernetes secret. A lost database is refused."""
+    certificate = tmp_path / "ca.pem"
+    certificate.touch()
+    storage = engines.remote_storage(tmp_path)
+    storage.check(certificate)
+    storage.create()
+    storage.check(certificate)
+    emptied = type(storage)(tmp_path, engines.postgres().new(), storage._blobs_url)
+    with pytest.raises(HomeMismatch, match=r"of a federation, but the database .* is empty"):
+        emptied.check(certificate)
+    for one in (storage, emptied):
+        aio.run(one.close())
 
 
 def test_a_damaged_copy_is_fetched_again(storage: RemoteStorage, tmp_path: Path) -> None:
