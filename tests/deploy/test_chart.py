@@ -22,10 +22,11 @@ import yaml
 from attune.common.config import load_settings
 from attune.fedserver.home import ServerHome
 from tests import engines
+from tests.needs import Later, needs
 from tests.packaging.checkout import ROOT, pyproject
 
-helm = pytest.importorskip("helm_python")
-kubernetes_validate = pytest.importorskip("kubernetes_validate")
+pytestmark = needs("helm_python", "kubernetes_validate")
+helm, kubernetes_validate = Later("helm_python"), Later("kubernetes_validate")
 
 CHART = ROOT / "deploy" / "helm"
 LEAST = {"secrets": {"authority": "attune-authority", "stores": "attune-stores"}, "advertise": "fed.example.org:50051"}
@@ -50,7 +51,6 @@ NOTHING_MORE = LEAST | {
     "service": {"type": "ClusterIP"}, "networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False},
 }  # fmt: skip
 SETTINGS = '[method]\nname = "fedavg"\n[model]\nname = "mlr"\n'
-VERSIONS = ("1.27", kubernetes_validate.latest_version())
 # The properties of a ServiceMonitor that the chart may use; kubernetes-validate has no schema of it (monitoring.coreos.com/v1).
 SERVICE_MONITOR = {"selector", "endpoints"}
 ENDPOINT = {"port", "path", "interval", "authorization"}
@@ -79,7 +79,7 @@ def test_helm_finds_no_fault_and_kubernetes_knows_every_field(values: dict[str, 
             assert one["apiVersion"] == "monitoring.coreos.com/v1"
             assert set(one["spec"]) <= SERVICE_MONITOR and all(set(end) <= ENDPOINT for end in one["spec"]["endpoints"])
         else:
-            for version in VERSIONS:
+            for version in ("1.27", kubernetes_validate.latest_version()):
                 kubernetes_validate.validate(one, version, strict=True)
 
 
@@ -249,6 +249,7 @@ class Pod:
         return (self.folder / "log").read_text()
 
 
+@pytest.mark.engines
 def test_two_pods_of_the_chart_serve_one_after_the_other(tmp_path: Path, commands: dict[str, Path]) -> None:
     """The first start of a federation with an authority from a secret; then the other pod takes over with the same one."""
     from attune.fedserver.identity.authority import Authority

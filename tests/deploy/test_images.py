@@ -171,8 +171,44 @@ def test_both_servers_of_the_standby_file_keep_their_state_at_one_place(deploy, 
     postgres.check_url(commands[0]["ledger"])
     s3.check_url(commands[0]["blobs"])
     assert all("authority:/var/lib/attune/server/ca" in server["volumes"] and server["read_only"] for server in servers)
-    used = {volume.split(":")[0] for service in compose["services"].values() for volume in service["volumes"]}
+    used = {volume.split(":")[0] for service in compose["services"].values() for volume in service.get("volumes", ())}
     assert used == set(compose["volumes"])
+
+
+def test_volumes_of_the_standby_file_belong_to_the_user_of_the_image(deploy, instructions):
+    """A new volume has the owner of the folder that it covers; a folder that the image lacks would be root's."""
+    [made] = re.findall(
+        r"install -d -o attune -g attune (.*)", " ".join(dict(instructions("Dockerfile.server"))["RUN"].split())
+    )
+    compose = yaml.safe_load((deploy / "compose.standby.yaml").read_text())
+    targets = {volume.split(":")[1] for name in ("server0", "server1") for volume in compose["services"][name]["volumes"]}
+    assert targets == {"/var/lib/attune", "/var/lib/attune/server/ca"}
+    assert {"/var/lib/attune/server", "/var/lib/attune/server/ca"} <= set(made.split())
+
+
+def test_servers_of_the_standby_file_start_when_their_stores_answer_and_secrets_are_given_by_hand(deploy):
+    text = (deploy / "compose.standby.yaml").read_text()
+    services = yaml.safe_load(text)["services"]
+    assert set(services) == {"server0", "server1", "postgres", "seaweedfs", "bucket"}
+    for name in ("server0", "server1"):
+        assert services[name]["depends_on"] == {
+            "postgres": {"condition": "service_healthy"}, "bucket": {"condition": "service_completed_successfully"},
+        }  # fmt: skip
+        assert (services[name]["cap_drop"], services[name]["restart"]) == (["ALL"], "always")
+        environment = services[name]["environment"]
+        assert (
+            environment["PGPASSWORD"]
+            == services["postgres"]["environment"]["POSTGRES_PASSWORD"]
+            == "${POSTGRES_PASSWORD:?choose one}"
+        )
+        for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            assert environment[key] == services["seaweedfs"]["environment"][key]
+        assert environment["AWS_ENDPOINT_URL"] == "http://seaweedfs:8333"
+    assert services["bucket"]["depends_on"] == {"seaweedfs": {"condition": "service_healthy"}}
+    assert all(services[name]["healthcheck"]["test"][0] == "CMD" for name in ("postgres", "seaweedfs"))
+    assert "-ip.bind=0.0.0.0" in services["seaweedfs"]["command"].split(), "the health check asks 127.0.0.1"
+    assert services["server0"]["ports"] != services["server1"]["ports"]
+    assert not re.search(r"(PASSWORD|SECRET\w*): *[\"']?(?!\$\{)\w", text)
 
 
 def _devices(compose):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from attune.common import aio
@@ -10,12 +12,12 @@ from attune.fedclient.address import ServerAddress
 from attune.fedclient.home import Identity
 from attune.fedclient.link.grpc_link import GrpcLink
 from attune.fedclient.link.port import Broken
-from tests.engines import free_port
 
 
 def test_each_failed_connection_leads_to_the_next_address(authority, device) -> None:
     """Repeat seed 4 of `make chaos-scale`: two steps for one failure led back to the server that was gone."""
-    ports = [free_port(), free_port()]
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        ports = [int(each.getsockname()[1]) for each in (one, two)]  # nobody listens there after this
     others = (ServerAddress("127.0.0.1", ports[1]),)
     tried = []
 

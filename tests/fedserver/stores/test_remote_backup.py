@@ -22,6 +22,8 @@ pytest.importorskip("obstore")
 from attune.fedserver.stores.checked_blobs import OBJECTS
 from attune.fedserver.stores.remote import RemoteStorage
 
+pytestmark = pytest.mark.engines
+
 
 def test_backup_refuses_in_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     storage = engines.remote_storage(tmp_path / "home")
