@@ -68,6 +68,17 @@ def test_scale_has_the_bytes_of_direct_transfers(page: Any, root: Path) -> None:
         assert f"| {name} | {passed[method, 'stream']} | {passed[method, 'direct']} |" in said
 
 
+def test_scale_has_the_measured_cost_of_single_calls(page: Any, root: Path) -> None:
+    result = json.loads((root / "benchmarks" / "results" / "stores.json").read_text(encoding="utf-8"))
+    said = page("docs/scale.md").text.partition("| | folder | PostgreSQL and S3 |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    table = [line.strip("| ").split(" | ") for line in said.splitlines()]
+    assert len(table) == len(result["folder"])
+    for row, name in zip(table, result["folder"], strict=True):
+        for cell, place in zip(row[1:], ("folder", "PostgreSQL and S3"), strict=True):
+            digits = len(cell.partition(".")[2])
+            assert round(result[place][name], digits) == float(cell), (name, place)
+
+
 def test_readme_has_the_first_result_of_its_file(page: Any, root: Path) -> None:
     table = page("README.md").text
     for row in rows_of(root, "first_result.csv"):

@@ -153,7 +153,14 @@ def test_a_device_that_is_revoked_on_the_waiting_machine_is_cut_off(tmp_path: Pa
         began = time.monotonic()
         site.until(lambda: re.search(r"edge-s1.*revoked", site.children["fleet"].text), "the device to be cut off")
         assert time.monotonic() - began < REVOKED_S
+        old_home = site.server_home
         pair.take_over(lambda child: child.signal(signal.SIGKILL))
+        site.until(lambda: "edge-s2 connected" in pair.standby.text, "the other device to come to the new server")
+        result = CliRunner().invoke(cli, ["revoke", "--home", str(old_home), "edge-s2"])
+        assert result.output == "edge-s2 is revoked\n", result.exception
+        began = time.monotonic()
+        site.until(lambda: re.search(r"edge-s2.*revoked", site.children["fleet"].text), "that device to be cut off, too")
+        assert time.monotonic() - began < REVOKED_S
 
 
 def close_the_way(proxy: Proxy) -> Callable[[], None]:
