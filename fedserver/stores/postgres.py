@@ -27,6 +27,7 @@ from attune.common.errors import HomeMismatch, LedgerBusy, ServerReplaced, Setti
 from attune.fedserver.stores.tables import Rows, put_value, value_in
 
 SILENT_S = 2.5  # a server that has not used its lock for so long loses it
+CUT_OFF = f"it has not answered for {SILENT_S} s, so another server may have taken over"
 WAIT_S = 10.0  # how long a call waits for a lost database, or for another process's transaction
 LOOK_S = 0.1
 TERM = "term"  # key of the table `meta`: the fencing number, one more with each server that takes over
@@ -140,7 +141,7 @@ class PostgresDatabase:
     def _connection(self) -> Iterator[psycopg.Connection[Any]]:
         with errors(self.url), self._places:
             if self.is_cut_off():
-                raise psycopg.OperationalError(f"it has not answered for {SILENT_S} s, so another server may have taken over")
+                raise psycopg.OperationalError(CUT_OFF)
             connection = self._live()
             self._here.connection = connection
             try:
@@ -173,6 +174,8 @@ class PostgresDatabase:
         end, given_up = time.monotonic() + WAIT_S, given_up or self.is_cut_off
         while True:
             try:
+                if given_up():
+                    raise psycopg.OperationalError(CUT_OFF)
                 connection = WatchedConnection.connect(self.url, **CONNECTION)
                 connection.given_up = given_up
                 connection.execute(SESSION)

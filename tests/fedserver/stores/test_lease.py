@@ -13,13 +13,14 @@ import pytest
 from attune.common import aio
 from attune.common.errors import HomeBusy, LedgerBusy, ServerReplaced
 from attune.fedserver.core.messages import Record
+from benchmarks.rough import Proxy
 from tests import engines
 
 pytest.importorskip("psycopg")
 
 from attune.fedserver.stores import lease
 from attune.fedserver.stores.lease import Lease
-from attune.fedserver.stores.postgres import PostgresDatabase
+from attune.fedserver.stores.postgres import SILENT_S, PostgresDatabase
 from attune.fedserver.stores.postgres_ledger import PostgresLedger, PostgresReader
 
 pytestmark = pytest.mark.engines
@@ -125,3 +126,22 @@ def test_a_database_that_restarts_does_not_end_the_server(
         with pytest.raises(HomeBusy), Lease(servers[1]).held(None):
             pass
     assert ended == []
+
+
+def test_a_call_on_a_silent_network_ends_and_the_server_goes_on_when_it_speaks_again(servers: list[PostgresDatabase]) -> None:
+    port = engines.postgres().port
+    with closing(Proxy(port)) as way:
+        database = PostgresDatabase(servers[0].url.replace(f":{port}/", f":{way.port}/"))
+        with Lease(database).held(None):
+            ledger = PostgresLedger(database)
+            aio.run(ledger.put_record(Record(round=1)))
+            way.silence(math.inf)
+            began = time.monotonic()
+            with pytest.raises(LedgerBusy, match="cannot be used now"):
+                aio.run(ledger.put_record(Record(round=2)))
+            assert time.monotonic() - began < 3 * SILENT_S and database.is_cut_off()
+            way.silence(0.0)
+            engines.until(lambda: not database.is_cut_off(), "the lock to be held again")
+            aio.run(ledger.put_record(Record(round=3)))
+            assert database.term == 1
+        database.close()
