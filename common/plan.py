@@ -156,10 +156,11 @@ def standardisation(plan: Plan) -> str:
         scales["targets"] = plan.targets
     together = " and ".join(name for name, scale in scales.items() if scale is not None)
     alone = " and ".join(name for name, scale in scales.items() if scale is None)
+    masked = "masked-" if plan.privacy is not None and plan.privacy.secure_aggregation else ""
     lines = [f"{together} are standardised over the federation, by what devices disclosed before round 1"] if together else []
     if alone:
         lines.append(
             f"{alone} are standardised by each device's own statistics: neither {FEWEST} devices nor all of them disclosed "
-            f"those of their {alone} before round 1 (fedclient --disclose statistics)"
+            f"those of their {alone} before round 1 (fedclient --disclose {masked}statistics)"
         )
     return "; ".join(lines)

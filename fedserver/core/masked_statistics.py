@@ -29,7 +29,6 @@ from attune.fedserver.core.fleet_statistics import (
 
 NO_RANGE = Centre(0.0, 1.0)
 NOT_A_SUM = "the masked sum is no sum of statistics: a device has sent something else, and nobody knows which"
-FORMAT = 1
 ZERO = Fraction(0)
 
 
@@ -42,7 +41,6 @@ class KeptSum(msgspec.Struct, frozen=True):
         fixed: From which the sum can be unmasked.
         number: The sum, little-endian.
         is_masked: Whether masks are still on it.
-        format: Version of this form.
     """
 
     id: str
@@ -50,7 +48,6 @@ class KeptSum(msgspec.Struct, frozen=True):
     fixed: FixedSurvivors
     number: bytes
     is_masked: bool = True
-    format: int = FORMAT
 
 
 class MaskedScales(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from attune.common.protocol import MASKED, MASKED_SCALE, STATISTICS_ORDER
 from attune.common.secure.masked_sums import ONE_SUM, MaskedLayout, added, plus_masks
 from attune.common.text import from_json, listed
 from attune.fedserver.core.fleet_statistics import FleetStatistics
-from attune.fedserver.core.masked_statistics import FORMAT, KeptSum, MaskedScales, SumReader, layout_of, scaled_of
+from attune.fedserver.core.masked_statistics import KeptSum, MaskedScales, SumReader, layout_of, scaled_of
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.exchanger import Exchanger
 from attune.fedserver.federation.steps import Clock
@@ -201,14 +201,11 @@ class MaskedSurvey:
 
     def _read(self) -> KeptSum | None:
         try:
-            kept = from_json(self._blobs.get(MASKED_STATISTICS), KeptSum)
+            return from_json(self._blobs.get(MASKED_STATISTICS), KeptSum)
         except KeyError:
             return None
         except msgspec.DecodeError as error:
             raise Damaged(f"{MASKED_STATISTICS} is damaged ({error}): restore it from a backup", MASKED_STATISTICS) from None
-        if kept.format > FORMAT:
-            raise Damaged(f"{MASKED_STATISTICS} has format {kept.format}, newer than this version: update the server")
-        return kept
 
     def _write(self, kept: KeptSum) -> None:
         self._blobs.put(MASKED_STATISTICS, msgspec.json.encode(kept))

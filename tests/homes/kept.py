@@ -27,7 +27,7 @@ SERVER = {
     "uploads/*/*": SCHEMA,
     "serve/*": SCHEMA,
     "privacy/noise-secret": OPAQUE,
-    "privacy/statistics.json": FIELD,
+    "privacy/statistics.json": SCHEMA,
     "server.json": FIELD,
     "dashboard.json": FIELD,
     "dashboard-tokens.json": FIELD,

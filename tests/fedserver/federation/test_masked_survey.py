@@ -197,15 +197,6 @@ def test_a_damaged_sum_is_an_error_that_says_what_to_do(text: bytes) -> None:
         aio.run(fleet.run())
 
 
-def test_a_sum_of_a_newer_version_is_refused() -> None:
-    fleet = MaskedFleet()
-    aio.run(fleet.run())
-    kept = from_json(fleet.blobs.get(MASKED_STATISTICS), KeptSum)
-    fleet.blobs.put(MASKED_STATISTICS, msgspec.json.encode(msgspec.structs.replace(kept, format=2)))
-    with pytest.raises(Damaged, match="update the server"):
-        aio.run(fleet.run())
-
-
 def test_more_columns_than_statistics_have_are_scaled_all_the_same() -> None:
     draw = np.random.default_rng(1)
     data = {name: (draw.normal(3, 2, (20, 300)).astype(np.float32), np.arange(20) % 2) for name in NAMES[:5]}
