@@ -21,12 +21,9 @@ def opened(pulses: DevicePulses, name: str, every_s: float = 2.0, left_s: float 
 
 def sent(watched: WatchedStream) -> list[float]:
     """Return the paces of the beats that wait to be written, and take them away."""
-    queue, paces = watched.stream._unsent, []
-    while not queue.empty():
-        message = queue.get_nowait()
-        assert isinstance(message, Beat)
-        paces.append(message.every_s)
-    return paces
+    messages, watched.stream._unsent = watched.stream._unsent, []
+    assert all(isinstance(message, Beat) for message in messages)
+    return [message.every_s for message in messages if isinstance(message, Beat)]
 
 
 def turn(pulses: DevicePulses, seconds: float) -> None:
