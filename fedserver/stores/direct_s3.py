@@ -21,7 +21,8 @@ from attune.common.errors import LedgerBusy
 from attune.common.wire.blobs import Blob
 from attune.fedserver.ports.direct import LIFETIME_S, DirectObject
 from attune.fedserver.stores.checked_blobs import OBJECTS, new_key
-from attune.fedserver.stores.s3 import S3Blobs, S3Objects
+from attune.fedserver.stores.s3 import S3Blobs
+from attune.fedserver.stores.s3_objects import S3Objects
 
 T = TypeVar("T")
 GONE = ("NoSuchUpload", "NoSuchKey", "404")

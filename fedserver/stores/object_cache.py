@@ -8,15 +8,12 @@ import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attune.common.durable import disk_errors, sweep_files
 from attune.common.wire.blobs import Blob, LocalFile, LocalTarget, Readable, digest_in
 from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.stores.checked_blobs import OBJECTS
-
-if TYPE_CHECKING:
-    from attune.fedserver.stores.s3 import S3Objects
+from attune.fedserver.stores.s3_objects import S3Objects
 
 
 class ObjectCache:
@@ -37,6 +34,10 @@ class ObjectCache:
             path.replace(self._path(key))
         self._whole.add(key)
         self._bound_bytes()
+
+    def has(self, key: str) -> bool:
+        """Return whether there is a copy that was compared with the digest."""
+        return key in self._whole and self._path(key).is_file()
 
     def open(self, key: str, blob: Blob) -> Readable:
         """Open the copy of an object, which is fetched if there is none that is whole.

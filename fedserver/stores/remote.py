@@ -22,7 +22,8 @@ from attune.fedserver.stores.lease import Lease
 from attune.fedserver.stores.object_cache import ObjectCache
 from attune.fedserver.stores.postgres import PostgresDatabase
 from attune.fedserver.stores.postgres_ledger import PostgresLedger, PostgresReader
-from attune.fedserver.stores.s3 import IN_S3, OWNER, S3Blobs, S3Objects
+from attune.fedserver.stores.s3 import IN_S3, OWNER, S3Blobs
+from attune.fedserver.stores.s3_objects import S3Access, S3Objects
 from attune.fedserver.stores.tables import put_value, value_in
 
 
@@ -52,7 +53,7 @@ class RemoteStorage:
 
     @cached_property
     def _objects(self) -> S3Objects:
-        return S3Objects(self._blobs_url)
+        return S3Objects(S3Access.of_process(self._blobs_url))
 
     @cached_property
     def _cache(self) -> ObjectCache:

@@ -10,15 +10,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
-import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
-from obstore.store import S3Store
 
 from attune.common.errors import HomeMismatch, LedgerBusy, SettingError
 from attune.common.wire.blobs import Blob, LocalTarget, Readable, Target
@@ -27,18 +23,15 @@ from attune.fedserver.ports.blobs import INBOX, NOISE_SECRET, REDO, SERVED, STAT
 from attune.fedserver.stores.checked_blobs import OBJECTS, CheckedBlobs, new_key
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.object_cache import ObjectCache
+from attune.fedserver.stores.object_source import ObjectRanges, ObjectSource
 from attune.fedserver.stores.postgres import PostgresDatabase
+from attune.fedserver.stores.s3_objects import S3Access, S3Objects
 
 LOG = logging.getLogger("fedserver")
 T = TypeVar("T")
 IN_S3 = (STATE, INBOX)  # what the names of blobs begin with whose bytes are in S3
 HERE = (UPLOADS, SERVED, REDO, NOISE_SECRET)
 OWNER = "owner"
-PART_BYTES = 16 << 20  # larger blobs go up in parts of this size
-RETRIES: Any = {
-    "max_retries": 6, "retry_timeout": timedelta(seconds=15),
-    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=3), "base": 2},
-}  # fmt: skip
 REPLACED_NAME = (
     "INSERT INTO names (name, digest, size, object) VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
     "digest = excluded.digest, size = excluded.size, object = excluded.object"
@@ -56,78 +49,17 @@ def check_url(url: str) -> None:
         raise SettingError("--blobs needs a URL such as s3://BUCKET/PREFIX; keys come from the variables AWS_...")
 
 
-class S3Objects:
-    """The objects below one prefix of a bucket. Calls are tried again for some seconds."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        options: Any = {"connect_timeout": "3s", "timeout": "60s"}
-        options["allow_http"] = os.environ.get("AWS_ALLOW_HTTP", "") == "true"  # else these options hide the variable
-        self._store = S3Store.from_url(self.url, client_options=options, retry_config=RETRIES)
-
-    def _do(self, work: Callable[[], T]) -> T:
-        """Run a call of the store.
-
-        Raises:
-            KeyError: There is no such object.
-            LedgerBusy: The store cannot be used now.
-        """
-        try:
-            return work()
-        except (NotFoundError, FileNotFoundError):
-            raise KeyError(self.url) from None
-        except BaseError as error:
-            raise LedgerBusy(f"{self.url} cannot be used now ({' '.join(str(error).split())[:300]})") from error
-
-    def write(self, key: str, content: bytes | Path) -> bool:
-        """Write an object durably, unless it is there; return whether this call wrote it."""
-        size = content.stat().st_size if isinstance(content, Path) else len(content)
-        try:
-            if size <= PART_BYTES:
-                self._do(lambda: obstore.put(self._store, key, content, mode="create", use_multipart=False))
-            else:
-                self._do(lambda: obstore.put(self._store, key, content, chunk_size=PART_BYTES, max_concurrency=4))
-        except LedgerBusy as error:
-            if isinstance(error.__cause__, AlreadyExistsError):
-                return False
-            raise
-        return True
-
-    def read(self, key: str) -> bytes:
-        return self._do(lambda: bytes(obstore.get(self._store, key).bytes()))
-
-    def has(self, key: str) -> bool:
-        """Return whether there is such an object."""
-        try:
-            self._do(lambda: obstore.head(self._store, key))
-        except KeyError:
-            return False
-        return True
-
-    def pieces(self, key: str) -> Iterator[memoryview]:
-        """Yield the bytes of an object in pieces."""
-        pieces = iter(self._do(lambda: obstore.get(self._store, key).stream(min_chunk_size=1 << 20)))
-        while (piece := self._do(lambda: next(pieces, None))) is not None:
-            yield memoryview(piece)
-
-    def keys(self, prefix: str) -> Iterator[str]:
-        pages = iter(self._do(lambda: obstore.list(self._store, prefix)))
-        while (page := self._do(lambda: next(pages, None))) is not None:
-            yield from (entry["path"] for entry in page)
-
-    def remove(self, keys: Sequence[str]) -> None:
-        if keys:
-            self._do(lambda: obstore.delete(self._store, list(keys)))
-
-
 class S3Blobs(CheckedBlobs):
-    """Implements ports.blobs.Blobs."""
+    """Implements ports.blobs.SharedBlobs."""
+
+    objects = OBJECTS
 
     def __init__(self, local: FolderBlobs, db: PostgresDatabase, objects: S3Objects, cache: ObjectCache) -> None:
         super().__init__()
         self._local, self._db, self._objects, self._cache = local, db, objects, cache
         self._leaving: set[str] = set()  # names that go as soon as the database is there
         self.beside: dict[str, str] = {}  # local blob -> the object in which a device has written the same bytes
+        self.ranges = ObjectRanges(objects)
 
     def create(self, name: str, size: int, durable: bool = True) -> Target:
         return _S3Target(self, name, self._cache.fill(size)) if _is_in_s3(name) else self._local.create(name, size, durable)
@@ -180,7 +112,29 @@ class S3Blobs(CheckedBlobs):
             raise Damaged(f"{blob.name} is missing", blob.name)
 
     def open(self, blob: Blob) -> Readable:
-        return super().open(blob) if _is_in_s3(blob.name) else self._local.open(blob)
+        if not _is_in_s3(blob.name):
+            return self._local.open(blob)
+        held = self._found(blob.name)
+        if held is None or not self._known.get(blob.name) == held[1].digest == blob.digest:
+            super().open(blob).close()
+            held = self._found(blob.name)
+        if held is None:
+            raise Damaged(f"{blob.name} is missing: restore it from a backup", blob.name)
+        return ObjectSource(self.ranges, self._cache, held[0], blob)
+
+    @property
+    def shared(self) -> S3Access:
+        """Access for workers on other machines, which read and write objects by themselves."""
+        return self._objects.access
+
+    def adopt(self, blob: Blob, key: str) -> None:
+        """Give a name to an object whose bytes a worker has written, durably, and has hashed."""
+        self._give(blob, key)
+        self._known[blob.name] = blob.digest
+
+    def drop_objects(self, keys: Sequence[str]) -> None:
+        """Remove objects that never had a name."""
+        self._drop(keys)
 
     def check(self, blob: Blob) -> None:
         if not _is_in_s3(blob.name):

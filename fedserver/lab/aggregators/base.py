@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Protocol
@@ -102,12 +102,24 @@ class Blockwise(Aggregator, Protocol):
     """An aggregator whose rounds can be carried out in pieces, by as many workers as there are blocks.
 
     For each unit in order: `partial` of its blocks, on any worker and in any order; `combine`, in the server, of the partials
-    in the order of the blocks; then `apply` to each block, on any worker unless the unit is `applied_here`. What workers do
-    reads the settings and the updates, never the vault. Blocks never split a sum that is folded in floating point, so the bits
-    do not depend on the workers. `updates` are those of `cohort`.
+    in the order of the blocks; then `apply` to each block, on any worker unless the unit is `applied_here`; then `completed`.
+    `partial` reads the settings and the updates, never the vault. Of units that are not `applied_here` that holds for `apply`,
+    too. A worker that reaches the blobs itself does all of it. Blocks never split a sum that is folded in floating point, so
+    the bits do not depend on the workers. `updates` are those of `cohort`.
+
+    Attributes:
+        reported: Names among the combined values that the aggregator needs after the round.
     """
 
+    reported: tuple[str, ...]
+
     def units(self) -> Sequence[Unit]: ...
+
+    def kept(self, updates: Sequence[PartUpdate]) -> dict[str, Manifest]:
+        """Return the vault keys that the round writes, with dtype and shape of their tensors."""
+
+    def reads(self, updates: Sequence[PartUpdate]) -> Sequence[str]:
+        """Return the vault keys that `apply` and `completed` read."""
 
     def partial(self, block: Block, updates: Sequence[PartUpdate]) -> Tensors:
         """Return what `combine` needs of a block."""
@@ -117,6 +129,9 @@ class Blockwise(Aggregator, Protocol):
 
     def apply(self, block: Block, combined: Tensors, updates: Sequence[PartUpdate]) -> Iterator[Put]:
         """Yield the block's next values, one tensor after the other."""
+
+    def completed(self, puts: Iterable[Put], updates: Sequence[PartUpdate]) -> Iterator[Put]:
+        """Yield next values that `apply` has made, with those that follow from them and from the vault."""
 
 
 def cohort(updates: Sequence[PartUpdate]) -> list[PartUpdate]:
@@ -195,23 +210,36 @@ class MemoryVault:
 
 
 Carried = tuple[Unit, Tensors, Iterable[Put]]  # a unit, what was combined for it, and the next values of its blocks
+Reported = dict[str, Tensors]  # unit -> those of its combined values that the aggregator needs after the round
 
 
 class Carrier(Protocol):
     """Computation of one aggregator's rounds. The bits do not depend on it."""
 
-    def carry(self, aggregator: Blockwise, updates: Sequence[PartUpdate]) -> Iterator[Carried]:
-        """Yield all units in order. The caller takes the values of one before it asks for the next."""
+    def carry(self, aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate]) -> Reported:
+        """Write the next values of all units into the vault, and return what is reported, in the order of the units."""
 
 
 class InTurn:
     """Carrier that computes everything in this process, a unit at a time."""
 
-    def carry(self, aggregator: Blockwise, updates: Sequence[PartUpdate]) -> Iterator[Carried]:
-        return in_turn(aggregator, aggregator.units(), updates)
+    def carry(self, aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate]) -> Reported:
+        return written(aggregator, vault, updates, in_turn(aggregator, aggregator.units(), updates))
 
 
 IN_TURN = InTurn()
+
+
+def written(aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate], carried: Iterable[Carried]) -> Reported:
+    """Write the values of units, one tensor after the other, into the vault."""
+    reported: Reported = {}
+    with ExitStack() as opened:
+        writers = {key: opened.enter_context(vault.writer(key, kept)) for key, kept in aggregator.kept(updates).items()}
+        for unit, combined, puts in carried:
+            for key, name, value in aggregator.completed(puts, updates):
+                writers[key].put(name, value)
+            reported[unit.name] = {name: combined[name] for name in aggregator.reported}
+    return reported
 
 
 def in_turn(aggregator: Blockwise, units: Iterable[Unit], updates: Sequence[PartUpdate]) -> Iterator[Carried]:

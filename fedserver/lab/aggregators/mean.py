@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AggregatorSettings, MeanSettings
 from attune.common.wire.header import Manifest
-from attune.common.wire.tensors import DTYPES, manifest_of
+from attune.common.wire.tensors import DTYPES
 from attune.fedserver.lab.aggregators import adaptive, votes
 from attune.fedserver.lab.aggregators.base import IN_TURN, Block, Carrier, Put, Tensors, Unit, Vault, cohort, manifest_in, write
 from attune.fedserver.lab.aggregators.votes import gram, stack
@@ -28,6 +27,7 @@ class SharedValue:
     """
 
     keys: tuple[str, ...] = (VALUE,)  # each has the tensors of the part; devices are served VALUE
+    reported: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -57,14 +57,8 @@ class SharedValue:
         return iter(())
 
     def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
-        counted = cohort(updates)
-        if not counted:
-            return {}
-        with ExitStack() as opened:
-            writers = {key: opened.enter_context(self._vault.writer(key, self._kept(key))) for key in self.keys}
-            for _, _, puts in self._carrier.carry(self, counted):
-                for key, name, value in puts:
-                    writers[key].put(name, value)
+        if counted := cohort(updates):
+            self._carrier.carry(self, self._vault, counted)
         return {}
 
     def units(self) -> list[Unit]:
@@ -87,6 +81,16 @@ class SharedValue:
         for name in block.names:
             yield VALUE, name, combined[name]
 
+    def completed(self, puts: Iterable[Put], updates: Sequence[PartUpdate]) -> Iterator[Put]:
+        """Yield the values as they are: no other ones follow from them."""
+        return iter(puts)
+
+    def kept(self, updates: Sequence[PartUpdate]) -> dict[str, Manifest]:
+        return {key: self._kept(key) for key in self.keys}
+
+    def reads(self, updates: Sequence[PartUpdate]) -> Sequence[str]:
+        return self.keys
+
     def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """No-op: all clients share one value."""
         return {}
@@ -100,7 +104,7 @@ class SharedValue:
 
     def _known(self) -> Manifest:
         if self._manifest is None:
-            self._manifest = manifest_of(self._vault.read(VALUE))
+            self._manifest = manifest_in(self._vault.read(VALUE))
         return self._manifest
 
 

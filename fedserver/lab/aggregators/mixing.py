@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from itertools import groupby
 from operator import itemgetter
 
@@ -49,6 +48,7 @@ class Mixing:
     """
 
     from_first = False  # whether the inner products are of the differences from the cohort's first client
+    reported: tuple[str, ...] = (WEIGHTS,)
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class Mixing:
         self._device = accelerator.used()
         self._manifest: Manifest | None = None
         self._held: tuple[Block, torch.Tensor] | None = None  # a block's numbers, (S, D)
+        self._before: dict[str, Mapping[str, torch.Tensor]] = {}  # by key, the values before the round that is being closed
         self._served = {key for key in vault.keys() if key.startswith(CLIENT)}  # noqa: SIM118 (a vault is not a mapping)
 
     @property
@@ -103,28 +104,25 @@ class Mixing:
         counted = cohort(updates)
         if not counted:
             return {}
-        keys = [self._key(update.client) for update in counted]
+        metrics, matrices = {}, Matrices([update.client for update in counted], len(self._units))
+        try:
+            reported = self._carrier.carry(self, self._vault, counted)
+        finally:
+            self._held, self._before = None, {}
+        for unit, combined in reported.items():
+            matrices.add(unit, combined[WEIGHTS])
+            metrics[f"self_attention/{unit}"] = float(combined[WEIGHTS].diagonal().mean())
+        matrices.write(self._vault)
+        self._served.update(self._key(update.client) for update in counted)
+        return metrics
+
+    def kept(self, updates: Sequence[PartUpdate]) -> dict[str, Manifest]:
         if self._manifest is None:
             self._manifest = manifest_in(self._vault.read(COLD_START))
-        metrics, matrices = {}, Matrices([update.client for update in counted], len(self._units))
-        with ExitStack() as opened:
-            opened.callback(self._forget_block)
-            slots, known = [self.slot(update.client) for update in counted], len(self._served.union(keys))
-            before = {slot: self._vault.read(slot) for slot in {COLD_START, *slots}}
-            writers = {key: opened.enter_context(self._vault.writer(key, self._manifest)) for key in (*keys, COLD_START)}
-            for unit, combined, puts in self._carrier.carry(self, counted):
-                for name, of_name in groupby(puts, key=itemgetter(1)):
-                    values = []
-                    for key, _, value in of_name:
-                        writers[key].put(name, value)
-                        values.append(value)
-                    old = _one_after_the_other((before[slot] for slot in slots), name, values[0])
-                    writers[COLD_START].put(name, moved(before[COLD_START][name], values, old, known))
-                matrices.add(unit.name, combined[WEIGHTS])
-                metrics[f"self_attention/{unit.name}"] = float(combined[WEIGHTS].diagonal().mean())
-        matrices.write(self._vault)
-        self._served.update(keys)
-        return metrics
+        return dict.fromkeys([*(self._key(update.client) for update in updates), COLD_START], self._manifest)
+
+    def reads(self, updates: Sequence[PartUpdate]) -> Sequence[str]:
+        return sorted({COLD_START, *(self.slot(update.client) for update in updates)})
 
     def units(self) -> list[Unit]:
         """Return a block for each group of tensors."""
@@ -154,6 +152,24 @@ class Mixing:
         for name, values in self._mixed(block, combined[WEIGHTS], updates):
             yield from ((key, name, value) for key, value in zip(keys, values, strict=True))
 
+    def completed(self, puts: Iterable[Put], updates: Sequence[PartUpdate]) -> Iterator[Put]:
+        """Yield the clients' values, and after those of a tensor its mean over all clients."""
+        slots = [self.slot(update.client) for update in updates]
+        known = len(self._served.union(self._key(update.client) for update in updates))
+        for name, of_name in groupby(puts, key=itemgetter(1)):
+            values = []
+            for put in of_name:
+                yield put
+                values.append(put[2])
+            old = _one_after_the_other(map(self._present, slots), name, values[0])
+            yield COLD_START, name, moved(self._present(COLD_START)[name], values, old, known)
+
+    def _present(self, key: str) -> Mapping[str, torch.Tensor]:
+        """Return a value before the round, which stays open until its end."""
+        if key not in self._before:
+            self._before[key] = self._vault.read(key)
+        return self._before[key]
+
     def _mixed(
         self, block: Block, A_SS: torch.Tensor, updates: Sequence[PartUpdate]
     ) -> Iterator[tuple[str, list[torch.Tensor]]]:
@@ -175,9 +191,6 @@ class Mixing:
 
     def _key(self, client: str) -> str:
         return f"{CLIENT}{client}"
-
-    def _forget_block(self) -> None:
-        self._held = None
 
 
 def _floating(block: Block, updates: Sequence[PartUpdate]) -> list[str]:

@@ -1,6 +1,7 @@
 """Carries out a round on workers: partials there, `combine` here, `apply` there; the values come back to the server's vault.
 
-The bits are those of one process: a parcel has whole blocks, and partials are combined in the order of the blocks.
+Where workers reach the blobs themselves (S3), no tensor comes to the server (`store_round`). The bits are those of one process:
+a parcel has whole blocks, and partials are combined in the order of the blocks.
 """
 
 from __future__ import annotations
@@ -9,30 +10,33 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import MeanSettings
 from attune.common.wire.header import Manifest
 from attune.fedserver.lab.aggregators.base import (
-    IN_TURN,
     Aggregator,
     Block,
     Blockwise,
     Carried,
     Put,
+    Reported,
     Tensors,
     Unit,
     Vault,
     in_turn,
     manifest_in,
+    written,
 )
 from attune.fedserver.lab.build import AggregatorSpec, Maker, made
 from attune.fedserver.lab.cluster.cluster_worker import PackedTensors, pack, pack_updates, unpack
 from attune.fedserver.lab.cluster.parcels import PARCEL_BYTES, UnitBatch, columns_of, unit_batches
+from attune.fedserver.lab.cluster.store_round import StoreRound, store_of
 from attune.fedserver.lab.cluster.worker_pool import ClusterUnusable, PoolCall, WorkerPool
+from attune.fedserver.lab.vault import StateVault
 
-CHEAP_RULES = ("none", "clip")  # a plain mean: to send a number costs more than to add it
+CHEAP_RULES = ("none", "clip")  # a plain mean: the server adds a number for less than it costs to send it
 
 
 def cluster_maker(pool: WorkerPool) -> Maker:
@@ -40,7 +44,7 @@ def cluster_maker(pool: WorkerPool) -> Maker:
 
     def make(spec: AggregatorSpec, vault: Vault) -> Aggregator:
         cheap = isinstance(spec.settings, MeanSettings) and spec.settings.robust in CHEAP_RULES
-        return made(spec, vault, IN_TURN if cheap else ClusterCarrier(pool, spec))
+        return made(spec, vault, ClusterCarrier(pool, spec, sends=not cheap))
 
     return make
 
@@ -120,15 +124,26 @@ def _puts(applied: dict[str, PackedTensors]) -> Iterator[Put]:
 class ClusterCarrier:
     """Implements aggregators.base.Carrier for one part. If the cluster is gone, the rest of a round is carried out here.
 
+    Where workers do not reach the blobs, they are sent columns, unless `sends` is False: then the round is carried out here.
     Two parcels for each worker are under way at a time, or all parcels of one unit.
     """
 
-    def __init__(self, pool: WorkerPool, spec: AggregatorSpec, parcel_bytes: int = PARCEL_BYTES) -> None:
-        self._pool, self._spec, self._parcel_bytes = pool, spec, parcel_bytes
+    def __init__(self, pool: WorkerPool, spec: AggregatorSpec, parcel_bytes: int = PARCEL_BYTES, sends: bool = True) -> None:
+        self._pool, self._spec, self._parcel_bytes, self._sends = pool, spec, parcel_bytes, sends
 
-    def carry(self, aggregator: Blockwise, updates: Sequence[PartUpdate]) -> Iterator[Carried]:
+    def carry(self, aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate]) -> Reported:
+        if self._pool.usable and (blobs := store_of(vault, updates)) is not None:
+            try:
+                return StoreRound(
+                    self._pool, self._spec, aggregator, cast(StateVault, vault), blobs, updates, self._parcel_bytes
+                ).carry()
+            except ClusterUnusable as reason:
+                self._pool.give_up(reason)
+        return written(aggregator, vault, updates, self._carried(aggregator, updates))
+
+    def _carried(self, aggregator: Blockwise, updates: Sequence[PartUpdate]) -> Iterator[Carried]:
         units, done = aggregator.units(), 0
-        if self._pool.usable:
+        if self._pool.usable and self._sends:
             try:
                 for carried in self._on_workers(aggregator, units, updates):
                     done += 1

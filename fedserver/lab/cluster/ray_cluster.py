@@ -11,9 +11,9 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from attune.common.errors import SettingError
-from attune.fedserver.lab.cluster.cluster_worker import ClusterWorker
 from attune.fedserver.lab.cluster.location import LabLocation
-from attune.fedserver.lab.cluster.worker_pool import ClusterUnusable, WorkerLost, WorkerPool
+from attune.fedserver.lab.cluster.store_worker import StoreWorker
+from attune.fedserver.lab.cluster.worker_pool import PASSED_ON, ClusterUnusable, WorkerLost, WorkerPool
 
 CHECK_S = 1.0  # seconds between two checks of a worker's heartbeat while its result is awaited
 START_S = 60.0  # seconds for a worker's first heartbeat
@@ -23,7 +23,7 @@ OWN_CLUSTER = "local"  # Ray's name for a cluster that it starts
 WORK, HEARTBEAT = "work", "heartbeat"  # each has a thread of its own in a worker
 
 
-class RayClusterWorker(ClusterWorker):
+class RayClusterWorker(StoreWorker):
     """A worker that also answers while it computes."""
 
     def heartbeat(self) -> None:
@@ -42,6 +42,8 @@ class RayCall:
                 self._worker.check_heartbeat()
             return ray.get(self._reference)
         except RayTaskError as error:
+            if isinstance(error.cause, PASSED_ON):
+                raise error.cause from None
             raise ClusterUnusable(f"a worker failed: {error.cause!r}") from error
         except RayError as error:
             raise WorkerLost(_reason(error)) from error

@@ -8,8 +8,10 @@ from typing import Any, Protocol
 
 import torch
 
-from attune.common.errors import SettingError
+from attune.common.errors import LedgerBusy, SettingError
 from attune.fedserver.lab.cluster.cluster_worker import WorkerVersions
+from attune.fedserver.lab.vault import NotFinite
+from attune.fedserver.ports.blobs import Damaged
 
 LOG = logging.getLogger("fedserver")
 MAX_DEATHS = 3  # workers that die in a row during the same call, before the call counts as the cause
@@ -18,6 +20,9 @@ NOTICE = (
     "the cluster of --lab is not used any more (%s). This server goes on by itself, with the same results; nothing is lost. "
     "To use a cluster again, start the server again"
 )
+
+
+PASSED_ON = (NotFinite, Damaged, LedgerBusy)  # errors of the work, which would be the same in the server
 
 
 class WorkerLost(Exception):
@@ -37,6 +42,7 @@ class PendingCall(Protocol):
         Raises:
             WorkerLost: The worker died.
             ClusterUnusable: The method raised an error, or the cluster is gone.
+            NotFinite, Damaged, LedgerBusy: Of the method, as they are.
         """
 
 

@@ -17,7 +17,7 @@ from tests import engines
 pytest.importorskip("psycopg")
 pytest.importorskip("obstore")
 
-from attune.fedserver.stores import s3
+from attune.fedserver.stores import s3, s3_objects
 from attune.fedserver.stores.postgres import PostgresDatabase
 from attune.fedserver.stores.remote import RemoteStorage
 
@@ -123,7 +123,7 @@ def test_a_damaged_copy_is_fetched_again(storage: RemoteStorage, tmp_path: Path)
 
 
 def test_a_large_blob_goes_up_in_parts(storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(s3, "PART_BYTES", 5 << 20)
+    monkeypatch.setattr(s3_objects, "PART_BYTES", 5 << 20)
     data = bytes(range(256)) * (13 << 12)  # 13 MiB
     blob = storage.blobs.put("state/large", data)
     [copy] = (tmp_path / "cache").iterdir()

@@ -17,6 +17,7 @@ from attune.fedserver.lab.build import AggregatorSpec, made
 from attune.fedserver.lab.cluster.cluster_carrier import ClusterCarrier
 from attune.fedserver.lab.cluster.worker_pool import WorkerPool
 from attune.fedserver.lab.vault import StateVault
+from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.stores.memory import MemoryBlobs
 from tests.fedserver.lab.cluster.inline_cluster import InlineCluster
 
@@ -48,10 +49,12 @@ class Played:
         parcel_bytes: int = 100,
         components: Mapping[str, list[str]] = COMPONENTS,
         initial: Tensors | None = None,
+        blobs: Blobs | None = None,
     ) -> None:
         self.part = PARTS.get(aggregator, "attended")
         self.spec = AggregatorSpec(self.part, aggregator, SETTINGS[aggregator](**given), 3, components)
-        self.blobs, self.slots, self.version = MemoryBlobs(), dict[str, Slot](), 0
+        self.blobs: Blobs = blobs or MemoryBlobs()
+        self.slots, self.version = dict[str, Slot](), 0
         self.pool, self.parcel_bytes = pool, parcel_bytes
         self.reopen()
         self.aggregator.start(draw(0) if initial is None else initial)

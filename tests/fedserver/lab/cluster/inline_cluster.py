@@ -1,4 +1,4 @@
-"""A cluster in this process: each worker is a ClusterWorker with copies of its own, and dies when a test says so."""
+"""A cluster in this process: each worker is a StoreWorker with copies of its own, and dies when a test says so."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
-from attune.fedserver.lab.cluster.cluster_worker import ClusterWorker
-from attune.fedserver.lab.cluster.worker_pool import ClusterUnusable, WorkerLost
+from attune.fedserver.lab.cluster.store_worker import StoreWorker
+from attune.fedserver.lab.cluster.worker_pool import PASSED_ON, ClusterUnusable, WorkerLost
 
 Call = tuple[int, str, tuple[Any, ...]]  # number of the worker, from 0 in the order of starts; the method; the arguments
 
@@ -31,7 +31,7 @@ class InlineWorker:
     """Implementation of worker_pool.WorkerHandle."""
 
     def __init__(self, cluster: InlineCluster, number: int) -> None:
-        self.worker, self._cluster, self._number = ClusterWorker(cluster.threads), cluster, number
+        self.worker, self._cluster, self._number = StoreWorker(cluster.threads), cluster, number
         self._waiting: list[InlineCall] = []
         self.dead = False
 
@@ -54,6 +54,8 @@ class InlineWorker:
             pending.value = getattr(self.worker, method)(*arguments)
         except WorkerLost as lost:
             pending.error = lost
+        except PASSED_ON as error:
+            pending.error = error
         except Exception as error:
             pending.error = ClusterUnusable(f"a worker failed: {error!r}")
 

@@ -12,13 +12,14 @@ from attune.fedserver.executors import Executors
 from attune.fedserver.lab.cluster.location import LabLocation
 from attune.fedserver.lab.cluster.worker_pool import WorkerPool
 from attune.fedserver.lab.thread import ThreadLab
+from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.memory import MemoryStorage
 from tests.fedserver.lab.cluster.inline_cluster import InlineCluster
 from tests.fedserver.ports.test_lab import METHODS, federation
 
 
-def run(method: str, cluster: InlineCluster | None) -> list[str]:
-    executors, storage = Executors(), MemoryStorage()
+def run(method: str, cluster: InlineCluster | None, remote: Storage | None = None) -> list[str]:
+    executors, storage = Executors(), remote or MemoryStorage()
     try:
         lab = ThreadLab(storage.blobs, executors, threads=1)
         lab._pool = None if cluster is None else WorkerPool(cluster)

@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 
+from attune.common import aio
 from attune.common.errors import SettingError
 from attune.fedserver import process
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.cluster.location import LabLocation
 from attune.fedserver.lab.cluster.worker_pool import PoolCall, WorkerPool
+from tests import engines
 from tests.e2e.harness import Federation, digit_shards, run_to_the_end, until
 from tests.fedserver.lab.cluster.conftest import Played, rounds
 from tests.fedserver.lab.cluster.ray_head import Head, descendants, free_port
 from tests.fedserver.lab.cluster.test_carrier import KINDS
+from tests.fedserver.lab.cluster.test_store_round import InStore
 from tests.plugins.installed import NAME, install, with_package
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make ray")
@@ -65,6 +68,23 @@ def test_any_number_of_ray_workers_gives_the_bits_of_one_process(pool: WorkerPoo
             assert spread.play(number, samples) == alone.play(number, samples), name
             assert spread.commit() == alone.commit(), name
     assert pool.usable
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("pool", [2, 3], indirect=True)
+def test_ray_workers_read_and_write_s3_by_themselves(pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the keys to this process alone: the workers began before, and know S3 by their calls only."""
+    storage = engines.remote_storage(tmp_path)
+    storage.create()
+    monkeypatch.setattr(storage.blobs._cache, "_fetched", lambda *_: pytest.fail("the server fetches an object"))
+    for name, kind in KINDS.items():
+        alone, spread = Played(*kind), InStore(storage, *kind, pool)
+        for number, samples in enumerate(rounds()[:2]):
+            assert spread.play(number, samples) == alone.play(number, samples), name
+            assert spread.commit() == alone.commit(), name
+        storage.blobs.remove([*storage.blobs.names("state/"), *storage.blobs.names("inbox/")])
+    assert pool.usable
+    aio.run(storage.close())
 
 
 @pytest.mark.parametrize("pool", [2, 3], indirect=True)

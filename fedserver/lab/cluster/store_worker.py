@@ -1,0 +1,203 @@
+"""Methods of a worker that reaches the objects of S3 itself: it reads columns there, and writes the next values there.
+
+No tensor passes through the server. A worker writes the next values of its columns as a piece: for each vault key a row of
+them. When all pieces are written, workers assemble each key's blob out of its rows, hash it and write it under its digest.
+A method that is called again writes the same bytes under the same keys.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from attune.common.exchange.transform import PartUpdate
+from attune.common.wire.checks import is_finite
+from attune.common.wire.digest import file_name
+from attune.common.wire.files import TensorWriter
+from attune.common.wire.header import Manifest
+from attune.fedserver.lab.aggregators.base import Blockwise, Put, Tensors, Unit
+from attune.fedserver.lab.build import AggregatorSpec, made
+from attune.fedserver.lab.cluster.cluster_worker import ClusterWorker, PackedTensors, pack, unpack
+from attune.fedserver.lab.cluster.parcels import Parcel, columns_of
+from attune.fedserver.lab.vault import NotFinite
+from attune.fedserver.stores.checked_blobs import OBJECTS
+
+if TYPE_CHECKING:
+    from attune.fedserver.stores.object_source import ObjectRanges
+    from attune.fedserver.stores.s3_objects import S3Access, S3Objects
+
+AT_ONCE = 16  # ranges that are read, and blobs that are assembled, at the same time
+AHEAD_BYTES = 256 << 20  # of a cohort's columns that are read before any is used; larger ones are read as they are used
+
+
+class PresentValues:
+    """The vault as a worker knows it: all keys, and where the values lie that it needs. It cannot be written to."""
+
+    def __init__(self, keys: Sequence[str], values: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        self._keys, self._values = list(keys), dict(values)
+
+    def keys(self) -> list[str]:
+        return self._keys
+
+    def read(self, key: str) -> Mapping[str, torch.Tensor]:
+        return self._values[key]
+
+
+@dataclass(frozen=True)
+class StoredRound:
+    """Places of the updates and the present values of a round. It has none of their bytes, and no keys to the store."""
+
+    spec: AggregatorSpec
+    updates: Sequence[PartUpdate]
+    present: PresentValues
+    ranges: ObjectRanges
+
+
+@dataclass(frozen=True)
+class Row:
+    """Next values of one vault key in a piece: bytes [start, end), in the layout of `pack`."""
+
+    start: int
+    end: int
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Object with the next values of some columns."""
+
+    object: str
+    rows: Mapping[str, Row]  # by vault key
+
+
+@dataclass(frozen=True)
+class WrittenBlob:
+    """Blob that a worker has written and hashed."""
+
+    key: str  # of the vault
+    digest: str
+    size: int
+    object: str
+
+
+class StoreWorker(ClusterWorker):
+    """A worker's methods. Each gets the access to the store with its call, and keeps it no longer."""
+
+    def sums(self, access: S3Access, round_: StoredRound, parcel: Parcel) -> list[PackedTensors]:
+        """Return the partial of each block of a unit that has more blocks elsewhere."""
+        aggregator, updates = _opened(_objects(access), round_, parcel)
+        return [pack(aggregator.partial(block, updates)) for block in parcel]
+
+    def values(
+        self, access: S3Access, round_: StoredRound, parcel: Parcel, combined: Sequence[PackedTensors], piece: str
+    ) -> Piece:
+        """Write the next values of blocks, from what was combined for the unit of each."""
+        objects = _objects(access)
+        aggregator, updates = _opened(objects, round_, parcel)
+        applied = (
+            put
+            for block, packed in zip(parcel, combined, strict=True)
+            for put in aggregator.apply(block, unpack(packed), updates)
+        )
+        return _written(objects, piece, aggregator.completed(applied, updates))
+
+    def whole(
+        self, access: S3Access, round_: StoredRound, units: Sequence[Unit], piece: str
+    ) -> tuple[Piece, list[PackedTensors]]:
+        """Carry out units with all of their blocks, and return what is reported of each."""
+        objects = _objects(access)
+        aggregator, updates = _opened(objects, round_, tuple(block for unit in units for block in unit.blocks))
+        reported: list[PackedTensors] = []
+
+        def puts() -> Iterator[Put]:
+            for unit in units:
+                combined = aggregator.combine(unit, [aggregator.partial(block, updates) for block in unit.blocks], updates)
+                reported.append(pack({name: combined[name] for name in aggregator.reported}))
+                for block in unit.blocks:
+                    yield from aggregator.completed(aggregator.apply(block, combined, updates), updates)
+
+        return _written(objects, piece, puts()), reported
+
+    def assemble(
+        self, access: S3Access, pieces: Sequence[Piece], manifests: Mapping[str, Manifest], token: str
+    ) -> list[WrittenBlob]:
+        """Write the blobs of some vault keys.
+
+        Args:
+            access: The store.
+            pieces: All pieces of the round.
+            manifests: Dtype and shape of the tensors of each key.
+            token: The end of the names of the objects.
+        """
+        objects = _objects(access)
+        with ThreadPoolExecutor(AT_ONCE) as threads, tempfile.TemporaryDirectory(prefix="attune-") as folder:
+            jobs = [
+                threads.submit(_assembled, objects, Path(folder) / str(number), key, manifest, pieces, token)
+                for number, (key, manifest) in enumerate(manifests.items())
+            ]
+            return [job.result() for job in jobs]
+
+
+def _objects(access: S3Access) -> S3Objects:
+    """Return the store. A worker that never uses one needs no package for it."""
+    from attune.fedserver.stores.s3_objects import S3Objects
+
+    return S3Objects(access)
+
+
+def _opened(objects: S3Objects, round_: StoredRound, parcel: Parcel) -> tuple[Blockwise, list[PartUpdate]]:
+    """Return the aggregator and the updates, with the parcel's columns in memory if they are not too many."""
+    round_.ranges.objects = objects
+    vault: Any = round_.present
+    aggregator = cast(Blockwise, made(round_.spec, vault))
+    columns = columns_of(parcel, round_.updates[0].source.manifest)
+    if sum(spec.size_bytes for spec in columns.values()) * len(round_.updates) > AHEAD_BYTES:
+        return aggregator, list(round_.updates)
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        read = list(threads.map(lambda update: pack(update.tensors, columns), round_.updates))
+    return aggregator, [replace(update, tensors=unpack(packed)) for update, packed in zip(round_.updates, read, strict=True)]
+
+
+def _written(objects: S3Objects, piece: str, puts: Iterator[Put]) -> Piece:
+    """Write next values as the object `piece`.
+
+    Raises:
+        NotFinite: A value is NaN or infinite.
+    """
+    values: dict[str, Tensors] = {}
+    for key, name, value in puts:
+        if not is_finite(value):
+            raise NotFinite(f"{name} of {key} would not be finite")
+        values.setdefault(key, {})[name] = value
+    rows, data, start = dict[str, Row](), list[bytes](), 0
+    for key in list(values):
+        packed = pack(values.pop(key))
+        rows[key] = Row(start, start + len(packed.data), packed.manifest)
+        data.append(packed.data.tobytes())
+        start += len(packed.data)
+    objects.write(piece, b"".join(data))
+    return Piece(piece, rows)
+
+
+def _assembled(
+    objects: S3Objects, path: Path, key: str, manifest: Manifest, pieces: Sequence[Piece], token: str
+) -> WrittenBlob:
+    """Write the blob of one vault key out of its rows."""
+    with TensorWriter(path, manifest) as writer:
+        for piece in pieces:
+            if (row := piece.rows.get(key)) is not None:
+                data = np.frombuffer(objects.range(piece.object, row.start, row.end - row.start), dtype=np.uint8)
+                for name, tensor in unpack(PackedTensors(row.manifest, data)).items():
+                    writer.put(name, tensor)
+        blob = writer.close()
+    name = f"{OBJECTS}{file_name(blob.digest)}.{token}"
+    objects.write(name, path)
+    path.unlink()
+    return WrittenBlob(key, blob.digest, blob.size, name)

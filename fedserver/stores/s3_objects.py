@@ -1,0 +1,117 @@
+"""Objects of an S3 store below one prefix. Workers on other machines use it too, so nothing here knows the database."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+from obstore.store import S3Store
+
+from attune.common.errors import LedgerBusy
+
+T = TypeVar("T")
+PART_BYTES = 16 << 20  # larger blobs go up in parts of this size
+VARIABLES = (  # of the environment, which a store is reached with
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT",
+    "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ALLOW_HTTP", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+)  # fmt: skip
+RETRIES: Any = {
+    "max_retries": 6, "retry_timeout": timedelta(seconds=15),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=3), "base": 2},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class S3Access:
+    """The place of some objects, and the keys to it. It goes to workers with a call, and is shown and stored nowhere.
+
+    Attributes:
+        url: s3://BUCKET/PREFIX.
+        variables: Settings and keys of the store, as the variables AWS_... name them.
+    """
+
+    url: str
+    variables: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return f"S3Access({self.url})"
+
+    @classmethod
+    def of_process(cls, url: str) -> S3Access:
+        """Return the access that this process has by its environment."""
+        return cls(url.rstrip("/"), {name: os.environ[name] for name in VARIABLES if os.environ.get(name)})
+
+
+class S3Objects:
+    """The objects below one prefix of a bucket. Calls are tried again for some seconds."""
+
+    def __init__(self, access: S3Access) -> None:
+        self.url, self.access, given = access.url, access, dict(access.variables)
+        options: Any = {"connect_timeout": "3s", "timeout": "60s"}
+        options["allow_http"] = given.pop("AWS_ALLOW_HTTP", "") == "true"  # else these options hide the variable
+        config: Any = given
+        self._store = S3Store.from_url(self.url, config=config, client_options=options, retry_config=RETRIES)
+
+    def _do(self, work: Callable[[], T]) -> T:
+        """Run a call of the store.
+
+        Raises:
+            KeyError: There is no such object.
+            LedgerBusy: The store cannot be used now.
+        """
+        try:
+            return work()
+        except (NotFoundError, FileNotFoundError):
+            raise KeyError(self.url) from None
+        except BaseError as error:
+            raise LedgerBusy(f"{self.url} cannot be used now ({' '.join(str(error).split())[:300]})") from error
+
+    def write(self, key: str, content: bytes | Path) -> bool:
+        """Write an object durably, unless it is there; return whether this call wrote it."""
+        size = content.stat().st_size if isinstance(content, Path) else len(content)
+        try:
+            if size <= PART_BYTES:
+                self._do(lambda: obstore.put(self._store, key, content, mode="create", use_multipart=False))
+            else:
+                self._do(lambda: obstore.put(self._store, key, content, chunk_size=PART_BYTES, max_concurrency=4))
+        except LedgerBusy as error:
+            if isinstance(error.__cause__, AlreadyExistsError):
+                return False
+            raise
+        return True
+
+    def read(self, key: str) -> bytes:
+        return self._do(lambda: bytes(obstore.get(self._store, key).bytes()))
+
+    def has(self, key: str) -> bool:
+        """Return whether there is such an object."""
+        try:
+            self._do(lambda: obstore.head(self._store, key))
+        except KeyError:
+            return False
+        return True
+
+    def range(self, key: str, start: int, length: int) -> memoryview:
+        """Return `length` bytes of an object from `start` on, fewer only at its end."""
+        return self._do(lambda: memoryview(obstore.get_range(self._store, key, start=start, length=length)))
+
+    def pieces(self, key: str) -> Iterator[memoryview]:
+        """Yield the bytes of an object in pieces."""
+        pieces = iter(self._do(lambda: obstore.get(self._store, key).stream(min_chunk_size=1 << 20)))
+        while (piece := self._do(lambda: next(pieces, None))) is not None:
+            yield memoryview(piece)
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        pages = iter(self._do(lambda: obstore.list(self._store, prefix)))
+        while (page := self._do(lambda: next(pages, None))) is not None:
+            yield from (entry["path"] for entry in page)
+
+    def remove(self, keys: Sequence[str]) -> None:
+        if keys:
+            self._do(lambda: obstore.delete(self._store, list(keys)))
