@@ -15,6 +15,7 @@ from benchmarks.tables import Column, load
 WIDTH = 140
 NAMES = {"FedAvg-T+FT": "tuned FedAvg", "FedTP x MCSA, dial": "FedTP x MCSA with the dial"}
 SIGMA = "FedMCSA, sigma "
+CONSTANT = "a constant answer"
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def _constant(rows: list[dict[str, str]], column: Column) -> Line:
 
 def findings(results: Path = OUT) -> Iterator[str]:
     """Yield the paragraphs on all tables, wrapped."""
-    for paragraph in (*_fedmcsa(results), *_fedtp_2(results), *_fedtp_others(results)):
+    for paragraph in (*_fedmcsa(results), *_fedtp_2(results), *_fedtp_others(results), *_pfllib(results)):
         item = paragraph.startswith("- ")
         yield textwrap.fill(
             paragraph, WIDTH, subsequent_indent="  " if item else "", break_long_words=False, break_on_hyphens=False
@@ -172,6 +173,17 @@ def _fedtp_2(results: Path) -> Iterator[str]:
         "above Vanilla, and no tuned FedAvg. On this task, at this size, nothing shows that q, k, v for each client are "
         f"worth more than fine-tuning. FedTP gives {two.gap(place, 'FedTP', 'Local-T')} points over Local, in the paper "
         f"{two.printed_gap(place, 'FedTP', 'Local-T')}."
+    )
+
+
+def _pfllib(results: Path) -> Iterator[str]:
+    board, place = Findings("pfllib", results), "fmnist_dir0.1"
+    rounds, rows = load("pfllib").rounds, [row for row in board.lines(place) if row != CONSTANT]
+    printed = ", ".join(f"{row} {board.printed(place, row)}" for row in rows)
+    yield (
+        f"**PFLlib's board**, Fashion-MNIST under Dirichlet 0.1 by its own label counts (one seed, {rounds} rounds, a smaller "
+        f"network): {board.means(place, (*rows, CONSTANT))}. The board prints {printed} for the best round of far more. So few "
+        "rounds do not say whether its figures hold."
     )
 
 
