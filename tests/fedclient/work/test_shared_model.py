@@ -42,6 +42,7 @@ def test_another_thread_computes_with_a_model_of_its_own() -> None:
 
 
 def test_a_model_goes_with_its_last_device() -> None:
+    gc.collect()
     before = len(shared._SHARED)
     kept = shared_model(plan(seed=7), CPU)
     assert len(shared._SHARED) == before + 1
