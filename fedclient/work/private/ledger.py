@@ -89,7 +89,7 @@ class LedgerContent(msgspec.Struct):
         paths: Where the data have lain.
         digests: Of the data.
         runs: What was spent.
-        is_new: The owner has said that these data are new, where others were before.
+        is_new: The owner has said that these data are new.
         format: Version of the file.
     """
 
@@ -137,16 +137,15 @@ class PrivacyLedger:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(root / "lock"):
             ledgers = {file.parent: _read(file) for file in sorted(root.glob("*/ledger.json"))}
-            replaced = False
             same = [place for place, known in ledgers.items() if digest and digest in known.digests]
             before = [place for place, known in ledgers.items() if where in known.paths and place not in same]
             if is_new and not same:
                 for place in before:  # the old data may come back at another place, and their charges with them
                     ledgers[place].paths.remove(where)
                     _write(place, ledgers[place])
-                before, replaced = [], bool(before)
+                before = []
             place = next(iter([*same, *before]), root / secrets.token_hex(8))
-            content = ledgers.get(place) or LedgerContent(secrets.token_hex(SECRET_BYTES), is_new=replaced)
+            content = ledgers.get(place) or LedgerContent(secrets.token_hex(SECRET_BYTES), is_new=is_new)
             for other in (*same, *before):  # data that were in two ledgers: each has spent what both have
                 if other != place:
                     known = {msgspec.json.encode(charges) for charges in content.runs}
@@ -192,7 +191,8 @@ class PrivacyLedger:
         if self._place is not None and not self._content.is_new and charged < orders:
             raise HomeMismatch(
                 f"the privacy ledger {self._place} has {charged} orders of this run, and this device has trained {orders}: "
-                "it is an older copy, or was not copied with the home. Restore the newest one: no other says what was spent"
+                "it is an older copy, or was not copied with the home. Restore the newest one: no other says what was spent. "
+                "If these data are of other people than before, say --new-data"
             )
 
     def charge(self, run: RunCharges, order_id: str, inputs: str, started: int = 0) -> bytes:

@@ -105,6 +105,28 @@ def test_new_data_leave_the_old_ones_their_charges(tmp_path: Path) -> None:
     assert ledger(tmp_path, "back", "sha256:1").epsilon(1e-5) == kept.epsilon(1e-5)
 
 
+def test_a_home_that_has_trained_more_than_the_ledger_knows_is_refused(tmp_path: Path) -> None:
+    """An older copy of the ledger, or one that was left behind, would understate what was spent."""
+    kept = ledger(tmp_path)
+    run = begun(kept)
+    for number in range(2):
+        kept.charge(run, f"order{number}", "a")
+    kept.check_home(run, 2)
+    kept.check_home(run, 1)  # killed between the charge and the commit
+    with pytest.raises(HomeMismatch, match="has 2 orders of this run, and this device has trained 3"):
+        kept.check_home(run, 3)
+    elsewhere = ledger(tmp_path / "other machine")
+    with pytest.raises(HomeMismatch, match="has 0 orders of this run, and this device has trained 2"):
+        elsewhere.check_home(begun(elsewhere), 2)
+    for place, digest in (("third machine", "sha256:1"), ("", "sha256:2")):  # the owner says that the data are of other people
+        new = ledger(tmp_path / place, digest=digest, is_new=True)
+        new.check_home(begun(new), 2)
+        again = ledger(tmp_path / place, digest=digest)
+        again.check_home(begun(again), 2)
+    memory = PrivacyLedger.in_memory(b"x" * 32)
+    memory.check_home(begun(memory), 2)  # of a simulation, which ends with its process
+
+
 def test_a_second_run_gets_what_the_first_has_left(tmp_path: Path) -> None:
     kept = ledger(tmp_path)
     first = begun(kept)

@@ -13,6 +13,7 @@ import torch
 
 from attune.common.exchange.messages import Order
 from attune.common.plan import Profile
+from attune.common.privacy.lattice import DEVIATION, LatticeStream
 from attune.fedclient.work.private.ledger import PrivacyLedger
 from attune.fedclient.work.private.order_noise import OrderNoise
 from attune.fedclient.work.private.private_learning import PrivateLearning
@@ -35,8 +36,9 @@ def noise_of(
     return learning.order_noise(Order(id=order, round=round_, work="train"), served, served, 0)
 
 
-def drawn(noise: OrderNoise) -> npt.NDArray[np.float64]:
-    return noise.stream("noise").normal(COUNT).numpy()
+def drawn(noise: OrderNoise, count: int = COUNT) -> npt.NDArray[np.float64]:
+    """Return the noise of an order's steps, in deviations."""
+    return LatticeStream(noise.stream("noise")).numbers(count).numpy() / DEVIATION
 
 
 def test_noise_is_independent_between_rounds_devices_attempts_and_runs(tmp_path: Path) -> None:
@@ -65,7 +67,7 @@ def test_draws_of_batches_are_independent_of_one_another_and_of_the_noise(tmp_pa
         mask = torch.zeros(steps, SAMPLES, dtype=torch.float64)
         for step, index_B in enumerate(noise.batches(SAMPLES, 30, steps, "")):
             mask[step, index_B] = 1
-        there += [mask.flatten().numpy(), noise.stream("noise").normal(mask.numel()).numpy()]
+        there += [mask.flatten().numpy(), drawn(noise, mask.numel())]
     for one, other in itertools.combinations(there, 2):
         assert abs(np.corrcoef(one, other)[0, 1]) < 5 / math.sqrt(len(one))
 
