@@ -186,7 +186,7 @@ def test_volumes_of_the_standby_file_belong_to_the_user_of_the_image(deploy, ins
     assert {"/var/lib/attune/server", "/var/lib/attune/server/ca"} <= set(made.split())
 
 
-def test_servers_of_the_standby_file_start_when_their_stores_answer_and_secrets_are_given_by_hand(deploy):
+def test_servers_of_the_standby_file_wait_for_their_stores(deploy):
     text = (deploy / "compose.standby.yaml").read_text()
     services = yaml.safe_load(text)["services"]
     assert set(services) == {"server0", "server1", "postgres", "seaweedfs", "bucket"}
