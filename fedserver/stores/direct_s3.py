@@ -7,6 +7,7 @@ is signed with the part's length and SHA-256. So a device can write nothing else
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from attune.fedserver.stores.s3 import S3Blobs
 from attune.fedserver.stores.s3_objects import S3Objects
 
 T = TypeVar("T")
+logging.getLogger("botocore").setLevel(logging.WARNING)  # below that it writes what it signs
 GONE = ("NoSuchUpload", "NoSuchKey", "404")
 
 

@@ -121,6 +121,7 @@ def test_an_address_is_good_for_one_blob_of_one_device(scene: Scene) -> None:
     assert written(place.url, good) == 404, "it is void once the blob is whole"
     assert scene.submit("ada", good).status == pb.Receipt.STATUS_ACCEPTED
     assert "X-Amz" not in scene.server.text
+    assert "credentials" not in scene.server.text, "botocore would write what it signs"
 
 
 def test_an_address_is_given_only_for_what_the_order_asks(scene: Scene) -> None:
