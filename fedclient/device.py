@@ -176,8 +176,8 @@ class Device:
 
         try:
             await self._renew()
-            told, more = told_profile(self.options, self.shard.profile), abilities(self.options, self.shard.profile)
-            await self.link.control(_hello(told, (*more, EMPTY) if self.empty else more), handle)
+            said, more = told_profile(self.options, self.shard.profile), abilities(self.options, self.shard.profile)
+            await self.link.control(_hello(said, (*more, EMPTY) if self.empty else more), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))
