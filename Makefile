@@ -62,7 +62,7 @@ test: check
 
 # Tests with other programs: PostgreSQL, SeaweedFS, Chromium, Envoy, nginx, and pip, which installs the wheel.
 engines: develop
-	$(BIN)/pytest $(PARALLEL) -m engines
+	$(BIN)/pytest $(PARALLEL) -m engines $(LEFT_OUT:%=--ignore=tests/%)
 
 # Tests the programs in benchmarks/.
 test-benchmarks: develop

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_links_resolve(path: str, page: Any) -> None:
 
 @pytest.mark.parametrize("path", PAGES)
 def test_commands_and_flags_exist(path: str, page: Any) -> None:
-    known = {name: flags(command) for name, command in every_command()}
+    known = known_flags()
     for words in shown_commands(page(path).text):
         name, rest = words[0], words[1:]
         while rest and f"{name} {rest[0]}" in known:
@@ -76,8 +77,7 @@ OPERATIONS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs" / "o
     "path", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/data.md", "docs/protocol.md", "docs/security.md", *OPERATIONS]
 )
 def test_flags_named_in_prose_exist(path: str, page: Any) -> None:
-    known = set().union(*(flags(command) for _, command in every_command()))
-    assert set(FLAG.findall(page(path).prose)) <= known
+    assert set(FLAG.findall(page(path).prose)) <= set().union(*known_flags().values())
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -100,6 +100,12 @@ def with_commands(name: str, command: click.Command) -> Iterator[tuple[str, clic
             inner = command.get_command(context, word)
             assert inner is not None
             yield from with_commands(f"{name} {word}", inner)
+
+
+@cache
+def known_flags() -> dict[str, set[str]]:
+    """Return the flags of each command, collected once: the list takes longer than to read a page."""
+    return {name: flags(command) for name, command in every_command()}
 
 
 def flags(command: click.Command) -> set[str]:
