@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attune.common.privacy.lattice import LatticeStream, lattice_step
 from attune.fedclient.work.objectives.base import Batch, Loss, Tensors
+from attune.fedclient.work.private.lattice import LatticeStream, lattice_step
 from attune.fedclient.work.private.order_noise import OrderNoise
 from attune.fedclient.work.private.unit_gradients import PROBED, Split, clipped_sum, split_of
 

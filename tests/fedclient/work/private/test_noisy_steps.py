@@ -19,7 +19,6 @@ from attune.common.methods.settings.objectives import (
     ProximalSettings,
     SgdSettings,
 )
-from attune.common.privacy.lattice import LatticeStream, lattice_step
 from attune.common.seeds import derive
 from attune.fedclient.work.objectives.alternating import Alternating
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Objective, Tensors, Trained, personal
@@ -29,6 +28,7 @@ from attune.fedclient.work.objectives.optimisers import optimiser_for
 from attune.fedclient.work.objectives.own_model import MeanRegularised, OwnModel
 from attune.fedclient.work.objectives.proximal import Proximal
 from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.private.lattice import LatticeStream, lattice_step
 from attune.fedclient.work.private.noisy_steps import with_noise
 from attune.fedclient.work.private.order_noise import OrderNoise
 

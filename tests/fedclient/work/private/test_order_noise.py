@@ -13,7 +13,7 @@ import torch
 
 from attune.common.exchange.messages import Order
 from attune.common.plan import Profile
-from attune.common.privacy.lattice import DEVIATION, LatticeStream
+from attune.fedclient.work.private.lattice import DEVIATION, LatticeStream
 from attune.fedclient.work.private.ledger import PrivacyLedger
 from attune.fedclient.work.private.order_noise import OrderNoise
 from attune.fedclient.work.private.private_learning import PrivateLearning

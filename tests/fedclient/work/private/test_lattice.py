@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 
 from attune.common.errors import SettingError
-from attune.common.privacy import lattice
-from attune.common.privacy.lattice import CELLS, DEVIATION, LARGEST, PLACES, LatticeStream, lattice_step
 from attune.common.privacy.noise import NoiseStream, key_of
+from attune.fedclient.work.private import lattice
+from attune.fedclient.work.private.lattice import CELLS, DEVIATION, LARGEST, PLACES, LatticeStream, lattice_step
 
 SECRET = b"s" * 32
 
