@@ -1,4 +1,4 @@
-"""What all devices of a plan have in common: the architecture with its initial weights, and the part of each tensor.
+"""The model that all devices of a plan have in common: the architecture with its initial weights, and the part of each tensor.
 
 Thousands of simulated devices share one. A module only says how to compute, and no tensor of it changes.
 """

@@ -1,4 +1,4 @@
-"""What the devices of a plan have in common: one architecture for those of a thread, while a device has it."""
+"""The model that the devices of a plan have in common: one architecture for those of a thread, while a device has it."""
 
 from __future__ import annotations
 
