@@ -76,7 +76,12 @@ class Turns:
 
     async def carry(self, work: Coroutine[Any, Any, T]) -> T:
         """Run work that needs no turn, and return its result. Cancelling the caller does not cancel the work."""
-        return await asyncio.shield(self.start(work))
+        task = self.start(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_unheard)  # the caller is gone
+            raise
 
     async def stop(self) -> None:
         """Cancel the work under way, because the process ends. A restart continues it."""
@@ -101,6 +106,12 @@ class InlineTurns(Turns):
 
     async def carry(self, work: Coroutine[Any, Any, T]) -> T:
         return await work
+
+
+def _unheard(task: asyncio.Task[Any]) -> None:
+    """Take the result of work whose caller is gone. An error that can pass is no news: the caller comes again."""
+    if not task.cancelled() and (error := task.exception()) is not None and not can_pass(error):
+        LOG.error("%s", error, exc_info=error)
 
 
 def can_pass(error: BaseException) -> bool:
