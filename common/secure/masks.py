@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
-import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
@@ -22,6 +22,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from attune.common.errors import UpdateRefused
 from attune.common.secure.sharing import PRIME, SECRET_BYTES, SHARE_BYTES, split
+
+if TYPE_CHECKING:
+    import numpy as np
 
 KEY_BYTES = 32
 SEALED_BYTES = 2 * SHARE_BYTES + 16  # two shares and the tag
@@ -144,6 +147,8 @@ def total_mask(seeds: Iterable[tuple[bytes, bool]], part: str, tensor: int, size
         tensor: The tensor's number in the part.
         size: How many numbers it has.
     """
+    import numpy as np  # quick commands of the server read plans, and masks of plain numbers, without it
+
     total_N = np.zeros(size, dtype=np.uint32)
     zeros, stream_B = bytes(4 * min(size, PIECE)), bytearray(4 * min(size, PIECE))
     piece_N = np.frombuffer(stream_B, dtype="<u4")

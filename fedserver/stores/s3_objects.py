@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
 from obstore.store import S3Store
 
 from attune.common.errors import LedgerBusy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attune.common.wire.blobs import Blob
+    from attune.common.wire.header import Manifest
 
 T = TypeVar("T")
 PART_BYTES = 16 << 20  # larger blobs go up in parts of this size
@@ -85,6 +92,25 @@ class S3Objects:
                 return False
             raise
         return True
+
+    def write_tensors(self, manifest: Manifest, tensors: Iterable[tuple[str, Tensor]], name_of: Callable[[str], str]) -> Blob:
+        """Write tensors as one object, and return its digest and size. Until then the blob lies in a temporary folder.
+
+        Args:
+            manifest: Dtype and shape of each tensor.
+            tensors: The tensors by name, one at a time.
+            name_of: The object's name, by the digest.
+        """
+        from attune.common.wire.files import TensorWriter  # with torch, which quick commands do without
+
+        with tempfile.TemporaryDirectory(prefix="attune-") as folder:
+            path = Path(folder) / "blob"
+            with TensorWriter(path, manifest) as writer:
+                for name, tensor in tensors:
+                    writer.put(name, tensor)
+                blob = writer.close()
+            self.write(name_of(blob.digest), path)
+        return blob
 
     def read(self, key: str) -> bytes:
         return self._do(lambda: bytes(obstore.get(self._store, key).bytes()))

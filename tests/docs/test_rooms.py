@@ -57,16 +57,12 @@ def test_no_file_lies_in_common_that_one_side_alone_reads() -> None:
     assert {name: [side for side in SIDES if name in readers[side]] for name in shared} == {name: [*SIDES] for name in shared}
 
 
-SCRATCH = {"store_worker.py"}  # on a worker's machine a blob lies in a temporary folder while it is assembled; no state
-
-
 @pytest.mark.parametrize("room", ["core", "lab", "federation"])
 def test_decisions_and_tensors_know_no_paths(room: str) -> None:
     """Require that state is reached through the ports; only the stores know where it lies."""
     knowing = [
         path.name
         for path in (ROOT / "fedserver" / room).rglob("*.py")
-        if path.name not in SCRATCH
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if (isinstance(node, ast.ImportFrom) and node.module in ("pathlib", "sqlite3", "os.path"))
         or (isinstance(node, ast.Import) and {alias.name for alias in node.names} & {"pathlib", "sqlite3"})

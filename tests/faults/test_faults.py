@@ -42,7 +42,9 @@ def test_every_name_is_called_and_every_call_has_a_name(side, steps):
     begun = [
         step for step in steps if step not in literal and any(step.startswith(one[:-1]) for one in called if one[-1] == "*")
     ]
-    assert sorted(literal + begun) == sorted(steps), "each step stands in the code once"
+    assert {*literal, *begun} == {*steps}
+    once = [step for step in literal if not step.startswith("secure-")]  # those exchanges are made in rounds and for statistics
+    assert len({*once}) == len(once), "each step stands in the code once"
 
 
 def test_a_fault_strikes_once_in_its_round_alone(capfd):

@@ -7,11 +7,9 @@ A method that is called again writes the same bytes under the same keys.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -20,7 +18,6 @@ import torch
 from attune.common.exchange.transform import PartUpdate
 from attune.common.wire.checks import is_finite
 from attune.common.wire.digest import file_name
-from attune.common.wire.files import TensorWriter
 from attune.common.wire.header import Manifest
 from attune.fedserver.lab.aggregators.base import Blockwise, Put, Tensors, Unit
 from attune.fedserver.lab.build import AggregatorSpec, made
@@ -137,11 +134,8 @@ class StoreWorker(ClusterWorker):
             token: The end of the names of the objects.
         """
         objects = _objects(access)
-        with ThreadPoolExecutor(AT_ONCE) as threads, tempfile.TemporaryDirectory(prefix="attune-") as folder:
-            jobs = [
-                threads.submit(_assembled, objects, Path(folder) / str(number), key, manifest, pieces, token)
-                for number, (key, manifest) in enumerate(manifests.items())
-            ]
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            jobs = [threads.submit(_assembled, objects, key, manifest, pieces, token) for key, manifest in manifests.items()]
             return [job.result() for job in jobs]
 
 
@@ -186,18 +180,17 @@ def _written(objects: S3Objects, piece: str, puts: Iterator[Put]) -> Piece:
     return Piece(piece, rows)
 
 
-def _assembled(
-    objects: S3Objects, path: Path, key: str, manifest: Manifest, pieces: Sequence[Piece], token: str
-) -> WrittenBlob:
+def _assembled(objects: S3Objects, key: str, manifest: Manifest, pieces: Sequence[Piece], token: str) -> WrittenBlob:
     """Write the blob of one vault key out of its rows."""
-    with TensorWriter(path, manifest) as writer:
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         for piece in pieces:
             if (row := piece.rows.get(key)) is not None:
                 data = np.frombuffer(objects.range(piece.object, row.start, row.end - row.start), dtype=np.uint8)
-                for name, tensor in unpack(PackedTensors(row.manifest, data)).items():
-                    writer.put(name, tensor)
-        blob = writer.close()
-    name = f"{OBJECTS}{file_name(blob.digest)}.{token}"
-    objects.write(name, path)
-    path.unlink()
-    return WrittenBlob(key, blob.digest, blob.size, name)
+                yield from unpack(PackedTensors(row.manifest, data)).items()
+
+    def name_of(digest: str) -> str:
+        return f"{OBJECTS}{file_name(digest)}.{token}"
+
+    blob = objects.write_tensors(manifest, tensors(), name_of)
+    return WrittenBlob(key, blob.digest, blob.size, name_of(blob.digest))
