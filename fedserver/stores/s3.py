@@ -142,6 +142,7 @@ class S3Blobs(CheckedBlobs):
             return
         if (held := self._found(blob.name)) is not None:
             self._cache.drop([held[0]])  # the bytes in S3 count
+            self._known.pop(blob.name, None)
         super().check(blob)
 
     def get(self, name: str) -> bytes:

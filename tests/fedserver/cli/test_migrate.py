@@ -146,7 +146,7 @@ def test_a_damaged_home_and_a_place_that_is_taken_are_refused(ready: Path, tmp_p
 def test_a_backup_of_such_a_home_names_the_tools_to_use(ready: Path, tmp_path: Path) -> None:
     assert migrate(ready, *engines.remote_words()).exit_code == 0
     result = CliRunner().invoke(cli, ["backup", "--home", str(ready), "--out", str(tmp_path / "backup")])
-    assert isinstance(result.exception, HomeMismatch) and "fedserver migrate --to-folder" in str(result.exception)
+    assert isinstance(result.exception, HomeMismatch) and "pg_dump" in str(result.exception)
 
 
 def test_a_home_without_its_authority_is_refused(ready: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
