@@ -60,7 +60,7 @@ def test_a_killed_device_pays_once_and_hands_in_what_it_would_have(step, federat
 
 @pytest.mark.parametrize("loses", ["all", "the newest order"])
 def test_a_home_with_an_older_ledger_does_not_train(loses, federation_at, tmp_path):
-    """As after a copy of the home without its ledger, or with the ledger of an older backup."""
+    """Start a copy of a home without its ledger, or with the ledger of an older backup."""
     pytest.importorskip("dp_accounting")
     shards = [tabular_shard(tmp_path / name, seed) for seed, name in enumerate(("ann", "ben"))]
     federation = federation_at("older")

@@ -54,7 +54,7 @@ def _of_precision(mixed_precision: str) -> str:
 
 def _of_layers(network: Network) -> str:
     for name in sorted(network.names - network.parameters):
-        return f"training changes {name} in place, as running statistics are"
+        return f"training may change {name}, which is no parameter, in place, as it does running statistics"
     if network.normalises_batches:
         return "the model normalises batches, so that a sample's scores depend on the other samples of its batch"
     for name, module in network.model.named_modules():

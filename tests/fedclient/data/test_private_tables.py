@@ -59,7 +59,7 @@ def all_rows(made: Prepared) -> list[list[float]]:
 
 
 def test_features_are_scaled_and_filled_by_the_schema_alone(tmp_path: Path) -> None:
-    """By hand: 30 of 0 to 100 is -0.4; day 3712 of 0 to 10,000 is -0.2576; gaps are the middle, and no for yes/no."""
+    """Compare with numbers by hand: 30 of 0 to 100 is -0.4, day 3712 of 0 to 10,000 is -0.2576. A gap is the middle, or no."""
     rows = all_rows(prepared(written(tmp_path, ROWS), Schema.of(COLUMNS)))
     first = [-0.4, 0.0, 3712 / 5000 - 1, 1.0, 0.0, 0.0, -1.0]
     second = [0.0, 1.0, 4077 / 5000 - 1, 0.0, 1.0, 0.0, 1.0]

@@ -1,4 +1,4 @@
-"""What the server makes of a store that lies, fails or is slow: only checked bytes count, and nothing is left behind."""
+"""Direct transfers with a store that lies, fails or is slow: only checked bytes count, and no object is left behind."""
 
 from __future__ import annotations
 

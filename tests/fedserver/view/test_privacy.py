@@ -46,7 +46,7 @@ def test_the_budget_and_what_was_spent_are_shown(unit: str, tmp_path: Path) -> N
 
 
 def test_a_device_that_reports_less_than_before_is_named() -> None:
-    """What was spent never falls, so an older ledger was restored; the most that was reported is shown."""
+    """Expect a warning and the most that was reported: spending never falls, so an older ledger was restored."""
     reported = {"ann": [1.0, 2.0, 1.5], "ben": [1.0, 1.0 - 1e-9, 2.0], "cai": [None, 1.0]}
     rows = [
         Report(round=number, work="train", client=name, epsilon=epsilon)

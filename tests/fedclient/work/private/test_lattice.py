@@ -88,7 +88,7 @@ def test_a_lattice_stream_does_not_depend_on_the_sizes_of_its_requests() -> None
 
 
 def test_the_noise_makes_up_for_rounding_to_the_lattice() -> None:
-    """By hand: 4 numbers that move by half a step each, twice, are 2 steps further apart; DEVIATION steps are one deviation."""
+    """Check by hand: 4 numbers move half a step each, twice, so they are 2 steps apart; DEVIATION steps are one deviation."""
     step = lattice_step(0.5, 2.0, 4)
     moved = 0.5 + step * math.sqrt(4)
     assert step * DEVIATION / moved == pytest.approx(2.0, rel=1e-12)
