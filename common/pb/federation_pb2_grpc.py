@@ -293,14 +293,14 @@ class BlobsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DownloadUrl(self, request, context):
-        """Direct transfers (Welcome.direct): where the device reads an offered blob from the S3 store itself.
+        """Direct transfers (Welcome.direct): the address at which the device reads an offered blob from the S3 store itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UploadUrl(self, request, context):
-        """Where it writes the next part of a blob. When all parts are there, the server reads and checks the blob, and then answers.
+        """The address at which it writes the next part of a blob. When all parts are there, the server reads and checks the blob, and then answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
