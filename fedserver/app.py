@@ -34,7 +34,9 @@ from attune.fedserver.home import ServedAddress, ServerHome, StoragePlace
 from attune.fedserver.identity import trust
 from attune.fedserver.identity.admin import AT_START, FOR_LOCAL, FederationAdmin, user
 from attune.fedserver.identity.authority import Authority
+from attune.fedserver.identity.bound_secrets import bind_secrets, check_secrets
 from attune.fedserver.identity.registrar import LOCAL_TTL_S, LOCAL_USES, Registrar, install_operator
+from attune.fedserver.lab.client_noise import secret_of
 from attune.fedserver.lab.cluster.location import THIS_PROCESS, LabLocation
 from attune.fedserver.lab.declared import check_declared
 from attune.fedserver.lab.thread import ThreadLab
@@ -101,6 +103,8 @@ async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
         if first.server.transfer == "direct" and options.storage is None:
             home.open().direct("")
         await asyncio.to_thread(check_declared, first)
+    elif home.storage_place() or options.storage:  # before it waits as a standby
+        check_secrets(home.snapshot().commitments, home.authority, home.open().blobs)
     try:
         goes_on = True
         while goes_on:
@@ -136,9 +140,13 @@ async def _opened(options: ServerOptions, home: ServerHome, overrides: dict[str,
             if turn is not None:
                 snapshot, overrides = await storage.ledger.snapshot(), turn.overrides
             merged = planning.reconcile(snapshot.overrides, overrides)
+            check_secrets(snapshot.commitments, home.authority, storage.blobs)
             authority = home.open_authority()
             settings = replace(planning.resolve(merged), until=turn.until if turn else None)
             check_secret(settings.privacy)
+            if settings.privacy.on_server:
+                secret_of(storage.blobs)
+            await bind_secrets(storage, snapshot.commitments, home.authority, settings.privacy.on_server)
             storage.bound_cache(settings.server.cache_bytes)
             storage.blobs.sweep()
             direct = _direct(storage, settings.server)

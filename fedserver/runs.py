@@ -25,6 +25,7 @@ from attune.fedserver.core import planning
 from attune.fedserver.core.messages import Phase
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.admin import flat
+from attune.fedserver.identity.bound_secrets import NOISE
 from attune.fedserver.ports.blobs import STATE
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.ports.storage import HomeStorage
@@ -69,6 +70,9 @@ async def _begin(home: ServerHome, name: str, given: Mapping[str, Any], by: str)
         await storage.ledger.note("run begun", by, run=name, before=run_name(snapshot.run), settings=flat(settings))
         await storage.ledger.begin_run(name, settings)
         await storage.ledger.set_race(None)
+        # A lost noise secret may be replaced now.
+        known = snapshot.commitments
+        await storage.ledger.set_commitments({secret: known[secret] for secret in known if secret != NOISE})
         await tidy(storage, await storage.ledger.snapshot())
         return str(place or "")
 

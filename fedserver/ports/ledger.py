@@ -12,7 +12,7 @@ revocations and tokens. Each call may raise LedgerBusy: the caller decides wheth
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -93,6 +93,7 @@ class Snapshot:
     leaving: bool = False  # blobs of the run before are still to be removed
     audit_head: AuditHead | None = None  # the last entry of the audit log that the ledger knows; None: it knows none
     race: Race | None = None  # of methods over this fleet (--method auto)
+    commitments: Mapping[str, str] = field(default_factory=dict)  # to secrets of this federation, by name
 
     @cached_property
     def settings(self) -> ResolvedSettings:
@@ -198,6 +199,9 @@ class RoundLedger(Protocol):
 
     async def set_race(self, race: Race | None) -> None:
         """Keep the race of methods over this fleet; None: there is none."""
+
+    async def set_commitments(self, commitments: Mapping[str, str]) -> None:
+        """Keep the commitments to the secrets of this federation, by name, in the place of those before; for all runs."""
 
     async def end_cleanup(self) -> None:
         """Note that the blobs of the run before are gone."""

@@ -35,6 +35,7 @@ class MemoryLedger:
         self._audit: list[bytes] = []
         self._audit_head: AuditHead | None = None
         self._race: Race | None = None
+        self._commitments: Mapping[str, str] = {}
 
     async def close(self) -> None:
         """No-op: memory holds no file."""
@@ -59,6 +60,7 @@ class MemoryLedger:
             self._leaving,
             self._audit_head,
             self._race,
+            self._commitments,
         )
 
     def audit_lines(self) -> list[bytes]:
@@ -114,6 +116,9 @@ class MemoryLedger:
 
     async def set_race(self, race: Race | None) -> None:
         self._race = race
+
+    async def set_commitments(self, commitments: Mapping[str, str]) -> None:
+        self._commitments = dict(commitments)
 
     async def end_cleanup(self) -> None:
         self._leaving = False

@@ -55,6 +55,7 @@ class TableLedger(ABC):
     end_run = _awaited(Tables.end_run)
     end_cleanup = _awaited(Tables.end_cleanup)
     set_race = _awaited(Tables.set_race)
+    set_commitments = _awaited(Tables.set_commitments)
     device = _awaited(Tables.device)
     devices = _awaited(Tables.devices)
     is_revoked_key = _awaited(Tables.is_revoked_key)

@@ -125,6 +125,10 @@ class Tables:
             else:
                 put_value(self._db, "race", race)
 
+    def set_commitments(self, commitments: Mapping[str, str]) -> None:
+        with self._db.synced():
+            put_value(self._db, "commitments", commitments)
+
     def end_cleanup(self) -> None:
         self._db.execute("DELETE FROM meta WHERE key = 'leaving'")
 
@@ -353,8 +357,7 @@ def _device(row: Sequence[Any]) -> DeviceRecord:
 def certificates_in(db: Database, name: str | None = None) -> list[Certificate]:
     """Return the certificates of devices, or of one device."""
     of_devices = "c.role = 'device' AND c.name = COALESCE(?, c.name)"
-    rows = db.execute(f"{CERTIFICATES} WHERE {of_devices} ORDER BY c.name, c.issued_at", (name,))
-    return [_certificate(row) for row in rows]
+    return [_certificate(row) for row in db.execute(f"{CERTIFICATES} WHERE {of_devices} ORDER BY c.name, c.issued_at", (name,))]
 
 
 def snapshot_in(db: Database, since: int = 0) -> Snapshot:
@@ -376,6 +379,7 @@ def snapshot_in(db: Database, since: int = 0) -> Snapshot:
         bool(value_in(db, "leaving", bool)),
         value_in(db, "audit", AuditHead),
         value_in(db, "race", Race),
+        value_in(db, "commitments", dict[str, str]) or {},
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from attune.common.errors import HomeBusy, ServerReplaced
+from attune.common.errors import HomeBusy, HomeMismatch, ServerReplaced
 from attune.fedserver.cli import cli
 from attune.fedserver.home import ServerHome, StoragePlace
 from benchmarks.rough import Proxy
@@ -141,6 +141,25 @@ def test_a_standby_takes_over_and_the_bits_are_the_same(tmp_path: Path, in_a_fol
             assert active.exit == ServerReplaced.exit_code, active
             assert "another server has taken over" in active.text
         assert rest(site).differences(in_a_folder) == []
+
+
+def test_a_standby_without_the_noise_secret_is_refused_before_it_waits(tmp_path: Path) -> None:
+    with remote_site(tmp_path) as site:
+        noisy = ("privacy.unit=client", "privacy.devices=3", "privacy.noise=2.0", "privacy.delta=0.1", "data.classes=[0,1]")
+        site.shape = replace(SHAPE, settings=("method.name=fedavg", "model.name=mlr", *noisy))
+        site.start_server()
+        home = site.folder / "standby"
+
+        def with_copy_of(folder: str) -> Child:
+            shutil.copytree(site.server_home / folder, home / folder)
+            return site._fork(folder, ENTRIES["fedserver"], site.words_of(home, engines.free_port()), "")
+
+        refused = with_copy_of("ca")
+        site.until(lambda: refused.exit is not None, "a standby to end")
+        assert refused.exit == HomeMismatch.exit_code
+        assert "the noise secret of this server is missing: copy" in refused.text
+        waiting = with_copy_of("privacy")
+        site.until(lambda: "takes over when it ends" in waiting.text, "a standby to wait")
 
 
 def test_a_device_that_is_revoked_on_the_waiting_machine_is_cut_off(tmp_path: Path) -> None:

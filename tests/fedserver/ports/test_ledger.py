@@ -81,14 +81,19 @@ def test_a_new_ledger_is_empty(ledger: Ledger) -> None:
     run(ledger, scenario)
 
 
-def test_settings_and_record_come_back(ledger: Ledger) -> None:
+def test_settings_record_and_commitments_come_back(ledger: Ledger) -> None:
     async def scenario(ledger: Ledger) -> None:
         record = Record(phase=Phase.TRAINING, round=3, devices=("a", "b"), cohort=("a",))
         overrides = {"round": {"rounds": 4}, "seed": 1}
         await ledger.put_record(record)
         await ledger.set_overrides(overrides)
         overrides["seed"] = 2
+        assert (await ledger.snapshot()).commitments == {}
+        await ledger.set_commitments({"authority": "f" * 64})
+        await ledger.begin_run("second", overrides | {"seed": 1})
+        await ledger.put_record(record)
         found = await ledger.snapshot()
+        assert found.commitments == {"authority": "f" * 64}, "they are of all runs"
         assert (found.record, found.overrides) == (record, {"round": {"rounds": 4}, "seed": 1})
 
     run(ledger, scenario)
