@@ -117,6 +117,8 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     clip_quantile: Probability | None = None
     # Noise multiplier: deviation of the noise in units of `privacy.clip`. none: the smallest that keeps to `privacy.epsilon`.
     noise: NonNegative | None = None
+    # example, group: epsilon of noisy `fedserver statistics`, a part of `privacy.epsilon`. none: no statistics.
+    statistics_epsilon: Positive | None = None
     # Most training orders that a device carries out. Its noise is set for so many. 0: as many as `round.rounds`.
     orders: CountOrZero = 0
     # client: public number of devices. A round draws each with the chance `round.clients` / `privacy.devices`, or all.

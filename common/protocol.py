@@ -19,6 +19,7 @@ LOCAL_SCALE = "local-scale"  # a device that lists this standardises by its own 
 SHARED_CHANGE = "shared-change"  # a device that lists this hands in changes of shared parts where the plan asks for them
 NOISE = "noise"  # a device that lists this trains with noise where the plan asks for it (Plan.privacy)
 STATISTICS = "statistics"  # a device that lists this answers questions for statistics of its data, if only with a refusal
+NOISY_STATISTICS = "noisy-statistics"  # a device that lists this answers questions for statistics with noise, as above
 MASKED = "masked-statistics"  # a device that lists this gives statistics of its data in a masked sum: its owner allows it
 MASKED_SCALE = "masked-scale"  # beside it: its data are to be scaled by the mean and deviation of such a sum
 EMBEDDING = "embedding"  # a device that lists this keeps its embedding, and hands in gradients of the hypernetwork
@@ -31,6 +32,7 @@ SPOKEN = (
     NOISE,
     SHARED_CHANGE,
     STATISTICS,
+    NOISY_STATISTICS,
     EMBEDDING,
     SCORES,
     *([CHANGE] if PACKED in ENCODINGS else []),

@@ -15,11 +15,12 @@ from attune.common.plan import Profile
 from docs.markdown import table
 
 FILE = Path(__file__).with_suffix(".toml")
-Mode = Literal["sent", "not sent", "disclosed", "by --metrics", "charged", "noisy", "masked", "masked sum"]
+Mode = Literal["sent", "not sent", "disclosed", "disclosed noisy", "by --metrics", "charged", "noisy", "masked", "masked sum"]
 WORDS: dict[Mode, str] = {
     "sent": "sent",
     "not sent": "not sent",
     "disclosed": "only with `--disclose statistics`",
+    "disclosed noisy": "only with `--disclose statistics`, with noise",
     "by --metrics": "only with `--metrics all`",
     "charged": "only with `--metrics all`, or with noise (`noisy`)",
     "noisy": "with noise",

@@ -1,4 +1,4 @@
-"""Statistics of a device's data on their way to the server: only if its owner discloses them, and never beside noise."""
+"""Statistics of a device's data on their way to the server: only if its owner discloses them, and beside noise only noisy."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from attune.common.errors import WireError
+from attune.common.errors import HomeMismatch, SettingError, UpdateRefused, WireError
 from attune.common.exchange.messages import SecureMessage, StatisticsReport, StatisticsRequest, UnitReport
 from attune.common.exchange.registry import secure_sum_in
 from attune.common.plan import Plan, Profile
+from attune.common.privacy.noisy_statistics import NoisyLayout
 from attune.common.protocol import MASKED, MASKED_SCALE
 from attune.common.site_statistics import MOST_COLUMNS, Centre
 from attune.common.text import from_json
@@ -61,20 +62,23 @@ class Discloser:
     def __init__(
         self, options: DeviceOptions, shard: LazyShard, store: Store, link: Link, worker: Worker, say: Callable[[str], None]
     ) -> None:
-        self._options, self._shard, self._link, self._worker = options, shard, link, worker
+        self._options, self._shard, self._link, self._worker, self._say = options, shard, link, worker, say
         self.masked = MaskedDiscloser(options, shard, store, link, worker, say)
         self._busy = False
 
     async def answer(self, question: StatisticsRequest, plan: Plan | None) -> None:
         """Answer a question, or say why not."""
-        if why := self._objection(plan, bool(question.layout_json)):
+        noisy = bool(question.noisy_json)
+        masked = bool(question.layout_json) and not noisy  # a question for both is for noise alone
+        if why := self._objection(plan, masked, noisy):
             self._link.answer(StatisticsReport(question.id, refused=why))
-        elif question.layout_json:
+        elif masked:
             await self.masked.prepare(question)
         elif not self._busy:
             self._busy = True
             try:
-                self._link.answer(await self._worker.do(_report, self._shard, question))
+                report = self._noisy_report if noisy else self._report
+                self._link.answer(await self._worker.do(report, question, plan))
             finally:
                 self._busy = False
 
@@ -85,34 +89,59 @@ class Discloser:
         else:
             await self.masked.answer(message)
 
-    def _objection(self, plan: Plan | None, masked: bool) -> str:
+    def _objection(self, plan: Plan | None, masked: bool, noisy: bool = False) -> str:
         """Return why this device gives no statistics; empty if it does. A server may ask although its plan has privacy."""
         if not self._options.disclose or (not masked and "statistics" not in self._options.disclose):
             masks = "masked-statistics, or " if masked else ""
             return f"it discloses no statistics (fedclient --disclose {masks}statistics)"
-        noisy = plan is not None and (plan.is_private or plan.noisy_sums is not None)
-        if noisy or self._options.privacy.epsilon is not None:
-            return "its data leave only with noise (privacy.unit, --max-epsilon), and statistics have none"
+        private = plan is not None and (plan.is_private or plan.noisy_sums is not None)
+        if not noisy and (private or self._options.privacy.epsilon is not None):
+            return (
+                "its data leave only with noise (privacy.unit, --max-epsilon), and statistics have none: set "
+                "privacy.statistics_epsilon"
+            )
         if not masked and plan is not None and secure_sum_in(plan.transforms) is not None:
             return "its sums leave only masked (privacy.secure_aggregation), and statistics are not"
         return ""
 
+    def _report(self, question: StatisticsRequest, plan: Plan | None) -> StatisticsReport:
+        """Return the answer to a question for statistics as they are."""
+        try:
+            centres = from_json(question.centres_json, dict[str, Centre]) if question.centres_json else {}
+        except msgspec.DecodeError as error:
+            raise WireError(f"the server's question for statistics cannot be read ({error}): update one of the two") from None
+        if len(centres) > MOST_COLUMNS or len(question.columns) > MOST_COLUMNS:
+            return StatisticsReport(question.id, refused=f"the question is for more than {MOST_COLUMNS} columns")
+        whole = self._shard.load()
+        answer = site_sketches(whole, centres) if question.centres_json else site_sums(whole, question.columns)
+        if len(answer.columns) > MOST_COLUMNS:
+            return StatisticsReport(
+                question.id,
+                refused=f"its data have {len(answer.columns)} columns: ask for at most {MOST_COLUMNS} of them (--columns)",
+            )
+        text = msgspec.json.encode(answer)
+        if len(text) > MOST_BYTES:
+            return StatisticsReport(
+                question.id, refused=f"its answer has {len(text):,} bytes: ask for fewer columns (--columns)"
+            )
+        return StatisticsReport(question.id, text)
 
-def _report(shard: LazyShard, question: StatisticsRequest) -> StatisticsReport:
-    try:
-        centres = from_json(question.centres_json, dict[str, Centre]) if question.centres_json else {}
-    except msgspec.DecodeError as error:
-        raise WireError(f"the server's question for statistics cannot be read ({error}): update one of the two") from None
-    if len(centres) > MOST_COLUMNS or len(question.columns) > MOST_COLUMNS:
-        return StatisticsReport(question.id, refused=f"the question is for more than {MOST_COLUMNS} columns")
-    whole = shard.load()
-    answer = site_sketches(whole, centres) if question.centres_json else site_sums(whole, question.columns)
-    if len(answer.columns) > MOST_COLUMNS:
-        return StatisticsReport(
-            question.id,
-            refused=f"its data have {len(answer.columns)} columns: ask for at most {MOST_COLUMNS} of them (--columns)",
-        )
-    text = msgspec.json.encode(answer)
-    if len(text) > MOST_BYTES:
-        return StatisticsReport(question.id, refused=f"its answer has {len(text):,} bytes: ask for fewer columns (--columns)")
-    return StatisticsReport(question.id, text)
+    def _noisy_report(self, question: StatisticsRequest, plan: Plan | None) -> StatisticsReport:
+        """Return the answer to a question for statistics with noise. This imports torch."""
+        from attune.fedclient.work.private.ledger import BudgetSpent
+        from attune.fedclient.work.private.noisy_release import noisy_statistics
+
+        if self._shard.load_in is not None:
+            why = "it proposes a schema, which tells of its rows: give it the schema of the operator (--schema FILE)"
+            return StatisticsReport(question.id, refused=why)
+        try:
+            layout = from_json(question.noisy_json, NoisyLayout)
+            sums = noisy_statistics(self._shard.load(), layout, self._options, plan, self._shard.digest)
+        except msgspec.DecodeError as error:
+            return StatisticsReport(question.id, refused=f"the question cannot be read ({error}): update one of the two")
+        except (UpdateRefused, SettingError, BudgetSpent) as error:
+            return StatisticsReport(question.id, refused=str(error))
+        except HomeMismatch as error:
+            self._say(f"gives no statistics: {error}")
+            return StatisticsReport(question.id, refused="its privacy ledger cannot be used; its own log says why")
+        return StatisticsReport(question.id, msgspec.json.encode(sums))

@@ -280,12 +280,14 @@ class StatisticsRequest:
         columns: Names of the columns that are meant; empty: all.
         centres_json: Centre of each column by name, for sketches; empty: the question is for sums.
         layout_json: MaskedLayout (attune.common.secure.masked_sums) of a masked sum; empty: the question is for none.
+        noisy_json: NoisyLayout (attune.common.privacy.noisy_statistics) of a noisy release; empty: the question is for none.
     """
 
     id: str
     columns: tuple[str, ...] = ()
     centres_json: bytes = b""
     layout_json: bytes = b""
+    noisy_json: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -294,7 +296,7 @@ class StatisticsReport:
 
     Attributes:
         id: Word of the question.
-        report_json: SiteSums or SiteSketches.
+        report_json: SiteSums or SiteSketches, or NoisySums.
         refused: Why the device gives none; empty: it does.
         masked: The statistics as one masked number; empty: the device has none to send now.
     """

@@ -144,7 +144,9 @@ def _read_to_device(data: bytes) -> ToDevice | Beat | None:
             return _secure(message.secure)
         case "statistics":
             question = message.statistics
-            return StatisticsRequest(question.id, tuple(question.columns), question.centres_json, question.layout_json)
+            return StatisticsRequest(
+                question.id, tuple(question.columns), question.centres_json, question.layout_json, question.noisy_json
+            )
     return None
 
 

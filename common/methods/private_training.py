@@ -17,6 +17,16 @@ def check_private(configured: ConfiguredMethod, train: TrainSettings, privacy: P
     Raises:
         SettingError: It names the setting.
     """
+    statistics = privacy.statistics_epsilon
+    if statistics is not None and (not privacy.on_devices or privacy.secure_aggregation):
+        raise SettingError(
+            'privacy.statistics_epsilon is for noise on the devices (privacy.unit = "example" or "group") without '
+            "privacy.secure_aggregation"
+        )
+    if statistics is not None and privacy.epsilon is not None and statistics >= privacy.epsilon:
+        raise SettingError(
+            f"privacy.statistics_epsilon = {statistics:g} leaves nothing of privacy.epsilon = {privacy.epsilon:g} for training"
+        )
     if not privacy.on_devices:
         return
     if privacy.epsilon is None and privacy.noise is None:

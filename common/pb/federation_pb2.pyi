@@ -275,16 +275,18 @@ class SecureMember(_message.Message):
     def __init__(self, name: _Optional[str] = ..., mask_key: _Optional[bytes] = ..., share_key: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class StatisticsRequest(_message.Message):
-    __slots__ = ("id", "columns", "centres_json", "layout_json")
+    __slots__ = ("id", "columns", "centres_json", "layout_json", "noisy_json")
     ID_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     CENTRES_JSON_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_JSON_FIELD_NUMBER: _ClassVar[int]
+    NOISY_JSON_FIELD_NUMBER: _ClassVar[int]
     id: str
     columns: _containers.RepeatedScalarFieldContainer[str]
     centres_json: bytes
     layout_json: bytes
-    def __init__(self, id: _Optional[str] = ..., columns: _Optional[_Iterable[str]] = ..., centres_json: _Optional[bytes] = ..., layout_json: _Optional[bytes] = ...) -> None: ...
+    noisy_json: bytes
+    def __init__(self, id: _Optional[str] = ..., columns: _Optional[_Iterable[str]] = ..., centres_json: _Optional[bytes] = ..., layout_json: _Optional[bytes] = ..., noisy_json: _Optional[bytes] = ...) -> None: ...
 
 class StatisticsReport(_message.Message):
     __slots__ = ("id", "report_json", "refused", "masked")

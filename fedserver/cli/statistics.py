@@ -26,7 +26,7 @@ def statistics(home: Path | None, columns: str, patience: float, as_json: bool, 
     """Ask the connected devices for statistics of their data: sums over at least 5 devices and 10 rows.
 
     Devices answer that were started with --disclose statistics. Under secure aggregation the server learns one masked sum, of
-    devices with --disclose masked-statistics. The server must run.
+    devices with --disclose masked-statistics. With privacy.statistics_epsilon each device adds noise. The server must run.
     """
     import msgspec
 

@@ -40,6 +40,42 @@ class Histogram(msgspec.Struct, frozen=True):
     counts: list[int]
 
 
+class Noise(msgspec.Struct, frozen=True):
+    """Noise that the devices have added, each to its own sums.
+
+    Attributes:
+        unit: What each device protects.
+        epsilon: Cost of the answer on each device.
+        delta: Chance that the guarantee fails.
+        error: Standard deviation of a count over all devices.
+    """
+
+    unit: str
+    epsilon: float
+    delta: float
+    error: float
+
+
+class ColumnErrors(msgspec.Struct, frozen=True):
+    """Standard errors of a column's noisy figures, of the noise alone; None: the figure is withheld.
+
+    Attributes:
+        rows: Of the rows with a value.
+        missing: Of the share without one.
+        mean: Of the mean.
+        deviation: Of the standard deviation.
+        quantiles: Of each quantile, with the width of the bins.
+        bins: Of each count of the histogram, or of a value.
+    """
+
+    rows: float
+    missing: float
+    mean: float | None = None
+    deviation: float | None = None
+    quantiles: dict[str, float] | None = None
+    bins: float | None = None
+
+
 class ColumnStatistics(msgspec.Struct, frozen=True):
     """Statistics of one column over the fleet. None is withheld: too few devices or rows stand behind it.
 
@@ -50,6 +86,8 @@ class ColumnStatistics(msgspec.Struct, frozen=True):
         quantiles: Value by share of the rows that lie at or below it.
         histogram: Counts of rows by value.
         between: Share of the variance that lies between sites, 0 to 1 (eta squared): 0 if all sites have one mean.
+        values: Rows of each value of a category; only of noisy statistics.
+        errors: Standard errors of noisy figures.
     """
 
     devices: int
@@ -60,6 +98,8 @@ class ColumnStatistics(msgspec.Struct, frozen=True):
     quantiles: dict[str, float] | None = None
     histogram: Histogram | None = None
     between: float | None = None
+    values: dict[str, int | None] | None = None
+    errors: ColumnErrors | None = None
 
 
 class FleetStatistics(msgspec.Struct, frozen=True):
@@ -68,13 +108,15 @@ class FleetStatistics(msgspec.Struct, frozen=True):
     Attributes:
         devices: Devices that answered.
         without: Devices that did not, each with the reason.
-        samples: Samples of all of them, training and test parts; None: withheld.
+        samples: Samples of all of them, training and test parts (under noise on groups: groups); None: withheld.
         columns: Statistics of each column that a device has.
         classes: Samples of each class. None: withheld; a class with too few devices or samples is withheld by itself.
         class_distance: Mean distance of the sites' class shares from the fleet's, 0 to 1 (total variation), by samples.
-        quantile_error: Largest error of a quantile, as a share of its distance from the mean.
+        quantile_error: Largest error of a quantile, as a share of its distance from the mean; None: as `errors` say.
         first: Methods to try first on such data.
         why: Reason for them, in one sentence.
+        noise: The noise in all numbers but `devices` and `samples`; None: there is none.
+        withheld: What cannot be shown with noise, each with the reason.
         format: Version of this form.
     """
 
@@ -84,9 +126,11 @@ class FleetStatistics(msgspec.Struct, frozen=True):
     columns: dict[str, ColumnStatistics] = {}
     classes: dict[str, int | None] | None = None
     class_distance: float | None = None
-    quantile_error: float = ACCURACY
+    quantile_error: float | None = ACCURACY
     first: list[str] = []
     why: str = ""
+    noise: Noise | None = None
+    withheld: dict[str, str] = {}
     format: int = 1
 
 

@@ -57,7 +57,7 @@ class MaskedSurvey:
         self, privacy: PrivacySettings, federation: str, streams: Streams, blobs: Blobs, executors: Executors, clock: Clock
     ) -> None:
         self.on = privacy.secure_aggregation and not privacy.on_devices and not privacy.on_server
-        self._minimum, self._federation = max(FEWEST, privacy.secure_devices), federation
+        self._minimum, self.federation = max(FEWEST, privacy.secure_devices), federation
         self._streams, self._blobs, self._executors, self._clock = streams, blobs, executors, clock
         self._exchanger = Exchanger(self._send, clock)
         self._turn = asyncio.Lock()
@@ -122,7 +122,7 @@ class MaskedSurvey:
         try:
             if kept is None:
                 able = {name: profile for name, profile in profiles.items() if self._allows(name)}
-                layout, refused = layout_of(self._federation, able, wanted, for_scales)
+                layout, refused = layout_of(self.federation, able, wanted, for_scales)
                 kept = await self._collected(layout, able.keys() - refused.keys(), refused, wait_s)
             if kept.is_masked:
                 kept = await self._unmasked(kept, wait_s)
@@ -171,7 +171,7 @@ class MaskedSurvey:
         from attune.common.secure.statements import Occasion
         from attune.fedserver.core.collector import CohortRule, Collector
 
-        occasion = Occasion(self._federation, f"statistics {self._question.id} {layout.digest}", ONE_SUM, 1)
+        occasion = Occasion(self.federation, f"statistics {self._question.id} {layout.digest}", ONE_SUM, 1)
         orders = dict.fromkeys(names, f"{STATISTICS_ORDER}{self._question.id}")
         collector = self._exchanger.collector = Collector(occasion, orders, CohortRule(names, self._minimum), fixed)
         return collector

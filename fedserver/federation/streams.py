@@ -8,7 +8,7 @@ from collections.abc import Collection
 from attune.common.errors import AttuneError, Replaced, Unreachable
 from attune.common.exchange.messages import Beat, ToDevice
 from attune.common.plan import Profile
-from attune.common.protocol import CHANGE, EMPTY, LOCAL_SCALE, STATISTICS
+from attune.common.protocol import CHANGE, EMPTY, LOCAL_SCALE
 
 
 class RevokedDevices:
@@ -63,7 +63,6 @@ class Stream:
         self.empty = EMPTY in known  # whether the device has lost what it had of the run
         self.scales = LOCAL_SCALE in known  # whether it can standardise by its own statistics
         self.known = frozenset(known)  # what the device can do (Hello.encodings)
-        self.surveyed = STATISTICS in known  # whether it answers questions for statistics
         self._progress, self._moves = ("", 0.0), 0  # the order and the share of it that is done; how often that has changed
         self._unsent: list[ToDevice | Beat | None] = []  # an asyncio.Queue would take 3 KiB of each idle device
         self._woken: asyncio.Future[None] | None = None  # of `next`, which waits

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +16,8 @@ from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError, UpdateRefused
 from attune.common.exchange.messages import StatisticsReport, StatisticsRequest
 from attune.common.plan import Profile
+from attune.common.privacy.noisy_statistics import NoisySums
+from attune.common.protocol import NOISY_STATISTICS, STATISTICS
 from attune.common.site_statistics import MOST_COLUMNS, Centre, SiteSketches, SiteSums
 from attune.common.text import clean, from_json
 from attune.fedserver.core.fleet_statistics import (
@@ -25,6 +28,7 @@ from attune.fedserver.core.fleet_statistics import (
     columns_of,
     fleet_statistics,
 )
+from attune.fedserver.core.noisy_fleet import NoisyQuestions, noisy_fleet
 from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.streams import Streams
 
@@ -37,11 +41,12 @@ SILENT = "it did not answer in time"
 
 
 def without_statistics(privacy: PrivacySettings) -> str:
-    """Return why a federation with these settings asks for no statistics; empty if it does."""
+    """Return why a federation with these settings asks for no statistics without noise; empty if it does."""
     if not privacy.on_devices and not privacy.on_server:
         return ""
-    why = ": privacy.clip bounds a device's change, and nothing bounds its statistics" if privacy.on_server else ""
-    return f"statistics have no noise, and this federation promises it (privacy.unit = {privacy.unit!r}){why}"
+    remedy = "set privacy.statistics_epsilon, and devices add noise to them"
+    why = "privacy.clip bounds a device's change, and nothing bounds its statistics" if privacy.on_server else remedy
+    return f"statistics have no noise, and this federation promises it (privacy.unit = {privacy.unit!r}): {why}"
 
 
 class Survey:
@@ -51,10 +56,14 @@ class Survey:
         streams: Streams of the connected devices.
         private: Why statistics are not asked for; empty: they are.
         masked: The masked sum, which takes the place of all of this under secure aggregation.
+        noisy: What is asked for with noise, in the place of all of this if privacy.statistics_epsilon is set.
     """
 
-    def __init__(self, streams: Streams, private: str, masked: MaskedSurvey | None = None) -> None:
+    def __init__(
+        self, streams: Streams, private: str, masked: MaskedSurvey | None = None, noisy: NoisyQuestions | None = None
+    ) -> None:
         self._streams, self._private = streams, private
+        self._noisy = noisy if noisy is not None and noisy.privacy.statistics_epsilon is not None else None
         self._masked = masked if masked is not None and masked.on else None
         self._turn = asyncio.Lock()
         self._id, self._awaited = "", set[str]()
@@ -66,7 +75,7 @@ class Survey:
         return f"Survey(awaits {len(self._awaited)}, has {len(self._reports)})"
 
     async def run(self, columns: Sequence[str], patience_s: float) -> FleetStatistics:
-        """Ask the connected devices in two passes, or for a masked sum, and return what may be shown.
+        """Ask the connected devices in two passes, for a masked sum or for noisy sums, and return what may be shown.
 
         Args:
             columns: Names of the columns that are meant; empty: all.
@@ -75,24 +84,27 @@ class Survey:
         Raises:
             SettingError: The settings have privacy, or the question cannot be.
         """
-        if self._private:
+        if self._private and self._noisy is None:
             raise SettingError(self._private)
         if len(columns) > MOST_COLUMNS or not 0 < patience_s <= LONGEST_S:
             raise SettingError(f"statistics are of at most {MOST_COLUMNS} columns, and wait from 0 to {LONGEST_S:.0f} s")
         if self._masked is not None:
             return await self._masked.run(columns, patience_s)
+        if self._noisy is not None:
+            return await self._noisy_run(self._noisy, columns, patience_s)
         async with self._turn:
             profiles = self._streams.profiles()
             known = {name for profile in profiles.values() for name in columns_of(profile)}
             if lacking := [name for name in columns if name not in known]:
                 raise SettingError(f"no connected device has a column {clean(lacking[0])!r}")
-            without = {name: TOO_OLD for name in profiles if not self._surveyed(name)}
+            without = {name: TOO_OLD for name in profiles if not self._knows(name, STATISTICS)}
             asked = profiles.keys() - without.keys()
-            reports = await self._pass(asked, tuple(columns), b"", patience_s)
+            question = StatisticsRequest("", tuple(columns))
+            reports = await self._pass(asked, question, patience_s)
             sites, refused = await asyncio.to_thread(_sums_in, reports, profiles)
             centres = centres_of(sites)
-            text = msgspec.json.encode(centres)
-            reports = await self._pass(sites.keys(), tuple(columns), text, patience_s) if centres else {}
+            question = replace(question, centres_json=msgspec.json.encode(centres))
+            reports = await self._pass(sites.keys(), question, patience_s) if centres else {}
             sketches, _ = await asyncio.to_thread(_sketches_in, reports, sites, centres)
             silent = dict.fromkeys(asked - sites.keys() - refused.keys(), SILENT)
             return await asyncio.to_thread(fleet_statistics, sites, sketches, profiles, without | refused | silent)
@@ -109,18 +121,34 @@ class Survey:
         if not self._awaited:
             self._all_here.set()
 
-    def _surveyed(self, name: str) -> bool:
+    async def _noisy_run(self, noisy: NoisyQuestions, columns: Sequence[str], patience_s: float) -> FleetStatistics:
+        """Ask the connected devices for sums with noise, in one pass."""
+        async with self._turn:
+            profiles = self._streams.profiles()
+            without = {name: TOO_OLD for name in profiles if not self._knows(name, NOISY_STATISTICS)}
+            asked = {name: profile for name, profile in profiles.items() if name not in without}
+            layout, withheld = noisy.layout(asked, columns)
+            question = StatisticsRequest("", tuple(columns), noisy_json=msgspec.json.encode(layout))
+            reports = await self._pass(asked, question, patience_s)
+            samples = {name: profile.samples + profile.test_samples for name, profile in asked.items()}
+            answers, refused = await asyncio.to_thread(
+                _read, reports, NoisySums, lambda name, sums: sums.check(layout, samples[name])
+            )
+            silent = dict.fromkeys(asked.keys() - answers.keys() - refused.keys(), SILENT)
+            return await asyncio.to_thread(noisy_fleet, layout, answers, without | refused | silent, withheld)
+
+    def _knows(self, name: str, ability: str) -> bool:
         stream = self._streams.get(name)
-        return stream is not None and stream.surveyed
+        return stream is not None and ability in stream.known
 
     async def _pass(
-        self, names: Collection[str], columns: tuple[str, ...], centres_json: bytes, patience_s: float
+        self, names: Collection[str], question: StatisticsRequest, patience_s: float
     ) -> Mapping[str, StatisticsReport]:
         """Ask these devices, and return the answers that come in time."""
         self._id, self._awaited, self._reports, self._bytes = secrets.token_hex(8), set(names), {}, 0
         self._all_here.clear()
         for name in names:
-            self._streams.send(name, StatisticsRequest(self._id, columns, centres_json))
+            self._streams.send(name, replace(question, id=self._id))
         with contextlib.suppress(TimeoutError):
             async with aio.timeout(patience_s if names else 0):
                 await self._all_here.wait()

@@ -16,6 +16,7 @@ from attune.common.config import ServerSettings
 from attune.common.errors import LedgerBusy, LimitExceeded, PortInUse, TooMany
 from attune.common.exchange.protobuf import SERVICES
 from attune.fedserver.core.advice import HANDSHAKE
+from attune.fedserver.core.noisy_fleet import NoisyQuestions
 from attune.fedserver.descriptors import raise_limit
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
@@ -68,7 +69,9 @@ class GrpcServer:
         options = server_options(handshake_s=settings.handshake_s, connections=self._connections.bounds.connections)
         auth = Auth(registrar, coordinator.troubles, refusals, self._connections, coordinator.ready)
         self._server = server = grpc.aio.server(interceptors=[auth], options=options)
-        survey = Survey(coordinator.streams, without_statistics(coordinator.settings.privacy), coordinator.masked)
+        resolved, masked = coordinator.settings, coordinator.masked
+        noisy = NoisyQuestions(masked.federation, resolved.privacy, resolved.data)
+        survey = Survey(coordinator.streams, without_statistics(resolved.privacy), masked, noisy)
         federation = FederationService(members, updates, registrar, pulses, survey)
         self._direct = DirectTransfers(direct, coordinator.book, updates) if direct is not None else None
         transfers = BlobService(coordinator.book, blobs, updates, executors, pulses, coordinator.activity, self._direct)

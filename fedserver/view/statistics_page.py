@@ -9,7 +9,7 @@ from typing import Any
 
 from attune.common.pictures import figures, page
 from attune.common.text import aligned, clean
-from attune.fedserver.core.fleet_statistics import FEWEST_ROWS, ColumnStatistics, FleetStatistics
+from attune.fedserver.core.fleet_statistics import FEWEST_ROWS, ColumnErrors, ColumnStatistics, FleetStatistics, Noise
 
 HEADS = ("column", "devices", "rows", "missing", "mean", "deviation", "5 %", "median", "95 %", "between sites")
 WITHHELD = "withheld"
@@ -22,13 +22,16 @@ def lines_of(report: FleetStatistics) -> Iterator[str]:
     yield f"{report.devices} devices answered; samples: {samples}"
     for name, why in sorted(report.without.items()):
         yield clean(f"without {name}: {why}", 400)
+    for name, why in report.withheld.items():
+        yield clean(f"{WITHHELD}: {name}: {why}", 400)
+    if report.noise is not None:
+        yield f"noisy: {_noise(report.noise)}"
     if report.columns:
         yield ""
         yield from aligned([HEADS, *(tuple(map(_cell, _row(name, column))) for name, column in report.columns.items())])
-    if report.classes:
+    for heads, counts in _tables(report):
         yield ""
-        shown = ((label, WITHHELD if count is None else f"{count:,}") for label, count in report.classes.items())
-        yield from aligned([("class", "samples"), *((clean(label, 60), count) for label, count in shown)])
+        yield from aligned([heads, *(tuple(map(_cell, row)) for row in counts)])
     if report.class_distance is not None:
         yield f"distance of the sites' class shares from the fleet's: {report.class_distance:.2f} (0: alike, 1: disjoint)"
     if report.why:
@@ -43,11 +46,15 @@ def write_page(out: Path, report: FleetStatistics) -> list[Path]:
 
 def _sections(report: FleetStatistics) -> Iterator[page.Section]:
     rows = [_row(name, column) for name, column in report.columns.items()]
-    yield page.Section(
-        "Columns", f"{report.devices} devices answered. {_advice(report)}", table=page.PageTable(HEADS, rows) if rows else None
-    )
+    said = [f"{report.devices} devices answered", _advice(report).removesuffix(".")]
+    if report.noise is not None:
+        said += [f"Noisy: {_noise(report.noise)}", *(f"{WITHHELD}: {name}: {why}" for name, why in report.withheld.items())]
+    yield page.Section("Columns", ". ".join(said) + ".", table=page.PageTable(HEADS, rows) if rows else None)
     if report.classes:
         yield _class_section(report)
+    for heads, counts in _tables(report):
+        if heads[0] != "class":
+            yield page.Section(f"Values of {heads[0]}", "Rows of each value.", table=page.PageTable(heads, counts))
     drawn = [(name, column) for name, column in report.columns.items() if column.histogram and column.histogram.edges]
     for number, (name, column) in enumerate(drawn[:MOST_PICTURES]):
         yield page.Section(
@@ -60,16 +67,38 @@ def _advice(report: FleetStatistics) -> str:
     return f"Try first: {', '.join(report.first)} ({report.why})." if report.first else f"{report.why}."
 
 
+def _noise(noise: Noise) -> str:
+    """Return what the noise protects, and what the errors mean."""
+    whose = "each sample" if noise.unit == "example" else "each group of samples, which counts as one"
+    return f"epsilon = {noise.epsilon:g}, delta = {noise.delta:g} for {whose}; ± is one standard error of the noise"
+
+
 def _row(name: str, column: ColumnStatistics) -> tuple[page.Cell, ...]:
-    quantiles = column.quantiles or {}
-    numbers = (column.missing, column.mean, column.deviation, *(quantiles.get(share) for share in ("0.05", "0.5", "0.95")))
-    return (clean(name, 60), column.devices, column.rows, *numbers, column.between)
+    quantiles, errors = column.quantiles or {}, column.errors or ColumnErrors(0.0, 0.0)
+    shares = ("0.05", "0.5", "0.95")
+    numbers = [column.rows, column.missing, column.mean, column.deviation, *(quantiles.get(share) for share in shares)]
+    noise = [errors.rows, errors.missing, errors.mean, errors.deviation, *((errors.quantiles or {}).get(s) for s in shares)]
+    return (clean(name, 60), column.devices, *map(_with_error, numbers, noise), column.between)
+
+
+def _with_error(number: float | None, error: float | None) -> page.Cell:
+    """Return a figure with its error; without noise, or withheld, as it is."""
+    return f"{number:.4g} ± {error:.2g}" if number is not None and error else number
+
+
+def _tables(report: FleetStatistics) -> Iterator[tuple[tuple[str, str], list[tuple[page.Cell, ...]]]]:
+    """Yield heads and rows of the counts of classes, and of each category's values."""
+    counts = [("class", "samples", report.classes)] if report.classes else []
+    counts += [(clean(name, 60), "rows", column.values) for name, column in report.columns.items() if column.values]
+    error = report.noise.error if report.noise is not None else None
+    for name, what, shown in counts:
+        yield (name, what), [(clean(label, 60), _with_error(count, error)) for label, count in shown.items()]
 
 
 def _cell(cell: page.Cell) -> str:
     if cell is None:
         return WITHHELD
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.4g}" if isinstance(cell, float) else f"{cell:,}" if isinstance(cell, int) else str(cell)
 
 
 def _class_section(report: FleetStatistics) -> page.Section:
@@ -81,8 +110,8 @@ def _class_section(report: FleetStatistics) -> page.Section:
     axes.set_ylabel("samples")
     figures.plain(axes)
     caption = f"Classes with fewer than {FEWEST_ROWS} samples, or on too few devices, are withheld."
-    rows: list[tuple[page.Cell, ...]] = [(clean(label, 60), count) for label, count in (report.classes or {}).items()]
-    return page.Section("Classes", caption, page.Picture("classes", figure), page.PageTable(("class", "samples"), rows))
+    heads, rows = next(_tables(report))
+    return page.Section("Classes", caption, page.Picture("classes", figure), page.PageTable(heads, rows))
 
 
 def _histogram_caption(column: ColumnStatistics) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from attune.common import aio
 from attune.common.config import PrivacySettings, TrainSettings
 from attune.common.exchange.messages import StatisticsReport, StatisticsRequest
 from attune.common.plan import ModelSpec, Plan
+from attune.common.privacy.noisy_statistics import NoisyColumn, NoisyLayout, NoisySums
 from attune.common.site_statistics import SiteSums
 from attune.common.text import from_json
 from attune.fedclient.address import ServerAddress
@@ -30,8 +32,10 @@ def plan(**said: Any) -> Plan:
     return Plan("f", 0, ModelSpec("mlr", "tabular", (2,), 2), [0, 1], "fedavg", {}, TrainSettings(), **said)
 
 
-def answered(agreed: Plan | None, question: StatisticsRequest | None = None, **options: Any) -> StatisticsReport:
-    """Return the report of a device that discloses statistics, unless the options say otherwise."""
+def answered(
+    agreed: Plan | None, question: StatisticsRequest | None = None, lines: int = 0, **options: Any
+) -> StatisticsReport:
+    """Return the report of a device that discloses statistics, unless the options say otherwise, after so many lines."""
     given = DeviceOptions(Path(), ServerAddress("localhost", 1), Path(), **({"disclose": ("statistics",)} | options))
     said: list[Any] = []
     shard: LazyShard = shard_of("kiel", (X, Y))
@@ -43,7 +47,8 @@ def answered(agreed: Plan | None, question: StatisticsRequest | None = None, **o
             await discloser.answer(question or StatisticsRequest("1"), agreed)
 
     aio.run(run())
-    [report] = said
+    *printed, report = said  # what the device's user is told comes first
+    assert len(printed) == lines
     return report
 
 
@@ -73,3 +78,49 @@ def test_a_device_refuses_statistics_beside_privacy(agreed: Plan | None, options
 def test_a_question_for_too_many_columns_is_refused() -> None:
     many = StatisticsRequest("2", tuple(f"c{number}" for number in range(300)))
     assert "more than 256 columns" in answered(None, many).refused
+
+
+LAYOUT = NoisyLayout("f", "example", 1.0, 1e-5, 4.0, {"column 1": NoisyColumn((0.0, 24.0))}, ["0", "1"])
+
+
+def noisy(layout: NoisyLayout = LAYOUT, **more: Any) -> StatisticsRequest:
+    return StatisticsRequest("3", noisy_json=msgspec.json.encode(layout), **more)
+
+
+@pytest.mark.parametrize("more", [{}, {"layout_json": b"{}"}, {"centres_json": b"{}"}])
+def test_under_privacy_a_question_for_noise_gets_noisy_sums_alone(more: dict[str, Any]) -> None:
+    """Also a server that asks for something else at the same time gets nothing without noise."""
+    agreed = plan(privacy=PrivacySettings(unit="example", epsilon=4.0, statistics_epsilon=1.0))
+    report = answered(agreed, noisy(**more))
+    sums = from_json(report.report_json, NoisySums)
+    assert (report.refused, report.masked, sums.units, len(sums.values)) == ("", b"", 12, 25)
+    assert sums.deviation > 5 and any(value != round(value) for value in sums.values)
+
+
+@pytest.mark.parametrize(
+    ("agreed", "question", "options", "why"),
+    [
+        (None, noisy(), {"disclose": ()}, "--disclose statistics"),
+        (None, noisy(), {"disclose": ("masked-statistics",)}, "--disclose statistics"),
+        (None, noisy(), {"privacy": PrivacyLimits(epsilon=0.5)}, "its privacy budget is spent"),
+        (None, noisy(), {"privacy": PrivacyLimits(epsilon=4.0, delta=1e-9)}, "--max-delta"),
+        (plan(privacy=PrivacySettings(unit="example", epsilon=4.0)), noisy(), {}, "privacy.statistics_epsilon"),
+        (plan(transforms={"secure-sum-aes": {}}), noisy(), {}, "only masked"),
+        (None, noisy(msgspec.structs.replace(LAYOUT, classes=[], columns={})), {}, "for 0 numbers"),
+        (None, noisy(msgspec.structs.replace(LAYOUT, unit="group")), {}, "name none"),
+        (None, StatisticsRequest("3", noisy_json=b"["), {}, "cannot be read"),
+    ],
+)
+def test_a_question_for_noise_that_asks_for_too_much_is_refused(
+    agreed: Plan | None, question: StatisticsRequest, options: dict[str, Any], why: str
+) -> None:
+    report = answered(agreed, question, **options)
+    assert why in report.refused and report.report_json == b""
+
+
+def test_a_damaged_ledger_gives_no_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    (tmp_path / "privacy" / "damaged").mkdir(parents=True)
+    (tmp_path / "privacy" / "damaged" / "ledger.json").write_text("{")
+    report = answered(None, noisy(), lines=1)
+    assert "ledger cannot be used" in report.refused and str(tmp_path) not in report.refused

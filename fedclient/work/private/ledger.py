@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,11 +21,13 @@ from attune.common.durable import write_file
 from attune.common.errors import AttuneError, HomeMismatch, SettingError
 from attune.common.privacy.accountant import NoisySteps, epsilon_of, noise_for
 from attune.common.privacy.noise import SECRET_BYTES, key_of
+from attune.common.privacy.noisy_statistics import NoisyLayout
 from attune.common.protocol import SPENT
 from attune.common.text import from_json, newer_format
 
 LEAST_LEFT = 0.01  # share of a budget; with less, the noise would drown everything
 METRICS_SHARE = 0.1  # of the epsilon of a run, if the metrics of its orders leave with noise
+STATISTICS = "{federation}/statistics {layout}"  # stands where a run's name does, for statistics with noise
 
 
 class BudgetSpent(AttuneError):
@@ -175,7 +177,8 @@ class PrivacyLedger:
                     return charges
             left = max(0, privacy.orders - sum(len(charges.attempts) for charges in same))
             metrics_noise = _noise_of_metrics(privacy, rate, steps, max(1, left)) if metrics else 0.0
-            noise, orders = self._mechanism(content, privacy, rate, steps, left, metrics_noise)
+            reserved = _reserved_statistics(content, run, privacy)
+            noise, orders = self._mechanism(content, privacy, rate, steps, left, metrics_noise, reserved)
             others = sum(len(charges.attempts) for charges in content.runs)
             charges = RunCharges(run, rate, noise, steps, orders, privacy.delta, privacy.epsilon, others, metrics_noise)
             content.runs.append(charges)
@@ -218,6 +221,39 @@ class PrivacyLedger:
             number = charges.attempts.index(attempt)
         return key_of(bytes.fromhex(content.secret), run.run, number, order_id, inputs)
 
+    def charge_statistics(
+        self, layout: NoisyLayout, noise: float, inputs: str, most_epsilon: float | None, running: str = ""
+    ) -> bytes:
+        """Charge a release of statistics, durably, and return the key of its noise.
+
+        The same sums in the same layout cost nothing more, and get the same noise. Other sums, of data that have changed, are
+        charged again: with the same noise their difference would be the change.
+
+        Args:
+            layout: Everything that the release depends on besides the data.
+            noise: Noise multiplier of the release.
+            inputs: Digest of the sums before the noise.
+            most_epsilon: What may be spent on these data in all; None: not limited.
+            running: The federation and its run, of which the orders to come are counted as spent; empty: none.
+
+        Raises:
+            BudgetSpent: The budget does not allow it.
+            DiskFull: The charge cannot be kept.
+        """
+        run, attempt = STATISTICS.format(federation=layout.federation, layout=layout.digest), Attempt("statistics", inputs)
+        with self._changing() as content:
+            known = [kept for kept in content.runs if kept.run == run]
+            charges = known[0] if known else RunCharges(run, 1.0, noise, 1, 0, layout.delta, layout.budget)
+            if attempt not in charges.attempts:
+                others = [kept for kept in content.runs if kept.run != run]
+                spent = [cost for kept in others for cost in kept.spent(kept.orders if kept.run == running else None)]
+                cost = epsilon_of([*spent, *charges.spent(len(charges.attempts) + 1)], layout.delta)
+                if most_epsilon is not None and cost > most_epsilon * (1 + 1e-6):
+                    raise BudgetSpent(f"{SPENT}, or planned for training: no statistics can be paid for")
+                charges.attempts.append(attempt)
+                content.runs += [] if known else [charges]
+        return key_of(bytes.fromhex(content.secret), run, inputs)
+
     def epsilon(self, delta: float) -> float:
         """Return what was spent on these data in all runs."""
         return epsilon_of([cost for charges in self._content.runs for cost in charges.spent()], delta)
@@ -229,10 +265,16 @@ class PrivacyLedger:
 
     @staticmethod
     def _mechanism(
-        content: LedgerContent, privacy: PrivacySettings, rate: float, steps: int, left: int, metrics: float
+        content: LedgerContent,
+        privacy: PrivacySettings,
+        rate: float,
+        steps: int,
+        left: int,
+        metrics: float,
+        reserved: Sequence[NoisySteps],
     ) -> tuple[float, int]:
         """Return the noise, and the orders that the budget allows with it."""
-        spent = tuple(cost for charges in content.runs if charges.attempts for cost in charges.spent())
+        spent = (*(cost for charges in content.runs if charges.attempts for cost in charges.spent()), *reserved)
         if privacy.epsilon is None or not left:
             return privacy.noise or 0.0, left
         if privacy.noise is None:
@@ -259,6 +301,16 @@ class PrivacyLedger:
             yield self._content
             if msgspec.json.encode(self._content) != before:
                 _write(self._place, self._content)
+
+
+def _reserved_statistics(content: LedgerContent, run: str, privacy: PrivacySettings) -> list[NoisySteps]:
+    """Return what statistics of this plan may still cost, so that training leaves it; nothing once some were charged."""
+    federation = run.rpartition("/")[0]
+    if privacy.statistics_epsilon is None or any(
+        kept.run.startswith(STATISTICS.format(federation=federation, layout="")) for kept in content.runs
+    ):
+        return []
+    return [NoisySteps(1.0, noise_for(privacy.statistics_epsilon, privacy.delta, 1.0, 1), 1)]
 
 
 def _leaves_one(content: LedgerContent, charges: RunCharges) -> bool:

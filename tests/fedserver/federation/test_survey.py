@@ -13,38 +13,52 @@ from attune.common import aio
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
 from attune.common.exchange.messages import StatisticsReport, StatisticsRequest
-from attune.common.plan import Profile
-from attune.common.protocol import STATISTICS
+from attune.common.plan import DataSettings, Profile
+from attune.common.privacy.noisy_statistics import NoisyLayout, NoisySums
+from attune.common.protocol import NOISY_STATISTICS, STATISTICS
 from attune.common.site_statistics import Centre, ColumnSums, SiteSketches, SiteSums
 from attune.fedclient.data.site_sums import sketch_of
 from attune.fedserver.core.fleet_statistics import FleetStatistics
+from attune.fedserver.core.noisy_fleet import NoisyQuestions
 from attune.fedserver.federation import survey
 from attune.fedserver.federation.streams import Stream, Streams
 from attune.fedserver.federation.survey import SILENT, TOO_MUCH, TOO_OLD, Survey, without_statistics
 
 PROFILE = Profile("tabular", (1,), ["no", "yes"], 10, 2, column_names=["age"])
+NOISY = NoisySums(12, 2.0, [5.0, 7.5])
+ASKS = NoisyQuestions(
+    "fed", PrivacySettings(unit="example", epsilon=4.0, statistics_epsilon=1.0), DataSettings(classes=["no", "yes"])
+)
 AGES = np.arange(12.0)
 SUMS = SiteSums(12, {"age": ColumnSums(12, 0, 5.5, 143.0)}, [6, 6])
 Answer = Callable[[StatisticsRequest], StatisticsReport | None]
 
 
 def honest(question: StatisticsRequest) -> StatisticsReport:
+    if question.noisy_json:
+        assert msgspec.json.decode(question.noisy_json, type=NoisyLayout).classes == ["no", "yes"]
+        return StatisticsReport(question.id, msgspec.json.encode(NOISY))
     if not question.centres_json:
         return StatisticsReport(question.id, msgspec.json.encode(SUMS))
     centres = msgspec.json.decode(question.centres_json, type=dict[str, Centre])
     return StatisticsReport(question.id, msgspec.json.encode(SiteSketches({"age": sketch_of(AGES, centres["age"])})))
 
 
-def surveyed(odd: Answer | None, known: tuple[str, ...] = (STATISTICS,), patience_s: float = 5.0) -> FleetStatistics:
+def surveyed(
+    odd: Answer | None,
+    known: tuple[str, ...] = (STATISTICS, NOISY_STATISTICS),
+    patience_s: float = 5.0,
+    noisy: NoisyQuestions | None = None,
+) -> FleetStatistics:
     """Return the statistics of five honest devices and of Eve, who answers so, or not at all."""
 
     async def run() -> FleetStatistics:
         streams = Streams()
-        fleet = Survey(streams, "")
+        fleet = Survey(streams, "" if noisy is None else without_statistics(noisy.privacy), noisy=noisy)
         answers: dict[str, Answer | None] = dict.fromkeys((f"d{number}" for number in range(5)), honest)
         answers["eve"] = odd
         for name in answers:
-            streams.enter(Stream(name, PROFILE, known=known if name == "eve" else (STATISTICS,)))
+            streams.enter(Stream(name, PROFILE, known=known if name == "eve" else (STATISTICS, NOISY_STATISTICS)))
 
         async def device(name: str, answer: Answer | None) -> None:
             stream = streams.get(name)
@@ -119,3 +133,36 @@ def test_beside_noise_the_question_is_refused(privacy: PrivacySettings) -> None:
 def test_a_column_that_no_device_has_is_an_error() -> None:
     with pytest.raises(SettingError, match="no connected device has a column 'height'"):
         aio.run(Survey(Streams(), "").run(("height",), 1.0))
+
+
+def test_noisy_answers_are_added_up_with_their_error() -> None:
+    seen = surveyed(honest, noisy=ASKS)
+    assert seen.devices == 6 and seen.samples == 72 and seen.classes == {"no": 30, "yes": 45}
+    assert seen.noise is not None and seen.noise.error == 2 * 6**0.5 and seen.without == {}
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        (
+            lambda question: StatisticsReport(question.id, msgspec.json.encode(NoisySums(12, 2.0, [5.0]))),
+            "not those of the data",
+        ),
+        (lambda question: StatisticsReport(question.id, msgspec.json.encode(SUMS)), "cannot be read"),
+        (lambda question: StatisticsReport(question.id, refused="its privacy budget is spent"), "budget is spent"),
+    ],
+)
+def test_a_device_without_a_noisy_answer_is_excused(odd: Answer, why: str) -> None:
+    seen = surveyed(odd, noisy=ASKS)
+    assert seen.devices == 5 and why in seen.without["eve"] and seen.classes == {"no": 25, "yes": 38}
+
+
+def test_a_device_that_knows_no_noise_is_not_asked() -> None:
+    """It would not know the layout, and would answer without noise."""
+    assert surveyed(None, known=(STATISTICS,), noisy=ASKS).without == {"eve": TOO_OLD}
+
+
+def test_the_refusal_names_the_setting_that_allows_noisy_statistics() -> None:
+    assert "set privacy.statistics_epsilon" in without_statistics(PrivacySettings(unit="group"))
+    assert "privacy.clip bounds" in without_statistics(PrivacySettings(unit="client"))
+    assert without_statistics(PrivacySettings()) == ""
