@@ -97,10 +97,10 @@ class StateVault:
     def writer(self, key: str, manifest: Manifest) -> _SlotWriter:
         return _SlotWriter(self, key, TensorWriter(partial(self._blobs.create, self._name(key)), manifest))
 
-    def adopt(self, blobs: SharedBlobs, key: str, digest: str, size: int, stored: str) -> None:
-        """Stage an object that a worker has written and hashed."""
+    def adopt(self, blobs: SharedBlobs, key: str, digest: str, size: int, stored: str, chunks: bytes) -> None:
+        """Stage an object that a worker has written and hashed, also its chunks."""
         blob = Blob(self._name(key), digest, size)
-        blobs.adopt(blob, stored)
+        blobs.adopt(blob, stored, chunks)
         self.stage(key, blob)
 
     def _name(self, key: str) -> str:

@@ -81,7 +81,7 @@ class Blobs(Protocol):
         The bytes are durable when this returns, and the name with the next `put` beside it.
 
         Raises:
-            Damaged: The content is missing.
+            Damaged: The content is missing, or was found to be another.
         """
 
     def sync(self, blob: Blob) -> None:
@@ -146,8 +146,8 @@ class SharedBlobs(Blobs, Protocol):
     @property
     def ranges(self) -> Any: ...
 
-    def adopt(self, blob: Blob, key: str) -> None:
-        """Give a name to an object that a worker has written and hashed. The bytes are durable."""
+    def adopt(self, blob: Blob, key: str, chunks: bytes) -> None:
+        """Give a name to an object that a worker has written and hashed, also its chunks. The bytes are durable."""
 
     def drop_objects(self, keys: Sequence[str]) -> None:
         """Remove objects that never had a name. Never raises: what stays goes at the next start."""

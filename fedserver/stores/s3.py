@@ -21,6 +21,7 @@ from attune.common.wire.blobs import Blob, LocalTarget, Readable, Target
 from attune.common.wire.digest import digest_of
 from attune.fedserver.ports.blobs import INBOX, NOISE_SECRET, REDO, SERVED, STATE, UPLOADS, Damaged
 from attune.fedserver.stores.checked_blobs import OBJECTS, CheckedBlobs, new_key
+from attune.fedserver.stores.chunk_digests import chunks_of
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.object_cache import ObjectCache
 from attune.fedserver.stores.object_source import ObjectRanges, ObjectSource
@@ -74,12 +75,12 @@ class S3Blobs(CheckedBlobs):
         finally:
             target.abort()
 
-    def upload(self, blob: Blob, path: Path, key: str = "") -> Blob:
+    def upload(self, blob: Blob, path: Path, chunks: bytes, key: str = "") -> Blob:
         """Write a file of the cache's folder to S3, unless its bytes are the object `key`, and then give it its name."""
         if not key:
             key = new_key(blob.digest)
             self._objects.write(key, path)
-        self._cache.take(path, key)
+        self._cache.take(path, key, chunks)
         self._give(blob, key)
         self._known[blob.name] = blob.digest
         return blob
@@ -91,7 +92,6 @@ class S3Blobs(CheckedBlobs):
             if held is None:
                 raise Damaged(f"{blob.name} is missing", blob.name)
             self._give(kept, held[0])
-            is_known = self._known.get(blob.name) == blob.digest
         else:
             copy = self._cache.fill(0)
             copy.abort()
@@ -99,10 +99,10 @@ class S3Blobs(CheckedBlobs):
                 os.link(self._local.local(blob.name), copy.path)
             except FileNotFoundError:
                 raise Damaged(f"{blob.name} is missing", blob.name) from None
-            is_known = self._local.is_known(blob)
-            self.upload(kept, copy.path, self.beside.pop(blob.name, ""))
-        if not is_known:
-            self._known.pop(name, None)
+            try:
+                self.upload(kept, copy.path, chunks_of(copy.path, blob), self.beside.pop(blob.name, ""))
+            finally:
+                copy.path.unlink(missing_ok=True)
         return kept
 
     def sync(self, blob: Blob) -> None:
@@ -115,7 +115,8 @@ class S3Blobs(CheckedBlobs):
         if not _is_in_s3(blob.name):
             return self._local.open(blob)
         held = self._found(blob.name)
-        if held is None or not self._known.get(blob.name) == held[1].digest == blob.digest:
+        is_known = held is not None and self._cache.knows(held[0])
+        if held is None or not is_known or not self._known.get(blob.name) == held[1].digest == blob.digest:
             super().open(blob).close()
             held = self._found(blob.name)
         if held is None:
@@ -127,9 +128,10 @@ class S3Blobs(CheckedBlobs):
         """Access for workers on other machines, which read and write objects by themselves."""
         return self._objects.access
 
-    def adopt(self, blob: Blob, key: str) -> None:
+    def adopt(self, blob: Blob, key: str, chunks: bytes) -> None:
         """Give a name to an object whose bytes a worker has written, durably, and has hashed."""
         self._give(blob, key)
+        self._cache.learn(key, chunks)
         self._known[blob.name] = blob.digest
 
     def drop_objects(self, keys: Sequence[str]) -> None:
@@ -241,7 +243,7 @@ class S3Blobs(CheckedBlobs):
 
     def _drop(self, keys: Sequence[str]) -> None:
         """Remove objects that no name holds. Those that S3 does not remove now go at the next start."""
-        self._cache.drop(keys)
+        self._cache.forget(keys)
         try:
             self._objects.remove(keys)
         except LedgerBusy as error:
@@ -263,7 +265,8 @@ class _S3Target:
     def finish(self, digest: str, size: int) -> Blob:
         self._file.finish(digest, size)
         try:
-            return self._blobs.upload(Blob(self.name, digest, size), self._file.path)
+            blob = Blob(self.name, digest, size)
+            return self._blobs.upload(blob, self._file.path, chunks_of(self._file.path, blob))
         finally:
             self._file.path.unlink(missing_ok=True)
 

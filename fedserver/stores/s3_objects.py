@@ -15,6 +15,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
 from obstore.store import S3Store
 
 from attune.common.errors import LedgerBusy
+from attune.fedserver.stores.chunk_digests import chunks_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,8 +94,12 @@ class S3Objects:
             raise
         return True
 
-    def write_tensors(self, manifest: Manifest, tensors: Iterable[tuple[str, Tensor]], name_of: Callable[[str], str]) -> Blob:
-        """Write tensors as one object, and return its digest and size. Until then the blob lies in a temporary folder.
+    def write_tensors(
+        self, manifest: Manifest, tensors: Iterable[tuple[str, Tensor]], name_of: Callable[[str], str]
+    ) -> tuple[Blob, bytes]:
+        """Write tensors as one object; return its digest and size, and digests of its chunks.
+
+        Until then the blob lies in a temporary folder.
 
         Args:
             manifest: Dtype and shape of each tensor.
@@ -109,8 +114,9 @@ class S3Objects:
                 for name, tensor in tensors:
                     writer.put(name, tensor)
                 blob = writer.close()
+            chunks = chunks_of(path, blob)
             self.write(name_of(blob.digest), path)
-        return blob
+        return blob, chunks
 
     def read(self, key: str) -> bytes:
         return self._do(lambda: bytes(obstore.get(self._store, key).bytes()))
@@ -118,10 +124,14 @@ class S3Objects:
     def has(self, key: str) -> bool:
         """Return whether there is such an object."""
         try:
-            self._do(lambda: obstore.head(self._store, key))
+            self.size(key)
         except KeyError:
             return False
         return True
+
+    def size(self, key: str) -> int:
+        """Return how many bytes an object has."""
+        return self._do(lambda: obstore.head(self._store, key)["size"])
 
     def range(self, key: str, start: int, length: int) -> memoryview:
         """Return `length` bytes of an object from `start` on, fewer only at its end."""

@@ -90,7 +90,7 @@ class StoreRound:
                 calls.append(self._pool.call("assemble", self._access, shared, manifests, self._token))
             blobs: list[WrittenBlob] = [written for of_call in results(calls) for written in of_call]
             for written in blobs:
-                self._vault.adopt(self._blobs, written.key, written.digest, written.size, written.object)
+                self._vault.adopt(self._blobs, written.key, written.digest, written.size, written.object, written.chunks)
             return reported
         finally:
             self._blobs.drop_objects(self._pieces)

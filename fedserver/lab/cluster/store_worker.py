@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
+from attune.common.errors import LedgerBusy
 from attune.common.exchange.transform import PartUpdate
 from attune.common.wire.checks import is_finite
-from attune.common.wire.digest import file_name
+from attune.common.wire.digest import digest_of, file_name
 from attune.common.wire.header import Manifest
 from attune.fedserver.lab.aggregators.base import Blockwise, Put, Tensors, Unit
 from attune.fedserver.lab.build import AggregatorSpec, made
@@ -59,11 +60,12 @@ class StoredRound:
 
 @dataclass(frozen=True)
 class Row:
-    """Next values of one vault key in a piece: bytes [start, end), in the layout of `pack`."""
+    """Next values of one vault key in a piece: bytes [start, end), in the layout of `pack`, and their digest."""
 
     start: int
     end: int
     manifest: Manifest
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class WrittenBlob:
     digest: str
     size: int
     object: str
+    chunks: bytes  # digests of its chunks
 
 
 class StoreWorker(ClusterWorker):
@@ -173,24 +176,30 @@ def _written(objects: S3Objects, piece: str, puts: Iterator[Put]) -> Piece:
     rows, data, start = dict[str, Row](), list[bytes](), 0
     for key in list(values):
         packed = pack(values.pop(key))
-        rows[key] = Row(start, start + len(packed.data), packed.manifest)
         data.append(packed.data.tobytes())
+        rows[key] = Row(start, start + len(packed.data), packed.manifest, digest_of(data[-1]))
         start += len(packed.data)
     objects.write(piece, b"".join(data))
     return Piece(piece, rows)
 
 
 def _assembled(objects: S3Objects, key: str, manifest: Manifest, pieces: Sequence[Piece], token: str) -> WrittenBlob:
-    """Write the blob of one vault key out of its rows."""
+    """Write the blob of one vault key out of its rows.
+
+    Raises:
+        LedgerBusy: A piece is damaged; the round is carried out again.
+    """
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         for piece in pieces:
             if (row := piece.rows.get(key)) is not None:
-                data = np.frombuffer(objects.range(piece.object, row.start, row.end - row.start), dtype=np.uint8)
-                yield from unpack(PackedTensors(row.manifest, data)).items()
+                data = objects.range(piece.object, row.start, row.end - row.start)
+                if digest_of(data) != row.digest:
+                    raise LedgerBusy(f"{objects.url}: a piece of the next state has other bytes than were written")
+                yield from unpack(PackedTensors(row.manifest, np.frombuffer(data, dtype=np.uint8))).items()
 
     def name_of(digest: str) -> str:
         return f"{OBJECTS}{file_name(digest)}.{token}"
 
-    blob = objects.write_tensors(manifest, tensors(), name_of)
-    return WrittenBlob(key, blob.digest, blob.size, name_of(blob.digest))
+    blob, chunks = objects.write_tensors(manifest, tensors(), name_of)
+    return WrittenBlob(key, blob.digest, blob.size, name_of(blob.digest), chunks)

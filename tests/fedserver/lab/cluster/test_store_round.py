@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,8 @@ from attune.common import aio
 from attune.common.errors import LedgerBusy
 from attune.common.exchange.transform import PartUpdate
 from attune.common.wire.files import TensorFile, write_tensors
-from attune.common.wire.tensors import Cast, manifest_of
+from attune.common.wire.header import layout_of
+from attune.common.wire.tensors import Cast, bytes_of, manifest_of
 from attune.fedserver.lab.checks import BoundedTensors
 from attune.fedserver.lab.cluster.store_worker import StoredRound
 from attune.fedserver.lab.stale_updates import RebasedTensors
@@ -230,6 +231,73 @@ def test_a_lost_object_and_a_store_that_fails_are_named_and_the_cluster_stays(er
     with pytest.raises(raised):
         spread.aggregator.close_round(updates)
     assert pool.usable
+
+
+def change_object(storage: RemoteStorage, name: str, change: Callable[[bytearray], object]) -> None:
+    """Put other bytes in the place of those of a blob, past the server."""
+    objects = storage.blobs._objects
+    key, _ = storage.blobs._found(name) or ("", None)
+    data = bytearray(objects.read(key))
+    change(data)
+    objects.remove([key])
+    assert objects.write(key, bytes(data))
+
+
+def flip_the_last_byte(data: bytearray) -> None:
+    data[-1] ^= 1
+
+
+def take_those_of_another(data: bytearray) -> None:
+    """Take the bytes of a sound blob with the same header."""
+    other = draw(77)
+    data[-SIZE:] = b"".join(bytes_of(other[name]) for name in layout_of(manifest_of(other)).manifest)
+
+
+@pytest.mark.parametrize("change", [flip_the_last_byte, take_those_of_another, lambda data: data.pop(), bytearray.clear])
+@pytest.mark.parametrize("aggregator", ["mean", "attention", "amp"])
+def test_a_damaged_or_exchanged_update_is_named_and_nothing_is_staged(aggregator, change, new_pool, storage):
+    pool, _ = new_pool(2)
+    spread = InStore(storage, aggregator, {}, pool)
+    updates = [spread.stored(1, update(1, name, 1)) for name in ("ann", "bob", "cyd")]
+    change_object(storage, "inbox/train-1-bob/part.safetensors", change)
+    with pytest.raises(Damaged, match=r"inbox/train-1-bob/part\.safetensors is damaged in s3://") as caught:
+        spread.aggregator.close_round(updates)
+    assert caught.value.name == "inbox/train-1-bob/part.safetensors"
+    assert pool.usable and spread.vault.staged_slots() == []
+
+
+@pytest.mark.parametrize("aggregator", ["attention", "amp"])
+def test_a_damaged_present_value_is_named_and_nothing_is_staged(aggregator, new_pool, storage):
+    pool, _ = new_pool(2)
+    spread = InStore(storage, aggregator, {}, pool)
+    for number in (1, 2):
+        spread.play(number, {"ann": 1, "bob": 2})
+        spread.commit()
+    updates = [spread.stored(3, update(3, name, 1)) for name in ("ann", "bob")]
+    (slot,) = [one for one in spread.slots.values() if one.key == spread.aggregator.slot("ann")]
+    change_object(storage, f"state/{slot.file}", flip_the_last_byte)
+    with pytest.raises(Damaged, match="is damaged in s3://") as caught:
+        spread.aggregator.close_round(updates)
+    assert caught.value.name == f"state/{slot.file}"
+    assert spread.vault.staged_slots() == []
+
+
+def test_a_damaged_piece_is_made_again(new_pool, storage, monkeypatch):
+    pool, _ = new_pool(2)
+    alone, spread = Played("attention", {}), InStore(storage, "attention", {}, pool)
+    write = S3Objects.write
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            S3Objects,
+            "write",
+            lambda self, key, content: write(self, key, content[:-1] + b"?" if "piece" in key else content),
+        )
+        with pytest.raises(LedgerBusy, match="a piece of the next state has other bytes than were written"):
+            spread.play(1, {"ann": 1, "bob": 2})
+    spread.vault.take_back()
+    alone.play(1, {"ann": 1, "bob": 2})
+    spread.play(1, {"ann": 1, "bob": 2})
+    assert spread.commit() == alone.commit()
 
 
 def test_what_travels_has_no_keys_and_shows_none(new_pool, storage):
