@@ -24,6 +24,7 @@ from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.private.ledger import BudgetSpent, PrivacyLedger
 from attune.fedclient.work.private.noisy_release import check_allowed, released
+from tests.empirical_epsilon import Scores, lower_bound
 
 DELTA = 1e-5
 COLUMNS = {"column 1": NoisyColumn((0.0, 50.0)), "column 2": NoisyColumn((0.0, 50.0))}
@@ -79,6 +80,27 @@ def test_the_noise_has_the_stated_deviation_around_the_sums() -> None:
     assert noise.std() == pytest.approx(deviation, rel=4 / np.sqrt(2 * noise.size))
     assert abs(noise.mean()) < 4 * deviation / np.sqrt(noise.size)
     assert np.abs(np.corrcoef(noise.T) - np.eye(LAYOUT.size)).max() < 0.5  # 100 draws: five standard errors
+
+
+def test_an_attacker_proves_less_than_is_charged_and_not_nothing() -> None:
+    """The attacker looks along the longest vector of a sample. With a sixth of the noise it would prove more than 2."""
+    layout = msgspec.structs.replace(LAYOUT, epsilon=2.0, budget=None)
+    x = np.concatenate([X, [[50.0, 0.0]]]).astype(np.float32)
+    sites = {
+        is_there: shard_of("kiel", (x[: 24 + is_there], np.arange(24 + is_there) % 2)).load() for is_there in (True, False)
+    }
+    true = {is_there: unit_sums(site, layout)[1] for is_there, site in sites.items()}
+    vector = true[True] - true[False]
+    assert np.linalg.norm(vector) == pytest.approx(layout.norm)
+
+    def scores(is_there: bool) -> Scores:
+        secrets = (bytes([is_there]) * 28 + trial.to_bytes(4, "big") for trial in range(1200))
+        answers = (released(sites[is_there], layout, PrivacyLedger.in_memory(secret), None) for secret in secrets)
+        return np.array([(np.array(one.values) - true[False]) @ vector for one in answers]) / layout.norm**2
+
+    inside, outside = scores(True), scores(False)
+    assert inside.mean() - outside.mean() == pytest.approx(1, abs=0.3)
+    assert 0.1 < lower_bound(inside, outside, DELTA) <= 2 < lower_bound(1 + (inside - 1) / 6, outside / 6, DELTA)
 
 
 def test_a_spent_budget_pays_for_no_statistics(tmp_path: Path) -> None:
