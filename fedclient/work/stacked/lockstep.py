@@ -13,7 +13,7 @@ from attune.fedclient.work.job import FailedWork, Job, Jobs, alone
 from attune.fedclient.work.objectives.descent import Descent
 from attune.fedclient.work.stacked import reasons
 from attune.fedclient.work.stacked.descend import descend
-from attune.fedclient.work.stacked.scoring import rate, score, weigh
+from attune.fedclient.work.stacked.scoring import PaddedSamples, rate, score, weigh
 from attune.fedclient.work.trainer import Accuracy, Scores
 
 T = TypeVar("T")
@@ -36,6 +36,14 @@ class Stacked:
 
     def __init__(self) -> None:
         self._reasons: dict[Hashable, str] = {}
+        padded = PaddedSamples()
+        # Kind of job -> what computes like ones together, and why it may not.
+        self._together: dict[type, tuple[Callable[[Any], Sequence[Any]], Callable[[Any], str]]] = {
+            Descent: (descend, reasons.against_training),
+            Scores: (partial(score, padded=padded), reasons.against_scoring),
+            Accuracy: (partial(rate, padded=padded), reasons.against_scoring),
+            Weighing: (weigh, lambda jobs: ""),
+        }
 
     def __repr__(self) -> str:
         return f"Stacked({self.reasons})"
@@ -58,21 +66,12 @@ class Stacked:
         """Return the result of each of similar jobs, or FailedWork."""
         if len(jobs) == 1:
             return [_result_of(jobs[0].alone)]
-        compute, against = _TOGETHER[type(jobs[0])]
+        compute, against = self._together[type(jobs[0])]
         if key not in self._reasons:
             self._reasons[key] = against(jobs)
         if self._reasons[key]:
             return [_result_of(job.alone) for job in jobs]
         return [FailedWork(result) if isinstance(result, Exception) else result for result in compute(jobs)]
-
-
-# Kind of job -> what computes like ones together, and why it may not.
-_TOGETHER: dict[type, tuple[Callable[[Any], Sequence[Any]], Callable[[Any], str]]] = {
-    Descent: (descend, reasons.against_training),
-    Scores: (score, reasons.against_scoring),
-    Accuracy: (rate, reasons.against_scoring),
-    Weighing: (weigh, lambda jobs: ""),
-}
 
 
 class _Run(Generic[T]):

@@ -5,8 +5,9 @@ D devices, N samples, K models, V validation samples, T labels of a sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -23,37 +24,39 @@ from attune.fedclient.work.trainer import EVALUATION_BATCH, Accuracy, Scores
 ROWS = 16  # fewest samples of a device at a time, so that small devices need few steps
 AT_ONCE = 16 * EVALUATION_BATCH  # most samples of all devices at a time
 CHEAP_BYTES = 8 << 20  # of weights times samples: padding that costs less than one more call of torch
+KEPT_BYTES = 64 << 20  # of padded samples that are kept for the next evaluation
 
 
-def score(jobs: Sequence[Scores]) -> list[list[tuple[int, Tensor]] | Exception]:
+def score(jobs: Sequence[Scores], padded: PaddedSamples) -> list[list[tuple[int, Tensor]] | Exception]:
     """Return the result of each of similar jobs, in order, in one piece: [(0, logits (N, ...))]. Each has a sample."""
     device_bytes = sum(tensor.nbytes for tensor in jobs[0].prepared.values())
-    return [[(0, logits)] for logits in in_stacks(jobs, device_bytes, lambda job: job.x.shape[0], _score)]
+    scored = in_stacks(jobs, device_bytes, lambda job: job.x.shape[0], lambda some: _score(some, padded))
+    return [[(0, logits)] for logits in scored]
 
 
-def rate(jobs: Sequence[Accuracy]) -> list[float]:
+def rate(jobs: Sequence[Accuracy], padded: PaddedSamples) -> list[float]:
     """Return the result of each of similar jobs, in order. Each has a sample."""
     device_bytes = sum(tensor.nbytes for tensor in jobs[0].prepared.values())
-    return in_stacks(jobs, device_bytes, lambda job: job.x.shape[0], _rate)
+    return in_stacks(jobs, device_bytes, lambda job: job.x.shape[0], lambda some: _rate(some, padded))
 
 
-def _score(jobs: Sequence[Scores]) -> list[Tensor]:
+def _score(jobs: Sequence[Scores], padded: PaddedSamples) -> list[Tensor]:
     """Score the jobs, those with the most samples first."""
     pieces: list[list[Tensor]] = [[] for _ in jobs]
-    for at, logits in _passes(jobs):
+    for at, logits in _passes(jobs, padded):
         for piece, scored, job in zip(pieces, logits.unbind(), jobs, strict=False):
             piece.append(scored[: job.x.shape[0] - at])
     return [torch.cat(piece) if len(piece) > 1 else piece[0] for piece in pieces]
 
 
-def _rate(jobs: Sequence[Accuracy]) -> list[float]:
+def _rate(jobs: Sequence[Accuracy], padded: PaddedSamples) -> list[float]:
     """Return the mean score of each job, those with the most samples first."""
     measure, sizes = jobs[0].trainer.measure, [job.y.shape[0] for job in jobs]
     size_D = torch.tensor(sizes)
     total_D, labels = torch.zeros(len(jobs), dtype=torch.float64), 1
-    for at, logits in _passes(jobs):
+    for at, logits in _passes(jobs, padded):
         k, rows = logits.shape[:2]
-        y = _rows([job.y for job in jobs[:k]], sizes, at, rows).to(logits.device)
+        y = padded.rows([job.y for job in jobs[:k]], sizes, at, rows).to(logits.device)
         scores, y = logits.flatten(0, 1), y.flatten(0, 1)
         measure.check(scores, y)
         right_DBT = measure.right(measure.of_scores(scores), y).double().cpu().reshape(k, rows, -1)
@@ -63,7 +66,7 @@ def _rate(jobs: Sequence[Accuracy]) -> list[float]:
     return [max(LOWEST, mean) for mean in (total_D / (size_D * labels)).tolist()]
 
 
-def _passes(jobs: Sequence[Scores | Accuracy]) -> Iterator[tuple[int, Tensor]]:
+def _passes(jobs: Sequence[Scores | Accuracy], padded: PaddedSamples) -> Iterator[tuple[int, Tensor]]:
     """Yield (index of the first row, logits (k, rows, ...)) of the k first devices, which have such rows.
 
     Devices with the most samples come first. All take equally many rows at a time.
@@ -78,9 +81,36 @@ def _passes(jobs: Sequence[Scores | Accuracy]) -> Iterator[tuple[int, Tensor]]:
             k = sum(size > at for size in sizes)
             fewest = max(ROWS, CHEAP_BYTES // max(1, k * weights))
             rows = max(1, min(AT_ONCE // k, max(fewest, sizes[k // 2] - at), sizes[0] - at))
-            x = _rows([job.x for job in jobs[:k]], sizes, at, rows).to(trainer.device)
+            x = padded.rows([job.x for job in jobs[:k]], sizes, at, rows).to(trainer.device)
             yield at, vmap(partial(trainer.predictor.logits, trainer.network))(first_devices(tensors, k), x)
             at += rows
+
+
+class PaddedSamples:
+    """Padded samples of the last evaluations, KEPT_BYTES at most.
+
+    A device is scored on the same tensors before and after training, and in every round. Nothing writes into them.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, tuple[list[ref[Tensor]], Tensor]] = {}  # what was made last at the end
+        self._bytes = 0
+
+    def __repr__(self) -> str:
+        return f"PaddedSamples({len(self._kept)} of {self._bytes} bytes)"
+
+    def rows(self, samples: Sequence[Tensor], sizes: Sequence[int], at: int, rows: int) -> Tensor:
+        """Return (k, rows, ...): so many samples from `at` on of each tensor. Its first sample fills up the rest."""
+        key = (at, rows, *map(id, samples))
+        found = self._kept.get(key)
+        if found is not None and all(kept() is tensor for kept, tensor in zip(found[0], samples, strict=True)):
+            return found[1]
+        made = _rows(samples, sizes, at, rows)
+        self._bytes += made.nbytes - (found[1].nbytes if found else 0)  # an id may be that of a tensor that is gone
+        self._kept[key] = ([ref(tensor) for tensor in samples], made)
+        while self._bytes > KEPT_BYTES:
+            self._bytes -= self._kept.pop(next(iter(self._kept)))[1].nbytes
+        return made
 
 
 def _rows(samples: Sequence[Tensor], sizes: Sequence[int], at: int, rows: int) -> Tensor:

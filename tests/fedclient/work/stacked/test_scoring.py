@@ -84,9 +84,30 @@ def test_models_are_stacked_no_further_than_memory_allows(make, monkeypatch):
     one = sum(tensor.nbytes for tensor in devices[0].start.values())
     monkeypatch.setattr(descend, "STACK_BYTES", 2 * one)
     score = scoring._score
-    monkeypatch.setattr(scoring, "_score", lambda jobs: sizes.append(len(jobs)) or score(jobs))
+    monkeypatch.setattr(scoring, "_score", lambda jobs, padded: sizes.append(len(jobs)) or score(jobs, padded))
     found = Stacked().run([evaluation(each, size) for each, size in zip(devices, TESTED, strict=True)])
     assert sizes == [2, 2, 1] and [len(each) for each in found] == list(TESTED)
+
+
+def test_padded_samples_are_kept_for_the_same_tensors_alone(monkeypatch):
+    padded, sizes = scoring.PaddedSamples(), [3, 2]
+    samples = [torch.arange(3.0), torch.arange(2.0) + 7]
+    first = padded.rows(samples, sizes, 0, 3)
+    assert first.tolist() == [[0, 1, 2], [7, 8, 7]], "the first sample fills up"
+    assert padded.rows(samples, sizes, 0, 3) is first
+    assert padded.rows(samples, sizes, 2, 1).tolist() == [[2], [7]] and padded.rows(samples[:1], sizes, 0, 3) is not first
+    monkeypatch.setattr(scoring, "id", lambda tensor: 1, raising=False)  # as when a tensor has the address of one that is gone
+    others = [torch.arange(3.0) + 1, torch.arange(2.0)]
+    assert padded.rows(others, sizes, 0, 3).tolist() == [[1, 2, 3], [0, 1, 0]]
+    assert padded.rows(samples, sizes, 0, 3).tolist() == first.tolist()
+
+
+def test_padded_samples_take_no_more_than_their_bytes(monkeypatch):
+    monkeypatch.setattr(scoring, "KEPT_BYTES", 2 * 12)
+    padded, devices = scoring.PaddedSamples(), [torch.arange(3.0) + number for number in range(4)]
+    made = [padded.rows([device], [3], 0, 3) for device in devices]
+    assert [padded.rows([device], [3], 0, 3) is kept for device, kept in zip(devices[2:], made[2:], strict=True)] == [True] * 2
+    assert padded.rows(devices[:1], [3], 0, 3) is not made[0]
 
 
 def test_a_model_that_normalises_with_what_it_has_kept_is_evaluated_together(make):
