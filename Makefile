@@ -13,7 +13,7 @@ DEMO ?= demo-out
 # Container images often set it. Then every process compiles every module again, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install develop test walk engines test-benchmarks docs site conformance attacks stalling fuzz lowest same-bits homes chaos chaos-scale chaos-quick check measure demo images proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
+.PHONY: install develop test test-slow walk engines test-benchmarks docs site conformance attacks stalling fuzz lowest same-bits homes chaos chaos-scale chaos-quick check measure demo images proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
 
 # The commands in .venv/bin for users, without the tools for tests.
 install: .venv/installed
@@ -58,7 +58,11 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 
 LEFT_OUT := attacks benchmarks chaos conformance walk
 
 test: check
-	$(BIN)/pytest $(PARALLEL) -m 'not engines' $(LEFT_OUT:%=--ignore=tests/%)
+	$(BIN)/pytest $(PARALLEL) -m 'not engines and not slow' $(LEFT_OUT:%=--ignore=tests/%)
+
+# The test functions of tests/slow.txt, which need most of the processor time of the suite.
+test-slow: develop
+	$(BIN)/pytest $(PARALLEL) -m 'slow and not engines' $(LEFT_OUT:%=--ignore=tests/%)
 
 # Tests with other programs: PostgreSQL, SeaweedFS, Chromium, Envoy, nginx, and pip, which installs the wheel.
 engines: develop

@@ -1,8 +1,12 @@
-"""Rules for every test: one thread for tensors, any time for an example. `--processor-time` prints the time of each test."""
+"""Rules for every test: one thread for tensors, any time for an example. `--processor-time` prints the time of each test.
+
+The test functions of slow.txt get the marker `slow`.
+"""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -14,6 +18,15 @@ settings.register_profile("attune", deadline=None, max_examples=50)  # a slow ex
 settings.load_profile("attune")
 
 pytest_plugins = ["tests.processor_time"]
+
+SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().split())
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.partition("[")[0] in SLOW:
+            item.add_marker("slow")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -1,4 +1,6 @@
-"""`pytest --processor-time`: the processor time of each folder and of the most expensive tests, with all their processes.
+"""`pytest --processor-time`: the processor time of each folder and of the dearest test functions, with all their processes.
+
+A function's time is the sum over its cases. Functions that are not in slow.txt have a star.
 
 The cost of a fixture counts for the test that used it first. Processes that still run are counted on Linux only.
 """
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-DEAREST = 40  # number of tests in the list
+DEAREST = 40  # number of functions in the list
 PROPERTY = "processor_s"
 TICKS = os.sysconf("SC_CLK_TCK")
 OPEN = io.open  # kept here, because tests replace the usual one
@@ -70,13 +72,17 @@ class Meter:
         self._found[report.nodeid] += sum(value for key, value in report.user_properties if key == PROPERTY)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        slow = Path(__file__).with_name("slow.txt").read_text().split()
         folders: dict[str, float] = defaultdict(float)
+        functions: dict[str, float] = defaultdict(float)
         for name, seconds in self._found.items():
             folders[name.partition("::")[0].rpartition("/")[0]] += seconds
+            functions[name.partition("[")[0]] += seconds
         terminalreporter.section("processor time in seconds")
-        for listed in (folders, dict(_largest(self._found)[:DEAREST])):
-            for name, seconds in _largest(listed):
-                terminalreporter.write_line(f"{seconds:8.2f}  {name}")
+        for name, seconds in _largest(folders):
+            terminalreporter.write_line(f"{seconds:8.2f}  {name}")
+        for name, seconds in _largest(functions)[:DEAREST]:
+            terminalreporter.write_line(f"{seconds:8.2f} {' ' if name in slow else '*'}{name}")
         terminalreporter.write_line(f"{sum(folders.values()):8.2f}  all tests, without imports and collection")
 
 

@@ -102,11 +102,11 @@ class PaddedSamples:
     def rows(self, samples: Sequence[Tensor], sizes: Sequence[int], at: int, rows: int) -> Tensor:
         """Return (k, rows, ...): so many samples from `at` on of each tensor. Its first sample fills up the rest."""
         key = (at, rows, *map(id, samples))
-        found = self._kept.get(key)
-        if found is not None and all(kept() is tensor for kept, tensor in zip(found[0], samples, strict=True)):
-            return found[1]
+        entry = self._kept.get(key)
+        if entry is not None and all(kept() is tensor for kept, tensor in zip(entry[0], samples, strict=True)):
+            return entry[1]
         made = _rows(samples, sizes, at, rows)
-        self._bytes += made.nbytes - (found[1].nbytes if found else 0)  # an id may be that of a tensor that is gone
+        self._bytes += made.nbytes - (entry[1].nbytes if entry else 0)  # an id may be that of a tensor that is gone
         self._kept[key] = ([ref(tensor) for tensor in samples], made)
         while self._bytes > KEPT_BYTES:
             self._bytes -= self._kept.pop(next(iter(self._kept)))[1].nbytes
