@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -16,13 +15,14 @@ from attune.common.identity.certificates import subject
 from attune.common.identity.credential import Credential, load_certificate
 from attune.common.plan import Plan
 from attune.common.text import clean, from_json
-from attune.common.wire.blobs import Readable
+from attune.common.wire.blobs import Buffer
+from attune.common.wire.digest import digest_of
 from attune.fedclient.home import Identity
 from attune.fedclient.link.port import Link
 from attune.fedclient.messages import OrderResult, Part, SendRefused
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.secure_member import MaskableOrder, MemberState, Participant
-from attune.fedclient.work.orders import OrderStore, masked_name
+from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.worker import LearnerSlot, Worker
 
 
@@ -68,13 +68,18 @@ def signer_of(options: DeviceOptions, identity: Identity) -> Identity:
 
 
 class MaskedParts:
-    """An order's parts behind masks, as the blobs of a hand-in."""
+    """Parts of one order behind masks, as the blobs of a hand-in. They are in memory: they can be made again.
 
-    def __init__(self, orders: OrderStore) -> None:
-        self.who, self._orders = orders.who, orders
+    Attributes:
+        who: The device.
+        blobs: Bytes by part.
+    """
 
-    def blob(self, order_id: str, part: str) -> Path | Readable:
-        return self._orders.blob(order_id, masked_name(part))
+    def __init__(self, who: str, blobs: dict[str, bytearray]) -> None:
+        self.who, self.blobs = who, blobs
+
+    def blob(self, order_id: str, part: str) -> Buffer:
+        return Buffer(f"the masked {part} of {order_id}", self.blobs[part])
 
 
 class Exchanges:
@@ -102,10 +107,15 @@ class Exchanges:
         self._link, self._worker, self._say = link, worker, say
         self._turn = asyncio.Lock()
         self._sending: set[tuple[str, int]] = set()
+        self._participant: tuple[Identity, Participant] | None = None
 
     def _member(self) -> Participant:
+        """Return the participant with the present identity; the one of the message before, while that is the same."""
         identity, plan = self._signer(), self._plan
-        return Participant(identity.name, identity.credential, identity.ca_pem, plan.federation, plan.run, self._minimum)
+        if self._participant is None or self._participant[0] != identity:
+            made = Participant(identity.name, identity.credential, identity.ca_pem, plan.federation, plan.run, self._minimum)
+            self._participant = identity, made
+        return self._participant[1]
 
     async def answer(self, message: SecureMessage, slot: LearnerSlot) -> None:
         """Answer one message of the server, or say why not.
@@ -145,25 +155,22 @@ class Exchanges:
             return
         self._sending.add(key)
         try:
-            parts = await self._worker.do(self._masked, orders, result, state)
-            masked = msgspec.structs.replace(report_of(result), parts=tuple(parts))
-            sent = await send(self._link, MaskedParts(orders), masked, True, self._say, state.attempt)
+            masked = await self._worker.do(self._masked, orders, result, state)
+            parts = tuple(Part(name, digest_of(blob), len(blob)) for name, blob in masked.blobs.items())
+            report = msgspec.structs.replace(report_of(result), parts=parts)
+            sent = await send(self._link, masked, report, True, self._say, state.attempt)
         finally:
             self._sending.discard(key)
         if isinstance(sent, SendRefused):
             self._say(f"THE SERVER REFUSED THIS MASKED UPDATE: {clean(sent.reason)}")
 
-    def _masked(self, orders: OrderStore, result: OrderResult, state: MemberState) -> list[Part]:
+    def _masked(self, orders: OrderStore, result: OrderResult, state: MemberState) -> MaskedParts:
         from attune.common.secure.secure_sum import masked
-        from attune.common.wire.files import read_tensors
 
-        seeds = self._member().seeds(state)
-        return [
-            orders.keep_masked(
-                result.order_id, part.part, masked(part.part, read_tensors(orders.blob(result.order_id, part.part)), seeds)
-            )
-            for part in result.parts
-        ]
+        seeds, order_id = self._member().seeds(state), result.order_id
+        return MaskedParts(
+            orders.who, {part.part: masked(part.part, orders.blob(order_id, part.part), seeds) for part in result.parts}
+        )
 
 
 def _trained(result: OrderResult | None) -> MaskableOrder:

@@ -85,6 +85,8 @@ class Participant:
     ) -> None:
         self._name, self._credential, self._authority_pem = name, credential, authority_pem
         self._federation, self._run, self._minimum = federation, run, max(LEAST_DEVICES, minimum)
+        self._agreed: dict[bytes, bytes] = {}  # secrets of one attempt, by the other's key; each is used in three exchanges
+        self._agreed_by = b""  # the root of that attempt
 
     def answer(self, state: MemberState, message: SecureMessage, trained: MaskableOrder) -> tuple[MemberState, SecureMessage]:
         """Return the state to keep, and then the answer to send. To "masked" the answer is the masked update instead.
@@ -192,7 +194,11 @@ class Participant:
         """Return the key and the context of the shares that `sender`, one of the two, seals for the other one."""
         receiver = other.name if sender == self._name else self._name
         context = msgspec.json.encode([sender, receiver]) + self._occasion(state).context
-        return masks.agreed(private, other.share_key, b"shares " + context), context
+        if self._agreed_by != state.root:
+            self._agreed, self._agreed_by = {}, state.root
+        if (secret := self._agreed.get(other.share_key)) is None:
+            secret = self._agreed[other.share_key] = masks.agreed(private, other.share_key)
+        return masks.for_purpose(secret, b"shares " + context), context
 
     # --- exchange 3: masks with every device that has shared its secrets
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 ONE = 1 << 20  # stands for the clipping bound, and for the weight 1
+_PIECE = 1 << 15  # numbers that stay in the cache
 
 
 def weight_units(samples: float, most_samples: int) -> int:
@@ -25,9 +26,13 @@ def encode(change: torch.Tensor, weight: int, clip: float, generator: torch.Gene
         clip: Largest absolute value that counts.
         generator: Draws the rounding.
     """
-    scaled = change.double().div(clip).clamp_(-1.0, 1.0).mul_(weight)
-    draw = torch.rand(scaled.shape, generator=generator, dtype=torch.float64)
-    return scaled.add_(draw).floor_().clamp_(-weight, weight).to(torch.int32)
+    change_N = change.reshape(-1)
+    numbers_N = torch.empty(change_N.shape, dtype=torch.int32)
+    for start in range(0, len(change_N), _PIECE):
+        scaled_P = change_N[start : start + _PIECE].double().div(clip).clamp_(-1.0, 1.0).mul_(weight)
+        scaled_P += torch.rand(scaled_P.shape, generator=generator, dtype=torch.float64)
+        numbers_N[start : start + _PIECE] = scaled_P.floor_().clamp_(-weight, weight)
+    return numbers_N.view(change.shape)
 
 
 def decode(total: torch.Tensor, weight: int, clip: float) -> torch.Tensor:

@@ -8,7 +8,7 @@ ChaCha20. Masks are 32-bit numbers, which are added modulo 2^32.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidTag
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 KEY_BYTES = 32
 SEALED_BYTES = 2 * SHARE_BYTES + 16  # two shares and the tag
 _COEFFICIENT_BYTES = 48  # 16 more than the prime has, so that the remainder is uniform
-PIECE = 1 << 15  # numbers
+PIECE = 1 << 15  # numbers, so that a piece and a stream stay in the cache
 _NO_NONCE = bytes(12)  # each key seals one message
 
 
@@ -38,28 +38,29 @@ def new_root() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
 
 
-def _derived(secret: bytes, purpose: bytes, length: int = KEY_BYTES) -> bytes:
+def for_purpose(secret: bytes, purpose: bytes, length: int = KEY_BYTES) -> bytes:
+    """Return a key for one purpose that follows from a secret."""
     return HKDF(SHA256(), length, salt=None, info=b"attune secure aggregation " + purpose).derive(secret)
 
 
 def self_seed(root: bytes) -> bytes:
     """Return the seed of a device's self mask."""
-    return _derived(root, b"self mask", SECRET_BYTES)
+    return for_purpose(root, b"self mask", SECRET_BYTES)
 
 
 def pair_seed(root: bytes) -> bytes:
     """Return the seed of the private key with which a device agrees on masks; this seed is shared, not the key."""
-    return _derived(root, b"pair masks", SECRET_BYTES)
+    return for_purpose(root, b"pair masks", SECRET_BYTES)
 
 
 def mask_key(seed: bytes) -> X25519PrivateKey:
     """Return the private key of a pair seed."""
-    return X25519PrivateKey.from_private_bytes(_derived(seed, b"mask key"))
+    return X25519PrivateKey.from_private_bytes(for_purpose(seed, b"mask key"))
 
 
 def share_key(root: bytes) -> X25519PrivateKey:
     """Return the private key with which a device agrees on keys for sealed shares."""
-    return X25519PrivateKey.from_private_bytes(_derived(root, b"share key"))
+    return X25519PrivateKey.from_private_bytes(for_purpose(root, b"share key"))
 
 
 def public(key: X25519PrivateKey) -> bytes:
@@ -67,14 +68,14 @@ def public(key: X25519PrivateKey) -> bytes:
     return key.public_key().public_bytes_raw()
 
 
-def agreed(key: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
-    """Return the secret for a purpose that both holders of these keys agree on.
+def agreed(key: X25519PrivateKey, other: bytes) -> bytes:
+    """Return the secret that both holders of these keys agree on; `for_purpose` makes keys of it.
 
     Raises:
         UpdateRefused: `other` is no public key.
     """
     try:
-        return _derived(key.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
+        return key.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:
         raise UpdateRefused("a device of the cohort has sent a key that is none") from None
 
@@ -124,12 +125,12 @@ def pair_masks(name: str, key: X25519PrivateKey, others: Mapping[str, bytes], co
         context: The attempt.
     """
     for other, its_key in sorted(others.items()):
-        yield agreed(key, its_key, b"pair mask " + context), name > other
+        yield for_purpose(agreed(key, its_key), b"pair mask " + context), name > other
 
 
 def _keystream(seed: bytes, purpose: str, number: int) -> CipherContext:
     """Return AES in counter mode by a key of its own; each number has 2^64 blocks."""
-    key = _derived(seed, b"aes mask of " + purpose.encode())
+    key = for_purpose(seed, b"aes mask of " + purpose.encode())
     return Cipher(AES256(key), CTR(number.to_bytes(8, "big") + bytes(8))).encryptor()
 
 
@@ -138,26 +139,33 @@ def stream(seed: bytes, purpose: str, length: int) -> bytes:
     return _keystream(seed, purpose, 0).update(bytes(length))
 
 
-def total_mask(seeds: Iterable[tuple[bytes, bool]], part: str, tensor: int, size: int) -> np.ndarray:
-    """Return the sum of the masks of one tensor modulo 2^32, (size,) uint32. It is made in pieces that stay in the cache.
+def add_masks(numbers_N: np.ndarray, seeds: Sequence[tuple[bytes, bool]], part: str, tensor: int) -> None:
+    """Add the masks of one tensor to its numbers, in place and modulo 2^32.
 
     Args:
+        numbers_N: (N,) uint32.
         seeds: Seed of each mask, and whether the mask is subtracted.
         part: The part.
         tensor: The tensor's number in the part.
-        size: How many numbers it has.
     """
     import numpy as np  # quick commands of the server read plans, and masks of plain numbers, without it
 
+    most = min(len(numbers_N), PIECE)
+    zeros_B, stream_B = memoryview(bytes(4 * most)), bytearray(4 * most)
+    stream_N = np.frombuffer(stream_B, dtype="<u4")
+    streams = [(_keystream(seed, part, tensor), np.subtract if subtract else np.add) for seed, subtract in seeds]
+    for start in range(0, len(numbers_N), PIECE):
+        piece_N = numbers_N[start : start + PIECE]
+        count = len(piece_N)
+        for cipher, combine in streams:
+            cipher.update_into(zeros_B[: 4 * count], stream_B)
+            combine(piece_N, stream_N[:count], out=piece_N)
+
+
+def total_mask(seeds: Sequence[tuple[bytes, bool]], part: str, tensor: int, size: int) -> np.ndarray:
+    """Return the sum of the masks of one tensor modulo 2^32, (size,) uint32. The arguments are those of `add_masks`."""
+    import numpy as np
+
     total_N = np.zeros(size, dtype=np.uint32)
-    zeros, stream_B = bytes(4 * min(size, PIECE)), bytearray(4 * min(size, PIECE))
-    piece_N = np.frombuffer(stream_B, dtype="<u4")
-    for seed, subtract in seeds:
-        combine = np.subtract if subtract else np.add
-        cipher = _keystream(seed, part, tensor)
-        for start in range(0, size, PIECE):
-            count = min(PIECE, size - start)
-            cipher.update_into(zeros[: 4 * count] if count < PIECE else zeros, stream_B)
-            target_N = total_N[start : start + count]
-            combine(target_N, piece_N[:count], out=target_N)
+    add_masks(total_N, seeds, part, tensor)
     return total_N

@@ -7,8 +7,9 @@ keys (attune.fedclient.secure_member).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,9 +28,10 @@ from attune.common.exchange.transform import (
     Unchanged,
 )
 from attune.common.secure.fixed_point import ONE, decode, encode, weight_units
-from attune.common.secure.masks import total_mask
+from attune.common.secure.masks import add_masks
+from attune.common.wire.blobs import LocalFile, Readable
 from attune.common.wire.checks import check_manifest
-from attune.common.wire.header import Manifest, TensorSpec
+from attune.common.wire.header import Limits, Manifest, TensorSpec, layout_in
 from attune.common.wire.tensors import DTYPES, TensorSource, empty
 
 # Among the tensors of a part: the device's weight in units of 1 / ONE; then for each metric the weight, if the device has
@@ -50,19 +52,25 @@ def sealed_manifest(manifest: Mapping[str, TensorSpec]) -> Manifest:
     return {name: TensorSpec(NUMBERS, spec.shape) for name, spec in floating.items()} | {REPORT: report}
 
 
-def masked(part: str, tensors: Mapping[str, torch.Tensor], seeds: list[tuple[bytes, bool]]) -> dict[str, torch.Tensor]:
-    """Return a device's numbers behind its masks.
+def masked(part: str, where: Path | Readable, seeds: Sequence[tuple[bytes, bool]]) -> bytearray:
+    """Return the blob of a device's numbers behind its masks.
 
     Args:
         part: The part.
-        tensors: Encoded tensors from `on_device`, int32.
+        where: The blob of the encoded tensors from `on_device`, int32.
         seeds: Seed of each mask, and whether the mask is subtracted.
     """
-    result = {}
-    for number, name in enumerate(sorted(tensors)):
-        numbers_N = tensors[name].reshape(-1).numpy().view(np.uint32) + total_mask(seeds, part, number, tensors[name].numel())
-        result[name] = torch.from_numpy(numbers_N.view(np.int32)).view(tensors[name].shape)
-    return result
+    source = LocalFile(where) if isinstance(where, Path) else where
+    try:
+        blob_B = bytearray(source.size)
+        source.read_into(memoryview(blob_B), 0)
+    finally:
+        source.close()
+    spans = layout_in(memoryview(blob_B), Limits(), source.name).spans
+    for number, name in enumerate(sorted(spans)):
+        start, end = spans[name]
+        add_masks(np.frombuffer(blob_B, np.uint8)[start:end].view("<u4"), seeds, part, number)
+    return blob_B
 
 
 class SecureSum(Unchanged):

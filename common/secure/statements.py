@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 
 import msgspec
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
@@ -16,9 +18,11 @@ from cryptography.x509.oid import NameOID
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import SecureMember
 from attune.common.identity.credential import Credential, load_certificate, load_key
+from attune.common.protocol import MOST_MEMBERS
 
 CERTIFICATE_BYTES = 4096  # longest certificate of a member
 SIGNATURE_BYTES = 80  # longest ECDSA signature on P-256, as DER
+_KEPT = 2 * MOST_MEMBERS  # certificates whose checks are kept: a device shows the same one in many rounds
 
 
 @dataclass(frozen=True)
@@ -63,14 +67,27 @@ def holder_of(member: SecureMember) -> ec.EllipticCurvePublicKey:
         UpdateRefused: The certificate cannot be read, has another name, or another kind of key.
     """
     try:
-        certificate = x509.load_der_x509_certificate(member.certificate[:CERTIFICATE_BYTES])
-        names = [str(name.value) for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-        key = certificate.public_key()
+        names, key = _names_and_key(member.certificate[:CERTIFICATE_BYTES])
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
         raise UpdateRefused(f"the certificate of {member.name} in the cohort's list cannot be read") from None
-    if names != [member.name] or not isinstance(key, ec.EllipticCurvePublicKey):
+    if names != (member.name,) or not isinstance(key, ec.EllipticCurvePublicKey):
         raise UpdateRefused(f"the certificate of {member.name} in the cohort's list is of another name or kind")
     return key
+
+
+@lru_cache(_KEPT)
+def _names_and_key(certificate_der: bytes) -> tuple[tuple[str, ...], CertificatePublicKeyTypes]:
+    certificate = x509.load_der_x509_certificate(certificate_der)
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return tuple(str(name.value) for name in names), certificate.public_key()
+
+
+@lru_cache(_KEPT)
+def _last_day(certificate_der: bytes, authority_pem: bytes) -> datetime:
+    """Return when a certificate expires that this authority has issued."""
+    certificate = x509.load_der_x509_certificate(certificate_der)
+    certificate.verify_directly_issued_by(load_certificate(authority_pem))
+    return certificate.not_valid_after_utc
 
 
 def check_signed(member: SecureMember, signature: bytes, statement: bytes) -> ec.EllipticCurvePublicKey:
@@ -94,11 +111,10 @@ def check_issued(member: SecureMember, authority_pem: bytes) -> None:
         UpdateRefused: Another one has, or it has expired.
     """
     try:
-        certificate = x509.load_der_x509_certificate(member.certificate)
-        certificate.verify_directly_issued_by(load_certificate(authority_pem))
+        last_day = _last_day(member.certificate, authority_pem)
     except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm):
         raise UpdateRefused(
             f"the certificate of {member.name} in the cohort's list is not of this device's authority (--authority)"
         ) from None
-    if certificate.not_valid_after_utc < datetime.now(timezone.utc):
+    if last_day < datetime.now(timezone.utc):
         raise UpdateRefused(f"the certificate of {member.name} in the cohort's list has expired")

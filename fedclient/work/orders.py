@@ -19,11 +19,6 @@ Tensors = dict[str, Tensor]
 SECRET_BYTES = 32
 
 
-def masked_name(part: str) -> str:
-    """Return the name of a part behind masks, among the blobs of an order."""
-    return f"masked.{part}"
-
-
 class OrderStore(Protocol):
     """Store of the newest finished order of the device `who`, with its state. fedclient.work.state keeps it in a folder.
 
@@ -88,12 +83,6 @@ class OrderStore(Protocol):
 
         Raises:
             DiskFull: The disk has no room.
-        """
-
-    def keep_masked(self, order_id: str, part: str, tensors: Mapping[str, Tensor]) -> Part:
-        """Write a part of an order's update behind masks, for `blob` under the name `masked.PART`.
-
-        It need not be durable: it can be made again with the same bytes.
         """
 
     def adopt(self, other: Self) -> None:
@@ -163,12 +152,6 @@ class MemoryOrders:
 
     def keep_secure_state(self, state: bytes) -> None:
         self._secure_state = state
-
-    def keep_masked(self, order_id: str, part: str, tensors: Mapping[str, Tensor]) -> Part:
-        made = _BlobInMemory(part)
-        blob = write_tensors(made.begin, tensors)
-        self._blobs[masked_name(part)] = made.data
-        return Part(part, blob.digest, blob.size)
 
     def adopt(self, other: MemoryOrders) -> None:
         """Continue from a copy, as OrderStore.adopt."""

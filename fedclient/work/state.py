@@ -24,7 +24,7 @@ from attune.common.wire.blobs import LocalFile, digest_in
 from attune.common.wire.digest import check_of
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.messages import OrderResult, Part
-from attune.fedclient.work.orders import SECRET_BYTES, masked_name
+from attune.fedclient.work.orders import SECRET_BYTES
 
 Tensors = dict[str, Tensor]
 _LONGEST_ID = 128  # characters
@@ -167,11 +167,6 @@ class FolderOrders:
             DiskFull: The disk has no room.
         """
         write_file(self.path / SECURE, state)
-
-    def keep_masked(self, order_id: str, part: str, tensors: Mapping[str, Tensor]) -> Part:
-        """Write a part behind masks beside the order's other files."""
-        blob = write_tensors(self.blob(order_id, masked_name(part)), tensors)
-        return Part(part, blob.digest, blob.size)
 
     def adopt(self, other: FolderOrders) -> None:
         """Continue from a copy, as OrderStore.adopt; the files are in the folder already."""

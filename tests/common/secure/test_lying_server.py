@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timedelta
+from unittest.mock import Mock
 
 import pytest
 
@@ -86,6 +88,15 @@ def test_an_expired_certificate_is_refused() -> None:
     cohort = Cohort().until("shares")
     entry = sign("gus", cohort, the_authority().credential("gus", days=-1.0))
     refused_by_all(cohort, listing(lambda members: (*members, entry), 4), "has expired")
+
+
+def test_a_certificate_that_was_good_before_is_refused_once_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks of certificates are kept from round to round; whether they have expired is asked each time."""
+    cohort = Cohort().until("shares")
+    cohort.copy().exchange()
+    clock = Mock(now=lambda zone: datetime.now(zone) + timedelta(days=2))
+    monkeypatch.setattr("attune.common.secure.statements.datetime", clock)
+    refused_by_all(cohort, lambda message: message, "has expired")
 
 
 def test_a_certificate_of_another_name_is_refused() -> None:

@@ -13,7 +13,7 @@ from attune.common.exchange.registry import SECURE_SUM, SecureSumSettings, trans
 from attune.common.exchange.transform import ArrivalContext, Chain, Cohort, DeviceContext, PartUpdate, RoundContext
 from attune.common.secure.fixed_point import ONE, decode, encode, weight_units
 from attune.common.secure.secure_sum import REPORT, NotASum, SecureSum, masked, sealed_manifest
-from attune.common.wire.blobs import LocalFile
+from attune.common.wire.blobs import Buffer, LocalFile
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.tensors import Tensors, manifest_of
 from tests.common.secure.cohort import NAMES
@@ -72,9 +72,10 @@ def summed(folder: Path, vectors: dict[str, Tensors], options: SecureSumSettings
     base, transform, updates = source(folder, "served", served()), SecureSum(SECURE_SUM, options), []
     for name in NAMES:
         if name not in gone:
-            blob = masked("shared", vectors[name], devices.members[name].seeds(devices.states[name]))
+            write_tensors(folder / name, vectors[name])
+            blob = masked("shared", folder / name, devices.members[name].seeds(devices.states[name]))
             arrival = ArrivalContext(name, "shared", f"{name}'s update", "", manifest_of(served()), base, True)
-            update = Chain([transform]).on_arrival(PartUpdate(name, 0.0, source(folder, name, blob)), arrival)
+            update = Chain([transform]).on_arrival(PartUpdate(name, 0.0, TensorFile(Buffer(name, blob))), arrival)
             with pytest.raises(UpdateRefused, match="is sealed by secure-sum-aes"):
                 update.tensors["scale"]
             updates.append(update)
