@@ -24,6 +24,7 @@ MASKED = "masked-statistics"  # a device that lists this gives statistics of its
 MASKED_SCALE = "masked-scale"  # beside it: its data are to be scaled by the mean and deviation of such a sum
 EMBEDDING = "embedding"  # a device that lists this keeps its embedding, and hands in gradients of the hypernetwork
 SCORES = "scores"  # a device that lists this scores what it would keep where the plan asks for it (train.score_after)
+DESCRIPTION = "description"  # a device that lists this describes its data where embeddings start from it: its owner allows it
 SPENT = "its privacy budget is spent"  # the trouble of a device that trains no more, and does all else
 SPOKEN = (
     *ENCODINGS,
@@ -41,4 +42,5 @@ UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it
 DIRECT_PART_BYTES = 8 << 20  # of a part of a direct upload; only the last one is shorter (S3 takes no less than 5 MiB)
 PROCESS_KEY = "attune-process"  # the metadata key of Connect: a random word of the process, to tell two with one identity apart
 STATISTICS_ORDER = "statistics-"  # before the id of a question, in the exchanges of a masked sum of statistics
+MOST_MOMENTS = 1 << 14  # numbers of a description of a device's data
 MOST_MEMBERS = 256  # devices of a round of secure aggregation, whatever the plan says

@@ -14,25 +14,21 @@ import threading
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from attune import DISTRIBUTION
 from attune.common.errors import AttuneError, DiskFull, HomeMismatch, NoModel, Replaced, TooMany, Unreachable, WireError
-from attune.common.exchange.messages import Hello, Order
-from attune.common.exchange.registry import SPOKEN_AS, TRANSFORMS
+from attune.common.exchange.messages import Order
 from attune.common.faults import fail_at
 from attune.common.models.options import cautions
-from attune.common.plan import Plan, Profile, run_name, standardisation
-from attune.common.protocol import EMPTY, SPOKEN
+from attune.common.plan import Plan, run_name, standardisation
 from attune.common.text import from_json
 from attune.fedclient import messages, session
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedclient.disclosing import Discloser, abilities, tell_units, told_profile
+from attune.fedclient.disclosing import Discloser, hello_of, tell_units
 from attune.fedclient.exchanges import Exchanges, exchanges_of, report_of
 from attune.fedclient.limits import accept_plan
 from attune.fedclient.link.port import FINAL, Broken, Link
@@ -46,7 +42,6 @@ if TYPE_CHECKING:
     from attune.fedclient.messages import OrderResult
 
 PROGRESS_S = 1.0
-_version = functools.cache(version)  # it reads a file
 RENEWAL_LOOK_S = 10.0  # between two checks whether to renew the certificate; certificates may live a minute
 
 
@@ -172,12 +167,12 @@ class Device:
             nonlocal opened_at
             self.last_contact = time.monotonic()
             opened_at = opened_at or self.last_contact
+            self.discloser.heard(event)
             await self.events.put(event)
 
         try:
             await self._renew()
-            said, more = told_profile(self.options, self.shard.profile), abilities(self.options, self.shard.profile)
-            await self.link.control(_hello(said, (*more, EMPTY) if self.empty else more), handle)
+            await self.link.control(hello_of(self.options, self.shard.profile, self.empty), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))
@@ -243,6 +238,7 @@ class Device:
             await tell_units(self.options, self.shard, plan, self.link, self.worker, self.console.say)
             for warning in (*cautions(plan.model.name, plan.model.options), *slot.orders.damage):
                 self.console.say(f"warning: {warning}")
+        await self.discloser.describe(plan, plan_json)
         self.slot, self.plan = slot, plan
         self.session.finished = slot.newest.order_id if slot.newest is not None else None
 
@@ -392,9 +388,3 @@ class Device:
         if self.slot is None:
             raise AttuneError("an order was started before the plan was known")
         return self.slot
-
-
-def _hello(profile: Profile, more: tuple[str, ...]) -> Hello:
-    """Return the first message to the server. It names the transforms of plug-ins too; plans are checked when they come."""
-    transforms = (f"{SPOKEN_AS}{name}" for name in TRANSFORMS)
-    return Hello(f"attune {_version(DISTRIBUTION)}", msgspec.json.encode(profile), (*SPOKEN, *transforms, *more))

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from importlib.metadata import version
 
 import msgspec
 
+from attune import DISTRIBUTION
 from attune.common.errors import HomeMismatch, SettingError, UpdateRefused, WireError
-from attune.common.exchange.messages import SecureMessage, StatisticsReport, StatisticsRequest, UnitReport
-from attune.common.exchange.registry import secure_sum_in
+from attune.common.exchange.messages import (
+    Description,
+    Hello,
+    SecureMessage,
+    StatisticsReport,
+    StatisticsRequest,
+    UnitReport,
+    Welcome,
+)
+from attune.common.exchange.registry import SPOKEN_AS, TRANSFORMS, secure_sum_in
 from attune.common.plan import Plan, Profile
 from attune.common.privacy.noisy_statistics import NoisyLayout
-from attune.common.protocol import MASKED, MASKED_SCALE
+from attune.common.protocol import DESCRIPTION, EMPTY, MASKED, MASKED_SCALE, SPOKEN
 from attune.common.site_statistics import MOST_COLUMNS, Centre
 from attune.common.text import from_json
 from attune.fedclient.data.lazy_shard import LazyShard
@@ -23,19 +34,36 @@ from attune.fedclient.options import DeviceOptions
 from attune.fedclient.store import Store
 from attune.fedclient.work.worker import Worker
 
+DESCRIBED_AT_ONCE = 256  # samples
+_version = functools.cache(version)  # it reads a file
+
 
 def told_profile(options: DeviceOptions, profile: Profile) -> Profile:
     """Return what the server is told of the shard: sums of its values only if the device discloses them unmasked."""
-    is_told = "statistics" in options.disclose and "masked-statistics" not in options.disclose
-    return profile if is_told else msgspec.structs.replace(profile, columns=None, targets=None)
+    return profile if _tells(options) else msgspec.structs.replace(profile, columns=None, targets=None)
+
+
+def _tells(options: DeviceOptions) -> bool:
+    return "statistics" in options.disclose and "masked-statistics" not in options.disclose
 
 
 def abilities(options: DeviceOptions, profile: Profile) -> tuple[str, ...]:
-    """Return what a device can do beside the abilities of its version: statistics in a masked sum, if its owner allows them."""
+    """Return what a device can do beside the abilities of its version, because its owner allows it.
+
+    That is statistics in a masked sum, and a description of its data.
+    """
     if not options.disclose:
         return ()
     scales = profile.columns is not None or profile.targets is not None
-    return (MASKED, MASKED_SCALE) if scales else (MASKED,)
+    described = (DESCRIPTION,) if _tells(options) and options.privacy.epsilon is None else ()
+    return (MASKED, MASKED_SCALE, *described) if scales else (MASKED, *described)
+
+
+def hello_of(options: DeviceOptions, profile: Profile, empty: bool) -> Hello:
+    """Return the first message to the server. It names the transforms of plug-ins too; plans are checked when they come."""
+    transforms = (f"{SPOKEN_AS}{name}" for name in TRANSFORMS)
+    can = (*SPOKEN, *transforms, *abilities(options, profile), *((EMPTY,) if empty else ()))
+    return Hello(f"attune {_version(DISTRIBUTION)}", msgspec.json.encode(told_profile(options, profile)), can)
 
 
 async def tell_units(
@@ -57,7 +85,10 @@ async def tell_units(
 
 
 class Discloser:
-    """Answers of one device to questions for statistics, one at a time: a question that comes meanwhile is dropped."""
+    """Discloser of one device's data: answers to questions for statistics, one at a time, and a description.
+
+    A question that comes during another one is dropped.
+    """
 
     def __init__(
         self, options: DeviceOptions, shard: LazyShard, store: Store, link: Link, worker: Worker, say: Callable[[str], None]
@@ -65,6 +96,23 @@ class Discloser:
         self._options, self._shard, self._link, self._worker, self._say = options, shard, link, worker, say
         self.masked = MaskedDiscloser(options, shard, store, link, worker, say)
         self._busy = False
+        self._described: tuple[bytes, Description] | None = None  # the plan, and what is said under it
+
+    async def describe(self, plan: Plan, plan_json: bytes) -> None:
+        """Tell the server the moments of this device's inputs, if embeddings start from them and the owner allows it."""
+        self._described = None
+        if plan.method_options.get("embedding") != "described" or DESCRIPTION not in abilities(
+            self._options, self._shard.profile
+        ):
+            return
+        said = () if self._objection(plan, masked=False) else await self._worker.do(_moments, self._shard, plan)
+        self._described = plan_json, Description(said)
+        self._link.answer(self._described[1])
+
+    def heard(self, event: object) -> None:
+        """Tell it again on a new stream: the server may be another process, which does not know it."""
+        if isinstance(event, Welcome) and self._described is not None and event.plan_json == self._described[0]:
+            self._link.answer(self._described[1])
 
     async def answer(self, question: StatisticsRequest, plan: Plan | None) -> None:
         """Answer a question, or say why not."""
@@ -145,3 +193,23 @@ class Discloser:
             self._say(f"gives no statistics: {error}")
             return StatisticsReport(question.id, refused="its privacy ledger cannot be used; its own log says why")
         return StatisticsReport(question.id, msgspec.json.encode(sums))
+
+
+def _moments(shard: LazyShard, plan: Plan) -> tuple[float, ...]:
+    """Return the description of the training inputs (common.models.description); empty if the model has none."""
+    import torch
+
+    from attune.common.models.description import description_size, moments
+    from attune.common.models.registry import build
+    from attune.fedclient.data.prepare import prepare
+    from attune.fedclient.work.objectives.network import Network
+
+    network = Network(build(plan.model, plan.seed))
+    if not description_size(network.model):
+        return ()
+    network.model.eval()
+    batches = torch.split(prepare(shard.load_for(plan), plan).train_x, DESCRIBED_AT_ONCE)
+    try:
+        return tuple(moments(batches, lambda x: network.with_features({}, x)[1]))
+    except SettingError:  # a model that computes its logits without calling its head
+        return ()

@@ -23,6 +23,7 @@ from attune.common.durable import PUBLIC, sync, sync_with_name, write_file
 from attune.common.errors import DiskFull, HomeMismatch
 from attune.common.exchange.messages import (
     Beat,
+    Description,
     DirectUpload,
     DownloadRequest,
     EnrolRequest,
@@ -49,6 +50,7 @@ _KINDS: Mapping[type, str] = {
     Trouble: "trouble",
     StatisticsReport: "statistics",
     UnitReport: "units",
+    Description: "description",
     DownloadRequest: "question for a blob",
     DirectUpload: "question where a part goes",
     UploadTarget: "question for an offset",

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from attune.common.exchange.messages import Hello, SecureMessage, StatisticsReport, Update, UploadTarget
+from attune.common.exchange.messages import Description, Hello, SecureMessage, StatisticsReport, Update, UploadTarget
 from attune.common.wire.blobs import read_frames
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import Executor, Work, result_of
@@ -65,6 +65,9 @@ class InProcessServer:
 
     def statistics(self, name: str, report: StatisticsReport) -> None:
         self._masked.reported(name, report)
+
+    def described(self, name: str, said: Description) -> None:
+        self._members.described(name, said)
 
     async def download(self, name: str, digest: str, offset: int) -> AsyncIterator[bytes]:
         for frame in read_frames(self._blobs.open(self._book.offer(name, digest)), offset):

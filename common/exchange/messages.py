@@ -315,6 +315,13 @@ class UnitReport:
 
 
 @dataclass(frozen=True)
+class Description:
+    """Moments of a device's data, where embeddings start from descriptions; empty: the device says nothing."""
+
+    moments: tuple[float, ...]  # common.models.description
+
+
+@dataclass(frozen=True)
 class Welcome:
     """The plan that the federation has fixed, and what the server accepts.
 
@@ -343,7 +350,8 @@ class Farewell:
 
 
 ToDevice = Welcome | Notice | Order | Farewell | SecureMessage | StatisticsRequest
-ToServer = Hello | Progress | Trouble | SecureMessage | StatisticsReport | UnitReport
+Answer = SecureMessage | StatisticsReport | UnitReport | Description  # of a device, to a question or to the plan
+ToServer = Hello | Progress | Trouble | Answer
 
 
 def read_profile(text: bytes, who: str) -> Profile:

@@ -13,6 +13,7 @@ from typing import Any, cast
 from attune.common.exchange.messages import (
     Beat,
     BlobRef,
+    Description,
     DirectUpload,
     DownloadRequest,
     EnrolRequest,
@@ -40,7 +41,7 @@ from attune.common.exchange.messages import (
 )
 from attune.common.metrics import CHOICES
 from attune.common.pb import federation_pb2 as pb
-from attune.common.protocol import MOST_MEMBERS
+from attune.common.protocol import MOST_MEMBERS, MOST_MOMENTS
 from attune.common.text import clean
 
 SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
@@ -83,6 +84,8 @@ def _device_message(message: ToServer | Beat) -> pb.DeviceMessage:
             return pb.DeviceMessage(statistics=report)
         case UnitReport(verdicts):
             return pb.DeviceMessage(units=pb.UnitReport(verdicts=verdicts))
+        case Description(moments):
+            return pb.DeviceMessage(description=pb.Description(moments=moments))
 
 
 def _read_to_server(data: bytes) -> ToServer | Beat | None:
@@ -105,6 +108,8 @@ def _read_to_server(data: bytes) -> ToServer | Beat | None:
             return StatisticsReport(report.id, report.report_json, clean(report.refused, LONGEST_TROUBLE), report.masked)
         case "units":
             return UnitReport(dict(message.units.verdicts))
+        case "description":
+            return Description(tuple(message.description.moments[: MOST_MOMENTS + 1]))
     return None
 
 

@@ -56,7 +56,7 @@ class Certificate(_message.Message):
     def __init__(self, certificate_pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
 
 class DeviceMessage(_message.Message):
-    __slots__ = ("hello", "progress", "trouble", "beat", "secure", "statistics", "units")
+    __slots__ = ("hello", "progress", "trouble", "beat", "secure", "statistics", "units", "description")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class DeviceMessage(_message.Message):
     SECURE_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     progress: Progress
     trouble: Trouble
@@ -71,7 +72,8 @@ class DeviceMessage(_message.Message):
     secure: SecureMessage
     statistics: StatisticsReport
     units: UnitReport
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., secure: _Optional[_Union[SecureMessage, _Mapping]] = ..., statistics: _Optional[_Union[StatisticsReport, _Mapping]] = ..., units: _Optional[_Union[UnitReport, _Mapping]] = ...) -> None: ...
+    description: Description
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., secure: _Optional[_Union[SecureMessage, _Mapping]] = ..., statistics: _Optional[_Union[StatisticsReport, _Mapping]] = ..., units: _Optional[_Union[UnitReport, _Mapping]] = ..., description: _Optional[_Union[Description, _Mapping]] = ...) -> None: ...
 
 class UnitReport(_message.Message):
     __slots__ = ("verdicts",)
@@ -85,6 +87,12 @@ class UnitReport(_message.Message):
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     verdicts: _containers.ScalarMap[str, str]
     def __init__(self, verdicts: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Description(_message.Message):
+    __slots__ = ("moments",)
+    MOMENTS_FIELD_NUMBER: _ClassVar[int]
+    moments: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, moments: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("every_s",)

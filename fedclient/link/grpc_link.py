@@ -18,18 +18,16 @@ from grpc.aio import AioRpcError
 from attune.common import aio
 from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, Unreachable
 from attune.common.exchange.messages import (
+    Answer,
     Beat,
     DownloadRequest,
     Hello,
     IssuedCertificate,
     Progress,
     Receipt,
-    SecureMessage,
     SignedUrl,
-    StatisticsReport,
     ToServer,
     Trouble,
-    UnitReport,
     Update,
     UploadTarget,
     Welcome,
@@ -248,7 +246,7 @@ class GrpcLink:
     def trouble(self, order_id: str, reason: str) -> None:
         self._tell(Trouble(order_id, reason))
 
-    def answer(self, message: SecureMessage | StatisticsReport | UnitReport) -> None:
+    def answer(self, message: Answer) -> None:
         self._tell(message)
 
     async def decline(self, reason: str) -> None:

@@ -13,12 +13,13 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from attune.common.errors import Unreachable
 from attune.common.exchange.messages import (
+    Answer,
     Beat,
+    Description,
     Hello,
     SecureMessage,
     StatisticsReport,
     ToDevice,
-    UnitReport,
     Update,
     UploadTarget,
     Welcome,
@@ -67,6 +68,8 @@ class LocalServer(Protocol):
     def secure(self, name: str, message: SecureMessage) -> None: ...
 
     def statistics(self, name: str, report: StatisticsReport) -> None: ...
+
+    def described(self, name: str, said: Description) -> None: ...
 
     def download(self, name: str, digest: str, offset: int) -> AsyncIterator[bytes]:
         """Yield the bytes of an offered blob from `offset` on.
@@ -147,11 +150,13 @@ class LocalLink:
     def trouble(self, order_id: str, reason: str) -> None:
         self._say(order_id, reason)
 
-    def answer(self, message: SecureMessage | StatisticsReport | UnitReport) -> None:
+    def answer(self, message: Answer) -> None:
         if self.open.is_set() and isinstance(message, SecureMessage):
             self._server.secure(self.name, message)
         elif self.open.is_set() and isinstance(message, StatisticsReport):
             self._server.statistics(self.name, message)
+        elif self.open.is_set() and isinstance(message, Description):
+            self._server.described(self.name, message)
 
     @cached_property
     def identity(self) -> Identity:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from attune.common.errors import CertificateRefused, FingerprintMismatch, HomeMismatch, NotEnrolled, SettingError
-from attune.common.exchange.messages import Hello, SecureMessage, StatisticsReport, UnitReport, Update, UploadTarget
+from attune.common.exchange.messages import Answer, Hello, Update, UploadTarget
 from attune.common.wire.blobs import Readable
 from attune.fedclient.home import Identity
 from attune.fedclient.messages import Event
@@ -75,8 +75,8 @@ class Link(Protocol):
         The report is dropped without a stream, because the server sends the order again on the next one.
         """
 
-    def answer(self, message: SecureMessage | StatisticsReport | UnitReport) -> None:
-        """Send a message of secure aggregation, statistics, or verdicts on units.
+    def answer(self, message: Answer) -> None:
+        """Send a message of secure aggregation, statistics, verdicts on units, or a description.
 
         It is dropped without a stream, because the server asks again on the next one.
         """

@@ -1,16 +1,17 @@
-"""Embeddings on the devices in the settings of a run: what that turns off, and what it cannot be combined with."""
+"""Embeddings on the devices, or from descriptions, in the settings of a run: what these cannot be combined with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from attune.common.config import RoundSettings
+from attune.common.config import PrivacySettings, RoundSettings
 from attune.common.errors import SettingError
 from attune.common.methods.method import ConfiguredMethod
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 
 ON = 'method.embedding = "device"'
+DESCRIBED = 'method.embedding = "described"'
 
 
 def device_defaults(method_settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,12 +26,19 @@ def embeds_on_devices(configured: ConfiguredMethod) -> bool:
     return any(isinstance(part, HypernetworkSettings) and part.on_device for part in configured.aggregators.values())
 
 
-def check_embedding(configured: ConfiguredMethod, rounds: RoundSettings) -> None:
-    """Check what embeddings on the devices cannot be combined with.
+def describes_devices(configured: ConfiguredMethod) -> bool:
+    """Return whether a later device's embedding starts from what it says of its data."""
+    return any(isinstance(part, HypernetworkSettings) and part.is_described for part in configured.aggregators.values())
+
+
+def check_embedding(configured: ConfiguredMethod, rounds: RoundSettings, privacy: PrivacySettings) -> None:
+    """Check what embeddings on the devices, or from descriptions, cannot be combined with.
 
     Raises:
         SettingError: It names the setting.
     """
+    if describes_devices(configured) and (privacy.on_devices or privacy.on_server):
+        raise SettingError(f"{DESCRIBED} cannot be combined with privacy.unit: a description of a device's data has no noise")
     for part in configured.aggregators.values():
         if not isinstance(part, HypernetworkSettings) or not part.on_device:
             continue

@@ -139,7 +139,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     check_settings(privacy, configured, rounds, full.get("transforms", {}))
     transforms = {**full.get("transforms", {}), **transform_of(privacy, configured)}
     server = convert(ServerSettings, full.get("server", {}), "server.")
-    check_embedding(configured, rounds)
+    check_embedding(configured, rounds, privacy)
     encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
     check_buffered(rounds, configured, privacy, encodings)
     encodings.check_here()

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, ShapeMismatch, UpdateRefused
-from attune.common.exchange.messages import Hello, Notice, SecureMessage, read_profile
+from attune.common.exchange.messages import Description, Hello, Notice, SecureMessage, read_profile
 from attune.common.plan import Profile
-from attune.common.protocol import EMBEDDING, LOCAL_SCALE, NOISE, SCORES, SHARED_CHANGE, SPENT
+from attune.common.protocol import DESCRIPTION, EMBEDDING, LOCAL_SCALE, NOISE, SCORES, SHARED_CHANGE, SPENT
 from attune.common.schema import UNIT_VERDICTS
 from attune.common.text import listed
 from attune.fedserver.core import data_form
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import scale as scales
-from attune.fedserver.core.embedding_settings import embeds_on_devices
+from attune.fedserver.core.embedding_settings import describes_devices, embeds_on_devices
 from attune.fedserver.core.schema_votes import united
 from attune.fedserver.core.secure_settings import check_profile
 from attune.fedserver.federation.coordinator import Coordinator
@@ -52,6 +52,9 @@ class Members:
         self._budget = ReportBudget()
         self._arrived: list[tuple[Stream, str]] = []  # not yet welcomed, each with a note for the operator
         self._early: list[Stream] = []  # of devices that came before there was a plan
+        self._describes = describes_devices(coordinator.settings.configured)
+        self._described: dict[str, bool] = {}  # devices that have told of their data, or not to: whether the lab knows it
+        self._silent: dict[str, Stream] = {}  # newcomers that know the plan and are still to tell of their data
         self._summing, self._summed = False, False  # whether statistics for common scales are being summed, or were
 
     def rival(self, name: str, process: str) -> Stream | None:
@@ -139,15 +142,33 @@ class Members:
         return True
 
     async def _enter(self, streams: Sequence[Stream]) -> None:
-        """Tell the round about devices that know the plan."""
+        """Tell the round about devices that know the plan. A newcomer waits until it has told of its data, if it will."""
         present = {stream.name: stream.empty for stream in streams if self._streams.is_current(stream)}
         contributed = {device.name for device in await self._ledger.devices(present) if device.contributed}
+        if self._describes and self._coordinator.round.record.round:
+            asked = {name for name in present.keys() - contributed if not self._described.get(name)}
+            silent = {one.name: one for one in streams if one.name in asked and DESCRIPTION in one.known}
+            self._silent |= silent
+            present = {name: empty for name, empty in present.items() if name not in silent}
         now = self._clock.monotonic()
         await self._coordinator.handle(
             *(events.Connected(name, now, name not in contributed, empty) for name, empty in present.items())
         )
         for name in present:
             self._coordinator.secure.connected(name)
+
+    def described(self, name: str, said: Description) -> None:
+        """Take in what a device says of its data, if embeddings start from it. The first word stands."""
+        if self._describes and self._coordinator.plan is not None and name not in self._described:
+            self._described[name] = False
+            self._turns.start(self._coordinator.turn(self._take_description, name, said.moments))
+
+    async def _take_description(self, name: str, moments: Sequence[float]) -> None:
+        if not await self._coordinator.lab.describe(name, moments):
+            LOG.info("%s says nothing of its data that embeddings could start from", name, extra={"device": name})
+        self._described[name] = True
+        if (stream := self._silent.pop(name, None)) is not None:
+            await self._enter([stream])
 
     async def _planned(self) -> bool:
         """Return whether there is a plan now. Devices whose data differ from the majority's are refused."""

@@ -36,6 +36,7 @@ from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
 from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, write
+from attune.fedserver.lab.aggregators.described import ToldDescriptions
 from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START
 from attune.fedserver.lab.build import Maker, aggregators_for, made
 from attune.fedserver.lab.chains import chain_of, noise_of
@@ -74,8 +75,7 @@ class Engine:
     ) -> None:
         self._plan, self._blobs, self._closed, self._served = plan, blobs, closed, served or blobs
         model = build(plan.model, plan.seed)
-        body = body_of(model)
-        self.body_digest = body.digest if body else ""
+        self.body_digest, self.told = body.digest if (body := body_of(model)) else "", ToldDescriptions(model, make)
         forget(model)
         configured = configured_in(plan)
         assignment = assign(configured.method, model)
@@ -85,7 +85,7 @@ class Engine:
         version = closed + 1 if slots else 0
         self._vaults = {part: StateVault(blobs, part, slots, version, area) for part in parts}
         # Aggregators are made again when a staged state is dropped, because they hold a part of it.
-        self._make = partial(aggregators_for, configured, model, self._vaults.__getitem__, plan.seed, make)
+        self._make = partial(aggregators_for, configured, model, self._vaults.__getitem__, plan.seed, self.told.make)
         self._aggregators: dict[PartKind, Aggregator] = self._make()
         self._settings = configured.aggregators
         transforms = settings_of(plan.transforms)
@@ -141,6 +141,7 @@ class Engine:
         if refused:
             return self.serve(clients, founders)
         earlier = Engine(self._plan, slots, self._blobs, version, served=self._served)
+        earlier.told.take(self.told.by_client)
         served = earlier.serve(clients, founders)
         self._lent |= earlier._generated
         return served
@@ -167,10 +168,8 @@ class Engine:
         for part, aggregator in sorted(self._aggregators.items()):
             if part not in self._cold_start:
                 tensors = aggregator.cold_start()
-                if isinstance(tensors, str):
-                    self._cold_start[part] = self._whole(part, tensors)
-                else:
-                    self._cold_start[part] = self._write_served(part, tensors)
+                made = self._whole if isinstance(tensors, str) else self._write_served
+                self._cold_start[part] = made(part, tensors)  # type: ignore[arg-type]
         return self._cold_start
 
     def _generate(self, part: str, aggregator: Aggregator, clients: Sequence[str]) -> None:
@@ -253,6 +252,7 @@ class Engine:
         """Stage again what `aggregate` once staged."""
         self._norms, self._unmasking = recipe.norms_before, recipe.unmasking
         self._admitted.update({client: client in recipe.founders for client in recipe.admitted})
+        self.told.take(recipe.descriptions)
         self._close(recipe.entries, recipe.adaptation, recipe.founders)
         return self.staged_slots()
 
@@ -285,8 +285,9 @@ class Engine:
         replaced = [slot for _, vault in sorted(self._vaults.items()) for slot in vault.replaced_slots()]
         admitted, founding = sorted(self._admitted), sorted(name for name, founder in self._admitted.items() if founder)
         norms, secrets = (self._norms, self._next_norms), self._unmasking if entries else None
+        said = {client: self.told.by_client[client] for client in self.told.by_client.keys() & self._admitted.keys()}
         self._next_recipe = StateRecipe(
-            self._closed + 1, adaptation, admitted, dict(entries), replaced, made, founding, *norms, secrets
+            self._closed + 1, adaptation, admitted, dict(entries), replaced, made, founding, *norms, secrets, said
         )
         self._blobs.put(self._next_recipe.name, msgspec.json.encode(self._next_recipe))
         fail_at(SERVER, self._next_recipe.round, "aggregated")

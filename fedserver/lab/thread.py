@@ -107,6 +107,9 @@ class ThreadLab:
             return await self._executors.worker(self._started.serve_again, clients, founders, version)
         return await self._executors.worker(self._started.serve, clients, founders)
 
+    async def describe(self, client: str, description: Sequence[float]) -> bool:
+        return await self._executors.worker(self._started.told.take, {client: description})
+
     async def cold_start(self) -> dict[str, Blob]:
         return await self._executors.worker(self._started.cold_start)
 

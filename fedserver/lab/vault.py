@@ -160,6 +160,7 @@ class StateRecipe(msgspec.Struct, frozen=True):
     norms_before: Norms = {}
     norms: Norms = {}  # with those of this round
     unmasking: Unmasking | None = None  # of a sum that only the masks' secrets give
+    descriptions: Mapping[str, Sequence[float]] = {}  # what those of `admitted` say of their data, where that counts
 
     @property
     def name(self) -> str:

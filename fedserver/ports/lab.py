@@ -97,6 +97,13 @@ class Lab(Protocol):
             version: The round after which the state was made that they are served once more; None: the present state.
         """
 
+    async def describe(self, client: str, description: Sequence[float]) -> bool:
+        """Note what a client says of its data (common.models.description), for embeddings that start from descriptions.
+
+        It is kept in memory until the client's update is in a committed state. Return whether it has the form of the model's
+        descriptions; if not, it is ignored.
+        """
+
     async def cold_start(self) -> dict[str, Blob]:
         """Return for each part what an unknown device is served."""
 

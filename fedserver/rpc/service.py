@@ -10,6 +10,7 @@ from attune.common import aio
 from attune.common.errors import AttuneError, SettingError
 from attune.common.exchange.messages import (
     Beat,
+    Description,
     EnrolRequest,
     Hello,
     IssuedCertificate,
@@ -132,6 +133,8 @@ class FederationService:
                         self._survey.answered(stream.name, message)
                     case UnitReport(verdicts):
                         await self._members.units(stream.name, verdicts)
+                    case Description():
+                        self._members.described(stream.name, message)
                     case Progress(order_id, done):
                         await self._members.progress(stream.name, order_id, done)
                     case Beat():

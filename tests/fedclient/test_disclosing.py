@@ -12,14 +12,15 @@ import pytest
 
 from attune.common import aio
 from attune.common.config import PrivacySettings, TrainSettings
-from attune.common.exchange.messages import StatisticsReport, StatisticsRequest
+from attune.common.exchange.messages import Description, StatisticsReport, StatisticsRequest, Welcome
 from attune.common.plan import ModelSpec, Plan
 from attune.common.privacy.noisy_statistics import NoisyColumn, NoisyLayout, NoisySums
+from attune.common.protocol import DESCRIPTION
 from attune.common.site_statistics import SiteSums
 from attune.common.text import from_json
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
-from attune.fedclient.disclosing import Discloser
+from attune.fedclient.disclosing import Discloser, hello_of
 from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.store import MemoryStore
@@ -124,3 +125,44 @@ def test_a_damaged_ledger_gives_no_statistics(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "privacy" / "damaged" / "ledger.json").write_text("{")
     report = answered(None, noisy(), lines=1)
     assert "ledger cannot be used" in report.refused and str(tmp_path) not in report.refused
+
+
+def described(embedding: str = "described", noise: PrivacySettings | None = None, **options: Any) -> list[Any]:
+    """Return what a device says of its data under a plan, then on a new stream with this plan, then with another one."""
+    given = DeviceOptions(Path(), ServerAddress("localhost", 1), Path(), **({"disclose": ("statistics",)} | options))
+    spec = ModelSpec("mlr", "tabular", (2,), 2)
+    agreed = Plan("f", 0, spec, [0, 1], "pfedhn", {"embedding": embedding}, TrainSettings(validation=0.0), privacy=noise)
+    said: list[Any] = []
+    shard: LazyShard = shard_of("kiel", (X, Y))
+
+    async def run() -> None:
+        with Worker() as worker:
+            link = cast(Any, SimpleNamespace(answer=said.append))
+            discloser = Discloser(given, shard, MemoryStore(), link, worker, said.append)
+            discloser.heard(Welcome(b"this plan"))
+            await discloser.describe(agreed, b"this plan")
+            discloser.heard(Welcome(b"this plan"))
+            discloser.heard(Welcome(b"another plan"))
+
+    aio.run(run())
+    assert (DESCRIPTION in hello_of(given, shard.profile, empty=False).encodings) == bool(said) or embedding != "described"
+    return said
+
+
+def test_a_description_has_the_moments_of_the_inputs_and_is_told_on_every_stream() -> None:
+    """Describe by a linear model: what enters its head are the features, which the device standardises by its own numbers."""
+    once, again = described()
+    assert once == again
+    assert np.allclose(once.moments, [0, 0, 1, 1], atol=1e-6)
+
+
+def test_a_device_describes_its_data_only_if_it_is_asked_and_allows_it() -> None:
+    ways: tuple[dict[str, Any], ...] = (
+        {"embedding": "trained"},
+        {"disclose": ()},
+        {"disclose": ("masked-statistics",)},
+        {"privacy": PrivacyLimits(epsilon=4.0)},
+    )
+    for silent in ways:
+        assert described(**silent) == []
+    assert described(noise=PrivacySettings(unit="example", epsilon=4.0)) == [Description(())] * 2

@@ -204,9 +204,9 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
     def amplifies(self) -> bool:
         return True
 
-    # Embeddings on the server: trained with the network, or fixed as drawn. device: each device keeps its own, and is sent the
-    # network (docs/methods/fedtp.md).
-    embedding: Literal["trained", "fixed", "device"] = "trained"
+    # Embeddings: trained on the server, or fixed as drawn. described: trained; a later device's fits its data at the start.
+    # device: each device keeps its own (docs/methods/fedtp.md).
+    embedding: Literal["trained", "fixed", "described", "device"] = "trained"
     # Largest network that is sent to devices, in bytes, with `method.embedding = "device"`. It travels both ways in each round.
     device_bytes: Count = 256 << 20
     # Size of an embedding.
@@ -240,7 +240,14 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
 
     @property
     def embeddings(self) -> Literal["none", "trained", "fixed"]:
-        return self.embedding if self.embedding != "device" else "none"
+        if self.on_device:
+            return "none"
+        return "fixed" if self.embedding == "fixed" else "trained"
+
+    @property
+    def is_described(self) -> bool:
+        """Whether devices are asked for a description of their data."""
+        return self.embedding == "described"
 
     @property
     def on_device(self) -> bool:

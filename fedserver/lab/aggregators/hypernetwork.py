@@ -19,9 +19,10 @@ from attune.common.seeds import derive
 from attune.common.wire.files import TensorFile
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Tensors, Vault, cohort, write
+from attune.fedserver.lab.aggregators.described import FEWEST_DESCRIBED, MOST_DESCRIBED, DescriptionRegression
 from attune.fedserver.lab.aggregators.matrices import names_to_tensor
 from attune.fedserver.lab.aggregators.mean import shares_of
-from attune.fedserver.lab.aggregators.stored import EMBEDDED, NETWORK, STEPS, names_in
+from attune.fedserver.lab.aggregators.stored import DESCRIBED, DESCRIPTION, EMBEDDED, NETWORK, STEPS, names_in
 
 
 class Embeddings:
@@ -32,20 +33,27 @@ class Embeddings:
         self._kinds = ("value", *moments)
         self._rows: dict[str, list[torch.Tensor]] = {}  # client -> its value, then its moments, each (E)
         self._steps: dict[str, int] = {}
+        self._descriptions: dict[str, torch.Tensor] = {}  # client -> what it says of its data, (M) float64
 
     def __contains__(self, client: str) -> bool:
         return client in self._rows
 
-    def admit(self, client: str, founder: bool) -> None:
+    def admit(self, client: str, founder: bool, fitting_E: torch.Tensor | None = None) -> None:
         """Add a client.
 
         Until its embedding is trained, a founder has a draw from N(0, 1), and a later client the mean of the trained ones. The
         embedding depends on the client's name and on what has been trained, so a restart gives the same. Founders at the mean
         could not be told apart by the network. While none is trained, all have draws.
+
+        Args:
+            client: The client.
+            founder: Whether it enrolled before the first round was closed.
+            fitting_E: The embedding that fits the description of a later client, in place of the mean; None: none is known.
         """
         if self._steps.get(client):
             return
-        value_E = self.mean() if not founder and self._trained() else self._drawn(client)
+        late_E = self.mean() if fitting_E is None else fitting_E
+        value_E = late_E if not founder and self._trained() else self._drawn(client)
         self._rows[client] = [value_E, *(torch.zeros_like(value_E) for _ in self._kinds[1:])]
         self._steps[client] = 0
 
@@ -60,6 +68,23 @@ class Embeddings:
 
     def _trained(self) -> list[str]:
         return [name for name in sorted(self._rows) if self._steps[name]]
+
+    def describe(self, client: str, description_M: torch.Tensor) -> None:
+        """Note what a client says of its data."""
+        self._descriptions[client] = description_M
+
+    def description(self, client: str) -> torch.Tensor | None:
+        """Return what a client says of its data, (M); None if it says nothing, or its embedding is trained."""
+        return None if self._steps.get(client) else self._descriptions.get(client)
+
+    def described(self) -> list[str]:
+        """Return the clients with a trained embedding and a description, at most MOST_DESCRIBED of them, evenly chosen."""
+        names = [name for name in self._trained() if name in self._descriptions]
+        return names[:: -(-len(names) // MOST_DESCRIBED)] if names else []
+
+    def descriptions(self, clients: Sequence[str]) -> torch.Tensor:
+        """Return the descriptions (S, M) of clients that have one."""
+        return torch.stack([self._descriptions[client] for client in clients])
 
     def values(self, clients: Sequence[str]) -> torch.Tensor:
         """Return embeddings (S, E) in the given order.
@@ -77,13 +102,18 @@ class Embeddings:
             optimiser.dense_(value_E, gradient_E, moments, self._steps[client])
 
     def tensors(self) -> Tensors:
-        """Return everything to save: the names as JSON in bytes, then (N, E) of each kind, and the N step counters."""
+        """Return everything to save: the names as JSON in bytes, then (N, E) of each kind, and the N step counters.
+
+        Descriptions (K, M) of K clients follow where there are any.
+        """
         names = sorted(self._rows)
         result = {EMBEDDED: names_to_tensor(names)}
         for k, kind in enumerate(self._kinds):
             rows = [self._rows[name][k] for name in names]
             result[f"embedding.{kind}"] = torch.stack(rows) if rows else torch.empty(0, self._dim, dtype=self._dtype)
         result[STEPS] = torch.tensor([self._steps[name] for name in names], dtype=torch.int64)
+        if telling := sorted(self._descriptions.keys() & self._rows.keys()):
+            result |= {DESCRIBED: names_to_tensor(telling), DESCRIPTION: self.descriptions(telling)}
         return result
 
     def load(self, saved: Mapping[str, torch.Tensor]) -> None:
@@ -92,6 +122,9 @@ class Embeddings:
         kinds_NE = [saved[f"embedding.{kind}"] for kind in self._kinds]
         self._rows = {name: [kind_NE[i].clone() for kind_NE in kinds_NE] for i, name in enumerate(names)}
         self._steps = dict(zip(names, saved[STEPS].tolist(), strict=True))
+        if DESCRIBED in saved:
+            telling = names_in(saved[DESCRIBED].numpy())
+            self._descriptions = dict(zip(telling, saved[DESCRIPTION].clone(), strict=True))
 
 
 INITIAL = "initial"
@@ -144,6 +177,7 @@ class Hypernetwork:
         self._fitter = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.fit_lr))
         self._device = accelerator.used()
         self._state: HypernetworkState | None = None
+        self._regression: DescriptionRegression | None = None  # of the present state, once a newcomer needed it
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
         """Write fresh weights for the given tensors, drawn from the seed."""
@@ -155,7 +189,25 @@ class Hypernetwork:
         self._save(state)
 
     def admit(self, client: str, founder: bool = False) -> None:
-        self._load().embeddings.admit(client, founder)
+        embeddings = self._load().embeddings
+        embeddings.admit(client, founder, None if founder else self._fitting(embeddings.description(client)))
+
+    def describe(self, client: str, description: Sequence[float]) -> None:
+        """Note what a client says of its data, for its first embedding and those of later clients."""
+        self._load().embeddings.describe(client, torch.tensor(description, dtype=torch.float64))
+        self._regression = None
+
+    @torch.no_grad()
+    def _fitting(self, description_M: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the embedding (E) that fits a description; None if there is none, or too few trained clients have one."""
+        state = self._load()
+        known = state.embeddings.described()
+        if description_M is None or len(known) < FEWEST_DESCRIBED:
+            return None
+        if self._regression is None:
+            values = state.embeddings.descriptions(known), state.embeddings.values(known)
+            self._regression = DescriptionRegression(*values, lambda z_NE: features(state.network, z_NE))
+        return self._regression.embedding(description_M)
 
     def slot(self, client: str) -> str | None:
         """Return None, because weights are generated."""
@@ -203,6 +255,7 @@ class Hypernetwork:
         state = self._load()
         clients = [update.client for update in updates]
         self._admit_others(clients)
+        self._regression = None  # it is of the state before
         if phi:
             self._begin_moments(state)
             state.step += 1
@@ -218,7 +271,7 @@ class Hypernetwork:
         dz_SE, *gradients = torch.autograd.grad(F_SH, [z_SE, *mlp.values()], gathered.slope.cpu())
         for name, gradient in zip(mlp, gradients, strict=True) if phi else ():
             self._optimiser.dense_(state.network[name], gradient, self._moments(state, name), state.step)
-        if self._settings.embedding == "trained":
+        if self._settings.embeddings == "trained":
             state.embeddings.step(clients, dz_SE, self._embedder if phi else self._fitter)
         return {"mean_change_norm": float(gathered.square) ** 0.5}
 

@@ -18,6 +18,7 @@ Matrix = npt.NDArray[np.float64]
 MATRICES, NETWORK = "matrices", "network"  # keys in the vault
 CLIENTS, MEAN, UNIT = "clients", "mean", "unit/"  # of the matrices
 EMBEDDED, EMBEDDING, STEPS = "embedding.clients", "embedding.value", "embedding.step"
+DESCRIBED, DESCRIPTION = "description.clients", "description.value"  # of NETWORK too, where clients have told of their data
 
 
 def names_in(saved_B: npt.NDArray[np.uint8]) -> list[str]:

@@ -211,3 +211,19 @@ def test_a_plan_without_privacy_keeps_its_bytes_and_the_section_is_checked() -> 
             resolve(wrong)
     with pytest.raises(HomeMismatch, match=r"privacy\.delta is 1e-05 here, not 0\.001"):
         reconcile({}, {"privacy": {"delta": 1e-3}})
+
+
+@pytest.mark.parametrize(
+    ("privacy", "named"),
+    [
+        ({"unit": "example", "epsilon": 4.0}, 'embedding = "described" cannot be combined with privacy.unit'),
+        (
+            {"unit": "client", "epsilon": 4.0, "devices": 100},
+            'embedding = "described" cannot be combined with privacy.unit',
+        ),
+        ({"secure_aggregation": True}, "privacy.secure_aggregation gives the server sums alone"),
+    ],
+)
+def test_embeddings_from_descriptions_are_refused_beside_privacy(privacy: dict[str, object], named: str) -> None:
+    with pytest.raises(SettingError, match=named):
+        resolve({"method": {"name": "fedtp", "embedding": "described"}, "privacy": privacy})

@@ -55,6 +55,9 @@ class FarLab:
     async def serve(self, clients: Sequence[str], founders: Sequence[str] = (), version: int | None = None) -> Served:
         return sent(await self._lab.serve(sent(clients, list[str]), sent(founders, list[str]), version), Served)
 
+    async def describe(self, client: str, description: Sequence[float]) -> bool:
+        return await self._lab.describe(client, sent(description, list[float]))
+
     async def cold_start(self) -> dict[str, Blob]:
         return sent(await self._lab.cold_start(), dict[str, Blob])
 

@@ -1,0 +1,173 @@
+"""First model of a device before its first round: embeddings from descriptions of data (`method.embedding = "described"`).
+
+`python -m benchmarks.described --data fashion_mnist.npz --out benchmarks/results/described.csv` trains FedTP on 50 devices of
+Fashion-MNIST (Dirichlet 0.3, at most 80 images each) and gives 20 further devices their first model in several ways; without
+--data, 20 and 5 devices of digits. A row is a way and a seed: the mean accuracy over the newcomers' test parts. Nothing about a
+newcomer is used but moments of its unlabelled training inputs; "fitted" and "labels" are bounds, which use its labels.
+
+The bandwidth is chosen as in the product, by leaving out trained devices. The rows "b = ..." say what each bandwidth
+would have given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, cross_entropy
+
+import attune
+from attune.common.methods.hypernetwork import features, generated
+from attune.common.models.description import moments
+from attune.common.models.registry import build
+from attune.fedclient.work.objectives.network import Network
+from attune.fedserver.lab.aggregators.described import BANDWIDTHS, DescriptionRegression
+from attune.fedserver.lab.engine import Engine
+from attune.simulation.partition.datasets import load_dataset
+from attune.simulation.partition.split import partition
+from attune.simulation.recipes import cuts
+from benchmarks.study import Results
+
+SETTINGS: dict[str, Any] = {"train.local_epochs": 2, "train.evaluate": False, "train.validation": 0, "round.evaluate_every": 0}
+FIT_STEPS, FIT_RATE = 100, 0.1  # of Adam on all of a newcomer's samples, through the frozen network
+AT_ONCE = 256
+FIRST = "first features"  # the description of the product
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # train_x, train_y, test_x, test_y
+
+
+class Served:
+    """A trained federation, and what it serves for an embedding."""
+
+    def __init__(self, result: Any, rounds: int) -> None:
+        plan, snapshot = result._plan, result._outcome.snapshot
+        self.network = Network(build(plan.model, plan.seed))
+        self.network.model.eval()
+        engine = Engine(plan, snapshot.slots, result._state.storage.blobs, rounds)
+        self._state = engine._aggregators["generated"]._load()  # type: ignore[attr-defined]
+        self._shared = {name: tensor.clone() for name, tensor in engine._vaults["shared"].read("value").items()}
+        self.z_NE = self._state.embeddings.values(sorted(result.devices))
+
+    def emitted(self, z_NE: Tensor) -> Tensor:
+        """Return the network's output (N, H) before its heads."""
+        return features(self._state.network, z_NE)
+
+    def tensors(self, z_E: Tensor) -> dict[str, Tensor]:
+        """Return the model of an embedding."""
+        [weights] = generated(self._state.network, self._state.heads, self._state.initial, z_E[None])
+        return self._shared | weights
+
+    def accuracy(self, z_E: Tensor, x: Tensor, y: Tensor) -> float:
+        with torch.no_grad():
+            return float((self.network(self.tensors(z_E), x).argmax(dim=1) == y).float().mean())
+
+    def fitted(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the embedding that fits a device's labelled samples, from the mean."""
+        z_E: Tensor = self.z_NE.mean(dim=0).clone().requires_grad_()
+        adam = torch.optim.Adam([z_E], lr=FIT_RATE)
+        for _ in range(FIT_STEPS):
+            adam.zero_grad()
+            cross_entropy(self.network(self.tensors(z_E), x), y).backward()
+            adam.step()
+        return z_E.detach()
+
+
+def images(x: np.ndarray) -> Tensor:
+    """Return images (N, H, W, C) or (N, H, W) as the model takes them, (N, C, H, W) in [0, 1]."""
+    tensor = torch.from_numpy(x).float().div(255 if x.dtype == np.uint8 else 1)
+    return tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
+
+
+def descriptions(served: Served, devices: Mapping[str, Arrays], classes: int) -> dict[str, Tensor]:
+    """Return descriptions (N, M) by kind. That of the product is "first features"; "labels" is a bound."""
+    network, mean_E = served.network, served.z_NE.mean(dim=0)
+    common = served.tensors(mean_E)
+    kinds: dict[str, Callable[[Tensor, Tensor], list[float]]] = {
+        FIRST: lambda x, _: moments(torch.split(x, AT_ONCE), lambda part: network.with_features({}, part)[1]),
+        "common model's features": lambda x, _: moments([x], lambda part: network.with_features(common, part)[1]),
+        "common model's answers": lambda x, _: network(common, x).softmax(dim=1).mean(dim=0).tolist(),
+        "coarse pixels": lambda x, _: moments([x], lambda part: avg_pool2d(part, part.shape[-1] // 4).flatten(1)),
+        "labels": lambda _, y: (torch.bincount(y, minlength=classes) / len(y)).tolist(),
+    }
+    given = [(images(one[0]), torch.from_numpy(one[1]).long()) for one in devices.values()]
+    with torch.no_grad():
+        return {name: torch.tensor([kind(x, y) for x, y in given], dtype=torch.float64) for name, kind in kinds.items()}
+
+
+def rows(served: Served, old: Mapping[str, Arrays], new: Mapping[str, Arrays], classes: int) -> dict[str, tuple[float, str]]:
+    """Return accuracy and bandwidth of each way."""
+    tests = [(images(one[2]), torch.from_numpy(one[3]).long()) for one in new.values()]
+    trained = [(images(one[2]), torch.from_numpy(one[3]).long()) for one in old.values()]
+    trains = [(images(one[0]), torch.from_numpy(one[1]).long()) for one in new.values()]
+
+    def score(z_SE: Tensor) -> float:
+        return fmean(served.accuracy(z_E, x, y) for z_E, (x, y) in zip(z_SE, tests, strict=True))
+
+    own = fmean(served.accuracy(z_E, x, y) for z_E, (x, y) in zip(served.z_NE, trained, strict=True))
+    most = [int(y.mode().values) for _, y in trains]
+    constant = fmean(float((y == label).float().mean()) for (_, y), label in zip(tests, most, strict=True))
+    found = {
+        "trained devices": (own, ""),
+        "constant answer": (constant, ""),
+        "mean embedding": (score(served.z_NE.mean(dim=0).expand(len(new), -1)), ""),
+        "fitted": (score(torch.stack([served.fitted(x, y) for x, y in trains])), ""),
+    }  # fmt: skip
+    of_old, of_new = descriptions(served, old, classes), descriptions(served, new, classes)
+    for name, known_NM in of_old.items():
+        with torch.no_grad():
+            regression = DescriptionRegression(known_NM, served.z_NE, served.emitted)
+            chosen = regression.bandwidth
+            ways = {name: chosen}
+            if name == FIRST:
+                ways |= {f"{name}, b = {bandwidth:g}": bandwidth for bandwidth in BANDWIDTHS}
+            for way, bandwidth in ways.items():
+                regression.bandwidth = bandwidth
+                z_SE = torch.stack([regression.embedding(said_M) for said_M in of_new[name]])
+                found[way] = (score(z_SE), f"{bandwidth:g}")
+    return found
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The CSV file.")
+@click.option("--data", type=click.Path(path_type=Path, exists=True), help="Fashion-MNIST; without it, digits.")
+@click.option("--devices", type=int, help="Devices that train (default: 50, of digits 20).")
+@click.option("--rounds", default=40, show_default=True)
+@click.option("--samples", default=80, show_default=True, help="Training samples of a device, at most.")
+@click.option("--alpha", default=0.3, show_default=True)
+@click.option("--seed", "seeds", type=int, multiple=True, default=(0, 1, 2), show_default=True)
+def main(
+    out: Path, data: Path | None, devices: int | None, rounds: int, samples: int, alpha: float, seeds: tuple[int, ...]
+) -> None:
+    """Run the seeds that the file does not have."""
+    torch.set_num_threads(1)
+    task, newcomers = ("fashion-mnist", 20) if data else ("digits", 5)
+    founders = devices or (50 if data else 20)
+    results = Results(
+        out, ["task", "devices", "newcomers", "samples", "alpha", "rounds", "seed", "way", "bandwidth", "accuracy"]
+    )
+    for seed in seeds:
+        key = {"task": task, "devices": founders, "samples": samples, "alpha": alpha, "rounds": rounds, "seed": seed}
+        if any(all(row[name] == str(value) for name, value in key.items()) for row in results.rows()):
+            continue
+        whole = load_dataset(str(data) if data else "digits")
+        parts = cuts.fewer(partition(whole, "dirichlet", founders + newcomers, seed, alpha=alpha), samples, seed)
+        shards = {
+            f"d{client:02}": (*parts.arrays(client, "train"), *parts.arrays(client, "test"))
+            for client in range(founders + newcomers)
+        }
+        old = {name: shards[name] for name in sorted(shards)[:founders]}
+        new = {name: shards[name] for name in sorted(shards)[founders:]}
+        result = attune.simulate(old, "fedtp", rounds=rounds, seed=seed, settings=SETTINGS, executor="stacked", progress=False)
+        found = rows(Served(result, rounds), old, new, len(whole.classes))
+        for way, (accuracy, bandwidth) in found.items():
+            results.add([key | {"newcomers": newcomers, "way": way, "bandwidth": bandwidth, "accuracy": round(accuracy, 4)}])
+            click.echo(f"{task} {seed} {way} {bandwidth}: {accuracy:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Embedding of a device before its first update, from what it and the trained devices say of their data.
+
+Kernel regression of Nadaraya and Watson (1964): z is the mean of the trained embeddings, weighted by how near their devices'
+descriptions are, w_i ~ exp(-|d - d_i|^2 / (2 (b m)^2)), with m the median distance of two trained devices. The bandwidth b is
+chosen by leaving out one trained device after the other: the error is that of what the network makes of the embedding, because
+embeddings far apart may mean the same. Numbers of a description are standardised over the trained devices.
+
+Shapes: N trained devices, M numbers of a description, E numbers of an embedding, H numbers of the network's output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+
+from attune.common.methods.settings.aggregators import HypernetworkSettings
+from attune.common.models.description import description_size
+
+if TYPE_CHECKING:
+    from attune.fedserver.lab.aggregators.base import Aggregator, Vault
+    from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
+    from attune.fedserver.lab.build import AggregatorSpec, Maker
+
+BANDWIDTHS = (0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0)  # in medians; the same grid as in benchmarks/described.py
+FEWEST_DESCRIBED = 5  # trained devices with a description; with fewer there is no neighbourhood to speak of
+MOST_DESCRIBED = 1_000  # of them that are used, so that all pairs fit in memory
+_ALIKE = 1e-9  # a deviation below this is that of equal numbers
+
+
+class DescriptionRegression:
+    """Regression of embeddings on descriptions, with the bandwidth that serves the trained devices best.
+
+    Args:
+        descriptions_NM: Descriptions of the trained devices, float64.
+        z_NE: Their embeddings.
+        emitted: What the network makes of embeddings: (N, E) -> (N, H).
+    """
+
+    def __init__(
+        self, descriptions_NM: torch.Tensor, z_NE: torch.Tensor, emitted: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        deviation_M = descriptions_NM.std(dim=0, correction=0)
+        self._mean_M, self._deviation_M = descriptions_NM.mean(dim=0), deviation_M.where(deviation_M > _ALIKE, 1.0)
+        self._z_NE, self._known_NM = z_NE, self._standardised(descriptions_NM)
+        distance_NN = _distances(self._known_NM, self._known_NM)
+        rows, columns = torch.triu_indices(len(z_NE), len(z_NE), offset=1)
+        self._median = float(distance_NN[rows, columns].median()) or 1.0
+        self.bandwidth, self.errors = self._chosen(distance_NN, emitted)
+
+    def embedding(self, description_M: torch.Tensor) -> torch.Tensor:
+        """Return the embedding (E) that fits a description."""
+        distance_1N = _distances(self._standardised(description_M[None]), self._known_NM)
+        return self._mixed(distance_1N, self.bandwidth)[0]
+
+    def _chosen(
+        self, distance_NN: torch.Tensor, emitted: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[float, dict[float, float]]:
+        """Return the best bandwidth, and for each the mean squared error of what the network makes of left-out devices."""
+        others_NN = distance_NN.clone().fill_diagonal_(torch.inf)
+        wanted_NH = emitted(self._z_NE).double()
+        errors: dict[float, float] = {}
+        for bandwidth in BANDWIDTHS:
+            found_NH = emitted(self._mixed(others_NN, bandwidth)).double()
+            errors[bandwidth] = float((found_NH - wanted_NH).square().sum(dim=1).mean())
+        return min(errors, key=errors.__getitem__), errors
+
+    def _standardised(self, descriptions_NM: torch.Tensor) -> torch.Tensor:
+        return (descriptions_NM - self._mean_M) / self._deviation_M
+
+    def _mixed(self, distance_SN: torch.Tensor, bandwidth: float) -> torch.Tensor:
+        weight_SN = torch.softmax((distance_SN / (bandwidth * self._median)).square() / -2, dim=1)
+        return weight_SN.to(self._z_NE.dtype) @ self._z_NE
+
+
+def _distances(a_SM: torch.Tensor, b_NM: torch.Tensor) -> torch.Tensor:
+    """Return all distances (S, N) without the shortcut by inner products, which would lose small ones."""
+    return torch.cdist(a_SM, b_NM, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+class ToldDescriptions:
+    """Descriptions that devices have sent to this process. Aggregators that are made again are told of them again.
+
+    Args:
+        model: The model, whose head says how many numbers a description has.
+        make: What makes an aggregator.
+    """
+
+    def __init__(self, model: nn.Module, make: Maker) -> None:
+        self._size, self._make = description_size(model), make
+        self._listener: Hypernetwork | None = None  # the newest aggregator whose embeddings start from descriptions
+        self.by_client: dict[str, Sequence[float]] = {}
+
+    def take(self, descriptions: Mapping[str, Sequence[float]]) -> bool:
+        """Note descriptions by client, and return whether all have the form of the model's; one of another form is ignored."""
+        fitting = {
+            client: said for client, said in descriptions.items() if len(said) == self._size and all(map(math.isfinite, said))
+        }
+        for client, said in fitting.items():
+            self.by_client[client] = said
+            if self._listener is not None:
+                self._listener.describe(client, said)
+        return len(fitting) == len(descriptions)
+
+    def make(self, spec: AggregatorSpec, vault: Vault) -> Aggregator:
+        """Make an aggregator that knows what was told."""
+        made = self._make(spec, vault)
+        if isinstance(spec.settings, HypernetworkSettings) and spec.settings.is_described:
+            self._listener = cast("Hypernetwork", made)
+            for client, said in self.by_client.items():
+                self._listener.describe(client, said)
+        return made
