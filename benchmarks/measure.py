@@ -41,6 +41,7 @@ VERBS = "tests/docs/verbs.txt"
 NO_FIRST_WORDS = frozenset(
     ("Of", "As", "By", "Who", "Whose", "Whom", "What", "Where", "Whether", "Here", "There", "Nobody", "Nothing", "Maybe")
 )
+THIRD_PERSON = frozenset(("Carries", "Finds", "Gives", "Holds", "Issues", "Keeps", "Makes", "Owns", "Reads", "Sends", "Trains"))
 VAGUE = ("found", "each", "own", "told")
 RUFF_RULES = ("--select=D,D401", "--ignore=D102,D105,D107", "--config=lint.pydocstyle.convention='google'")
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -123,13 +124,14 @@ def is_property(node: Documented) -> bool:
 def has_bad_first_word(node: Documented, verbs: frozenset[str]) -> bool:
     """Return whether a docstring begins with a word that it should not begin with.
 
-    A function's must begin with an imperative verb of `verbs`; the others' must not begin with one of NO_FIRST_WORDS.
+    A function's must begin with an imperative verb of `verbs`; the others' must not begin with one of NO_FIRST_WORDS. A
+    class or a module is a thing, so "Carries out …" with THIRD_PERSON is no better.
     """
     match = _FIRST_WORD.match((ast.get_docstring(node) or "").lstrip())
     word = match[0] if match else ""
     if is_property(node):
         return word in NO_FIRST_WORDS - {"Whether"}
-    return word not in verbs if isinstance(node, Function) else word in NO_FIRST_WORDS
+    return word not in verbs if isinstance(node, Function) else word in NO_FIRST_WORDS | THIRD_PERSON
 
 
 def bad_first_words(source: Source, verbs: frozenset[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Finds out why gRPC said UNAVAILABLE: nobody there, the wrong server, or a certificate that was refused.
+"""Reasons why gRPC said UNAVAILABLE: nobody there, the wrong server, or a certificate that was refused.
 
 gRPC reports all three alike, so one more TLS handshake is made, with Python's own ssl module, and watched.
 """

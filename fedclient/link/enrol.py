@@ -1,4 +1,4 @@
-"""Turns a join token into a certificate for a key that never leaves this device."""
+"""Enrolment: a join token becomes a certificate for a key that never leaves this device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hands in the result of an order: uploads its parts, several at once, and submits the update, until the server answers."""
+"""Hand-in of an order's result: its parts are uploaded, several at once, and the update is submitted until it is answered."""
 
 from __future__ import annotations
 

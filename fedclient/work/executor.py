@@ -95,7 +95,7 @@ class Work:
 
 
 class Executor(Protocol):
-    """Carries out the orders of several devices."""
+    """Interface for carrying out the orders of several devices."""
 
     def run(self, works: Sequence[Work]) -> Sequence[Future[OrderResult]]:
         """Begin all works; return a future for each, in the same order. An executor in this process returns them done."""

@@ -1,4 +1,4 @@
-"""Carries out orders: merges what was served, evaluates, trains or compares, and commits the result to disk.
+"""Learner of one device: it merges what was served, evaluates, trains or compares, and commits the result to disk.
 
 A learner owns the device's tensors, and runs on the worker's thread. theta: all tensors of the model, and those that the
 objective keeps beside it, which are in no part and never handed in. received: the values that the server last served, of the

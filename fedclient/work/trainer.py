@@ -71,7 +71,7 @@ class Accuracy:
 
 @dataclass(eq=False, repr=False)
 class Trainer:
-    """Trains and evaluates weights given by name; the module only says how to compute.
+    """Training and evaluation of weights that are given by name; the module only says how to compute.
 
     Work is a generator of jobs, which `fedclient.work.job.alone` runs for one device.
 

@@ -54,7 +54,7 @@ class RequestRefused(CertificateRefused):
 
 @dataclass(frozen=True)
 class Authority:
-    """Holds the authority's private key: it lives in the server's process and home, nowhere else."""
+    """The federation's certificate authority. Its private key lives in the server's process and home, nowhere else."""
 
     certificate_pem: bytes
     _key: ec.EllipticCurvePrivateKey = field(repr=False)

@@ -81,7 +81,7 @@ class Caller:
 
 
 class Registrar:
-    """Issues certificates and decides by fingerprint. Every decision is read from the ledger, so a command can change it."""
+    """Issuer of certificates. It reads each decision from the ledger, by fingerprint, because a command can change it."""
 
     def __init__(self, authority: Authority, ledger: MemberLedger, certificate_days: float) -> None:
         self.authority = authority

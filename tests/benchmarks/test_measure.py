@@ -69,6 +69,7 @@ def test_a_function_begins_with_a_listed_verb(module: Source) -> None:
         ('async def wait():\n    """No-op: only others wait."""', False),
         ('def wait():\n    """No-one waits."""', True),
         ("def wait():\n    pass", False),
+        ('class A:\n    """Carries out orders."""', True),
     ],
 )
 def test_the_first_word_of_a_docstring_is_judged_by_what_it_describes(code: str, bad: bool) -> None:

@@ -1,4 +1,4 @@
-"""Runs the work of many devices side by side: like jobs are computed together, the others one by one."""
+"""Work of many devices side by side: like jobs are computed together, the others one by one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _result_of(compute: Callable[[], T]) -> T | FailedWork:
 
 
 class Stacked:
-    """Runs works side by side, and remembers why some jobs cannot be computed together."""
+    """Runner of works side by side, which remembers why some jobs cannot be computed together."""
 
     def __init__(self) -> None:
         self._reasons: dict[Hashable, str] = {}

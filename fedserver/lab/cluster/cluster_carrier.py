@@ -1,4 +1,4 @@
-"""Carries out a round on workers: partials there, `combine` here, `apply` there; the values come back to the server's vault.
+"""Carrier of a round on workers: partials there, `combine` here, `apply` there; the values come back to the server's vault.
 
 Where workers reach the blobs themselves (S3), no tensor comes to the server (`store_round`). The bits are those of one process:
 a parcel has whole blocks, and partials are combined in the order of the blocks.

@@ -1,4 +1,4 @@
-"""Carries out a round on workers that read the updates from S3 and write the next state there: no tensor comes to the server.
+"""Round on workers that read the updates from S3 and write the next state there: no tensor comes to the server.
 
 The server sends where everything lies, combines the partials of units that were cut, and gives the finished blobs their
 names. Its commit makes them the state, as ever.
