@@ -31,11 +31,13 @@ SMALL = {
     "model.width": 16, "model.heads": 2, "model.depth": 1, "model.patch": 4, "train.local_epochs": 2, "train.local_steps": 0,
     "train.batch_size": 16, "train.lr": 0.05, "round.evaluate_each_last": 0,
 }  # fmt: skip
-# Rounds cost a different number of updates: 20, 10 (of 13 that begin) and 5.
+# Rounds cost a different number of updates: 20, 10 (of 13 that begin), 5 and 10. The last buffer was chosen for FedTP among
+# buffers of 3 to 14, rates of the server and exponents, on parts of the training data.
 MODES: dict[str, tuple[dict[str, Any], Sequence[int]]] = {
     "synchronous": ({}, (3, 6, 12, 24)),
     "over-selection": ({"round.clients": 10, "round.over_selection": 0.3}, (6, 12, 24, 48)),
     "buffered": ({"round.mode": "buffered", "round.buffer": 5}, (20, 40, 80, 160)),
+    "buffered by 10": ({"round.mode": "buffered", "round.buffer": 10}, (6, 10, 20, 40)),
 }
 KEY = ("method", "mode", "rounds", "seed")
 COLUMNS = (*KEY, "seconds", "accuracy", "slow_half")

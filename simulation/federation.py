@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from attune.common.errors import AttuneError, FederationFailed, SettingError
 from attune.common.protocol import SPENT
 from attune.fedclient.address import ServerAddress
@@ -24,6 +26,8 @@ from attune.fedclient.work.worker import Worker
 from attune.fedserver.core import planning
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.planning import ResolvedSettings
+from attune.fedserver.core.replayed_rounds import Arrival, check_arrivals
+from attune.fedserver.core.state import Round
 from attune.fedserver.executors import InlineExecutors
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
@@ -118,6 +122,7 @@ class Federation:
         self._state, self._watcher, self._stopped = state, watcher, stopped
         self._executor, self._awake_bytes, self._page, self._clock = executor, awake_bytes, page, clock
         self._spent: set[str] = set()
+        self._late: dict[str, tuple[int, asyncio.Event]] = {}  # devices that join later: the round, and when they may
         self._fewest = 1
         self._until, self._stopped_there = until, asyncio.Event()
         self._trouble: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()
@@ -137,11 +142,14 @@ class Federation:
                 raise SettingError(
                     "devices on a simulated clock, as in buffered rounds, work one by one: leave the executor out"
                 )
+            if self._clock is not None and self._clock.arrivals is not None:
+                settings = self._repeating(settings, self._clock.arrivals)
             self._fewest = max(1, settings.round.quorum or settings.round.min_clients)
             before = await ledger.snapshot()
             if self._is_there(before.record):
                 return FederationOutcome(before, frozenset(), [], {})
-            await self._enrol()
+            for name in sorted(self._shards.keys() - self._late.keys()):
+                await self._enrol(name)
             coordinator = self._coordinator(settings)
             await coordinator.start()
             if self._is_there(coordinator.round.record):  # the last answers were durable already, and no other one comes
@@ -178,10 +186,38 @@ class Federation:
             return False
         return record.round > self._until or record.revive().phase is Phase.WAITING
 
-    async def _enrol(self) -> None:
-        for name in sorted(self._shards):
-            if await self._state.storage.ledger.device(name) is None:
-                await self._state.storage.ledger.enrol(name, name, Certificate(name, name, "device", FOREVER), time.time())
+    def _repeating(self, settings: ResolvedSettings, arrivals: Sequence[Arrival]) -> ResolvedSettings:
+        """Return the settings with which the log of an earlier run is repeated, and note which devices join later.
+
+        Raises:
+            SettingError: Rounds are synchronous, or the log cannot be followed.
+        """
+        if settings.round.mode != "buffered":
+            raise SettingError('only buffered rounds have an order of arrivals: set round.mode = "buffered", as in the run')
+        check_arrivals(arrivals, self._shards.keys(), settings.round.rounds)
+        for arrival in arrivals:
+            if not arrival.founder:
+                self._late.setdefault(arrival.device, (arrival.order, asyncio.Event()))
+        round_ = msgspec.structs.replace(settings.round, min_clients=len(self._shards) - len(self._late), take_back=0.0)
+        return replace(settings, round=round_, arrivals=arrivals)
+
+    def _joined(self, round_: Round) -> bool:
+        """Let devices join whose first order is due. Return whether all of them are there."""
+        due = {name: may for name, (first, may) in self._late.items() if first <= round_.record.round + 1}
+        for may in due.values():
+            may.set()
+        return due.keys() <= round_.connected | round_.finished
+
+    async def _live(self, name: str, device: Device) -> None:
+        """Run a device, from when it may join."""
+        if name in self._late:
+            await self._late[name][1].wait()
+            await self._enrol(name)
+        await device.run()
+
+    async def _enrol(self, name: str) -> None:
+        if await self._state.storage.ledger.device(name) is None:
+            await self._state.storage.ledger.enrol(name, name, Certificate(name, name, "device", FOREVER), time.time())
 
     def _coordinator(self, settings: ResolvedSettings) -> Coordinator:
         """Make the coordinator. No order expires on its clock, and no device is late if it stands still."""
@@ -196,7 +232,7 @@ class Federation:
 
             def held() -> dict[str, str] | None:
                 round_ = coordinator.round
-                if round_.record.phase is Phase.AGGREGATING:
+                if round_.record.phase is Phase.AGGREGATING or not self._joined(round_):
                     return None
                 return {name: str(round_.record.order_of(name)) for name in round_.awaited | round_.training}
 
@@ -222,7 +258,9 @@ class Federation:
         consoles = {name: CountingConsole(self._watcher) for name in self._shards}
         lives = [
             asyncio.create_task(
-                Device(self._common, shard, self._state.stores[name], LocalLink(name, server), consoles[name], worker).run()
+                self._live(
+                    name, Device(self._common, shard, self._state.stores[name], LocalLink(name, server), consoles[name], worker)
+                )
             )
             for name, shard in self._shards.items()
         ]

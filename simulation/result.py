@@ -28,11 +28,11 @@ from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
 from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts
 from attune.fedserver.core.racing import RaceResult
+from attune.fedserver.core.replayed_rounds import Arrival, arrivals_of
 from attune.fedserver.view.status import status
 from attune.simulation.federation import FederationOutcome
 from attune.simulation.manifest import ResultManifest, result_manifest
 from attune.simulation.result_table import Cell, ResultTable
-from attune.simulation.simulated_clock import Arrival, arrivals_of
 from attune.simulation.simulation_state import SimulationState
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ class SimulationResult:
     @property
     def arrivals(self) -> list[Arrival]:
         """The order of arrivals in buffered rounds, with which a SimulatedClock repeats this run."""
-        return arrivals_of(self._outcome.snapshot.rows)
+        snapshot = self._outcome.snapshot
+        return arrivals_of(snapshot.rows, snapshot.devices, snapshot.record)
 
     @property
     def verdicts(self) -> list[FleetVerdict]:

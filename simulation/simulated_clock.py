@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from attune.common.errors import FederationFailed, SettingError
+from attune.common.errors import SettingError
 from attune.common.exchange.messages import Order
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import Work
-from attune.fedserver.core.records import Report
+from attune.fedserver.core.replayed_rounds import Arrival
 from attune.simulation.in_process import InlineWorker
 
 LOOK_S = 0.01  # real seconds until the next look at a server that is making a state
-Arrival = tuple[str, int]  # a device, and the round of the order that it has handed in
 Held = Callable[[], Mapping[str, str] | None]
 
 
@@ -31,7 +30,8 @@ class SimulatedClock:
         seconds: Seconds of an order of training: for each device by name, or a function of the device and the order's round.
             None: one second for all.
         arrivals: The order of arrivals of a run with buffered rounds (`arrivals_of`), to repeat it: with the same settings
-            and shards it gives the same bits. All devices must have been there from the start, and each buffer full.
+            and shards it gives the same bits. Devices that joined later join in the round of their first order. No time passes.
+            What a device trained for updates that did not count is not repeated; it is missing in `private` parts alone.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class SimulatedClock:
         if seconds is not None and arrivals is not None:
             raise SettingError("a simulated clock takes the seconds of devices, or the order of their arrivals: not both")
         self._seconds = seconds
-        self._places = None if arrivals is None else {arrival: place for place, arrival in enumerate(arrivals)}
+        self.arrivals = arrivals
+        self._places = {(arrival.device, arrival.order): float(place) for place, arrival in enumerate(arrivals or ())}
         self.now = 0.0
         self.closed: dict[int, float] = {}
 
@@ -57,8 +58,8 @@ class SimulatedClock:
         """
         if order.work == "evaluate":
             return self.now
-        if self._places is not None:
-            return float(self._places.get((name, order.round), math.inf))
+        if self.arrivals is not None:
+            return self._places.get((name, order.round), math.inf)  # newcomers train after the log
         if self._seconds is None:
             return self.now + 1.0
         if callable(self._seconds):
@@ -67,17 +68,15 @@ class SimulatedClock:
             raise SettingError(f"the simulated clock has no seconds for {name}: name every device")
         return self.now + self._seconds[name]
 
+    def advance(self, until: float) -> None:
+        """Let time pass, unless an earlier run is repeated: its log alone decides then."""
+        if self.arrivals is None:
+            self.now = max(self.now, until)
+
     def note(self, closed: int) -> None:
         """Note that so many rounds are closed now."""
         if closed and closed not in self.closed:
             self.closed[closed] = self.now
-
-
-def arrivals_of(rows: Iterable[Report]) -> list[Arrival]:
-    """Return the order in which the updates of buffered rounds arrived, from the reports of a run."""
-    counted = [row for row in rows if row.arrival is not None and row.staleness is not None]
-    counted.sort(key=lambda row: (row.round, row.arrival))
-    return [(row.client, row.round - (row.staleness or 0)) for row in counted]
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,8 @@ class ClockedWorker(InlineWorker):
         stopped: Returns whether the work must be given up.
         awake_bytes: Most bytes that learners of waiting devices may hold in memory.
         clock: The clock.
-        held: Returns the id of the order that each device holds, by name; None while the server makes a state.
+        held: Returns the id of the order that each device holds, by name; None while the server makes a state or a device
+            joins.
         closed: Returns how many rounds are closed.
     """
 
@@ -127,16 +127,13 @@ class ClockedWorker(InlineWorker):
         waiting = {name: turn for name, turn in self._turns.items() if not turn.begins.done()}
         due = [(turn.ends_at, name) for name, turn in waiting.items() if held and held.get(name) == turn.order_id]
         if held is None or len(due) < len(held):
-            if waiting and self._look is None:  # the server, or a device that is about to wait, is at work
+            # The server, a device that joins, or one that is about to wait is at work.
+            if (waiting or held is None) and self._look is None:
                 self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
             return
         if due:
             ends_at, name = min(due)
-            if ends_at == math.inf:
-                failed = FederationFailed(f"the order of arrivals cannot be followed further: none of {sorted(held)} is next")
-                waiting[name].begins.set_exception(failed)
-                return
-            self._clock.now = max(self._clock.now, ends_at)
+            self._clock.advance(ends_at)
             waiting[name].begins.set_result(None)
 
     def _look_again(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from attune.fedserver.core.masked_statistics import MaskedScales
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.poisson_rounds import PoissonRounds
 from attune.fedserver.core.policy import Synchronous
+from attune.fedserver.core.replayed_rounds import Arrival, ReplayedRounds
 from attune.fedserver.core.scale import check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
 from attune.fedserver.core.secure_settings import check_settings, defaults_of, transform_of, weighted
 from attune.fedserver.core.united_classes import united_classes
@@ -62,6 +63,7 @@ class ResolvedSettings:
     transforms: dict[str, dict[str, Any]]  # name -> settings
     adaptation: AdaptationSpec | None  # how newcomers are fitted; None: the method has nothing personal to fit
     until: int | None = None  # of one process, not of the run: no round opens after this one
+    arrivals: Sequence[Arrival] | None = None  # of one process: buffered rounds repeat an earlier run
 
     @property
     def method(self) -> Method:
@@ -77,6 +79,9 @@ class ResolvedSettings:
         if not privacy.on_server:
             trial = trial_round(self.train, settings.rounds)
             scored = {*self.train.scored_rounds, *([] if trial is None else [trial])}
+            if self.arrivals is not None:
+                replayed = ReplayedRounds(settings, self.seed, score_after=scored, until=self.until, arrivals=self.arrivals)
+                return Rules(settings, replayed, common)
             kind = BufferedRounds if settings.mode == "buffered" else Synchronous
             return Rules(settings, kind(settings, self.seed, score_after=scored, until=self.until), common)
         most = settings.rounds if privacy.epsilon is not None else 0

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ from torch.nn.functional import linear, relu
 import attune
 from attune.common import faults
 from attune.common.config import by_section
-from attune.common.errors import FederationFailed, SettingError
+from attune.common.errors import SettingError
 from attune.common.models.registry import build
 from attune.common.models.structure import components
 from attune.common.plan import Plan
 from attune.common.seeds import derive
 from attune.common.wire.files import TensorFile
 from attune.fedserver.core.planning import resolve
+from attune.fedserver.core.replayed_rounds import Arrival
 from attune.fedserver.lab.aggregators.stored import names_in
 from attune.fedserver.lab.engine import Engine
 from attune.fedserver.ports.blobs import blob_of
@@ -85,9 +87,14 @@ def scripted(shards: Mapping[str, Path], method: str, **settings: Any) -> Simula
     result = attune.simulate(
         shards, method, rounds=len(SCRIPT), seed=3, settings=given, clock=clock, train=add_noise, progress=False
     )
-    assert result.arrivals == [(name, version + 1) for closed in SCRIPT for name, version in closed]
+    assert result.arrivals == logged()
     assert list(clock.closed.values()) == pytest.approx([1.4, 2.8, 3.8, 4.8, 6.2, 7.2, 7.6])
     return result
+
+
+def logged() -> list[Arrival]:
+    """Return the script as a log of arrivals."""
+    return [Arrival(name, version + 1, number) for number, closed in enumerate(SCRIPT, 1) for name, version in closed]
 
 
 def start_of(result: SimulationResult) -> dict[tuple[str, str], Values]:
@@ -242,10 +249,71 @@ def test_the_order_of_arrivals_repeats_a_run(method: str, clouds: dict[str, Path
     assert other.arrivals != first.arrivals and other.digests != first.digests
 
 
-def test_a_log_that_cannot_be_followed_is_an_error(clouds: dict[str, Path]) -> None:
-    clock = SimulatedClock(arrivals=[("site-0", 1), ("site-1", 1), ("site-2", 7)])
-    with pytest.raises(FederationFailed, match=r"order of arrivals cannot be followed further: none of .*site-2"):
-        attune.simulate(clouds, "fedavg", rounds=3, seed=3, settings=PLAIN, clock=clock, progress=False)
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedavg", {"round.buffer": 4, "round.quorum": 2, "round.deadline_s": 3.0}),
+        ("fedmcsa", {"round.buffer": 4, "round.quorum": 2, "round.deadline_s": 3.0}),
+        ("fedavg", {"round.max_staleness": 2}),
+        ("fedmcsa", {"round.clients": 3, "round.max_staleness": 3}),
+    ],
+)
+def test_short_buffers_and_discarded_updates_are_repeated(
+    method: str, settings: dict[str, Any], clouds: dict[str, Path]
+) -> None:
+    """By these speeds site-3 is withdrawn, or its update is too old, and some buffers close at the deadline."""
+
+    def run(clock: SimulatedClock) -> SimulationResult:
+        return attune.simulate(clouds, method, rounds=7, seed=3, settings=PLAIN | settings, clock=clock, progress=False)
+
+    first = run(SimulatedClock(SPEEDS))
+    sizes = Counter(arrival.round for arrival in first.arrivals)
+    assert (min(sizes.values()) < settings.get("round.buffer", 2)) == ("round.deadline_s" in settings)
+    assert ("site-3", 1) not in {arrival[:2] for arrival in first.arrivals}
+    again = run(SimulatedClock(arrivals=first.arrivals))
+    assert again.digests == first.digests and again.arrivals == first.arrivals
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedtp"])
+def test_a_device_that_joins_later_is_repeated(method: str, digits: dict[str, Path], tmp_path: Path) -> None:
+    """A founder's embedding is drawn; that of a later device begins as the mean of the trained ones (FedTP)."""
+    shards = {f"site-{n}": path for n, path in enumerate(digits.values())}
+    settings = PLAIN | (VIT | {"method.embedding_dim": 4, "method.hidden": 9} if method == "fedtp" else {})
+
+    def run(founder: bool, rounds: int = 3, home: Path | None = None) -> SimulationResult:
+        log = [("site-0", 1, 1), ("site-1", 1, 1), ("site-0", 2, 2), ("site-3", 2, 3, founder), ("site-1", 2, 3)]
+        clock = SimulatedClock(arrivals=[Arrival(*each) for each in log])
+        result = attune.simulate(
+            shards, method, rounds=rounds, seed=3, settings=settings, clock=clock, home=home, progress=False
+        )
+        assert [tuple(each) for each in result.arrivals] == [(*each, True)[:4] for each in log]
+        return result
+
+    late = run(founder=False)
+    assert run(founder=False, home=tmp_path / "home").digests == late.digests
+    assert (run(founder=True).digests == late.digests) == (method == "fedavg")
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ([("site-0", 1, 1), ("site-1", 1, 1), ("site-2", 3, 2)], "site-2 answers in round 2 an order of round 3"),
+        ([("site-0", 1, 1), ("site-0", 1, 2)], "site-0 answers in round 2 an order of round 1, and had counted in round 1"),
+        ([("site-0", 1, 1), ("site-1", 1, 3)], "no update counted in round 2"),
+        ([("site-0", 1, 1)], "it has 1 round, and round.rounds is 2"),
+        ([("site-0", 1, 1), ("elsewhere", 1, 2)], "it names elsewhere, which has no shard"),
+    ],
+)
+def test_a_log_that_cannot_be_followed_is_an_error(log: list[Any], why: str, clouds: dict[str, Path]) -> None:
+    clock = SimulatedClock(arrivals=[Arrival(*each) for each in log])
+    with pytest.raises(SettingError, match=f"this order of arrivals cannot be repeated: {re.escape(why)}"):
+        attune.simulate(clouds, "fedavg", rounds=2, seed=3, settings=PLAIN, clock=clock, progress=False)
+
+
+def test_synchronous_rounds_have_no_order_of_arrivals(clouds: dict[str, Path]) -> None:
+    with pytest.raises(SettingError, match=r'set round\.mode = "buffered", as in the run'):
+        clock = SimulatedClock(arrivals=[Arrival("site-0", 1, 1)])
+        attune.simulate(clouds, "fedavg", rounds=1, seed=3, clock=clock, progress=False)
 
 
 def test_without_staleness_rounds_are_synchronous_ones(clouds: dict[str, Path]) -> None:
@@ -315,7 +383,7 @@ def to_be_killed() -> None:
 
 def repeated(shards: Mapping[str, Path], home: Path | None) -> SimulationResult:
     """Repeat the script with real training, in this order of arrivals."""
-    clock = SimulatedClock(arrivals=[(name, version + 1) for closed in SCRIPT for name, version in closed])
+    clock = SimulatedClock(arrivals=logged())
     return attune.simulate(
         shards, "fedmcsa", "dnn", rounds=len(SCRIPT), seed=3, settings=PLAIN, clock=clock, home=home, progress=False
     )
@@ -344,7 +412,7 @@ def test_a_device_that_is_too_slow_is_told_so(clouds: dict[str, Path]) -> None:
     settings = PLAIN | {"round.max_staleness": 2}
     clock = SimulatedClock(SPEEDS)
     result = attune.simulate(clouds, "fedavg", rounds=7, seed=3, settings=settings, clock=clock, progress=False)
-    assert result.status["buffer"]["discarded"] == 1 and ("site-3", 1) not in result.arrivals
+    assert result.status["buffer"]["discarded"] == 1 and ("site-3", 1) not in {arrival[:2] for arrival in result.arrivals}
     notes = {client["name"]: client["note"] for client in result.status["clients"]}
     assert "is 6 states old and does not count: at most 2 are allowed (round.max_staleness)" in notes["site-3"]
 
