@@ -150,7 +150,7 @@ ray: .venv-ray/installed
 .venv-ray/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/$(PIP_SHOWN) --no-deps $(TORCH_INDEX) $$(grep '^torch==' constraints.txt)
-	.venv-ray/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[data,engines,ray,server]' hypothesis pytest pytest-timeout pytest-xdist
+	.venv-ray/bin/$(PIP_INSTALL) --constraint constraints.txt --editable '.[data,direct,engines,ray,server]' hypothesis pytest pytest-timeout pytest-xdist
 	touch $@
 
 # Tests Flower's clients as a device's training, with an own environment, because flwr needs an older protobuf.

@@ -34,6 +34,8 @@ SERVER = {
     "dashboard-token": OPAQUE,
     "metrics-token": OPAQUE,
     "local-token": OPAQUE,
+    "storage.json": SCHEMA,
+    "cache/*": SCHEMA,
     "ca/ca.pem": STANDARD,
     "ca/ca-key.pem": STANDARD,
     "operator/operator.pem": STANDARD,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ from attune.fedserver import process
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.cluster.location import LabLocation
 from attune.fedserver.lab.cluster.worker_pool import PoolCall, WorkerPool
+from benchmarks.rough import Proxy
 from tests import engines
 from tests.e2e.harness import Federation, digit_shards, run_to_the_end, until
+from tests.fedserver.lab.cluster import counted_server
 from tests.fedserver.lab.cluster.conftest import Played, rounds
 from tests.fedserver.lab.cluster.ray_head import Head, descendants, free_port
 from tests.fedserver.lab.cluster.test_carrier import KINDS
@@ -182,6 +186,52 @@ def test_a_federation_by_another_package_has_the_same_slots_on_a_cluster(shards:
         finally:
             federation.close()
     assert slots[0] == slots[1]
+
+
+@pytest.mark.engines
+def test_with_s3_the_bytes_of_a_federation_pass_the_server_by(shards: list[Path], tmp_path: Path) -> None:
+    """Train two devices that reach S3 themselves, as workers do: the server reads updates to check them, and no more."""
+    pytest.importorskip("botocore")
+    from attune.fedserver.stores.object_source import HEAD_BYTES
+
+    flags = (
+        "--method",
+        "fedmcsa",
+        "--rounds",
+        "3",
+        "--model",
+        "dnn",
+        "--set",
+        "model.hidden=[3000]",
+        "--set",
+        "server.threads=1",
+    )
+    alone = Federation(tmp_path / "alone")
+    run_to_the_end(alone, shards[:2], *flags)
+    words = engines.remote_words()
+    spread, counts = Federation(tmp_path / "spread"), tmp_path / "counts.json"
+    spread.environment[counted_server.VARIABLE] = str(counts)
+    words += ["--lab", "ray", "--lab-workers", "2", "--set", "server.transfer=direct", "--min-clients", "2"]
+    try:
+        server = spread.server("--exit-when-done", *words, *flags, entry=f"{counted_server.__name__}:main")
+        with closing(Proxy(server.port)) as port:
+            spread.port = port.port
+            reach = ("--direct-host", engines.weed().address, "--token-file", str(spread.home / "local-token"))
+            devices = spread.devices(shards[:2], *reach)
+            assert [process.code() for process in (*devices, server)] == [0] * 3, server.text
+            passed = sum(port.passed.values())
+        assert "rounds are carried out by 2 workers" in server.text and "is not used any more" not in server.text
+        assert digests(spread) == digests(alone)
+    finally:
+        spread.close()
+        alone.close()
+    by_itself, rows = json.loads(counts.read_text()), ServerHome(spread.home).snapshot().rows
+    size = max(slot.size for slot in ServerHome(spread.home).snapshot().slots)
+    assert sum(row.bytes_up for row in rows) == 6 * size > 5_000_000
+    assert passed < 100_000, "orders and receipts"
+    assert by_itself["written"] < size + (1 << 16), "the first state, and what is small"
+    assert by_itself["whole"] == (6 + 4) * size, "each update, and in rounds 2 and 3 the value that it began from"
+    assert by_itself["ranges"] <= 12 * HEAD_BYTES
 
 
 def test_a_server_with_a_cluster_of_its_own_goes_on_when_workers_are_killed(
