@@ -20,6 +20,7 @@ from benchmarks import (
     recipe_tables,
     report,
     robust_tables,
+    schemas,
     shared_optimiser_tables,
 )
 from docs import disclosed, settings_tables, tables
@@ -65,6 +66,7 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "all-methods": method_tables.sections,
     "private-methods": private_tables.sections,
     "visible-by-mode": private_tables.visible,
+    "schemas": schemas.lines,
     "shared-optimisers": shared_optimiser_tables.lines,
 }
 
