@@ -46,7 +46,7 @@ def arrivals_of(rows: Iterable[Report], devices: Iterable[DeviceRecord], record:
     counted = [(row.round, row.arrival, row) for row in rows if row.arrival is not None and row.staleness is not None]
     return [
         Arrival(row.client, row.round - (row.staleness or 0), row.round, row.client in founders)
-        for _, _, row in sorted(counted, key=lambda each: each[:2])
+        for _, _, row in sorted(counted, key=lambda entry: entry[:2])
     ]
 
 
