@@ -3,7 +3,8 @@
     python -m benchmarks.idle_devices benchmarks/results/idle_devices.json 600 2500 10000
 
 The devices are enrolled streams of this process, each with its certificate and its own TLS connection. The server waits for one
-device more, so there is no plan. Memory is private memory above that of the server without devices.
+device more, so there is no plan. Memory is private memory above that of the server without devices. At the end the server is
+started again, and the devices come back: then it has not enrolled them itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class IdleDevice:
     """Enrolled device that connects and beats, and does nothing else."""
 
     def __init__(self, port: int, token: JoinToken, name: str) -> None:
-        self._port, self._token, self._name = port, token, name
+        self.port, self._token, self._name = port, token, name
         self._key = new_key()
         self._issued: IssuedCertificate | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -81,7 +81,7 @@ class IdleDevice:
 
     def _channel(self, root_pem: bytes, credential: Credential) -> grpc.aio.Channel:
         options = [*channel_options(root_pem), ("grpc.enable_retries", 0)]
-        return grpc.aio.secure_channel(f"127.0.0.1:{self._port}", channel_credentials(root_pem, credential), options)
+        return grpc.aio.secure_channel(f"127.0.0.1:{self.port}", channel_credentials(root_pem, credential), options)
 
     async def _listen(self) -> None:
         """Take the pace of each beat, as a device does."""
@@ -96,47 +96,63 @@ class IdleDevice:
             await self._call.write(self._beat)
 
 
-async def measured(port: int, token: JoinToken, pid: int, counts: list[int], empty_bytes: int) -> list[dict[str, Any]]:
-    """Return a row for each number of devices, in ascending order."""
-    gate, rows, devices = asyncio.Semaphore(AT_ONCE), [], list[IdleDevice]()
+class Fleet:
+    """Idle devices, which enter a server in order."""
 
-    async def enter(device: IdleDevice) -> None:
-        async with gate:
-            await device.enter()
+    def __init__(self, token: JoinToken) -> None:
+        self._token, self._devices = token, list[IdleDevice]()
+        self.rows: list[dict[str, Any]] = []
 
-    for count in sorted(counts):
-        begun = time.monotonic()
-        more = [IdleDevice(port, token, f"idle{number}") for number in range(len(devices), count)]
-        await asyncio.gather(*map(enter, more))
-        devices += more
-        entered_s = time.monotonic() - begun
-        await asyncio.sleep(SPAN_S / 4)
-        before, at = cpu_s(pid), time.monotonic()
-        await asyncio.sleep(SPAN_S)
-        cores = (cpu_s(pid) - before) / (time.monotonic() - at)
-        memory = await asyncio.to_thread(steady_bytes, pid)
-        row = {
-            "devices": count,
-            "cores": round(cores, 3),
-            "kib_a_device": round((memory - empty_bytes) / count / 1024, 1),
-            "devices_that_entered_a_second": round(len(more) / entered_s, 1),
-        }
-        print(row, flush=True)
-        rows.append(row)
-    await asyncio.gather(*(device.leave() for device in devices))
-    return rows
+    async def measure(self, leg: str, port: int, pid: int, counts: list[int], empty_bytes: int) -> None:
+        """Let as many devices enter as each of `counts` says, in ascending order, and add a row for each; then all leave."""
+        gate, inside = asyncio.Semaphore(AT_ONCE), 0
+
+        async def enter(device: IdleDevice) -> None:
+            async with gate:
+                await device.enter()
+
+        for count in sorted(counts):
+            self._devices += [IdleDevice(port, self._token, f"idle{number}") for number in range(len(self._devices), count)]
+            more, begun = self._devices[inside:count], time.monotonic()
+            for device in more:
+                device.port = port
+            await asyncio.gather(*map(enter, more))
+            inside, entered_s = count, time.monotonic() - begun
+            await asyncio.sleep(SPAN_S / 4)
+            before, at = cpu_s(pid), time.monotonic()
+            await asyncio.sleep(SPAN_S)
+            cores = (cpu_s(pid) - before) / (time.monotonic() - at)
+            memory = await asyncio.to_thread(steady_bytes, pid)
+            row = {
+                "leg": leg,
+                "devices": count,
+                "cores": round(cores, 3),
+                "kib_a_device": round((memory - empty_bytes) / count / 1024, 1),
+                "devices_that_entered_a_second": round(len(more) / entered_s, 1),
+            }
+            print(row, flush=True)
+            self.rows.append(row)
+        await asyncio.gather(*(device.leave() for device in self._devices))
+
+
+async def legs(work: Path, counts: list[int]) -> list[dict[str, Any]]:
+    """Let the devices enrol, and then come back to a server that was started again."""
+    fleet: Fleet | None = None
+    flags = ["--method", "fedavg", "--model", "mlr", "--min-clients", str(max(counts) + 1), "--join-uses", str(max(counts))]
+    command = [str(BIN / "fedserver"), "--port", "0", "--host", "127.0.0.1", "--dashboard", "off", *flags]
+    for leg in ("enrol", "come back"):
+        with running("fedserver", command, work) as server:
+            port = int(server.wait_for(r"listens on 127\.0\.0\.1:(\d+)", START_S)[1])
+            fleet = fleet or Fleet(JoinToken.parse(server.wait_for(r"--token (\S+)", START_S)[1]))
+            pid = server.process.pid
+            await fleet.measure(leg, port, pid, counts, steady_bytes(pid))
+    return fleet.rows if fleet else []
 
 
 def main(out: Path, counts: list[int]) -> None:
     """Measure and write the file."""
-    with tempfile.TemporaryDirectory() as work, ExitStack() as stack:
-        flags = ["--method", "fedavg", "--model", "mlr", "--min-clients", str(max(counts) + 1), "--join-uses", str(max(counts))]
-        command = [str(BIN / "fedserver"), "--port", "0", "--host", "127.0.0.1", "--dashboard", "off", *flags]
-        server = stack.enter_context(running("fedserver", command, Path(work)))
-        port = int(server.wait_for(r"listens on 127\.0\.0\.1:(\d+)", START_S)[1])
-        token = JoinToken.parse(server.wait_for(r"--token (\S+)", START_S)[1])
-        pid = server.process.pid
-        rows = aio.run(measured(port, token, pid, counts, steady_bytes(pid)))
+    with tempfile.TemporaryDirectory() as work:
+        rows = aio.run(legs(Path(work), counts))
     asked = f"python -m benchmarks.idle_devices benchmarks/results/{out.name} {' '.join(map(str, counts))}"
     result = {"command": asked, "machine": machine(), "span_s": SPAN_S, "load": os.getloadavg()[0], "rows": rows}
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -30,7 +30,7 @@ class DeviceStage(StrEnum):
 WORK = {"train": DeviceStage.TRAINING, "evaluate": DeviceStage.EVALUATING}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """Time in which a device was in `stage`: from the unix time `began_at` to that of its next span."""
 
@@ -44,15 +44,15 @@ class DeviceActivity:
 
     def __init__(self, unix: Callable[[], float]) -> None:
         self._unix = unix
-        self._spans: dict[str, deque[Span]] = {}
+        self._spans: dict[str, tuple[Span, ...]] = {}  # an idle device has one: a deque would take 700 bytes of each
         self._closed: deque[tuple[int, float]] = deque(maxlen=KEPT_ROUNDS)
 
     def enter(self, name: str, stage: DeviceStage, why: str = "") -> None:
         """Note that the device is in this stage now. Entering the same stage again changes only the reason."""
-        spans = self._spans.setdefault(name, deque(maxlen=KEPT_SPANS))
+        spans = self._spans.get(name, ())
         if spans and spans[-1].stage is stage and why in ("", spans[-1].why):
             return
-        spans.append(Span(stage, self._unix(), why))
+        self._spans[name] = (*spans[1 - KEPT_SPANS :], Span(stage, self._unix(), why))
 
     def stage(self, name: str) -> DeviceStage | None:
         """Return the stage of the device, or None if this process has not seen it."""
@@ -64,7 +64,7 @@ class DeviceActivity:
     @property
     def spans(self) -> dict[str, tuple[Span, ...]]:
         """Spans of each device that this process has seen, oldest first."""
-        return {name: tuple(spans) for name, spans in list(self._spans.items())}
+        return dict(self._spans)
 
     def round_s(self) -> float | None:
         """Return the mean seconds of the last rounds, or None before two were closed."""

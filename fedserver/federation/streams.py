@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from functools import lru_cache
 
 from attune.common.errors import AttuneError, Replaced, Unreachable
 from attune.common.exchange.messages import Beat, ToDevice
@@ -45,6 +46,11 @@ MOST_MOVES = 16  # a device of this version moves four times an order
 class Stream:
     """Server's end of a control stream. The newest stream of a device owns its orders; an older one is closed."""
 
+    __slots__ = (
+        "_error", "_moves", "_progress", "_unsent", "_woken", "changes", "closed", "empty", "inline_bytes", "known", "name",
+        "process", "profile", "scales", "software",
+    )  # fmt: skip
+
     def __init__(
         self,
         name: str,
@@ -62,7 +68,7 @@ class Stream:
         self.changes = CHANGE in known  # whether the device accepts a delta from the value that it holds
         self.empty = EMPTY in known  # whether the device has lost what it had of the run
         self.scales = LOCAL_SCALE in known  # whether it can standardise by its own statistics
-        self.known = frozenset(known)  # what the device can do (Hello.encodings)
+        self.known = _shared(frozenset(known))  # what the device can do (Hello.encodings)
         self._progress, self._moves = ("", 0.0), 0  # the order and the share of it that is done; how often that has changed
         self._unsent: list[ToDevice | Beat | None] = []  # an asyncio.Queue would take 3 KiB of each idle device
         self._woken: asyncio.Future[None] | None = None  # of `next`, which waits
@@ -127,6 +133,12 @@ class Stream:
         if message is None and self._error is not None:
             raise self._error
         return message
+
+
+@lru_cache(maxsize=16)
+def _shared(known: frozenset[str]) -> frozenset[str]:
+    """Return one set for all devices that can do the same."""
+    return known
 
 
 class Streams:

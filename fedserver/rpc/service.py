@@ -75,6 +75,7 @@ class FederationService:
         if (rival := self._members.rival(name, process)) is not None:
             await self._outlive(rival, beat, context)
         stream = self._members.connect(name, hello, process)
+        del hello  # else it would stay as long as the stream
         who = caller()
         watched = self._pulses.open(stream, beat.every_s, lambda: who.left_s)
         listening = asyncio.create_task(self._listen(watched, context))

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import TypeVar
 
 import msgspec
@@ -59,7 +60,8 @@ class S3Blobs(CheckedBlobs):
         super().__init__()
         self._local, self._db, self._objects, self._cache = local, db, objects, cache
         self._leaving: set[str] = set()  # names that go as soon as the database is there
-        self.beside: dict[str, str] = {}  # local blob -> the object in which a device has written the same bytes
+        self.beside: dict[str, str] = {}  # local blob -> the object with the same bytes: of a device, or for devices
+        self._beside_lock = Lock()
         self.ranges = ObjectRanges(objects)
 
     def create(self, name: str, size: int, durable: bool = True) -> Target:
@@ -164,7 +166,10 @@ class S3Blobs(CheckedBlobs):
         return sorted([*local, *(row[0] for row in rows)])
 
     def remove(self, names: Sequence[str]) -> None:
-        self._local.remove([name for name in names if not _is_in_s3(name)])
+        here = [name for name in names if not _is_in_s3(name)]
+        self._local.remove(here)
+        if served := {key for name in here if name.startswith(SERVED) and (key := self.beside.pop(name, ""))}:
+            self._drop(sorted(served))
         in_s3 = [name for name in names if _is_in_s3(name)]
         for name in in_s3:
             self._known.pop(name, None)
@@ -186,9 +191,29 @@ class S3Blobs(CheckedBlobs):
             self._drop(gone)
 
     def object_of(self, blob: Blob) -> str:
-        """Return the key of the object that has the bytes of a blob; empty if they are here."""
+        """Return the key of the object that has the bytes of a blob; empty if they are here alone.
+
+        What was made here for devices gets an object when one first asks for it.
+        """
+        if blob.name.startswith(SERVED):
+            return self._for_devices(blob)
         held = self._found(blob.name) if _is_in_s3(blob.name) else None
         return held[0] if held else ""
+
+    def _for_devices(self, blob: Blob) -> str:
+        present = self.beside.get(blob.name, "")
+        if present.startswith(new_key(blob.digest).rpartition(".")[0]):
+            return present
+        key = new_key(blob.digest)
+        try:
+            self._objects.write(key, self._local.local(blob.name))
+        except (FileNotFoundError, KeyError):  # it is not served any more
+            return ""
+        with self._beside_lock:
+            if (newest := self.beside.get(blob.name, "")) == present:
+                self.beside[blob.name], newest, key = key, key, present
+        self._drop([key] if key else [])  # of what was served before, or the call of another device was earlier
+        return newest
 
     def drop_unnamed(self, keys: set[str]) -> None:
         """Remove those of some objects that no name holds."""

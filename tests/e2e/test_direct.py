@@ -58,6 +58,16 @@ def test_the_bits_are_those_of_streams_and_no_blob_comes_by_one(tmp_path: Path, 
         assert not re.search("X-Amz|go through the server", text), text
 
 
+@pytest.mark.parametrize("setting", ["method.name=fedtp", "round.served=zstd"])
+def test_what_is_made_in_the_server_has_the_bits_of_streams(tmp_path: Path, setting: str) -> None:
+    model = ("model.name=transformer", "model.width=8", "model.depth=1", "model.heads=2") if "fedtp" in setting else ()
+    shape = replace(SHAPES["fedavg"], settings=(*SHAPES["fedavg"].settings, setting, *model))
+    with Site(tmp_path / "folder", shape, PATIENCE_S) as site:
+        expected = run(site)
+    with site_of(tmp_path, shape, *DIRECT) as site:
+        assert run(site).differences(expected) == []
+
+
 @pytest.fixture(scope="module")
 def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     with Site(tmp_path_factory.mktemp("fedavg") / "site", SHAPES["fedavg"], PATIENCE_S) as site:
