@@ -1,7 +1,8 @@
 """Bytes through the server's port, and seconds of a round, with streams and with direct transfers.
 
 `python -m benchmarks.direct --method fedavg --transfer direct --ledger URL --blobs s3://...` with an empty database and
-prefix. A proxy before the port counts the bytes. Each run replaces its own row of the file.
+prefix. A proxy before the port counts the bytes. Each run replaces its own row of the file. `--transfer folder` needs no
+URLs: its state is in a folder.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from attune.fedclient.address import ServerAddress, store_origin
 from attune.fedclient.console import Console
 from attune.fedclient.options import DeviceOptions
 from attune.fedserver import app
-from attune.fedserver.home import ServerHome, StoragePlace
+from attune.fedserver.home import ServerHome, StoragePlace, place_of
 from benchmarks.machine import machine
 from benchmarks.rough import DOWN, UP, Proxy
 
@@ -41,7 +42,7 @@ def shard(folder: Path, seed: int) -> Path:
     return folder
 
 
-def run(folder: Path, method: str, transfer: str, place: StoragePlace) -> dict[str, Any]:
+def run(folder: Path, method: str, transfer: str, place: StoragePlace | None) -> dict[str, Any]:
     """Run a federation, and return what passed through the port."""
     os.environ["ATTUNE_HOME"] = str(folder)
     home = ServerHome(folder / "server")
@@ -50,7 +51,7 @@ def run(folder: Path, method: str, transfer: str, place: StoragePlace) -> dict[s
         "model": {"name": "dnn", "hidden": [HIDDEN]},
         "round": {"rounds": ROUNDS, "min_clients": DEVICES},
         "train": {"local_steps": 1},
-        "server": {"transfer": transfer, "threads": 1},
+        "server": {"transfer": "direct" if transfer == "direct" else "stream", "threads": 1},
     }
     options = app.ServerOptions(home.path, "127.0.0.1", 0, True, lambda line: None, dashboard="off", storage=place)
     server = threading.Thread(target=lambda: aio.run(app.run(options, settings)))
@@ -61,7 +62,7 @@ def run(folder: Path, method: str, transfer: str, place: StoragePlace) -> dict[s
     token = (home.path / "local-token").read_text()
     common = DeviceOptions(
         Path(), ServerAddress("localhost", proxy.port), folder / "devices", device="cpu", token=token,
-        direct_hosts=(store_origin(os.environ["AWS_ENDPOINT_URL"]),),
+        direct_hosts=(store_origin(os.environ["AWS_ENDPOINT_URL"]),) if place else (),
     )  # fmt: skip
     members = shards.members([shard(folder / f"shard{number}", number) for number in range(DEVICES)], common)
     named = [replace(one, name=f"d{number}", home=folder / "devices" / f"d{number}") for number, one in enumerate(members)]
@@ -83,14 +84,14 @@ def run(folder: Path, method: str, transfer: str, place: StoragePlace) -> dict[s
 
 @click.command()
 @click.option("--method", required=True)
-@click.option("--transfer", type=click.Choice(["stream", "direct"]), required=True)
-@click.option("--ledger", required=True)
-@click.option("--blobs", required=True)
+@click.option("--transfer", type=click.Choice(["folder", "stream", "direct"]), required=True)
+@click.option("--ledger")
+@click.option("--blobs")
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS)
-def main(method: str, transfer: str, ledger: str, blobs: str, out: Path) -> None:
+def main(method: str, transfer: str, ledger: str | None, blobs: str | None, out: Path) -> None:
     before = msgspec.json.decode(out.read_bytes())["runs"] if out.exists() else []
     with tempfile.TemporaryDirectory() as folder:
-        row = run(Path(folder), method, transfer, StoragePlace(ledger, blobs))
+        row = run(Path(folder), method, transfer, place_of(ledger, blobs) if transfer != "folder" else None)
     others = [one for one in before if (one["method"], one["transfer"]) != (method, transfer)]
     runs = sorted([*others, row], key=lambda one: (one["method"], one["transfer"]))
     out.write_bytes(msgspec.json.format(msgspec.json.encode({"machine": machine(), "runs": runs}), indent=1) + b"\n")
