@@ -22,6 +22,7 @@ from benchmarks import (
     robust_tables,
     schemas,
     shared_optimiser_tables,
+    target_tables,
 )
 from docs import disclosed, settings_tables, tables
 from docs.markdown import table
@@ -68,6 +69,7 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "visible-by-mode": private_tables.visible,
     "schemas": schemas.lines,
     "shared-optimisers": shared_optimiser_tables.lines,
+    "targets": target_tables.targets,
 }
 
 
