@@ -11,21 +11,29 @@ would have given.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import click
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, cross_entropy
 
 import attune
-from attune.common.methods.hypernetwork import features, generated
+from attune.common.methods.hypernetwork import features, generated, heads_of
+from attune.common.methods.method import assign
+from attune.common.methods.registry import configured_in
 from attune.common.models.description import moments
 from attune.common.models.registry import build
+from attune.common.models.structure import components_by_part
+from attune.common.plan import Plan
+from attune.common.wire.files import read_tensors, write_tensors
+from attune.common.wire.tensors import Tensors
 from attune.fedclient.work.objectives.network import Network
 from attune.fedserver.lab.aggregators.described import BANDWIDTHS, DescriptionRegression
 from attune.fedserver.lab.engine import Engine
@@ -37,29 +45,50 @@ from benchmarks.study import Results
 SETTINGS: dict[str, Any] = {"train.local_epochs": 2, "train.evaluate": False, "train.validation": 0, "round.evaluate_every": 0}
 FIT_STEPS, FIT_RATE = 100, 0.1  # of Adam on all of a newcomer's samples, through the frozen network
 AT_ONCE = 256
+INITIAL, NETWORK, EMBEDDINGS = "initial/", "network/", "embeddings/"
 FIRST = "first features"  # the description of the product
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # train_x, train_y, test_x, test_y
 
 
 class Served:
-    """A trained federation, and what it serves for an embedding."""
+    """What a trained federation serves for an embedding.
 
-    def __init__(self, result: Any, rounds: int) -> None:
-        plan, snapshot = result._plan, result._outcome.snapshot
-        self.network = Network(build(plan.model, plan.seed))
-        self.network.model.eval()
-        engine = Engine(plan, snapshot.slots, result._state.storage.blobs, rounds)
-        self._state = engine._aggregators["generated"]._load()  # type: ignore[attr-defined]
-        self._shared = {name: tensor.clone() for name, tensor in engine._vaults["shared"].read("value").items()}
-        self.z_NE = self._state.embeddings.values(sorted(result.devices))
+    Args:
+        plan: Its plan.
+        tensors: Of the server's state: the shared part; INITIAL and NETWORK before the names of the generated part's first
+            values and of the hypernetwork's; and EMBEDDINGS of the trained devices (N, E), sorted by name.
+    """
+
+    def __init__(self, plan: Plan, tensors: Tensors) -> None:
+        model = build(plan.model, plan.seed)
+        self.network = Network(model)
+        model.eval()
+        self.z_NE = tensors[EMBEDDINGS]
+        self._shared = {name: tensor for name, tensor in tensors.items() if "/" not in name}
+        self._initial, self._hypernetwork = (
+            {name.removeprefix(kind): tensor for name, tensor in tensors.items() if name.startswith(kind)}
+            for kind in (INITIAL, NETWORK)
+        )
+        components = components_by_part(model, assign(configured_in(plan).method, model))["generated"]
+        self._heads = heads_of(self._initial, components)
+
+    @staticmethod
+    def state(result: Any, rounds: int) -> Tensors:
+        """Return the tensors of a finished simulation."""
+        engine = Engine(result._plan, result._outcome.snapshot.slots, result._state.storage.blobs, rounds)
+        state = engine._aggregators["generated"]._load()  # type: ignore[attr-defined]
+        shared = {name: tensor.clone() for name, tensor in engine._vaults["shared"].read("value").items()}
+        initial = {f"{INITIAL}{name}": tensor for name, tensor in state.initial.items()}
+        network = {f"{NETWORK}{name}": tensor for name, tensor in state.network.items()}
+        return shared | initial | network | {EMBEDDINGS: state.embeddings.values(sorted(result.devices))}
 
     def emitted(self, z_NE: Tensor) -> Tensor:
         """Return the network's output (N, H) before its heads."""
-        return features(self._state.network, z_NE)
+        return features(self._hypernetwork, z_NE)
 
-    def tensors(self, z_E: Tensor) -> dict[str, Tensor]:
+    def tensors(self, z_E: Tensor) -> Tensors:
         """Return the model of an embedding."""
-        [weights] = generated(self._state.network, self._state.heads, self._state.initial, z_E[None])
+        [weights] = generated(self._hypernetwork, self._heads, self._initial, z_E[None])
         return self._shared | weights
 
     def accuracy(self, z_E: Tensor, x: Tensor, y: Tensor) -> float:
@@ -121,15 +150,35 @@ def rows(served: Served, old: Mapping[str, Arrays], new: Mapping[str, Arrays], c
     for name, known_NM in of_old.items():
         with torch.no_grad():
             regression = DescriptionRegression(known_NM, served.z_NE, served.emitted)
-            chosen = regression.bandwidth
-            ways = {name: chosen}
+            ways = {name: regression.bandwidth}
             if name == FIRST:
                 ways |= {f"{name}, b = {bandwidth:g}": bandwidth for bandwidth in BANDWIDTHS}
             for way, bandwidth in ways.items():
                 regression.bandwidth = bandwidth
                 z_SE = torch.stack([regression.embedding(said_M) for said_M in of_new[name]])
                 found[way] = (score(z_SE), f"{bandwidth:g}")
+                if way == FIRST:
+                    regression.bandwidth = math.inf
+                    found["mean output"] = (score(regression.embedding(of_new[name][0])[None].expand(len(new), -1)), "")
+                    regression.bandwidth = bandwidth
+                    mixed_SE = torch.stack([regression.mean_embedding(said_M) for said_M in of_new[name]])
+                    found[f"{name}, mean of embeddings"] = (score(mixed_SE), f"{bandwidth:g}")
     return found
+
+
+def trained(devices: Mapping[str, Arrays], key: Mapping[str, Any], seed: int, rounds: int, states: Path | None) -> Served:
+    """Return the trained federation: that of a file in `states`, if there is one, or a new one, which is written there."""
+    name = "-".join(map(str, key.values()))
+    plan, tensors = (None, None) if states is None else (states / f"{name}.json", states / f"{name}.safetensors")
+    if plan is not None and tensors is not None and plan.exists() and tensors.exists():
+        return Served(msgspec.json.decode(plan.read_bytes(), type=Plan), read_tensors(tensors))
+    result = attune.simulate(devices, "fedtp", None, rounds, seed, SETTINGS, executor="stacked", progress=False)
+    state = Served.state(result, rounds)
+    if plan is not None and tensors is not None:
+        plan.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(tensors, state)
+        plan.write_bytes(msgspec.json.encode(result._plan))
+    return Served(result._plan, state)
 
 
 @click.command()
@@ -140,9 +189,11 @@ def rows(served: Served, old: Mapping[str, Arrays], new: Mapping[str, Arrays], c
 @click.option("--samples", default=80, show_default=True, help="Training samples of a device, at most.")
 @click.option("--alpha", default=0.3, show_default=True)
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0, 1, 2), show_default=True)
+@click.option("--states", type=click.Path(path_type=Path), help="Folder of trained federations, which are not trained again.")
 def main(
-    out: Path, data: Path | None, devices: int | None, rounds: int, samples: int, alpha: float, seeds: tuple[int, ...]
-) -> None:
+    out: Path, data: Path | None, devices: int | None, rounds: int, samples: int, alpha: float, seeds: tuple[int, ...],
+    states: Path | None,
+) -> None:  # fmt: skip
     """Run the seeds that the file does not have."""
     torch.set_num_threads(1)
     task, newcomers = ("fashion-mnist", 20) if data else ("digits", 5)
@@ -162,8 +213,8 @@ def main(
         }
         old = {name: shards[name] for name in sorted(shards)[:founders]}
         new = {name: shards[name] for name in sorted(shards)[founders:]}
-        result = attune.simulate(old, "fedtp", rounds=rounds, seed=seed, settings=SETTINGS, executor="stacked", progress=False)
-        found = rows(Served(result, rounds), old, new, len(whole.classes))
+        served = trained(old, key, seed, rounds, states)
+        found = rows(served, old, new, len(whole.classes))
         for way, (accuracy, bandwidth) in found.items():
             results.add([key | {"newcomers": newcomers, "way": way, "bandwidth": bandwidth, "accuracy": round(accuracy, 4)}])
             click.echo(f"{task} {seed} {way} {bandwidth}: {accuracy:.3f}")

@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from benchmarks import (
+    described_tables,
     method_tables,
     paper_findings,
     private_tables,
@@ -67,6 +68,7 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "all-methods": method_tables.sections,
     "private-methods": private_tables.sections,
     "visible-by-mode": private_tables.visible,
+    "described": described_tables.lines,
     "schemas": schemas.lines,
     "shared-optimisers": shared_optimiser_tables.lines,
     "targets": target_tables.targets,

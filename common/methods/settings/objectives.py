@@ -130,7 +130,7 @@ class DomainBiasSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=T
     needs_feature_mean: ClassVar[bool] = True
     own_loop: ClassVar[str] = "it measures features before the first training, and follows their mean from batch to batch"
     # Strength of the pull of the device's mean features towards those of all devices. 0: no pull.
-    kappa: NonNegative = 1.0
+    kappa: NonNegative = 10.0
     # Weight of a batch in the running mean of features. 1: only the batch counts.
     feature_momentum: Decay = 1.0
 

@@ -1,9 +1,10 @@
 """Embedding of a device before its first update, from what it and the trained devices say of their data.
 
-Kernel regression of Nadaraya and Watson (1964): z is the mean of the trained embeddings, weighted by how near their devices'
-descriptions are, w_i ~ exp(-|d - d_i|^2 / (2 (b m)^2)), with m the median distance of two trained devices. The bandwidth b is
-chosen by leaving out one trained device after the other: the error is that of what the network makes of the embedding, because
-embeddings far apart may mean the same. Numbers of a description are standardised over the trained devices.
+Kernel regression of Nadaraya and Watson (1964). What the network makes for the device, before its heads, is to be the mean of
+what it makes for the trained devices, by how near their descriptions are: w_i ~ exp(-|d - d_i|^2 / (2 (b m)^2)), with m the
+median distance of two trained devices. The device's embedding is fitted to that. A mean of embeddings would be worse, as those
+far apart may mean the same. The bandwidth b is chosen by leaving out one trained device after the other. The numbers of a
+description are standardised over the trained devices.
 
 Shapes: N trained devices, M numbers of a description, E numbers of an embedding, H numbers of the network's output.
 """
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
 BANDWIDTHS = (0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0)  # in medians; the same grid as in benchmarks/described.py
 FEWEST_DESCRIBED = 5  # trained devices with a description; with fewer there is no neighbourhood to speak of
 MOST_DESCRIBED = 1_000  # of them that are used, so that all pairs fit in memory
+FIT_STEPS, FIT_RATE = 100, 0.1  # of Adam, for an embedding that gives the wanted output
 _ALIKE = 1e-9  # a deviation below this is that of equal numbers
 
 
 class DescriptionRegression:
-    """Regression of embeddings on descriptions, with the bandwidth that serves the trained devices best.
+    """Regression of the network's output on descriptions, with the bandwidth that serves the trained devices best.
 
     Args:
         descriptions_NM: Descriptions of the trained devices, float64.
@@ -46,34 +48,45 @@ class DescriptionRegression:
         deviation_M = descriptions_NM.std(dim=0, correction=0)
         self._mean_M, self._deviation_M = descriptions_NM.mean(dim=0), deviation_M.where(deviation_M > _ALIKE, 1.0)
         self._z_NE, self._known_NM = z_NE, self._standardised(descriptions_NM)
+        self._emitted, self._output_NH = emitted, emitted(z_NE)
         distance_NN = _distances(self._known_NM, self._known_NM)
         rows, columns = torch.triu_indices(len(z_NE), len(z_NE), offset=1)
         self._median = float(distance_NN[rows, columns].median()) or 1.0
-        self.bandwidth, self.errors = self._chosen(distance_NN, emitted)
+        self.bandwidth = min(BANDWIDTHS, key=lambda bandwidth: self._error(distance_NN, bandwidth))
+
+    def output(self, description_M: torch.Tensor) -> torch.Tensor:
+        """Return what the network should make for a device with this description, (H)."""
+        return self._weights(description_M) @ self._output_NH
+
+    def mean_embedding(self, description_M: torch.Tensor) -> torch.Tensor:
+        """Return the mean of the embeddings (E), weighted likewise."""
+        return self._weights(description_M) @ self._z_NE
 
     def embedding(self, description_M: torch.Tensor) -> torch.Tensor:
-        """Return the embedding (E) that fits a description."""
-        distance_1N = _distances(self._standardised(description_M[None]), self._known_NM)
-        return self._mixed(distance_1N, self.bandwidth)[0]
+        """Return the embedding (E) that gives this output, as nearly as FIT_STEPS steps from the mean of embeddings reach."""
+        wanted_H, z_E = self.output(description_M), self.mean_embedding(description_M).requires_grad_()
+        adam = torch.optim.Adam([z_E], lr=FIT_RATE)
+        with torch.enable_grad():
+            for _ in range(FIT_STEPS):
+                adam.zero_grad()
+                (self._emitted(z_E[None])[0] - wanted_H).square().sum().backward()
+                adam.step()
+        return z_E.detach()
 
-    def _chosen(
-        self, distance_NN: torch.Tensor, emitted: Callable[[torch.Tensor], torch.Tensor]
-    ) -> tuple[float, dict[float, float]]:
-        """Return the best bandwidth, and for each the mean squared error of what the network makes of left-out devices."""
+    def _error(self, distance_NN: torch.Tensor, bandwidth: float) -> float:
+        """Return the squared error of the outputs of trained devices, each from all the others."""
         others_NN = distance_NN.clone().fill_diagonal_(torch.inf)
-        wanted_NH = emitted(self._z_NE).double()
-        errors: dict[float, float] = {}
-        for bandwidth in BANDWIDTHS:
-            found_NH = emitted(self._mixed(others_NN, bandwidth)).double()
-            errors[bandwidth] = float((found_NH - wanted_NH).square().sum(dim=1).mean())
-        return min(errors, key=errors.__getitem__), errors
+        return float((self._mixing(others_NN, bandwidth) @ self._output_NH - self._output_NH).double().square().sum())
+
+    def _weights(self, description_M: torch.Tensor) -> torch.Tensor:
+        distance_1N = _distances(self._standardised(description_M[None]), self._known_NM)
+        return self._mixing(distance_1N, self.bandwidth)[0]
 
     def _standardised(self, descriptions_NM: torch.Tensor) -> torch.Tensor:
         return (descriptions_NM - self._mean_M) / self._deviation_M
 
-    def _mixed(self, distance_SN: torch.Tensor, bandwidth: float) -> torch.Tensor:
-        weight_SN = torch.softmax((distance_SN / (bandwidth * self._median)).square() / -2, dim=1)
-        return weight_SN.to(self._z_NE.dtype) @ self._z_NE
+    def _mixing(self, distance_SN: torch.Tensor, bandwidth: float) -> torch.Tensor:
+        return torch.softmax((distance_SN / (bandwidth * self._median)).square() / -2, dim=1).to(self._z_NE.dtype)
 
 
 def _distances(a_SM: torch.Tensor, b_NM: torch.Tensor) -> torch.Tensor:

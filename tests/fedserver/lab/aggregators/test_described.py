@@ -16,8 +16,8 @@ from tests.fedserver.bench import Bench, plan
 NAMES = ["a", "b", "c", "d", "e", "f"]
 
 
-def by_hand(known: np.ndarray, z: np.ndarray, asked: np.ndarray, emitted) -> tuple[np.ndarray, float]:
-    """Return the embedding for `asked` and the bandwidth, with loops over devices in float64."""
+def by_hand(known: np.ndarray, output: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the output for `asked` and the bandwidth, with loops over devices in float64."""
     mean, deviation = known.mean(axis=0), known.std(axis=0)
     deviation[deviation == 0] = 1
     known, asked = (known - mean) / deviation, (asked - mean) / deviation
@@ -25,17 +25,15 @@ def by_hand(known: np.ndarray, z: np.ndarray, asked: np.ndarray, emitted) -> tup
     median = pairs[(len(pairs) - 1) // 2]  # torch's: the lower one of two
 
     def mixed(point: np.ndarray, bandwidth: float, without: int | None) -> np.ndarray:
-        total, weights = np.zeros(z.shape[1]), 0.0
+        total, weights = np.zeros(output.shape[1]), 0.0
         for i in range(len(known)):
             if i != without:
                 weight = math.exp(-(math.dist(point, known[i]) ** 2) / (2 * (bandwidth * median) ** 2))
-                total, weights = total + weight * z[i], weights + weight
+                total, weights = total + weight * output[i], weights + weight
         return total / weights
 
     def error(bandwidth: float) -> float:
-        return sum(
-            float(((emitted(mixed(known[i], bandwidth, i)) - emitted(z[i])) ** 2).sum()) for i in range(len(known))
-        ) / len(known)
+        return sum(float(((mixed(known[i], bandwidth, i) - output[i]) ** 2).sum()) for i in range(len(known)))
 
     bandwidth = min(BANDWIDTHS, key=error)
     return mixed(asked, bandwidth, None), bandwidth
@@ -51,15 +49,29 @@ def test_regression_and_its_bandwidth_are_those_of_loops_in_float64(seed: int) -
     regression = DescriptionRegression(
         torch.from_numpy(known), torch.from_numpy(z), lambda z_NE: (z_NE @ torch.from_numpy(network)).tanh()
     )
-    expected, bandwidth = by_hand(known, z, asked, lambda z_E: np.tanh(z_E @ network))
+    expected, bandwidth = by_hand(known, np.tanh(z @ network), asked)
     assert regression.bandwidth == bandwidth
-    assert np.allclose(regression.embedding(torch.from_numpy(asked)).numpy(), expected, atol=1e-12)
+    assert np.allclose(regression.output(torch.from_numpy(asked)).numpy(), expected, atol=1e-12)
 
 
-def test_descriptions_that_say_nothing_give_the_mean_embedding() -> None:
+def test_the_embedding_gives_the_wanted_output_where_the_mean_embedding_does_not() -> None:
+    """Take a network that does not see the sign of an embedding, and two devices of each kind, with other signs."""
+    draw = torch.Generator().manual_seed(0)
+    z = torch.randn(8, 3, dtype=torch.float64, generator=draw)
+    z[1::2] = -0.9 * z[::2]
+    known = z.square()
+    regression = DescriptionRegression(known, z, lambda z_NE: z_NE.square())
+    asked = known[2] + 0.01
+    wanted = regression.output(asked)
+    off = torch.dist(((z[2] + z[3]) / 2).square(), wanted)
+    assert off > 0.5 and torch.dist(regression.embedding(asked).square(), wanted) < 0.1 * off
+
+
+def test_descriptions_that_say_nothing_give_the_mean() -> None:
     z = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     regression = DescriptionRegression(torch.ones(7, 2).double(), z, lambda z_NE: z_NE)
-    assert torch.allclose(regression.embedding(torch.ones(2).double()), z.mean(dim=0), atol=1e-15)
+    assert torch.allclose(regression.output(torch.ones(2).double()), z.mean(dim=0), atol=1e-15)
+    assert torch.allclose(regression.embedding(torch.ones(2).double()), z.mean(dim=0), atol=1e-12)
 
 
 def test_moments_are_mean_and_deviation_over_all_batches() -> None:
