@@ -27,7 +27,7 @@ from benchmarks.machine import machine
 from benchmarks.processes import federation
 
 SLOWNESS = (1.0, 1.3, 1.8, 2.8, 6.0, 20.0)  # of each device, beside the fastest
-BATCH_S = 0.3  # sleep of the fastest device each time that it reports progress
+BATCH_S = 0.06  # sleep of the fastest device after each batch
 STEPS = 10  # batches of an order
 SETTINGS = (f"train.local_steps={STEPS}", "train.lr=0.05", "round.evaluate_each_last=0")
 DNN = ("dnn", "model.hidden=[32]")
@@ -66,6 +66,8 @@ def run(method: str, case: str) -> dict[str, Any]:
             until = time.monotonic() + PATIENCE_S
             while (status := status_of(ServerHome(home)))["state"] != "done" and time.monotonic() < until:
                 time.sleep(0.5)
+            if not any(line.startswith("fault: ") for _, line in devices[-1].lines):
+                raise click.ClickException(f"{devices[-1]} never slept: is its name another one than {shards[-1].name}?")
         stale = [row.staleness for row in ServerHome(home).snapshot().rows if row.staleness is not None]
     return {
         "method": method,

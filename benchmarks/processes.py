@@ -119,6 +119,11 @@ def delayed(port: int, rtt_ms: float, home: Path) -> Iterator[int]:
         yield int(proxy.wait_for(r"^(\d+)$", 30).group(1))
 
 
+def named(shard: Path) -> list[str]:
+    """Return the arguments that name a device as its shard; several shards (a pattern) have several devices."""
+    return ["--name", shard.name] if shard.exists() else []
+
+
 @contextmanager
 def federation(
     work: Path,
@@ -149,7 +154,7 @@ def federation(
         common = ["--server", f"127.0.0.1:{way}", "--token", token, "--device", "cpu", *client_arguments]
         devices = [
             stack.enter_context(
-                running(f"fedclient {shard.name}", [str(BIN / "fedclient"), "--data", str(shard), *common], work)
+                running(f"fedclient {shard.name}", [str(BIN / "fedclient"), "--data", str(shard), *named(shard), *common], work)
             )
             for shard in shards
         ]
