@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from pathlib import Path
 
 import msgspec
@@ -54,6 +56,28 @@ def test_the_same_order_repeats_its_noise_for_nothing_and_another_is_charged(tmp
     assert len({first, *others}) == 3
     assert len(begun(ledger(tmp_path)).attempts) == 3
     assert PrivacyLedger.in_memory(b"x" * 32).begin("f/", ASKED, 0.1, 20).attempts == []
+
+
+def test_a_clock_that_goes_back_gives_no_budget_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the clock back by a year before each order, with a new process each time: orders and their noise are the same."""
+
+    def spend(folder: Path, step_s: float) -> tuple[list[bytes], float]:
+        now_s, keys = 1.8e9, []
+        for number in range(3):
+            now_s -= step_s
+            for name in ("time", "monotonic"):
+                monkeypatch.setattr(time, name, lambda now_s=now_s: now_s)
+            kept = PrivacyLedger.of_data(folder, tmp_path / "shard", "sha256:1", False)
+            keys.append(kept.charge(begun(kept), f"order{number}", "a"))
+        with pytest.raises(BudgetSpent):
+            kept.charge(begun(kept), "order3", "a")
+        return keys, kept.epsilon(1e-5)
+
+    ledger(tmp_path)
+    shutil.copytree(tmp_path / "privacy", tmp_path / "other")
+    keys, epsilon = spend(tmp_path / "privacy", 365 * 86400.0)
+    assert (keys, epsilon) == spend(tmp_path / "other", -60.0)
+    assert len(set(keys)) == 3 and 3.98 < epsilon <= 4
 
 
 @pytest.mark.parametrize("changed", ["plan", "data", "groups"])
