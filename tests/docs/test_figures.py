@@ -174,3 +174,20 @@ def test_choosing_says_which_model_for_tables_leads_and_what_a_schema_costs(page
         f"The best with a schema: `{best['heart']}` on heart disease, `{best['wisdm']}` on WISDM, `{best['school']}` on "
         f"School; `dnn`, the default for tables, is at most {behind:.1f} points behind"
     ) in text
+
+
+def test_privacy_says_what_a_secure_round_costs(page: Any, root: Path) -> None:
+    measured = json.loads((root / "benchmarks" / "results" / "secure_round.json").read_bytes())
+    assert f"with 1 M values takes {measured['ratio']:.1f} times the processor time" in prose(page, "docs/privacy.md")
+
+
+def test_buffered_rounds_over_the_network_have_the_figures_of_their_file(page: Any, root: Path) -> None:
+    cases = json.loads((root / "benchmarks" / "results" / "buffered_network.json").read_bytes())["cases"]
+
+    def span(case: str, figure: str, factor: float) -> str:
+        values = [factor * float(row[figure]) for row in cases if row["case"] == case]
+        return f"{min(values):.0f} to {max(values):.0f}"
+
+    text = prose(page, "docs/operations/rounds.md")
+    for case in ("buffered", "over-selection"):
+        assert f"with {span(case, 'accuracy', 100)} % in {span(case, 'seconds', 1)} s" in text
