@@ -189,5 +189,5 @@ def test_buffered_rounds_over_the_network_have_the_figures_of_their_file(page: A
         return f"{min(values):.0f} to {max(values):.0f}"
 
     text = prose(page, "docs/operations/rounds.md")
-    for case in ("buffered", "over-selection"):
+    for case in ("buffered", "over-selection", "synchronous"):
         assert f"with {span(case, 'accuracy', 100)} % in {span(case, 'seconds', 1)} s" in text
