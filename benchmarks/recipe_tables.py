@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from attune.common.task import TASKS
-from attune.simulation.recipes.catalogue import LOCAL, RECIPES, TUNED, Recipe
+from attune.simulation.recipes.catalogue import LOCAL, RECIPES, RIVALS, TUNED, Recipe
 from attune.simulation.recipes.picture import NO_BETTER, crossovers, gains, no_better
 from attune.simulation.recipes.run import RecipeRow, read, shown
 
 OUT = Path(__file__).parent / "results" / "recipes"
+FINISHED = OUT.parent / "auto.csv"  # runs with finishing, and what their devices would keep without it
+GOAL, HARM = 0.5, 2.0  # points that devices may keep less than they could; devices that may be harmed, in %
 
 
 def sections(folder: Path = OUT) -> Iterator[str]:
@@ -24,6 +27,10 @@ def sections(folder: Path = OUT) -> Iterator[str]:
     yield "### Who is harmed"
     yield ""
     yield from _harmed(rows)
+    yield ""
+    yield "### Where devices keep less than they could"
+    yield ""
+    yield from missed(rows)
     left = [f"`{command(recipe)}`" for name, recipe in RECIPES.items() if not whole(recipe, rows[name])]
     if left:
         yield ""
@@ -134,3 +141,58 @@ def _share(rows: Sequence[RecipeRow], label: str) -> str:
         return ""
     by_sample, by_group = (100 * fmean(found) for found in zip(*((r.harmed, r.harmed_by_groups) for r in mine), strict=True))
     return f"{by_sample:.1f} %" + (f" ({by_group:.1f} %)" if by_group != by_sample else "")
+
+
+def missed(rows: dict[str, list[RecipeRow]], finished: Path = FINISHED) -> Iterator[str]:
+    """Yield for each recipe and personalized method where devices keep less than the best that they could have, and why."""
+    personalized = list(dict.fromkeys(each.label for recipe in RECIPES.values() for each in recipe.entries))
+    personalized = [label for label in personalized if label not in (*RIVALS, TUNED)]
+    yield f"The goal: what devices keep is at most {GOAL} points below the best of Local, tuned FedAvg and the method's"
+    yield f"own model, and at most {HARM:g} % of devices are harmed. A cell has the points of a recipe that miss the first,"
+    yield "beyond two standard errors over seeds (one seed has none), with the largest gap and what is ahead there; then"
+    yield "those that miss the second."
+    yield ""
+    yield f"| recipe | {' | '.join(personalized)} |"
+    yield "|---" * (len(personalized) + 1) + "|"
+    for name, found in rows.items():
+        if found:
+            yield f"| {name} | {' | '.join(_missed(found, label) for label in personalized)} |"
+    yield ""
+    yield "Why: tuned FedAvg is fine-tuned on each device, and the other devices of these runs finish nothing"
+    yield "(`train.finish` is off). With [finishing](does-it-help.md#finishing) devices keep more, in points:"
+    yield f"{_finishing(finished)} (means over the runs of [auto.csv](../benchmarks/results/auto.csv))."
+    yield "These tables were not run with it."
+
+
+def _missed(rows: Sequence[RecipeRow], label: str) -> str:
+    """Return a method's cell: points that miss each half of the goal, of all, and the largest gap with what is ahead there."""
+    places = list(dict.fromkeys((row.series, row.x) for row in rows))
+    gaps, harmed = [], 0
+    for place in places:
+        here = {(row.method, row.seed): row for row in rows if (row.series, row.x) == place}
+        mine = {seed: row for (method, seed), row in here.items() if method == label}
+        if not mine:
+            return ""
+        rivals = {each: {seed: here[each, seed].mean for seed in mine if (each, seed) in here} for each in (LOCAL, TUNED)}
+        rivals["its own model"] = {seed: row.judged for seed, row in mine.items() if row.judged is not None}
+        behind = {
+            each: [100 * (score - mine[seed].mean) for seed, score in scores.items()]
+            for each, scores in rivals.items()
+            if scores
+        }
+        first = max(behind, key=lambda each: fmean(behind[each]))
+        error = stdev(behind[first]) / len(behind[first]) ** 0.5 if len(behind[first]) > 1 else 0.0
+        if fmean(behind[first]) - 2 * error > GOAL:
+            gaps.append((fmean(behind[first]), first))
+        harmed += 100 * fmean(row.harmed for row in mine.values()) > HARM
+    worst = f" ({max(gaps)[0]:.1f}, {max(gaps)[1]})" if gaps else ""
+    return f"{len(gaps)} of {len(places)}{worst}; {harmed}"
+
+
+def _finishing(path: Path) -> str:
+    """Return by how many points each method's devices keep more with finishing, from the rows of benchmarks.auto."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["method"] not in ("auto", "local")]
+    gained = {name: [float(row["kept"]) - float(row["unfinished"]) for row in rows if row["method"] == name] for name in
+              dict.fromkeys(row["method"] for row in rows)}  # fmt: skip
+    return ", ".join(f"`{name}` {fmean(values):.1f}" for name, values in gained.items())
