@@ -152,6 +152,12 @@ def words_on_units(victim: Victim) -> None:
     })))  # fmt: skip
 
 
+def descriptions_of_data(victim: Victim) -> None:
+    says(victim, lambda number: pb.DeviceMessage(description=pb.Description(moments=[
+        (np.nan, np.inf, 1e30, 0.5)[number % 4]] * (0, 1, 128, 4096)[number % 4 - 1]
+    )))  # fmt: skip
+
+
 def beats(victim: Victim) -> None:
     says(victim, lambda number: pb.DeviceMessage(beat=pb.Beat(every_s=number)))
 
@@ -257,6 +263,7 @@ FLOODS: dict[str, tuple[Flood, ...]] = {
     "secure": (answers_in_secure_aggregation,),
     "statistics": (statistics_that_nobody_asked_for,),
     "units": (words_on_units,),
+    "description": (descriptions_of_data,),
     **{f"Admin.{name}": (calls_of_operators,) for name in ADMIN},
     "no such call": (calls_that_do_not_exist,),
 }
