@@ -65,6 +65,7 @@ def answers_of(sums: Sequence[npt.NDArray[np.float64]], noise: float, rng: np.ra
 
 def test_the_figures_agree_with_numpy_within_their_errors() -> None:
     """Twenty devices with real releases: each figure is within four of its standard errors."""
+    pytest.importorskip("dp_accounting")
     sites = tables()
     answers = {
         f"d{at}": released(shard_of("site", site).load(), NAMED, PrivacyLedger.in_memory(bytes([at]) * 32), None)
