@@ -51,7 +51,7 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # train_x, train
 
 
 class Served:
-    """What a trained federation serves for an embedding.
+    """Models that a trained federation serves, one for each embedding.
 
     Args:
         plan: Its plan.
@@ -169,14 +169,14 @@ def rows(served: Served, old: Mapping[str, Arrays], new: Mapping[str, Arrays], c
 def trained(devices: Mapping[str, Arrays], key: Mapping[str, Any], seed: int, rounds: int, states: Path | None) -> Served:
     """Return the trained federation: that of a file in `states`, if there is one, or a new one, which is written there."""
     name = "-".join(map(str, key.values()))
-    plan, tensors = (None, None) if states is None else (states / f"{name}.json", states / f"{name}.safetensors")
-    if plan is not None and tensors is not None and plan.exists() and tensors.exists():
-        return Served(msgspec.json.decode(plan.read_bytes(), type=Plan), read_tensors(tensors))
+    plan = states / f"{name}.json" if states else None
+    if plan and plan.exists():
+        return Served(msgspec.json.decode(plan.read_bytes(), type=Plan), read_tensors(plan.with_name(f"{name}.safetensors")))
     result = attune.simulate(devices, "fedtp", None, rounds, seed, SETTINGS, executor="stacked", progress=False)
     state = Served.state(result, rounds)
-    if plan is not None and tensors is not None:
+    if plan:  # it is written last: then the tensors are whole
         plan.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(tensors, state)
+        write_tensors(plan.with_name(f"{name}.safetensors"), state)
         plan.write_bytes(msgspec.json.encode(result._plan))
     return Served(result._plan, state)
 

@@ -70,16 +70,17 @@ def signer_of(options: DeviceOptions, identity: Identity) -> Identity:
 class MaskedParts:
     """Parts of one order behind masks, as the blobs of a hand-in. They are in memory: they can be made again.
 
-    Attributes:
+    Args:
         who: The device.
-        blobs: Bytes by part.
+        blobs: Bytes by part. Their digests are computed here.
     """
 
     def __init__(self, who: str, blobs: dict[str, bytearray]) -> None:
-        self.who, self.blobs = who, blobs
+        self.who, self._blobs = who, blobs
+        self.parts = tuple(Part(name, digest_of(blob), len(blob)) for name, blob in blobs.items())
 
     def blob(self, order_id: str, part: str) -> Buffer:
-        return Buffer(f"the masked {part} of {order_id}", self.blobs[part])
+        return Buffer(f"the masked {part} of {order_id}", self._blobs[part])
 
 
 class Exchanges:
@@ -156,8 +157,7 @@ class Exchanges:
         self._sending.add(key)
         try:
             masked = await self._worker.do(self._masked, orders, result, state)
-            parts = tuple(Part(name, digest_of(blob), len(blob)) for name, blob in masked.blobs.items())
-            report = msgspec.structs.replace(report_of(result), parts=parts)
+            report = msgspec.structs.replace(report_of(result), parts=masked.parts)
             sent = await send(self._link, masked, report, True, self._say, state.attempt)
         finally:
             self._sending.discard(key)

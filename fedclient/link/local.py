@@ -97,9 +97,10 @@ def _breaking() -> Iterator[None]:
 
 
 @cache
-def _authority() -> ec.EllipticCurvePrivateKey:
-    """Return the key of this process's authority."""
-    return ec.generate_private_key(ec.SECP256R1())
+def _authority() -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+    """Return the key of this process's authority, and its certificate as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    return key, authority_certificate(key.public_key(), key).public_bytes(Encoding.PEM)
 
 
 class LocalLink:
@@ -161,14 +162,14 @@ class LocalLink:
     @cached_property
     def identity(self) -> Identity:
         """An identity of this process alone: within it, no authority is needed but for secure aggregation."""
-        authority, key = _authority(), ec.generate_private_key(ec.SECP256R1())
+        authority, root_pem = _authority()
+        key = ec.generate_private_key(ec.SECP256R1())
         lifetime = Lifetime(FIRST_DAY, LAST_DAY)
         certificate = leaf_certificate(
             key.public_key(), subject(self.name), CLIENT, lifetime, issuer=AUTHORITY, signer=authority
         )
-        root = authority_certificate(authority.public_key(), authority)
         credential = Credential(key_pem(key), certificate.public_bytes(Encoding.PEM))
-        return Identity(self.name, credential, root.public_bytes(Encoding.PEM))
+        return Identity(self.name, credential, root_pem)
 
     async def decline(self, reason: str) -> None:
         """Decline to take part. No-op: the simulation gets the device's error itself."""

@@ -60,12 +60,12 @@ class ColumnErrors(msgspec.Struct, frozen=True):
     """Standard errors of a column's noisy figures, of the noise alone; None: the figure is withheld.
 
     Attributes:
-        rows: Of the rows with a value.
-        missing: Of the share without one.
-        mean: Of the mean.
-        deviation: Of the standard deviation.
-        quantiles: Of each quantile, with the width of the bins.
-        bins: Of each count of the histogram, or of a value.
+        rows: Error of the number of rows with a value.
+        missing: Error of the share of rows without one.
+        mean: Error of the mean.
+        deviation: Error of the standard deviation.
+        quantiles: Error of each quantile, to which the width of the bins adds.
+        bins: Error of each count of the histogram, or of each value of a category.
     """
 
     rows: float

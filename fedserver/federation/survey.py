@@ -128,7 +128,7 @@ class Survey:
             without = {name: TOO_OLD for name in profiles if not self._knows(name, NOISY_STATISTICS)}
             asked = {name: profile for name, profile in profiles.items() if name not in without}
             layout, withheld = noisy.layout(asked, columns)
-            question = StatisticsRequest("", tuple(columns), noisy_json=msgspec.json.encode(layout))
+            question = StatisticsRequest("", noisy_json=msgspec.json.encode(layout))
             reports = await self._pass(asked, question, patience_s)
             samples = {name: profile.samples + profile.test_samples for name, profile in asked.items()}
             answers, refused = await asyncio.to_thread(

@@ -75,15 +75,16 @@ class Engine:
     ) -> None:
         self._plan, self._blobs, self._closed, self._served = plan, blobs, closed, served or blobs
         model = build(plan.model, plan.seed)
-        self.body_digest, self.told = body.digest if (body := body_of(model)) else "", ToldDescriptions(model, make)
+        body = body_of(model)
+        self.body_digest = body.digest if body else ""
+        self.told = ToldDescriptions(model, make)
         forget(model)
         configured = configured_in(plan)
         assignment = assign(configured.method, model)
         initial = tensors_of(model)
         by_part = components_by_part(model, assignment)
         parts: list[PartKind] = [kind for kind in get_args(PartKind) if kind != "private" and kind in assignment.values()]
-        version = closed + 1 if slots else 0
-        self._vaults = {part: StateVault(blobs, part, slots, version, area) for part in parts}
+        self._vaults = {part: StateVault(blobs, part, slots, closed + 1 if slots else 0, area) for part in parts}
         # Aggregators are made again when a staged state is dropped, because they hold a part of it.
         self._make = partial(aggregators_for, configured, model, self._vaults.__getitem__, plan.seed, self.told.make)
         self._aggregators: dict[PartKind, Aggregator] = self._make()
@@ -168,8 +169,9 @@ class Engine:
         for part, aggregator in sorted(self._aggregators.items()):
             if part not in self._cold_start:
                 tensors = aggregator.cold_start()
-                made = self._whole if isinstance(tensors, str) else self._write_served
-                self._cold_start[part] = made(part, tensors)  # type: ignore[arg-type]
+                self._cold_start[part] = (
+                    self._whole(part, tensors) if isinstance(tensors, str) else self._write_served(part, tensors)
+                )
         return self._cold_start
 
     def _generate(self, part: str, aggregator: Aggregator, clients: Sequence[str]) -> None:
@@ -285,7 +287,7 @@ class Engine:
         replaced = [slot for _, vault in sorted(self._vaults.items()) for slot in vault.replaced_slots()]
         admitted, founding = sorted(self._admitted), sorted(name for name, founder in self._admitted.items() if founder)
         norms, secrets = (self._norms, self._next_norms), self._unmasking if entries else None
-        said = {client: self.told.by_client[client] for client in self.told.by_client.keys() & self._admitted.keys()}
+        said = {client: self.told.by_client[client] for client in admitted if client in self.told.by_client}
         self._next_recipe = StateRecipe(
             self._closed + 1, adaptation, admitted, dict(entries), replaced, made, founding, *norms, secrets, said
         )
@@ -317,8 +319,7 @@ class Engine:
         """Return a cohort's updates of a part as its aggregator gets them."""
         norms = self._next_norms.setdefault(part, {})
         base = partial(self._base, part=part, stack=stack)
-        number, secrets = self._closed + 1, self._unmasking
-        context = RoundContext(part, number, base, votes, self._bounded, norms=norms, unmasking=secrets)
+        context = RoundContext(part, self._closed + 1, base, votes, self._bounded, norms=norms, unmasking=self._unmasking)
         context.manifest, context.inputs = self.manifests[part], self._inputs(part, entries)
         context.attempt = max((entry.attempt for entry in entries.values()), default=0)
         cohort = Cohort(part, tuple(self._update(part, name, entry, stack) for name, entry in sorted(entries.items())))
@@ -335,8 +336,7 @@ class Engine:
         slot = self._aggregators[part].slot("")
         if self._noise is None or slot is None:
             return ()
-        present = self._vaults[part].blob(slot).digest
-        return tuple(sorted([present, *(entry.parts[part].digest for entry in entries.values())]))
+        return tuple(sorted([self._vaults[part].blob(slot).digest, *(entry.parts[part].digest for entry in entries.values())]))
 
     def _update(self, part: PartKind, name: str, entry: AcceptedUpdate, stack: ExitStack) -> PartUpdate:
         file, sealed_by = self._opened(entry.parts[part], stack), self._chains[part].sealed_by

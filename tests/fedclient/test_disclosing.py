@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,21 +34,32 @@ def plan(**said: Any) -> Plan:
     return Plan("f", 0, ModelSpec("mlr", "tabular", (2,), 2), [0, 1], "fedavg", {}, TrainSettings(), **said)
 
 
-def answered(
-    agreed: Plan | None, question: StatisticsRequest | None = None, lines: int = 0, **options: Any
-) -> StatisticsReport:
-    """Return the report of a device that discloses statistics, unless the options say otherwise, after so many lines."""
-    given = DeviceOptions(Path(), ServerAddress("localhost", 1), Path(), **({"disclose": ("statistics",)} | options))
+SHARD: LazyShard = shard_of("kiel", (X, Y))
+
+
+def given(**options: Any) -> DeviceOptions:
+    """Return options of a device that discloses statistics, unless they say otherwise."""
+    return DeviceOptions(Path(), ServerAddress("localhost", 1), Path(), **({"disclose": ("statistics",)} | options))
+
+
+def said_by(options: DeviceOptions, act: Callable[[Discloser], Coroutine[Any, Any, None]]) -> list[Any]:
+    """Return what a device tells the server and its user while its discloser acts."""
     said: list[Any] = []
-    shard: LazyShard = shard_of("kiel", (X, Y))
 
     async def run() -> None:
         with Worker() as worker:
             link = cast(Any, SimpleNamespace(answer=said.append))
-            discloser = Discloser(given, shard, MemoryStore(), link, worker, said.append)
-            await discloser.answer(question or StatisticsRequest("1"), agreed)
+            await act(Discloser(options, SHARD, MemoryStore(), link, worker, said.append))
 
     aio.run(run())
+    return said
+
+
+def answered(
+    agreed: Plan | None, question: StatisticsRequest | None = None, lines: int = 0, **options: Any
+) -> StatisticsReport:
+    """Return the report of a device that discloses statistics, unless the options say otherwise, after so many lines."""
+    said = said_by(given(**options), lambda discloser: discloser.answer(question or StatisticsRequest("1"), agreed))
     *printed, report = said  # what the device's user is told comes first
     assert len(printed) == lines
     return report
@@ -129,23 +141,19 @@ def test_a_damaged_ledger_gives_no_statistics(tmp_path: Path, monkeypatch: pytes
 
 def described(embedding: str = "described", noise: PrivacySettings | None = None, **options: Any) -> list[Any]:
     """Return what a device says of its data under a plan, then on a new stream with this plan, then with another one."""
-    given = DeviceOptions(Path(), ServerAddress("localhost", 1), Path(), **({"disclose": ("statistics",)} | options))
     spec = ModelSpec("mlr", "tabular", (2,), 2)
     agreed = Plan("f", 0, spec, [0, 1], "pfedhn", {"embedding": embedding}, TrainSettings(validation=0.0), privacy=noise)
-    said: list[Any] = []
-    shard: LazyShard = shard_of("kiel", (X, Y))
 
-    async def run() -> None:
-        with Worker() as worker:
-            link = cast(Any, SimpleNamespace(answer=said.append))
-            discloser = Discloser(given, shard, MemoryStore(), link, worker, said.append)
-            discloser.heard(Welcome(b"this plan"))
-            await discloser.describe(agreed, b"this plan")
-            discloser.heard(Welcome(b"this plan"))
-            discloser.heard(Welcome(b"another plan"))
+    async def act(discloser: Discloser) -> None:
+        discloser.heard(Welcome(b"this plan"))
+        await discloser.describe(agreed, b"this plan")
+        discloser.heard(Welcome(b"this plan"))
+        discloser.heard(Welcome(b"another plan"))
 
-    aio.run(run())
-    assert (DESCRIPTION in hello_of(given, shard.profile, empty=False).encodings) == bool(said) or embedding != "described"
+    said = said_by(given(**options), act)
+    assert (DESCRIPTION in hello_of(given(**options), SHARD.profile, empty=False).encodings) == bool(
+        said
+    ) or embedding != "described"
     return said
 
 

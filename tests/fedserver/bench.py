@@ -56,6 +56,13 @@ class Bench:
     def read(self, blob):
         return read_tensors(self.blobs.open(blob))
 
+    def damage(self, name):
+        """Flip a bit of a file of the state; return the file, and the bytes that it had."""
+        path = self.folder / "state" / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        return path, whole
+
     def round(self, **updates):
         self.engine.aggregate({name: self.entry(name, *said) for name, said in updates.items()})
 

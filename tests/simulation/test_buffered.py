@@ -261,7 +261,7 @@ def test_the_order_of_arrivals_repeats_a_run(method: str, clouds: dict[str, Path
 def test_short_buffers_and_discarded_updates_are_repeated(
     method: str, settings: dict[str, Any], clouds: dict[str, Path]
 ) -> None:
-    """By these speeds site-3 is withdrawn, or its update is too old, and some buffers close at the deadline."""
+    """Use speeds at which site-3 is withdrawn, or its update is too old, and some buffers close at the deadline."""
 
     def run(clock: SimulatedClock) -> SimulationResult:
         return attune.simulate(clouds, method, rounds=7, seed=3, settings=PLAIN | settings, clock=clock, progress=False)

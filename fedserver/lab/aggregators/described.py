@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
     from attune.fedserver.lab.build import AggregatorSpec, Maker
 
-BANDWIDTHS = (0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0)  # in medians; the same grid as in benchmarks/described.py
+BANDWIDTHS = (0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0)  # in medians of the distances
 FEWEST_DESCRIBED = 5  # trained devices with a description; with fewer there is no neighbourhood to speak of
-MOST_DESCRIBED = 1_000  # of them that are used, so that all pairs fit in memory
+MOST_DESCRIBED = 1_000  # trained devices that are used, so that all pairs fit in memory
 FIT_STEPS, FIT_RATE = 100, 0.1  # of Adam, for an embedding that gives the wanted output
 _ALIKE = 1e-9  # a deviation below this is that of equal numbers
 

@@ -137,11 +137,17 @@ def test_a_newcomers_first_round_is_made_again_with_its_description(tmp_path) ->
     bench = played(tmp_path, "described", restarts=True)
     bench.engine.told.take({"new": described(bench, "c")})
     bench.engine.serve(["new"])
-    bench.engine.aggregate({"new": bench.entry("new", 0.3, 3)})
-    bench.closed += 1
-    bench.commit()
-    [path] = (tmp_path / "state").glob("generated.network.2.safetensors")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    bench.close(new=(0.3, 3))
+    path, whole = bench.damage("generated.network.2.safetensors")
     bench.restart()
     assert path.read_bytes() == whole and bench.remade == [f"state/{path.name}"]
+
+
+def test_a_recipe_has_the_same_bytes_in_every_process(tmp_path) -> None:
+    """Expect the descriptions of newcomers in the order of names: that of a set differs from process to process."""
+    bench = played(tmp_path, "described")
+    newcomers = [f"n{number:02}" for number in range(12)]
+    bench.engine.told.take({name: described(bench, "a") for name in reversed(newcomers)})
+    bench.engine.serve(newcomers)
+    bench.close(a=(0.3, 3))
+    assert list(bench.engine._recipes[0].descriptions) == ["a", *newcomers]

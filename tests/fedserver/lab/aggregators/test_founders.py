@@ -152,9 +152,7 @@ def test_the_engine_keeps_founders_through_restarts_and_rebuilds_damaged_state(t
     expected, _ = play(tmp_path / "one", restarted=False)
     found, bench = play(tmp_path / "two", restarted=True)
     assert found == expected and len({parts["generated"] for parts in found.values()}) == 4
-    [path] = (bench.folder / "state").glob("generated.network.3.safetensors")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    path, whole = bench.damage("generated.network.3.safetensors")
     bench.restart()
     assert path.read_bytes() == whole and bench.remade == [f"state/{path.name}"]
 
@@ -167,8 +165,6 @@ def test_a_founders_first_round_is_made_again_from_its_draw(tmp_path) -> None:
         bench.engine.aggregate({name: bench.entry(name, 0.01, 3)}, [name])
         bench.closed += 1
         bench.commit()
-    [path] = (tmp_path / "state").glob("generated.network.2.safetensors")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    path, whole = bench.damage("generated.network.2.safetensors")
     bench.restart()
     assert path.read_bytes() == whole
