@@ -67,8 +67,10 @@ def alone(learners: list[Learner]) -> float:
         for learner in learners:
             seeds = lambda purpose, name=learner.name, round_=round_: derive(0, name, round_, purpose)  # noqa: E731
             held, trainer = learner.data, learner.trainer
-            trainer.evaluate(learner.theta, held.test_x, held.test_y)
-            trained = job.alone(trainer.training(learner.theta, learner.received, held.train_x, held.train_y, seeds))
+            trainer.evaluate(learner.state.theta, held.test_x, held.test_y)
+            trained = job.alone(
+                trainer.training(learner.state.theta, learner.state.received, held.train_x, held.train_y, seeds)
+            )
             trainer.evaluate(trained.tensors, held.test_x, held.test_y)
     return (time.process_time() - began) / ROUNDS
 

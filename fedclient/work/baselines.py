@@ -44,7 +44,6 @@ class Baselines:
         local: Whether there is a local model.
         hooks: A user's own training and scores.
         name: The device's name.
-        state: What the user's training keeps of the local model's training.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class Baselines:
         local: bool,
         hooks: Hooks = NONE,
         name: str = "",
-        state: Tensors | None = None,
     ) -> None:
         family, self._shared = (family_of(plan), "baseline"), shared
         self._trainer = Trainer(
@@ -70,7 +68,6 @@ class Baselines:
             classes=plan.classes,
             measure=MEASURES[plan.task],
             name=name,
-            state=state or {},
         )
         self.local: Tensors | None = None
         if local:
@@ -92,11 +89,6 @@ class Baselines:
                 self.local, {}, data.train_x, data.train_y, seeds, progress, cancelled, round_=round_
             )
         )
-
-    @property
-    def state(self) -> Mapping[str, torch.Tensor]:
-        """State that the user's training keeps of the local model's training."""
-        return self._trainer.state
 
     def keep(self, local: Tensors | None, state: Mapping[str, torch.Tensor]) -> None:
         """Continue from a committed order."""

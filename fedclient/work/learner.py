@@ -1,8 +1,6 @@
 """Learner of one device: it merges what was served, evaluates, trains or compares, and commits the result to disk.
 
-A learner owns the device's tensors, and runs on the worker's thread. theta: all tensors of the model, and those that the
-objective keeps beside it, which are in no part and never handed in. received: the values that the server last served, of the
-tensors that are not private; before the first order, the initial ones.
+A learner owns the device's state (fedclient.work.device_state), and runs on the worker's thread.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import msgspec
 import torch
 
 from attune.common import hardware
-from attune.common.errors import Forbidden, HomeMismatch, NoModel
+from attune.common.errors import Forbidden, NoModel
 from attune.common.exchange.encodings import PartEncoding
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.exchange.registry import settings_of, transforms_for
@@ -27,7 +25,6 @@ from attune.common.metrics import Choice
 from attune.common.plan import Plan
 from attune.common.seeds import derive
 from attune.common.wire.header import Manifest
-from attune.common.wire.tensors import manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, prepare
 from attune.fedclient.hooks import NONE, Hooks
@@ -35,8 +32,9 @@ from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work import baselines
 from attune.fedclient.work.build import family_of, objective_for, on_processor, predictor_for
+from attune.fedclient.work.device_state import DeviceState
 from attune.fedclient.work.dial import dial_of
-from attune.fedclient.work.embedding import FROM_SEED, PART, Embedding, EmbeddingSource, embedding_of
+from attune.fedclient.work.embedding import FROM_SEED, PART, EmbeddingSource, embedding_of
 from attune.fedclient.work.evaluation import DeviceModels, Evaluation
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.holdings import Holdings, check_encodings, manifests_of, rebuilt
@@ -50,9 +48,7 @@ from attune.fedclient.work.shared_model import shared_model
 from attune.fedclient.work.state import check_order_id
 from attune.fedclient.work.trainer import Cancelled, Seeds, Tensors, Trained, Trainer
 
-EMBEDDING = "embedding"  # what it keeps of its embedding, beside the model's tensors
-LOOP, LOOP_LOCAL = "loop", "loop-local"  # what a user's loop keeps, for the method's model and for the local one
-RECEIVED, LOCAL, TRAINED, OWED, KEPT = "received", "local", "trained", "owed", "kept-{}"  # committed beside the model's tensors
+KEPT = "kept-{}"  # the tensors of a model that the device predicts with, committed beside the state
 
 
 class Learner:
@@ -104,39 +100,29 @@ class Learner:
         self.dial = dial_of(configured.dial, self.part_of, shared.components)
         self.keeps_trained = bool(self.dial) and method.evaluate == "served"  # otherwise they are those of theta
         self.keeps_received = objective.keeps_received
-        self.theta: Tensors = {name: tensor.clone() for name, tensor in shared.initial.items()}
         self.data = on_processor(prepared, device)
         self.standardiser, self.targets = prepared.standardiser, prepared.targets
-        embedding = embedding_of(configured, shared.network.model, plan, name, len(prepared.train_x), source)
-        wire = {PART: embedding.generator.manifest} if embedding else {}
-        self.holdings = Holdings(manifests_of(self.part_of, self.theta) | wire, has_rival, {})
         measure, family = MEASURES[plan.task], (family_of(plan), "method")
         self.trainer = Trainer(
             shared.network, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, measure, name
         )
-        self.theta |= self.trainer.extras(self.theta)
-        self.versions: dict[str, int] = {}
+        initial: Tensors = {name: tensor.clone() for name, tensor in shared.initial.items()}
+        embedding = embedding_of(configured, shared.network.model, plan, name, len(prepared.train_x), source)
+        wire = {PART: embedding.generator.manifest} if embedding else {}
+        travels = [name for name in self.part_of if self.part_of[name] != "private"]
+        state = DeviceState(initial | self.trainer.extras(initial), {name: initial[name] for name in travels}, embedding)
+        served: Mapping[str, str] = {}
         self.newest = orders.newest()
-        received = local = self.trained = loop_local = None
-        self.owed: Tensors = {}  # errors of the last update's encoding, which the next update makes up for
         if self.newest is not None:
             if private is not None:
                 private.check_home(self.newest.charged)
-            self.theta = self._restored(orders.state(self.newest))
-            received, local, self.trained = (orders.beside(self.newest, what) for what in (RECEIVED, LOCAL, TRAINED))
-            self.owed = orders.beside(self.newest, OWED) or {}
-            self.trainer.state, loop_local = orders.beside(self.newest, LOOP) or {}, orders.beside(self.newest, LOOP_LOCAL)
-            if received is not None:
-                held = {part: digest for part, digest in self.newest.served.items() if part not in wire}
-                self.holdings = replace(self.holdings, served=held)
-            if embedding and (saved := orders.beside(self.newest, EMBEDDING)):
-                embedding = embedding.restored(saved)
-            self.versions = dict(self.newest.versions)
-        self.embedding = embedding
-        travels = [name for name in self.part_of if self.part_of[name] != "private"]
-        self.received: Tensors = {name: (received or self.theta)[name] for name in travels}
+            state, knows_received = state.restored(orders, self.newest)
+            if knows_received:
+                served = {part: digest for part, digest in self.newest.served.items() if part not in wire}
+        self.holdings = Holdings(manifests_of(self.part_of, state.theta) | wire, has_rival, served)
         trains_local = baseline == "local" and self.own_choice != "local"
-        self.baselines = baselines.Baselines(plan, shared, device, local, trains_local, hooks, name, loop_local)
+        self.baselines = baselines.Baselines(plan, shared, device, state.local, trains_local, hooks, name)
+        self._take(replace(state, local=self.baselines.local))
         self.evaluation = Evaluation(
             plan, self.data, self.trainer, self.baselines, self.own_choice, keep == "best", self.dial, hooks
         )
@@ -148,9 +134,8 @@ class Learner:
     def size_bytes(self) -> int:
         """Bytes of the samples and of the models' tensors, roughly what it holds in memory."""
         samples = [value for value in vars(self.data).values() if isinstance(value, torch.Tensor)]
-        models = [*self.theta.values(), *self.received.values(), *(self.embedding.network if self.embedding else {}).values()]
-        models += [*(self.baselines.local or {}).values(), *(self.trained or {}).values(), *self.owed.values()]
-        return sum(tensor.nbytes for tensor in {id(held): held for held in (*samples, *models)}.values())
+        held = (*samples, *self.state.all_tensors())
+        return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in held}.values())
 
     def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
         """Return the missing values of an order, as Holdings.missing."""
@@ -175,76 +160,45 @@ class Learner:
         order = work.order
         if self.newest is not None and self.newest.order_id == order.id:
             return self.newest
-        check_order_id(order.id)
         started = time.monotonic()
-        returns = [part for part in order.returns if self.holdings.expected(part)] if order.work == "train" else []
-        self._check_trains(order)
-        check_encodings(order)
+        self._check(order)
         fetched = self._rebuilt(order, work.fetched)
-        embedding = self.embedding.after(order, fetched) if self.embedding else None
-        theta, received, served = self._merged(order, fetched, embedding)
-        result = OrderResult(
-            order_id=order.id,
-            round=order.round,
-            trained=order.work == "train",
-            own_choice=self.own_choice,
-            task=self.plan.task,
-            samples=len(self.data.train_x),
-            test_samples=len(self.data.test_x),
-            accuracy_constant=self.evaluation.constant,
-            bytes_down=work.bytes_down,
-            served=served,
-            encodings=order.encodings if returns else {},
-            charged=(self.newest.charged if self.newest else 0) + int(self.private is not None and order.work == "train"),
-            versions=self.versions | {ref.part: ref.version for ref in order.downloads},
-        )
-        beside = {RECEIVED: received} if self.keeps_received else {}
-        seeds, local = self._seeds(order.round), self.baselines.local
-        loop, loop_local = self.trainer.state, self.baselines.state
+        state, served = self._merged(order, fetched)
+        result = self._begun(order, work, served)
+        kept: dict[Choice, Tensors] = {}
         if order.work == "train":
-            result, trained_model, trained_local = yield from self._trained(result, theta, received, work)
-            theta, loop = dict(trained_model.tensors), trained_model.state
-            if trained_local is not None:
-                local, loop_local = trained_local.tensors, trained_local.state
+            result, state = yield from self._trained(result, state, work)
         else:
-            models = DeviceModels(theta, received, self._common(order, fetched), self.trained)
-            result, kept = yield from self.evaluation.compared(result, models, order, seeds, work.cancelled)
-            if self.private is not None and math.isfinite(spent := self.private.spent):
-                result = msgspec.structs.replace(result, epsilon=spent)
-            beside |= {KEPT.format(name): tensors for name, tensors in kept.items()}
-        trained = self.trained
-        if order.work == "train" and self.keeps_trained:
-            trained = {name: theta[name] for names in self.dial.values() for name in names}
-        parts, owed = {}, dict(self.owed)
-        for part in returns:
-            change = self.returns[part] == "change"
-            before = received if change or any(ref.part == part for ref in order.downloads) else None
-            if embedding and part == PART:
-                before = embedding.network
-                values, embedding = embedding.handed_in(theta, received, order.round)
-            else:
-                names = self.holdings.expected(part)
-                values = {name: theta[name] - received[name] if change else theta[name] for name in names}
-            parts[part], errors = self._written(part, values, before, order, result)
-            owed |= errors
-        if embedding:
-            beside[EMBEDDING] = embedding.tensors()
-        kept_beside = ((LOCAL, local), (TRAINED, trained), (OWED, owed), (LOOP, loop), (LOOP_LOCAL, loop_local))
-        beside |= {what: dict(tensors) for what, tensors in kept_beside if tensors}
+            result, kept = yield from self._compared(result, state, fetched, work)
+        state, parts = self._handed_in(state, order, result)
         if work.cancelled():
             raise Cancelled("this work was replaced")
         fail_at(self.name, order.round, "trained")
-        sequence = self.newest.sequence + 1 if self.newest else 1
-        result = msgspec.structs.replace(result, seconds=time.monotonic() - started, sequence=sequence)
-        self.newest = self.orders.commit(result, theta, beside, parts)
+        result = msgspec.structs.replace(result, seconds=time.monotonic() - started)
+        beside = state.beside(self.keeps_received) | {KEPT.format(name): tensors for name, tensors in kept.items()}
+        self.newest = self.orders.commit(result, state.theta, beside, parts)
         fail_at(self.name, order.round, "order-committed")
-        self.theta, self.received, self.trained, self.owed = theta, received, trained, owed
-        self.embedding = embedding
-        self.trainer.state = loop
-        self.baselines.keep(local, loop_local)
         self.holdings = replace(self.holdings, served=served)
-        self.versions = dict(self.newest.versions)
+        self._take(state)
         return self.newest
+
+    def _take(self, state: DeviceState) -> None:
+        """Continue from the state after a committed order."""
+        self.state, self.trainer.state = state, state.loop
+        self.baselines.keep(state.local, state.loop_local)
+
+    def _check(self, order: Order) -> None:
+        """Check that the order can be carried out.
+
+        Raises:
+            Forbidden: The order trains a kind of tensors that this method does not have.
+            WireError: The order's id or an encoding is impossible.
+        """
+        check_order_id(order.id)
+        known = {*self.part_of.values(), *(["personal"] if len(self.state.theta) > len(self.part_of) else [])}
+        if unknown := set(order.trains) - known:
+            raise Forbidden(f"the server asked to train {sorted(unknown)}; this method has {sorted(known)}")
+        check_encodings(order)
 
     def _rebuilt(self, order: Order, fetched: Mapping[str, Tensors]) -> dict[str, Tensors]:
         """Return the values that the fetched blobs stand for. Errors are those of `rebuilt`."""
@@ -254,11 +208,10 @@ class Learner:
             if ref.digest in fetched
         }
 
-    def _merged(
-        self, order: Order, fetched: Mapping[str, Tensors], embedding: Embedding | None
-    ) -> tuple[Tensors, Tensors, dict[str, str]]:
-        """Return (theta, received, digest of each received part) with what the order serves."""
-        theta, received, served = dict(self.theta), dict(self.received), dict(self.holdings.served)
+    def _merged(self, order: Order, fetched: Mapping[str, Tensors]) -> tuple[DeviceState, dict[str, str]]:
+        """Return the state with what the order serves, and the digest of each received part."""
+        embedding = self.state.embedding.after(order, fetched) if self.state.embedding else None
+        theta, received, served = dict(self.state.theta), dict(self.state.received), dict(self.holdings.served)
         for ref in order.downloads:
             if embedding and ref.part == PART:
                 tensors = embedding.weights()
@@ -269,17 +222,35 @@ class Learner:
             served[ref.part] = ref.digest
         if self.newest is None:  # the objective's tensors start from the model that is first served
             theta |= self.trainer.extras({name: theta[name] for name in self.part_of})
-        return theta, received, served
+        return replace(self.state, theta=theta, received=received, embedding=embedding), served
 
-    def _trained(
-        self, result: OrderResult, theta: Tensors, received: Tensors, work: Work
-    ) -> Jobs[tuple[OrderResult, Trained, Trained | None]]:
-        """Return (the result, the trained model, the trained local baseline) after local training.
+    def _begun(self, order: Order, work: Work, served: Mapping[str, str]) -> OrderResult:
+        """Return the part of an order's result that is known before any work."""
+        before = self.newest
+        return OrderResult(
+            order_id=order.id,
+            round=order.round,
+            trained=order.work == "train",
+            own_choice=self.own_choice,
+            task=self.plan.task,
+            samples=len(self.data.train_x),
+            test_samples=len(self.data.test_x),
+            accuracy_constant=self.evaluation.constant,
+            bytes_down=work.bytes_down,
+            served=dict(served),
+            encodings=order.encodings if self._returned(order) else {},
+            charged=(before.charged if before else 0) + int(self.private is not None and order.work == "train"),
+            versions=(dict(before.versions) if before else {}) | {ref.part: ref.version for ref in order.downloads},
+            sequence=before.sequence + 1 if before else 1,
+        )
 
-        The result has accuracies before and after it, if wanted.
+    def _trained(self, result: OrderResult, state: DeviceState, work: Work) -> Jobs[tuple[OrderResult, DeviceState]]:
+        """Train, and return the result and the state after it.
+
+        The result has accuracies before and after training, if wanted.
         """
-        order, cancelled = work.order, work.cancelled
-        data, seeds, passes = self.data, self._seeds(order.round), 1 if self.baselines.local is None else 2
+        order, cancelled, theta, received = work.order, work.cancelled, state.theta, state.received
+        data, seeds, passes = self.data, self._seeds(order.round), 1 if state.local is None else 2
 
         def first(done: float) -> None:
             fail_at(self.name, order.round, "training")
@@ -288,7 +259,6 @@ class Learner:
         def second(done: float) -> None:
             work.progress((1 + done) / passes)
 
-        x, y = data.train_x, data.train_y
         before = after = None
         scored = self.plan.train.evaluate is not False
         if scored:
@@ -297,21 +267,61 @@ class Learner:
         if self.private is not None:
             noise = self.private.order_noise(order, theta, received, self.newest.charged if self.newest else 0)
         trained = yield from self.trainer.training(
-            theta, received, x, y, seeds, first, cancelled, order.trains, order.round, noise
+            theta, received, data.train_x, data.train_y, seeds, first, cancelled, order.trains, order.round, noise
         )
         if scored:
             after = yield from self.evaluation.accuracy(trained.tensors, received, seeds, cancelled)
         noisy = noisy_metrics(noise, self.trainer.network_logits, theta, trained.tensors, data, scored)
         result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after, noisy=noisy)
+        state = replace(state, theta=dict(trained.tensors), loop=trained.state)
+        if self.keeps_trained:
+            state = replace(state, trained={name: state.theta[name] for names in self.dial.values() for name in names})
         local = yield from self.baselines.trained(data, seeds, second, cancelled, order.round)
-        return result, trained, local
+        if local is not None:
+            state = replace(state, local=local.tensors, loop_local=local.state)
+        return result, state
+
+    def _compared(
+        self, result: OrderResult, state: DeviceState, fetched: Mapping[str, Tensors], work: Work
+    ) -> Jobs[tuple[OrderResult, dict[Choice, Tensors]]]:
+        """Compare the models, and return the result and the tensors of each model that the device keeps."""
+        order = work.order
+        models = DeviceModels(state.theta, state.received, self._common(order, fetched), state.trained)
+        result, kept = yield from self.evaluation.compared(result, models, order, self._seeds(order.round), work.cancelled)
+        if self.private is not None and math.isfinite(spent := self.private.spent):
+            result = msgspec.structs.replace(result, epsilon=spent)
+        return result, dict(kept)
+
+    def _returned(self, order: Order) -> list[str]:
+        """Return the parts that the device hands in.
+
+        Raises:
+            Forbidden: One of them is private.
+        """
+        return [part for part in order.returns if self.holdings.expected(part)] if order.work == "train" else []
+
+    def _handed_in(self, state: DeviceState, order: Order, result: OrderResult) -> tuple[DeviceState, dict[str, Tensors]]:
+        """Return the state after handing in, and the encoded tensors of each part of the update."""
+        parts, owed, embedding = {}, dict(state.owed), state.embedding
+        for part in self._returned(order):
+            change = self.returns[part] == "change"
+            before = state.received if change or any(ref.part == part for ref in order.downloads) else None
+            if embedding and part == PART:
+                before = embedding.network
+                values, embedding = embedding.handed_in(state.theta, state.received, order.round)
+            else:
+                names = self.holdings.expected(part)
+                values = {name: state.theta[name] - state.received[name] if change else state.theta[name] for name in names}
+            parts[part], errors = self._written(part, values, before, order, result)
+            owed |= errors
+        return replace(state, owed=owed, embedding=embedding), parts
 
     def _common(self, order: Order, fetched: Mapping[str, Tensors]) -> Tensors:
         """Return the cold-start model; empty if the order does not name it."""
         common: Tensors = {}
         for ref in self.holdings.cold_start(order):
             tensors = fetched[ref.digest] if ref.digest in fetched else self._held(ref.part)
-            common |= self.embedding.common(tensors) if self.embedding and ref.part == PART else tensors
+            common |= self.state.embedding.common(tensors) if self.state.embedding and ref.part == PART else tensors
         return common
 
     def _written(
@@ -325,7 +335,9 @@ class Learner:
         encoding, seed = order.encodings.get(part, ""), self._seeds(order.round)
         scores = {name: value for name in SUMMED if (value := getattr(result, name)) is not None}
         measured = scores if self.tells_scores else result.noisy
-        context = DeviceContext(self.name, part, order.round, encoding, change, before, self.owed, seed, measured=measured)
+        context = DeviceContext(
+            self.name, part, order.round, encoding, change, before, self.state.owed, seed, measured=measured
+        )
         chain = Chain([*transforms_for(part, self.transforms), PartEncoding()])
         update = chain.on_device(PartUpdate(self.name, float(len(self.data.train_x)), values), context)
         return dict(update.tensors), context.errors
@@ -333,7 +345,7 @@ class Learner:
     def trial(self) -> Jobs[Trained]:
         """Train as in an order to measure the time. The result is discarded."""
         data = self.data
-        return self.trainer.training(self.theta, self.received, data.train_x, data.train_y, self._seeds(0))
+        return self.trainer.training(self.state.theta, self.state.received, data.train_x, data.train_y, self._seeds(0))
 
     def finished(self) -> dict[Choice, Tensors]:
         """Return what the device predicts with now: the tensors of each model that counts.
@@ -344,7 +356,7 @@ class Learner:
         if self.newest is None:
             raise NoModel("no order was carried out yet")
         data, seeds = self.data, self._seeds(self.newest.round)
-        own_tensors = alone(self.trainer.preparing(self.theta, self.received, data.train_x, data.train_y, seeds))
+        own_tensors = alone(self.trainer.preparing(self.state.theta, self.state.received, data.train_x, data.train_y, seeds))
         names = self.newest.weights or {self.own_choice: 1.0}
         return {name: self.orders.beside(self.newest, KEPT.format(name)) or own_tensors for name in names}
 
@@ -353,24 +365,9 @@ class Learner:
 
     def _held(self, part: str) -> Tensors:
         """Return the value of a part as it was served last."""
-        if self.embedding and part == PART:
-            return self.embedding.network
-        return {name: self.received[name] for name in self.holdings.expected(part)}
-
-    def _check_trains(self, order: Order) -> None:
-        """Check the kinds of tensors that the order trains.
-
-        Raises:
-            Forbidden: This method does not have one of them.
-        """
-        known = {*self.part_of.values(), *(["personal"] if len(self.theta) > len(self.part_of) else [])}
-        if unknown := set(order.trains) - known:
-            raise Forbidden(f"the server asked to train {sorted(unknown)}; this method has {sorted(known)}")
-
-    def _restored(self, state: Tensors) -> Tensors:
-        if manifest_of(state) != manifest_of(self.theta):
-            raise HomeMismatch(f"the state under {self.orders.where} is not of this federation's model; use another --home")
-        return {name: state[name] for name in self.theta}
+        if self.state.embedding and part == PART:
+            return self.state.embedding.network
+        return {name: self.state.received[name] for name in self.holdings.expected(part)}
 
 
 def make_learner(

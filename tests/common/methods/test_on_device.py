@@ -66,7 +66,7 @@ def order(learner, number, train=True, scale=None):
     for part in parts if scale is not None else ():
         refs.append(BlobRef(part, f"{part}-{number}-{scale}", 1))
         own = [name for name, kind in learner.part_of.items() if kind == part]
-        fetched[refs[-1].digest] = {name: learner.theta[name] * scale for name in own}
+        fetched[refs[-1].digest] = {name: learner.state.theta[name] * scale for name in own}
     work = "train" if train else "evaluate"
     return Order(f"{work}-{number}-kiel", number, work, tuple(refs), tuple(parts) if train else ()), fetched
 
@@ -97,19 +97,19 @@ def test_what_is_handed_in_is_the_models_own_and_a_restart_changes_nothing(make,
 def test_what_a_device_keeps_goes_on_whatever_it_is_served(make, method):
     learner = make(method)
     carry_out(learner, 1, scale=0.9)
-    kept = {name: tensor.clone() for name, tensor in learner.theta.items() if name.startswith(PERSONAL)}
+    kept = {name: tensor.clone() for name, tensor in learner.state.theta.items() if name.startswith(PERSONAL)}
     same = method in ("mr-mtl", "fedala", "feddbe")  # its own model is what it hands in, or it has none
-    beside = {name: learner.theta.get(name.removeprefix(PERSONAL)) for name in kept}
+    beside = {name: learner.state.theta.get(name.removeprefix(PERSONAL)) for name in kept}
     assert same or any(model is not None and not kept[name].equal(model) for name, model in beside.items())
     carry_out(learner, 1, train=False, scale=0.0)
-    assert all(learner.theta[name].equal(tensor) for name, tensor in kept.items())
+    assert all(learner.state.theta[name].equal(tensor) for name, tensor in kept.items())
 
 
 def test_a_second_model_starts_as_what_is_first_served(make):
     learner = make("ditto")
     carry_out(learner, 4, train=False, scale=0.5)
     for name in learner.part_of:
-        assert learner.theta[PERSONAL + name].equal(learner.theta[name])
+        assert learner.state.theta[PERSONAL + name].equal(learner.state.theta[name])
     again = make("ditto")
     carry_out(again, 5, train=False, scale=0.5)
     assert not again.theta[PERSONAL + "head.weight"].equal(again.theta["head.weight"]), "later ones leave it alone"
@@ -130,8 +130,8 @@ def test_the_finished_model_predicts_as_the_device_does_without_its_samples(make
 def test_what_is_trained_for_prediction_is_not_gone_on_from(make, method):
     learner = make(method)
     carry_out(learner, 1, train=False, scale=0.9)
-    before = {name: tensor.clone() for name, tensor in learner.theta.items()}
+    before = {name: tensor.clone() for name, tensor in learner.state.theta.items()}
     finished = learner.finished()["personalized"]
     assert finished.keys() == before.keys() and not finished["head.weight"].equal(before["head.weight"])
-    assert all(learner.theta[name].equal(before[name]) for name in before)
+    assert all(learner.state.theta[name].equal(before[name]) for name in before)
     assert all(finished[name].equal(again) for name, again in learner.finished()["personalized"].items()), "the same bits again"

@@ -110,7 +110,7 @@ def life(play: Callable[..., Any], tmp_path: Any, change: bytes, base: str, inli
                 await until(lambda number=number: len(server.submits) == number or running.done() or troubles(server))
                 assert len(server.submits) == number, (troubles(server), console.lines)
                 down.append(read_metrics(server.submits[-1].metrics_json, "kiel").bytes_down)
-            received = device.slot.learner().received
+            received = device.slot.learner().state.received
             say(Farewell("over"))
             await running
             return down, console.lines, received

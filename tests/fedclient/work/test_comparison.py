@@ -59,7 +59,7 @@ def make(shard_of, tmp_path):
 def rule(learner, sign):
     """Return the model that separates the classes or, with the other sign, always confuses them."""
     weight = torch.tensor([[-1.0] * 4, [1.0] * 4]) * sign
-    tensors = {name: torch.zeros_like(tensor) for name, tensor in learner.theta.items()}
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in learner.state.theta.items()}
     return {name: weight if tensor.shape == weight.shape else tensor for name, tensor in tensors.items()}
 
 
@@ -83,7 +83,7 @@ def test_a_device_can_leave_out_the_scores_of_training_orders_and_what_they_cost
     assert None not in (result.accuracy_before, result.accuracy_after) and len(tuned) == 2
     found = train(quick, 1)
     assert (found.accuracy_before, found.accuracy_after, found.loss) == (None, None, result.loss) and len(tuned) == 2
-    assert all(quick.theta[name].equal(tensor) for name, tensor in usual.theta.items()), "trained alike, to the bit"
+    assert all(quick.state.theta[name].equal(tensor) for name, tensor in usual.state.theta.items()), "trained alike, to the bit"
     assert evaluate(quick, own=1, common=-1, number=2).accuracy_before == pytest.approx(1.0, abs=0.05)
 
 
@@ -135,7 +135,7 @@ def test_the_better_model_counts_more_also_after_a_restart(make):
         finished = each.finished()
         assert finished.keys() == {"personalized", "common"}
         assert all(finished["common"][name].equal(good[name]) for name in good)
-    assert all(learner.theta[name].equal(rule(learner, -1)[name]) for name in good), "its own model goes on as it was"
+    assert all(learner.state.theta[name].equal(rule(learner, -1)[name]) for name in good), "its own model goes on as it was"
 
 
 def test_the_own_model_stays_alone_where_that_is_wanted_or_nothing_was_held_out(make):
@@ -186,7 +186,7 @@ def test_a_model_with_a_part_that_no_round_trains_is_no_rival(make, method, has)
     ref = BlobRef("attended" if method == "fedamp" else "shared", "stranger", 1)
     order = Order("evaluate-1-kiel", 1, "evaluate", cold_start=() if method == "local" else (ref,))
     assert [found.digest for found, _ in learner.missing(order)] == (["stranger"] if has else [])
-    fetched = {"stranger": {name: learner.theta[name] for name in learner.part_of}}
+    fetched = {"stranger": {name: learner.state.theta[name] for name in learner.part_of}}
     result = Work(learner, order, fetched).run()
     rivals = {each.rival for each in comparisons_of(result)}
     assert ("common" in rivals, result.accuracy_common is not None) == (has, has or method == "fedavg")
@@ -221,10 +221,10 @@ def test_the_local_baseline_is_bit_by_bit_the_method_local_also_over_a_restart(m
             train(alone, number)
             train(compared, number)
             compared = make("fedavg", f"compared-{model}", baseline="local", model=model)
-        assert all(compared.baselines.local[name].equal(alone.theta[name]) for name in alone.theta), model
+        assert all(compared.baselines.local[name].equal(alone.state.theta[name]) for name in alone.state.theta), model
     alone, compared = make("local", "alone-mlr"), make("fedavg", "compared-mlr", baseline="local")
     result = evaluate(compared, own=-1, common=-1, number=3)
     assert result.kept == "local"
     assert result.accuracy_local == alone.newest.accuracy_after
     local = make("fedavg", "compared-mlr").finished()["local"]
-    assert all(local[name].equal(alone.theta[name]) for name in alone.theta)
+    assert all(local[name].equal(alone.state.theta[name]) for name in alone.state.theta)

@@ -186,15 +186,17 @@ def spoilt(tensors):
 
 def test_each_device_moves_to_what_suits_it_and_goes_on_training_from_its_own(make):
     learner = make("fedmcsa", baseline="local")
-    ordered(learner, 1, train=True, serves=by_part(learner, learner.theta))
+    ordered(learner, 1, train=True, serves=by_part(learner, learner.state.theta))
     good = dict(learner.baselines.local)
     for where, expected in (("theta", (0, 0)), ("common", (1, 0)), ("local", (0, 1))):
         values = {name: good if name == where else spoilt(good) for name in ("theta", "common", "local")}
-        learner.theta, learner.baselines.local = values["theta"], values["local"]
+        learner._take(replace(learner.state, theta=values["theta"], local=values["local"]))
         found = ordered(learner, 2 + list(values).index(where), common=values["common"])
         assert (found.dial_mean, found.dial_own) == expected, where
         assert found.accuracy_before == max(found.accuracy_common, found.accuracy_local, found.accuracy_before)
-        assert all(tensor is values["theta"][name] for name, tensor in learner.theta.items()), "what is dialled is not trained"
+        assert all(tensor is values["theta"][name] for name, tensor in learner.state.theta.items()), (
+            "what is dialled is not trained"
+        )
         for each in (learner, make("fedmcsa", baseline="local")):
             assert all(tensor.equal(good[name]) for name, tensor in each.finished()["personalized"].items())
 
@@ -215,9 +217,9 @@ def with_a_large_group(prepared):
 def test_a_group_of_held_out_samples_counts_once_for_the_dial(make):
     """Give one group 30 windows: counted singly they would outvote the eleven other samples, for the spoilt tensors."""
     learner = make("fedmcsa", baseline="local", held_out=with_a_large_group)
-    ordered(learner, 1, train=True, serves=by_part(learner, learner.theta))
+    ordered(learner, 1, train=True, serves=by_part(learner, learner.state.theta))
     good = dict(learner.baselines.local)
-    learner.theta = good
+    learner._take(replace(learner.state, theta=good))
     result = ordered(learner, 2, common=spoilt(good))
     assert (result.dial_mean, result.dial_own) == (0, 0)
 
@@ -239,8 +241,8 @@ def test_groups_are_priced_by_their_number():
 
 def test_the_last_trained_model_outlives_evaluations_that_serve_other_values(make):
     learner = make("fedtp+mcsa")
-    ordered(learner, 1, train=True, serves=by_part(learner, learner.theta))
-    trained = dict(learner.theta)
+    ordered(learner, 1, train=True, serves=by_part(learner, learner.state.theta))
+    trained = dict(learner.state.theta)
     for number in (1, 2):
         served = {part: spoilt(t) if part == "attended" else t for part, t in by_part(learner, trained)}
         found = ordered(learner, number, serves=served.items(), common=spoilt(trained))
@@ -254,8 +256,8 @@ def test_the_last_trained_model_outlives_evaluations_that_serve_other_values(mak
 def test_who_has_dialled_does_not_tell_the_fleet_how_good_the_result_is(make, dial):
     """Withhold the score, because the same samples have chosen the result and flatter it. The blend is weighted as before."""
     learner = make("fedmcsa", home="on" if dial else "off", baseline="local", dial=dial)
-    ordered(learner, 1, train=True, serves=by_part(learner, learner.theta))
-    found = ordered(learner, 2, common=spoilt(learner.theta))
+    ordered(learner, 1, train=True, serves=by_part(learner, learner.state.theta))
+    found = ordered(learner, 2, common=spoilt(learner.state.theta))
     said = [getattr(found, f"likelihood_{name}") for name in ("personalized", "common", "local")]
     assert [each is None for each in said] == [dial] * 3
     assert found.weights["common"] < 0.2 and found.validation_samples == 12
@@ -263,6 +265,6 @@ def test_who_has_dialled_does_not_tell_the_fleet_how_good_the_result_is(make, di
 
 def test_without_samples_held_out_or_without_the_setting_nothing_is_dialled(make, shard):
     learner = make("fedmcsa", home="off", dial=False)
-    ordered(learner, 1, train=True, serves=by_part(learner, learner.theta))
-    found = ordered(learner, 1, common=spoilt(learner.theta))
+    ordered(learner, 1, train=True, serves=by_part(learner, learner.state.theta))
+    found = ordered(learner, 1, common=spoilt(learner.state.theta))
     assert found.dial_own is None and found.dial_mean is None

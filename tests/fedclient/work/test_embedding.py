@@ -127,7 +127,7 @@ def test_the_step_waits_on_the_disk_until_the_next_order_tells(made: Callable[[s
 def test_what_is_handed_in_is_the_gradient_and_never_the_embedding(made: Callable[[str], Learner], tmp_path: Path) -> None:
     learner = made("home")
     carried_out(learner, 1)
-    assert learner.embedding is not None
+    assert learner.state.embedding is not None
     gradient = read_tensors(tmp_path / "home" / "train-1-kiel" / "generated.safetensors")
     assert gradient.keys() == served(1)[PART].keys()
     assert learner.missing(Order("train-2-kiel", 2, "train", (BlobRef(PART, "x", 1),)))[0][1].keys() == gradient.keys()

@@ -53,7 +53,7 @@ def make(images, tmp_path):
 
 def served(learner, part, scale=1.0):
     names = [name for name, kind in learner.part_of.items() if kind == part]
-    tensors = {name: learner.theta[name] * scale for name in names}
+    tensors = {name: learner.state.theta[name] * scale for name in names}
     return BlobRef(part, f"{part}{scale}", 1), tensors
 
 
@@ -75,16 +75,16 @@ def test_fedtp_hands_in_values_of_shared_parts_and_changes_of_generated_ones(mak
     assert learner.missing(order) == [(ref, learner.holdings.expected(ref.part)) for ref in (shared, generated)]
     result = carry_out(learner, order, {shared.digest: shared_tensors, generated.digest: generated_tensors})
     values, change = handed_in(learner, result, "shared"), handed_in(learner, result, "generated")
-    assert values.keys() | change.keys() == learner.theta.keys()
+    assert values.keys() | change.keys() == learner.state.theta.keys()
     assert not values.keys() & change.keys()
     assert all("q" in name or "k" in name or "v" in name for name in change)
     for name, value in values.items():
-        assert value.equal(learner.theta[name])
+        assert value.equal(learner.state.theta[name])
     for name, value in change.items():
-        assert value.equal(learner.theta[name] - generated_tensors[name])
+        assert value.equal(learner.state.theta[name] - generated_tensors[name])
         assert value.abs().sum() > 0
     state = learner.orders.state(result)
-    assert all(state[name].equal(learner.theta[name]) for name in learner.theta)
+    assert all(state[name].equal(learner.state.theta[name]) for name in learner.state.theta)
 
 
 def test_private_tensors_stay_and_go_on_from_the_devices_own_state(make):
@@ -94,13 +94,13 @@ def test_private_tensors_stay_and_go_on_from_the_devices_own_state(make):
     ref, tensors = served(learner, "shared")
     first = carry_out(learner, Order("train-1-kiel", 1, "train", (ref,), ("shared",)), {ref.digest: tensors})
     assert not set(handed_in(learner, first, "shared")) & set(private)
-    mine = {name: learner.theta[name].clone() for name in private}
+    mine = {name: learner.state.theta[name].clone() for name in private}
     again = make("vanilla-personalized")
-    assert all(again.theta[name].equal(mine[name]) for name in private), "a restart goes on from the commit"
+    assert all(again.state.theta[name].equal(mine[name]) for name in private), "a restart goes on from the commit"
     back, tensors = served(again, "shared", 0.0)
     carry_out(again, Order("evaluate-1-kiel", 1, "evaluate", (back,)), {back.digest: tensors})
-    assert all(again.theta[name].equal(mine[name]) for name in private)
-    assert all(not again.theta[name].any() for name in tensors)
+    assert all(again.state.theta[name].equal(mine[name]) for name in private)
+    assert all(not again.state.theta[name].any() for name in tensors)
     for asked in ("private", "generated", "nonsense"):
         with pytest.raises(Forbidden):
             again.holdings.expected(asked)
@@ -114,21 +114,21 @@ def test_an_order_says_which_tensors_move_and_hands_in_the_change_of_those(make)
     (shared, shared_tensors), (generated, generated_tensors) = served(learner, "shared", 0.5), served(learner, "generated")
     order = Order("train-41-kiel", 41, "train", (shared, generated), ("generated",), trains=("generated",))
     result = carry_out(learner, order, {shared.digest: shared_tensors, generated.digest: generated_tensors})
-    assert all(learner.theta[name].equal(tensor) for name, tensor in shared_tensors.items())
+    assert all(learner.state.theta[name].equal(tensor) for name, tensor in shared_tensors.items())
     change = handed_in(learner, result, "generated")
     assert change.keys() == generated_tensors.keys() and all(tensor.any() for tensor in change.values())
-    before = dict(learner.theta)
+    before = dict(learner.state.theta)
     for kind in ("private", "personal", "nonsense"):
         with pytest.raises(Forbidden, match=kind):
             carry_out(learner, Order("train-42-kiel", 42, "train", trains=("generated", kind)))
-    assert all(learner.theta[name].equal(before[name]) for name in before)
+    assert all(learner.state.theta[name].equal(before[name]) for name in before)
     carry_out(make("fedrod", home="two-heads"), Order("train-1-kiel", 1, "train", trains=("personal",)))
 
 
 def test_the_first_weights_are_those_of_the_plans_seed(make):
     learner = make()
     expected = tensors_of(build(learner.plan.model, 3))
-    assert all(learner.theta[name].equal(expected[name]) for name in expected)
+    assert all(learner.state.theta[name].equal(expected[name]) for name in expected)
 
 
 def test_a_restart_between_two_orders_changes_nothing(make):
@@ -146,8 +146,8 @@ def test_a_restart_between_two_orders_changes_nothing(make):
         return learner
 
     one, two = rounds("a", False), rounds("b", True)
-    assert all(one.theta[name].equal(two.theta[name]) for name in one.theta)
-    assert all(one.received[name].equal(two.received[name]) for name in one.received)
+    assert all(one.state.theta[name].equal(two.state.theta[name]) for name in one.state.theta)
+    assert all(one.state.received[name].equal(two.state.received[name]) for name in one.state.received)
     assert one.holdings.served == two.holdings.served == {"attended": "attended0.9"}
 
 
@@ -170,10 +170,10 @@ def test_an_order_that_is_committed_is_not_done_again(make):
 
 def test_cancelled_work_changes_nothing(make):
     learner = make("fedavg")
-    before = dict(learner.theta)
+    before = dict(learner.state.theta)
     with pytest.raises(Cancelled):
         carry_out(learner, Order("train-1-kiel", 1, "train", (), ("shared",)), cancelled=lambda: True)
-    assert all(learner.theta[name] is before[name] for name in before)
+    assert all(learner.state.theta[name] is before[name] for name in before)
     assert learner.orders.newest() is None
 
 
@@ -237,7 +237,7 @@ def test_an_order_id_that_is_no_folder_name_is_refused(order_id):
 def test_expected_manifest_is_that_of_the_part(make):
     learner = make()
     expected = learner.holdings.expected("generated")
-    assert expected == manifest_of({name: t for name, t in learner.theta.items() if learner.part_of[name] == "generated"})
+    assert expected == manifest_of({name: t for name, t in learner.state.theta.items() if learner.part_of[name] == "generated"})
 
 
 @pytest.mark.gpu
@@ -253,7 +253,7 @@ def test_a_gpu_trains_to_nearly_the_same_weights(images, make, tmp_path):
         )
         assert learner.data.train_x.device.type == kind
         carry_out(learner, order)
-        ends.append(learner.theta)
+        ends.append(learner.state.theta)
     for name, value in ends[0].items():
         assert torch.allclose(value, ends[1][name], atol=1e-4), name
         assert ends[1][name].device.type == "cpu"
@@ -273,8 +273,8 @@ def test_each_tensor_is_written_once_and_the_state_is_whole(make, tmp_path, meth
     private = {name for name, part in learner.part_of.items() if part != "shared"}
     assert written.get("state", {}).keys() == private
     state = FolderOrders(learner.orders.path).state(result)
-    assert state.keys() == learner.theta.keys()
-    assert all(torch.equal(state[name], learner.theta[name]) for name in state)
+    assert state.keys() == learner.state.theta.keys()
+    assert all(torch.equal(state[name], learner.state.theta[name]) for name in state)
 
 
 @pytest.mark.parametrize(("method", "part"), [("fedavg", "shared"), ("fedtp", "generated")])
@@ -289,7 +289,7 @@ def test_what_is_handed_in_with_loss_leaves_the_device_exact(make, method, part)
     for name, tensor in expected.items():
         assert torch.equal(sent[name], tensor.to(torch.bfloat16))
     state = FolderOrders(lossy.orders.path).state(result)
-    assert all(torch.equal(state[name], exact.theta[name]) for name in exact.theta)
+    assert all(torch.equal(state[name], exact.state.theta[name]) for name in exact.state.theta)
 
 
 @pytest.mark.parametrize(("method", "part"), [("fedavg", "shared"), ("fedtp", "generated")])
@@ -302,14 +302,14 @@ def test_int8_hands_in_the_change_and_keeps_what_it_lacks(make, method, part):
     expected = handed_in(exact, carry_out(exact, first, fetched), part)
     sent = handed_in(lossy, carry_out(lossy, replace(first, encodings={part: "int8"}), fetched), part)
     assert sent.keys() == {*expected, SCALES}
-    owed = lossy.owed
+    owed = lossy.state.owed
     assert owed.keys() == expected.keys() and any(error.abs().max() > 0 for error in owed.values())
     written = encode(expected, "int8", base)
     assert all(torch.equal(sent[name], tensor) for name, tensor in written.tensors.items())
     assert all(torch.equal(owed[name], error) for name, error in written.errors.items())
 
     again = make(method, home="lossy")  # as after a kill of the process
-    assert all(torch.equal(again.owed[name], error) for name, error in owed.items())
+    assert all(torch.equal(again.state.owed[name], error) for name, error in owed.items())
     expected = handed_in(exact, carry_out(exact, second, fetched), part)
     sent = handed_in(again, carry_out(again, replace(second, encodings={part: "int8"}), fetched), part)
     written = encode(expected, "int8", base, owed)
@@ -323,15 +323,15 @@ def test_what_an_update_lacks_is_made_up_for_once(make):
     ref, weights = served(learner, "shared")
     order = Order("train-1-kiel", 1, "train", (ref,), ("shared",), encodings={"shared": "int8"})
     result = carry_out(learner, order, {ref.digest: weights})
-    owed = learner.owed
+    owed = learner.state.owed
     again = make("fedavg")
     assert carry_out(again, order).parts == result.parts
-    assert all(torch.equal(again.owed[name], error) for name, error in owed.items())
+    assert all(torch.equal(again.state.owed[name], error) for name, error in owed.items())
     carry_out(again, Order("evaluate-1-kiel", 1, "evaluate", (ref,)), {ref.digest: weights})
     carry_out(again, Order("train-2-kiel", 2, "train", (ref,), ("shared",)), {ref.digest: weights})
     last = make("fedavg")
-    assert owed.keys() == last.owed.keys()
-    assert all(torch.equal(last.owed[name], error) for name, error in owed.items())
+    assert owed.keys() == last.state.owed.keys()
+    assert all(torch.equal(last.state.owed[name], error) for name, error in owed.items())
 
 
 def test_a_change_from_what_was_not_served_fails_the_order_alone(make):

@@ -150,7 +150,7 @@ def orders(learner, number, train):
     for part in sorted(set(learner.part_of.values()) - {"private"}):
         ref = BlobRef(part, f"{part}-{number}", 1)
         served.append(ref)
-        fetched[ref.digest] = {name: 0.9 * learner.theta[name] for name, kind in learner.part_of.items() if kind == part}
+        fetched[ref.digest] = {name: 0.9 * learner.state.theta[name] for name, kind in learner.part_of.items() if kind == part}
     common = () if train else tuple(served)
     parts = tuple(ref.part for ref in served) if train else ()
     order = Order(f"order-{number}-{learner.name}", number, "train" if train else "evaluate", tuple(served), parts, common)
@@ -175,7 +175,7 @@ def test_orders_carried_out_together_come_to_what_they_come_to_one_by_one(method
             )
             assert not train or result.loss == pytest.approx(by_itself.loss, rel=1e-4)
             assert result.weights == pytest.approx(by_itself.weights, rel=1e-4)
-            torch.testing.assert_close(each.theta, other.theta, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(each.state.theta, other.state.theta, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(each.baselines.local or {}, other.baselines.local or {}, rtol=1e-4, atol=1e-5)
             assert [part.part for part in result.parts] == [part.part for part in by_itself.parts]
     assert stacked.reasons == []

@@ -1,0 +1,97 @@
+"""State of a device between two orders: the tensors of its models, and what it keeps beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from attune.common.errors import HomeMismatch
+from attune.common.wire.tensors import manifest_of
+from attune.fedclient.messages import OrderResult
+from attune.fedclient.work.embedding import Embedding
+from attune.fedclient.work.orders import OrderStore
+
+Tensors = dict[str, Tensor]
+
+# The names under which sets of tensors are committed beside the model's.
+RECEIVED, LOCAL, TRAINED, OWED, EMBEDDING = "received", "local", "trained", "owed", "embedding"
+LOOP, LOOP_LOCAL = "loop", "loop-local"
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """State of a device after an order. It is never changed in place, so an order that is given up leaves no trace.
+
+    Attributes:
+        theta: All tensors of the model, and those that the objective keeps beside it, which are in no part and never handed in.
+        received: The values that the server served last, of the tensors that are not private; at first the initial ones.
+        embedding: The device's embedding, if it keeps one.
+        trained: The dialled tensors after the last training, if evaluation replaces them; None: those of theta.
+        owed: Errors of the last update's encoding, which the next update makes up for.
+        local: The local model; None without one.
+        loop: State that a user's training loop keeps for the method's model.
+        loop_local: The same for the local model.
+    """
+
+    theta: Tensors
+    received: Tensors
+    embedding: Embedding | None = None
+    trained: Tensors | None = None
+    owed: Tensors = field(default_factory=dict)
+    local: Tensors | None = None
+    loop: Mapping[str, Tensor] = field(default_factory=dict)
+    loop_local: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def restored(self, orders: OrderStore, newest: OrderResult) -> tuple[DeviceState, bool]:
+        """Return the state after a committed order, and whether the store has the values that were served last.
+
+        Args:
+            orders: The store.
+            newest: The result of the order.
+
+        Raises:
+            HomeMismatch: The stored tensors are of another model.
+        """
+        stored = orders.state(newest)
+        if manifest_of(stored) != manifest_of(self.theta):
+            raise HomeMismatch(f"the state under {orders.where} is not of this federation's model; use another --home")
+        theta, received = {name: stored[name] for name in self.theta}, orders.beside(newest, RECEIVED)
+        saved = orders.beside(newest, EMBEDDING) if self.embedding else None
+        state = replace(
+            self,
+            theta=theta,
+            received={name: (received or theta)[name] for name in self.received},
+            embedding=self.embedding.restored(saved) if self.embedding and saved else self.embedding,
+            trained=orders.beside(newest, TRAINED),
+            owed=orders.beside(newest, OWED) or {},
+            local=orders.beside(newest, LOCAL),
+            loop=orders.beside(newest, LOOP) or {},
+            loop_local=orders.beside(newest, LOOP_LOCAL) or {},
+        )
+        return state, received is not None
+
+    def beside(self, keeps_received: bool) -> dict[str, Tensors]:
+        """Return the sets of tensors to commit beside theta, by name.
+
+        Args:
+            keeps_received: Whether the served values are needed after a restart.
+        """
+        sets: dict[str, Mapping[str, Tensor] | None] = {
+            EMBEDDING: self.embedding.tensors() if self.embedding else None,
+            LOCAL: self.local,
+            TRAINED: self.trained,
+            OWED: self.owed,
+            LOOP: self.loop,
+            LOOP_LOCAL: self.loop_local,
+        }
+        return ({RECEIVED: self.received} if keeps_received else {}) | {
+            name: dict(tensors) for name, tensors in sets.items() if tensors
+        }
+
+    def all_tensors(self) -> Iterator[Tensor]:
+        """Yield every tensor that the device holds in memory."""
+        network = self.embedding.network if self.embedding else {}
+        for tensors in (self.theta, self.received, network, self.local or {}, self.trained or {}, self.owed):
+            yield from tensors.values()
