@@ -12,6 +12,7 @@ from attune.common import protocol
 from attune.common.metrics import Metrics
 from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Profile
+from attune.common.secure.secure_sum import REPORTED
 from docs.markdown import table
 
 FILE = Path(__file__).with_suffix(".toml")
@@ -59,7 +60,7 @@ def fields_sent() -> set[str]:
         for method in service.methods:
             names |= _of_message(method.input_type)
     names |= {f"metadata {getattr(protocol, name)}" for name in vars(protocol) if name.endswith("_KEY")}
-    return names | _of_struct(Profile) | _of_struct(Metrics)
+    return names | _of_struct(Profile) | _of_struct(Metrics) | {f"Report.{field}" for field in REPORTED}
 
 
 def _of_message(message: Any) -> set[str]:

@@ -94,6 +94,12 @@ class Cohort:
 
 
 SUMMED = ("loss", "accuracy_before", "accuracy_after")  # metrics of an order that can be handed in with others' alone
+REACHES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # multiples of the clipping bound above which largest changes are counted
+
+
+def above(part: str, reach: float) -> str:
+    """Return the name of the number of devices with a change above `reach` clipping bounds, among a round's metrics."""
+    return f"{part} above {reach:g}"
 
 
 @dataclass

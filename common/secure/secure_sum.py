@@ -17,6 +17,7 @@ import torch
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.registry import SecureSumSettings
 from attune.common.exchange.transform import (
+    REACHES,
     SUMMED,
     ArrivalContext,
     Cohort,
@@ -26,6 +27,7 @@ from attune.common.exchange.transform import (
     RoundContext,
     SealedTensors,
     Unchanged,
+    above,
 )
 from attune.common.secure.fixed_point import ONE, decode, encode, weight_units
 from attune.common.secure.masks import add_masks
@@ -35,9 +37,14 @@ from attune.common.wire.header import Limits, Manifest, TensorSpec, layout_in
 from attune.common.wire.tensors import DTYPES, TensorSource, empty
 
 # Among the tensors of a part: the device's weight in units of 1 / ONE; then for each metric the weight, if the device has
-# measured it, and the weight times the metric over its bound.
+# measured it, and the weight times the metric over its bound; then 1 for each of REACHES below its largest change, else 0.
 REPORT = "+report"
 BOUNDS = dict.fromkeys(SUMMED, 1.0) | {"loss": 64.0}  # a larger value counts as the bound
+REPORTED = (
+    "weight",
+    *(field for name in BOUNDS for field in (f"weight of {name}", name)),
+    *(f"above {reach:g}" for reach in REACHES),
+)
 NUMBERS = "I32"
 
 
@@ -48,7 +55,7 @@ class NotASum(ArithmeticError):
 def sealed_manifest(manifest: Mapping[str, TensorSpec]) -> Manifest:
     """Return the manifest of a masked part. Whole-number tensors, such as counters of batches, are not handed in."""
     floating = {name: spec for name, spec in manifest.items() if DTYPES[spec.dtype].is_floating_point}
-    report = TensorSpec(NUMBERS, (1 + 2 * len(BOUNDS),))
+    report = TensorSpec(NUMBERS, (len(REPORTED),))
     return {name: TensorSpec(NUMBERS, spec.shape) for name, spec in floating.items()} | {REPORT: report}
 
 
@@ -102,7 +109,9 @@ class SecureSum(Unchanged):
         weight = weight_of(settings, update.weight)
         generator = torch.Generator().manual_seed(context.seed("secure rounding"))
         numbers = {name: encode(change[name] * factor, weight, settings.clip, generator) for name in sorted(change)}
-        return replace(update, tensors=numbers | {REPORT: _report(weight, context.measured)})
+        largest = max((float(tensor.abs().max()) for tensor in change.values() if tensor.numel()), default=0.0)
+        reached = factor * largest / settings.clip
+        return replace(update, tensors=numbers | {REPORT: _report(weight, context.measured, reached)})
 
     def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
         """Check the form. Values behind masks can be any numbers."""
@@ -122,7 +131,8 @@ class SecureSum(Unchanged):
             raise UpdateRefused(f"nothing can unmask the {cohort.part} updates of this cohort")
         before = context.before(cohort.updates[0].client)
         total = Unmasked(cohort, self.name, context.manifest, before, context.unmasking, self._settings.clip)
-        return Cohort(cohort.part, (PartUpdate("the sum of the cohort", total.weight / ONE, total, facts=total.means),))
+        facts = total.means | {above(cohort.part, reach): count for reach, count in zip(REACHES, total.above, strict=True)}
+        return Cohort(cohort.part, (PartUpdate("the sum of the cohort", total.weight / ONE, total, facts=facts),))
 
 
 def weight_of(settings: SecureSumSettings, samples: float) -> int:
@@ -130,11 +140,12 @@ def weight_of(settings: SecureSumSettings, samples: float) -> int:
     return ONE if settings.uniform else weight_units(samples, max(1, settings.most_samples))
 
 
-def _report(weight: int, measured: Mapping[str, float]) -> torch.Tensor:
+def _report(weight: int, measured: Mapping[str, float], reached: float) -> torch.Tensor:
     numbers = [weight]
     for name, bound in BOUNDS.items():
         share = max(-1.0, min(1.0, measured[name] / bound)) if name in measured else 0.0
         numbers += [weight if name in measured else 0, round(weight * share)]
+    numbers += [int(reached > reach) for reach in REACHES]
     return torch.tensor(numbers, dtype=torch.int32)
 
 
@@ -158,6 +169,7 @@ class Unmasked(TensorSource):
     Attributes:
         weight: Weight of all updates together, in units of 1 / ONE.
         means: Weighted means of the metrics that the devices have measured.
+        above: How many devices have a change above each of REACHES times the bound.
     """
 
     def __init__(
@@ -175,10 +187,12 @@ class Unmasked(TensorSource):
         self._manifest = manifest
         self._numbers = {name: number for number, name in enumerate(sorted(self._sources[0].manifest))}
         self.weight, *sums = self._sum(REPORT).tolist()
+        sums, self.above = sums[: 2 * len(BOUNDS)], sums[2 * len(BOUNDS) :]
         counts = dict(zip(BOUNDS, zip(sums[::2], sums[1::2], strict=True), strict=True))
         fits = all(0 <= count <= self.weight and abs(value) <= count for count, value in counts.values())
+        fits = fits and [len(self._sources), *self.above, 0] == sorted([len(self._sources), *self.above, 0], reverse=True)
         if not fits or not 0 < self.weight <= ONE * len(self._sources):
-            raise NotASum(f"the weights of the {cohort.part} updates are no sum of {len(self._sources)} devices")
+            raise NotASum(f"the reports of the {cohort.part} updates are no sum of {len(self._sources)} devices")
         self.means = {name: BOUNDS[name] * value / count for name, (count, value) in counts.items() if count}
 
     @property

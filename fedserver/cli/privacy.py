@@ -31,6 +31,8 @@ def privacy(context: click.Context, /, home: Path | None, as_json: bool) -> None
         click.echo("devices train without noise (privacy.unit), and without secure aggregation")
         return
     click.echo(f"{report['mode']}: {report['visible']}")
+    if report["clipping"] is not None:
+        click.echo(report["clipping"]["told"])
     if report["released"] is not None:
         facts = report["released"]
         click.echo("\n".join([*guarantee_lines(facts), facts["adjacency"]]))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from attune.fedserver.core.messages import Acknowledge, DiscardStale, Effect, Open, Phase, Record, Reported
+from attune.fedserver.core.messages import Acknowledge, Aggregated, DiscardStale, Effect, Open, Phase, Record, Reported
 from attune.fedserver.core.phases import (
     AggregatingPhase,
     EvaluationPhase,
@@ -181,9 +181,9 @@ class BufferedAggregating(Buffering, AggregatingPhase):
         """Note a device that came back. It gets its order again with the next round, since nothing can be served now."""
         return Step(replace(state, asked_at=without(state.asked_at, name)))
 
-    def aggregated(self, rules: Rules, state: Round, now: float, setback: str, weight: float) -> Step:
+    def aggregated(self, rules: Rules, state: Round, event: Aggregated) -> Step:
         """Go on as in synchronous rounds. After the last round, and when the state is taken back, no order stays open."""
-        step, record = super().aggregated(rules, state, now, setback, weight), state.record
+        step, record = super().aggregated(rules, state, event), state.record
         over = bool(record.spoiled) or step.state.record.round >= rules.settings.rounds
         failed = set(record.excused) - set(record.arrived)
         through = set(record.begun) if over else failed | set(record.cohort)

@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors, WorkName
+from attune.common.exchange.transform import REACHES
 
 
 class StrEnum(str, Enum):
@@ -117,6 +118,7 @@ class Aggregated:
     now: float
     setback: str = ""
     weight: float = 0.0  # of all updates together that made it, where devices keep their embeddings
+    summed: SummedChanges | None = None  # under secure aggregation
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,40 @@ def together(effects: Iterable[Effect]) -> list[Effect]:
     return joined
 
 
+class SummedChanges(msgspec.Struct, frozen=True):
+    """Sizes of the changes that a masked sum is of.
+
+    Attributes:
+        round: The round.
+        devices: How many devices are in the sum.
+        above: By part, how many of them have a number that changes by more than each of REACHES clipping bounds.
+    """
+
+    round: int
+    devices: int
+    above: Mapping[str, tuple[int, ...]]
+
+    @property
+    def clipped(self) -> int:
+        """How many devices clipped at least one number, in the part where they are most."""
+        return max(counts[REACHES.index(1.0)] for counts in self.above.values())
+
+    def told(self, clip: float) -> str:
+        """Return the same in words; clip: the bound, `privacy.secure_clip`."""
+        counts = tuple(map(max, zip(*self.above.values(), strict=True)))
+        beyond = [reach for reach, count in zip(REACHES, counts, strict=True) if count]
+        enough = next((reach for reach in REACHES if reach not in beyond), None)
+        largest = (
+            f"no number changed by more than {enough * clip:g}"
+            if enough
+            else f"some changed by more than {beyond[-1] * clip:g}"
+        )
+        return (
+            f"{self.clipped} of {self.devices} devices clipped their update in round {self.round}; "
+            f"privacy.secure_clip = {clip:g}, and {largest}"
+        )
+
+
 class EarlierState(msgspec.Struct, frozen=True):
     """A state before the present one that is kept: after which round, and the median of the losses reported for it."""
 
@@ -268,6 +304,7 @@ class Record(msgspec.Struct, frozen=True):
     attempt: int = 0  # the latest attempt of secure aggregation in the open step; 0: none
     fixed: FixedSurvivors | None = None  # of this attempt, once they are: the step ends with their sum, or without any
     weights: Mapping[int, float] = {}  # by round, the weight of its updates together, where devices keep their embeddings
+    summed: SummedChanges | None = None  # by the latest sum of secure aggregation
     releases: int = 0  # noisy sums that were released, or may have been, under client-level privacy
     # Buffered rounds:
     begun: Mapping[str, int] = {}  # device -> round of its training order, until its update is in the state

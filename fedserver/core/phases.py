@@ -15,6 +15,7 @@ from attune.common.config import RoundSettings
 from attune.fedserver.core.messages import (
     Acknowledge,
     Aggregate,
+    Aggregated,
     EarlierState,
     Effect,
     FinishDevices,
@@ -108,16 +109,8 @@ class PhaseVerbs:
         """Open rounds again after a pause."""
         return Step(state)
 
-    def aggregated(self, rules: Rules, state: Round, now: float, setback: str, weight: float) -> Step:
-        """Go on from the new state of the model.
-
-        Args:
-            rules: The rules.
-            state: The state before.
-            now: Monotonic seconds.
-            setback: Why the new state is not made from the cohort's updates; empty if it is.
-            weight: Of these updates together, where devices need it; 0: they do not.
-        """
+    def aggregated(self, rules: Rules, state: Round, event: Aggregated) -> Step:
+        """Go on from the new state of the model."""
         return Step(state)
 
 
@@ -286,11 +279,11 @@ class AggregatingPhase(PhaseVerbs):
     def resume(self, rules: Rules, state: Round, now: float) -> Step:
         return self.enter(rules, state, now)
 
-    def aggregated(self, rules: Rules, state: Round, now: float, setback: str, weight: float) -> Step:
-        record, number = state.record, state.record.round + 1
+    def aggregated(self, rules: Rules, state: Round, event: Aggregated) -> Step:
+        record, number, setback = state.record, state.record.round + 1, event.setback
         counted = NOBODY if setback else state.updates
         loss = record.loss if setback else median_loss(state)
-        back, timed = bool(record.spoiled), now > 0  # the clock of a simulation stands: its bits depend on no time
+        back, timed = bool(record.spoiled), event.now > 0  # the clock of a simulation stands: its bits depend on no time
         state = replace(
             state.noting(
                 round=number,
@@ -303,7 +296,8 @@ class AggregatingPhase(PhaseVerbs):
                 spoiled="",
                 attempt=0,
                 fixed=None,
-                weights={**record.weights, number: weight} if weight else record.weights,
+                weights={**record.weights, number: event.weight} if event.weight else record.weights,
+                summed=event.summed or record.summed,
                 releases=record.releases + (rules.noisy and not setback),
                 setback=f"round {number}: {setback}" if setback else record.setback,
             ),

@@ -94,8 +94,8 @@ def _handle(rules: Rules, state: Round, event: events.Event) -> Step:
             return Step(noted) if on else phase.unpaused(rules, noted, now)
         case events.Tick(now):
             return phase.progress(rules, state, now)
-        case events.Aggregated(now, setback, weight):
-            return phase.aggregated(rules, state, now, setback, weight)
+        case events.Aggregated():
+            return phase.aggregated(rules, state, event)
         case events.Attempted(_, attempt, fixed):
             return Step(state.noting(attempt=attempt, fixed=fixed))
         case events.StepFailed():

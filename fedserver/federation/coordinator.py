@@ -315,7 +315,7 @@ class Coordinator:
 
     async def _commit(self, closing: ClosedRound) -> bool:
         """Commit a round: the new state, the record and the metrics become durable together. Return True."""
-        event = events.Aggregated(self.clock.monotonic(), closing.setback, closing.outcome.weight)
+        event = events.Aggregated(self.clock.monotonic(), closing.setback, closing.outcome.weight, closing.summed)
         taken = step(self._rules, self.round, event, self.clock.unix())
         record = taken.state.record
         await self.troubles.overcome(

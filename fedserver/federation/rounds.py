@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import msgspec
 
 from attune.common.exchange.messages import Order, WorkName
+from attune.common.exchange.transform import SUMMED
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.buffered_rounds import staleness_weight
 from attune.fedserver.core.finishing import stops_after, trial_round
-from attune.fedserver.core.messages import GoBack, OrderId, Phase, Record
+from attune.fedserver.core.messages import GoBack, OrderId, Phase, Record, SummedChanges
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.planning import ResolvedSettings
@@ -249,6 +250,7 @@ class ClosedRound:
     marks: Mapping[str, Mapping[str, int]]
     outcome: RoundOutcome
     setback: str = ""  # why its updates make no state
+    summed: SummedChanges | None = None  # under secure aggregation
 
 
 class RoundCloser:
@@ -264,7 +266,7 @@ class RoundCloser:
         secure: SecureRounds,
     ) -> None:
         self._adaptation, self._inbox, self._lab = settings.adaptation, inbox, lab
-        self._staleness = settings.round.staleness
+        self._staleness, self._clip = settings.round.staleness, settings.privacy.secure_clip
         self._orders, self._executors, self._secure = orders, executors, secure
 
     async def make(self, state: Round, number: int, cohort: frozenset[str], back: GoBack | None, run: str) -> ClosedRound:
@@ -305,13 +307,16 @@ class RoundCloser:
         founders = await self._orders.founders(updates)
         adaptation = self._adaptation if state.record.adapting else None
         outcome = await self._lab.aggregate(updates, founders, adaptation, unmasking)
-        if total is not None and outcome.metrics:
-            means = ", ".join(f"{name} {value:.3g}" for name, value in sorted(outcome.metrics.items()))
-            LOG.info("round %d: means over the devices of the sum, by their samples: %s", number, means)
+        summed = None
+        if total is not None and outcome.above:
+            means = ", ".join(f"{name} {outcome.metrics[name]:.3g}" for name in SUMMED if name in outcome.metrics)
+            LOG.info("round %d: means over the devices of the sum, by their samples: %s", number, means or "none reported")
+            summed = SummedChanges(number, len(total.survivors), outcome.above)
+            LOG.info("%s", summed.told(self._clip))
         refused = refused or outcome.refused
         for name in updates if not refused else ():
             marks.setdefault(name, {})["contributed"] = number
-        return ClosedRound(number, rows, marks, outcome, refused)
+        return ClosedRound(number, rows, marks, outcome, refused, summed)
 
     def _aged(self, entries: Mapping[str, AcceptedUpdate], record: Record, number: int) -> dict[str, AcceptedUpdate]:
         """Return the updates of a buffer in the order of arrival, with their staleness, as updates of this round."""

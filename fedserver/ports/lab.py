@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, get_args
 
+from attune.common.exchange.transform import REACHES, above
+from attune.common.methods.method import PartKind
 from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.adaptation import AdaptationSpec
@@ -73,6 +75,12 @@ class RoundOutcome:
     def weight(self) -> float:
         """The weight of all updates together, where devices keep their embeddings; 0 elsewhere."""
         return self.metrics.get("generated.weight", 0.0)
+
+    @property
+    def above(self) -> dict[str, tuple[int, ...]]:
+        """Numbers of devices in a masked sum with a change above each of REACHES clipping bounds, by part."""
+        parts = [part for part in get_args(PartKind) if above(part, REACHES[0]) in self.metrics]
+        return {part: tuple(int(self.metrics[above(part, reach)]) for reach in REACHES) for part in parts}
 
 
 class Lab(Protocol):

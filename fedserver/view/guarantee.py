@@ -37,7 +37,16 @@ def privacy_facts(snapshot: Snapshot) -> dict[str, Any] | None:
         }
         if privacy.on_devices:
             facts["adjacency"] = MEANING["zero-out"].format(unit=privacy.unit)
-    return facts | {"mode": mode_of(privacy), "visible": visible_of(privacy)}
+    return facts | {"mode": mode_of(privacy), "visible": visible_of(privacy), "clipping": clipping(snapshot)}
+
+
+def clipping(snapshot: Snapshot) -> dict[str, Any] | None:
+    """Return how many devices clipped their update in the latest masked sum; None without one."""
+    summed, privacy = snapshot.record.summed, asked(snapshot)
+    if summed is None or not privacy.secure_aggregation:
+        return None
+    words = summed.told(privacy.secure_clip)
+    return {"round": summed.round, "devices": summed.devices, "clipped": summed.clipped, "above": summed.above, "told": words}
 
 
 def spent_epsilons(rows: Iterable[Report]) -> tuple[dict[str, float], list[str]]:
@@ -123,15 +132,15 @@ def _cost_of_all(plan: Plan, privacy: PrivacySettings, samples: int) -> float | 
 
 def privacy_lines(facts: dict[str, Any]) -> list[str]:
     """Return what `privacy_facts` returns as lines for people."""
-    last = f"  {facts['mode']}: {facts['visible']}"
+    last = [f"  {facts['mode']}: {facts['visible']}", *([f"  {sizes['told']}"] if (sizes := facts.get("clipping")) else [])]
     if "releases" in facts:
-        return [*guarantee_lines(facts), last]
+        return [*guarantee_lines(facts), *last]
     if facts["unit"] == "none":
-        return [f"privacy: {facts['mode']}; {facts['visible']}"]
+        return [f"privacy: {facts['mode']}; {facts['visible']}", *last[1:]]
     budget = "no budget" if facts["epsilon"] is None else f"a budget of {facts['epsilon']:g}"
     spent = "nothing spent yet" if facts["spent"] is None else f"at most {facts['spent']:.3g} spent by a device"
     line = f"privacy: by {facts['unit']}, epsilon with {budget} at delta {facts['delta']:g}; {spent}"
-    return [line, last, *([fallen_line(facts["fallen"])] if facts.get("fallen") else [])]
+    return [line, *last, *([fallen_line(facts["fallen"])] if facts.get("fallen") else [])]
 
 
 def guarantee_lines(facts: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from attune.common.privacy.statement import mode_of, visible_of
 from attune.fedserver.core.accuracy import accuracies, over_all
 from attune.fedserver.home import ServerHome
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.view.guarantee import asked, guarantee, planned_epsilons, spent_epsilons
+from attune.fedserver.view.guarantee import asked, clipping, guarantee, planned_epsilons, spent_epsilons
 from attune.fedserver.view.status import status
 from attune.fedserver.view.status_text import share, text_of, text_table
 
@@ -53,6 +53,7 @@ def privacy_of(home: ServerHome) -> dict[str, Any]:
         "secure_aggregation": privacy.secure_aggregation,
         "mode": mode_of(privacy),
         "visible": visible_of(privacy),
+        "clipping": clipping(snapshot),
         "planned": planned_epsilons(snapshot),
         "spent": {device.name: spent.get(device.name) for device in snapshot.devices},
         "fallen": fallen,

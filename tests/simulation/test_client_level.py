@@ -71,7 +71,7 @@ def test_what_was_spent_is_in_the_ledger_and_in_what_is_exported(tmp_path: Path)
     home = ServerHome(tmp_path / "home/server")
     export_home(home, tmp_path / "out")
     assert json.loads((tmp_path / "out/status.json").read_text())["privacy"] == facts | {
-        key: shown[key] for key in ("mode", "visible")
+        key: shown[key] for key in ("mode", "visible", "clipping")
     }
     assert shown["mode"] == "noise on the server" and shown["visible"] in lines
     planned = CliRunner().invoke(

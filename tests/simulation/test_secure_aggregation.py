@@ -19,9 +19,12 @@ from attune.common.plan import Columns, Plan, Profile
 from attune.common.protocol import SPOKEN
 from attune.common.text import from_json
 from attune.common.wire.files import read_tensors
+from attune.fedserver.core.messages import SummedChanges
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import AcceptedUpdate
 from attune.fedserver.core.secure_settings import check_profile
+from attune.fedserver.home import ServerHome
+from attune.fedserver.view.status_text import render_status
 from tests.simulation.test_simulate import QUICK, cloud
 
 DEVICES = {f"site{n}": cloud(n, 40 + 15 * n) for n in range(6)}
@@ -95,6 +98,20 @@ def test_the_server_has_no_single_update_and_no_single_loss(tmp_path: Path) -> N
         assert float(numbers.abs().mean()) > 2**29, "far from the small numbers of an update: uniform in 32 bits"
 
 
+@pytest.mark.parametrize(("clip", "clipped"), [(1e-4, 6), (100.0, 0)])
+def test_status_record_and_log_say_how_many_devices_clipped_their_update(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, clip: float, clipped: int
+) -> None:
+    with caplog.at_level("INFO", "fedserver"):
+        status = simulated(tmp_path, SECURE | {"privacy.secure_clip": clip}, rounds=2).status
+    shown = status["privacy"]["clipping"]
+    assert (shown["round"], shown["devices"], shown["clipped"]) == (2, 6, clipped)
+    told = f"{clipped} of 6 devices clipped their update in round 2; privacy.secure_clip = {clip:g}"
+    assert shown["told"].startswith(told) and told in render_status(status)
+    assert [told.replace("round 2", f"round {number}") in caplog.text for number in (1, 2)] == [True, True]
+    assert ServerHome(tmp_path / "server").snapshot().record.summed == SummedChanges(2, 6, {"shared": (clipped,) * 7})
+
+
 def test_a_damaged_state_is_made_again_from_the_sum(tmp_path: Path) -> None:
     result = simulated(tmp_path, SECURE)
     path = max((tmp_path / "server" / "state").glob("shared.value.*.safetensors"))
@@ -111,11 +128,11 @@ WRONG = {
     "method.name=local": "shares nothing",
     "method.robust=median": "method.robust",
     "method.robust=multi-krum": "method.robust",
-    "method.bound_change=3.0": "secure-sum-aes and change-bound cannot be combined",
-    "method.bound_samples=5.0": "secure-sum-aes and sample-bound cannot be combined",
-    "server.max_update_norm=9.0": "secure-sum-aes and norm-limit cannot be combined",
-    "round.encoding=bf16": "secure-sum-aes and bf16 cannot be combined",
-    "round.encoding=int8": "secure-sum-aes and int8 cannot be combined",
+    "method.bound_change=3.0": "secure-sum-3 and change-bound cannot be combined",
+    "method.bound_samples=5.0": "secure-sum-3 and sample-bound cannot be combined",
+    "server.max_update_norm=9.0": "secure-sum-3 and norm-limit cannot be combined",
+    "round.encoding=bf16": "secure-sum-3 and bf16 cannot be combined",
+    "round.encoding=int8": "secure-sum-3 and int8 cannot be combined",
     "round.take_back=10.0": "round.take_back",
     "round.train=all": 'round.train = "all"',
     "round.adapt_rounds=2": "round.adapt_rounds",
@@ -137,15 +154,15 @@ def test_what_secure_aggregation_cannot_be_combined_with_is_refused_by_name(assi
 
 
 def test_the_transform_itself_is_no_setting() -> None:
-    with pytest.raises(SettingError, match=r"secure-sum-aes is set by privacy\.secure_aggregation"):
-        resolve({"transforms": {"secure-sum-aes": {}}})
+    with pytest.raises(SettingError, match=r"secure-sum-3 is set by privacy\.secure_aggregation"):
+        resolve({"transforms": {"secure-sum-3": {}}})
 
 
 def test_an_older_device_is_refused_by_name_before_round_1() -> None:
     encodings = resolve({"method": {"name": "fedavg"}, "privacy": {"secure_aggregation": True}}).encodings
-    encodings.check_device("kiel", (*SPOKEN, "transform:secure-sum-aes"))
-    for older in (SPOKEN, (*SPOKEN, "transform:secure-sum")):  # without it, and with masks of another cipher
-        with pytest.raises(SettingError, match="kiel does not have the transform secure-sum-aes of this federation: update"):
+    encodings.check_device("kiel", (*SPOKEN, "transform:secure-sum-3"))
+    for older in (SPOKEN, (*SPOKEN, "transform:secure-sum"), (*SPOKEN, "transform:secure-sum-aes")):  # none, and older forms
+        with pytest.raises(SettingError, match="kiel does not have the transform secure-sum-3 of this federation: update"):
             encodings.check_device("kiel", older)
 
 

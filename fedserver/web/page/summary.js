@@ -49,9 +49,9 @@ function tiles(run, devices, state) {
   ].filter(Boolean);
 }
 
-function privacy({ unit, mode, epsilon, spent, visible }) {
+function privacy({ unit, mode, epsilon, spent, visible, clipping }) {
   const budget = `ε ${spent === null ? "not reported" : spent.toPrecision(3)}${epsilon === null ? "" : ` of ${epsilon}`}`;
-  return { name: "Privacy", value: unit === "none" ? mode : budget, note: unit === "none" ? visible : `${mode}; ${visible}` };
+  return { name: "Privacy", value: unit === "none" ? mode : budget, note: [...(unit === "none" ? [] : [mode]), visible, ...(clipping ? [clipping.told] : [])].join("; ") };
 }
 
 function tile({ name, value, note, bar }) {

@@ -10,7 +10,17 @@ import torch
 
 from attune.common.errors import UpdateRefused, WireError
 from attune.common.exchange.registry import SECURE_SUM, SecureSumSettings, transforms_for
-from attune.common.exchange.transform import ArrivalContext, Chain, Cohort, DeviceContext, PartUpdate, RoundContext
+from attune.common.exchange.transform import (
+    REACHES,
+    SUMMED,
+    ArrivalContext,
+    Chain,
+    Cohort,
+    DeviceContext,
+    PartUpdate,
+    RoundContext,
+    above,
+)
 from attune.common.secure.fixed_point import ONE, decode, encode, weight_units
 from attune.common.secure.secure_sum import REPORT, NotASum, SecureSum, masked, sealed_manifest
 from attune.common.wire.blobs import Buffer, LocalFile
@@ -76,7 +86,7 @@ def summed(folder: Path, vectors: dict[str, Tensors], options: SecureSumSettings
             blob = masked("shared", folder / name, devices.members[name].seeds(devices.states[name]))
             arrival = ArrivalContext(name, "shared", f"{name}'s update", "", manifest_of(served()), base, True)
             update = Chain([transform]).on_arrival(PartUpdate(name, 0.0, TensorFile(Buffer(name, blob))), arrival)
-            with pytest.raises(UpdateRefused, match="is sealed by secure-sum-aes"):
+            with pytest.raises(UpdateRefused, match="is sealed by secure-sum-3"):
                 update.tensors["scale"]
             updates.append(update)
     context = RoundContext(
@@ -117,7 +127,31 @@ def test_metrics_arrive_as_their_weighted_mean_alone(tmp_path: Path) -> None:
     }
     means = summed(tmp_path, vectors, settings())[REPORT]
     expected = sum(min(64.0, losses[name]) * SAMPLES[name] for name in NAMES) / sum(SAMPLES.values())
-    assert means == {"loss": pytest.approx(expected, abs=1e-3), "accuracy_after": pytest.approx(0.5, abs=1e-4)}
+    measured = {"loss": pytest.approx(expected, abs=1e-3), "accuracy_after": pytest.approx(0.5, abs=1e-4)}
+    assert {name: value for name, value in means.items() if name in SUMMED} == measured
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.75])
+def test_the_sum_says_how_many_devices_have_changes_above_each_multiple_of_the_bound(tmp_path: Path, norm: float) -> None:
+    """Each device changes one number. With the norm bounded to 1.5 times the clipping bound, the larger ones are reduced."""
+    changes = dict(zip(NAMES, (0.1, 0.2, 0.9, -1.75, 3.0, 100.0), strict=True))
+    vectors = {}
+    for name, change in changes.items():
+        tensors = served()
+        tensors["scale"] = tensors["scale"] + change * CLIP
+        vectors[name] = on_device(name, tensors, settings(norm=norm))
+    facts = summed(tmp_path, vectors, settings(norm=norm))[REPORT]
+    counts = [5, 4, 4, 3, 0, 0, 0] if norm else [5, 4, 4, 3, 2, 1, 1]
+    assert facts == {above("shared", reach): count for reach, count in zip(REACHES, counts, strict=True)}
+
+
+def test_counts_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    vectors = {name: on_device(name, trained(name), settings()) for name in NAMES}
+    for place, number in ((-1, 1), (-7, 2), (-7, -len(NAMES))):  # more above 8 than above 4, more than devices, fewer than none
+        report = vectors["ada"][REPORT].clone()
+        report[place] = report[place] + number
+        with pytest.raises(NotASum, match="the reports of the shared updates"):
+            summed(tmp_path, vectors | {"ada": vectors["ada"] | {REPORT: report}}, settings())
 
 
 def test_changes_are_clipped_to_the_bound_and_the_norm() -> None:
@@ -157,8 +191,8 @@ def test_numbers_that_are_no_sum_are_refused(tmp_path: Path) -> None:
     vectors["ada"]["layer.weight"] = vectors["ada"]["layer.weight"] * 100
     with pytest.raises(NotASum, match=r"layer\.weight of the shared updates"):
         summed(tmp_path, vectors, settings())
-    vectors["ada"][REPORT] = torch.tensor([ONE * 50, 0, 0, 0, 0, 0, 0], dtype=torch.int32)
-    with pytest.raises(NotASum, match="the weights of the shared updates"):
+    vectors["ada"][REPORT] = torch.tensor([ONE * 50, *[0] * 13], dtype=torch.int32)
+    with pytest.raises(NotASum, match="the reports of the shared updates"):
         summed(tmp_path, vectors, settings())
 
 

@@ -70,7 +70,10 @@ def test_secure_aggregation_and_what_the_server_sees_are_shown(tmp_path: Path) -
     )
     text = CliRunner().invoke(cli, ["privacy", "--home", str(tmp_path / "home/server")]).output
     words = "the server sees sums of at least 3 updates, and no single one"
-    assert text == f"secure aggregation: {words}\n"
+    clipped = (
+        "0 of 3 devices clipped their update in round 1; privacy.secure_clip = 1, and no number changed by more than 0.125"
+    )
+    assert text == f"secure aggregation: {words}\n{clipped}\n"
     carried = result.model("ann").info.privacy
     assert (carried.unit, carried.mode, carried.visible, carried.planned) == ("none", "secure aggregation", words, None)
     assert (carried.epsilon, carried.finished) == (None, sorted(result.model("ann").members))
