@@ -11,11 +11,9 @@ PATH = Path(__file__).parent / "results" / "described.csv"
 WAYS = {
     "trained devices": "trained devices, for comparison",
     "constant answer": "a constant answer",
-    "mean embedding": "the mean embedding, as without a description",
-    "mean output": "the mean of what the network makes for all",
-    "first features, mean of embeddings": "its description, by the mean of embeddings",
+    "mean embedding": "the mean embedding",
+    "mean output": "the mean of what the network makes for all, as without a description",
     "first features": '**its description, as `"described"`**',
-    "coarse pixels": "likewise, moments of coarse pixels",
     "common model's features": "likewise, moments under the trained common model",
     "common model's answers": "likewise, mean answers of the trained common model",
     "labels": "true shares of classes, a bound",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 BANDWIDTHS = (0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0)  # in medians of the distances
 FEWEST_DESCRIBED = 5  # trained devices with a description; with fewer there is no neighbourhood to speak of
-MOST_DESCRIBED = 1_000  # trained devices that are used, so that all pairs fit in memory
+MOST_USED = 1_000  # trained devices whose embeddings are used, so that all pairs fit in memory
 FIT_STEPS, FIT_RATE = 100, 0.1  # of Adam, for an embedding that gives the wanted output
 _ALIKE = 1e-9  # a deviation below this is that of equal numbers
 
@@ -63,15 +63,8 @@ class DescriptionRegression:
         return self._weights(description_M) @ self._z_NE
 
     def embedding(self, description_M: torch.Tensor) -> torch.Tensor:
-        """Return the embedding (E) that gives this output, as nearly as FIT_STEPS steps from the mean of embeddings reach."""
-        wanted_H, z_E = self.output(description_M), self.mean_embedding(description_M).requires_grad_()
-        adam = torch.optim.Adam([z_E], lr=FIT_RATE)
-        with torch.enable_grad():
-            for _ in range(FIT_STEPS):
-                adam.zero_grad()
-                (self._emitted(z_E[None])[0] - wanted_H).square().sum().backward()
-                adam.step()
-        return z_E.detach()
+        """Return the embedding (E) that gives this output, as nearly as `fitted` finds it from the mean of embeddings."""
+        return fitted(self._emitted, self.mean_embedding(description_M), self.output(description_M))
 
     def _error(self, distance_NN: torch.Tensor, bandwidth: float) -> float:
         """Return the squared error of the outputs of trained devices, each from all the others."""
@@ -87,6 +80,34 @@ class DescriptionRegression:
 
     def _mixing(self, distance_SN: torch.Tensor, bandwidth: float) -> torch.Tensor:
         return torch.softmax((distance_SN / (bandwidth * self._median)).square() / -2, dim=1).to(self._z_NE.dtype)
+
+
+def evenly(names: Sequence[str]) -> Sequence[str]:
+    """Return at most MOST_USED of the names, evenly chosen."""
+    return names[:: max(1, -(-len(names) // MOST_USED))]
+
+
+def fitted(emitted: Callable[[torch.Tensor], torch.Tensor], start_E: torch.Tensor, wanted_H: torch.Tensor) -> torch.Tensor:
+    """Return an embedding (E) whose output is near `wanted_H`: FIT_STEPS steps of Adam from `start_E`, or that if it is nearer.
+
+    Args:
+        emitted: What the network makes of embeddings: (N, E) -> (N, H).
+        start_E: The embedding to start from.
+        wanted_H: The output that is wanted.
+    """
+
+    def error() -> torch.Tensor:
+        return (emitted(z_E[None])[0] - wanted_H).square().sum()
+
+    z_E = start_E.clone().requires_grad_()
+    adam = torch.optim.Adam([z_E], lr=FIT_RATE)
+    with torch.enable_grad():
+        first = error().detach()
+        for _ in range(FIT_STEPS):
+            adam.zero_grad()
+            error().backward()
+            adam.step()
+        return z_E.detach() if error() < first else start_E
 
 
 def _distances(a_SM: torch.Tensor, b_NM: torch.Tensor) -> torch.Tensor:

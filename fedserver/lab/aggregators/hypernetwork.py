@@ -19,7 +19,7 @@ from attune.common.seeds import derive
 from attune.common.wire.files import TensorFile
 from attune.fedserver.lab import accelerator
 from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Tensors, Vault, cohort, write
-from attune.fedserver.lab.aggregators.described import FEWEST_DESCRIBED, MOST_DESCRIBED, DescriptionRegression
+from attune.fedserver.lab.aggregators.described import FEWEST_DESCRIBED, DescriptionRegression, evenly, fitted
 from attune.fedserver.lab.aggregators.matrices import names_to_tensor
 from attune.fedserver.lab.aggregators.mean import shares_of
 from attune.fedserver.lab.aggregators.stored import DESCRIBED, DESCRIPTION, EMBEDDED, NETWORK, STEPS, names_in
@@ -38,22 +38,19 @@ class Embeddings:
     def __contains__(self, client: str) -> bool:
         return client in self._rows
 
-    def admit(self, client: str, founder: bool, fitting_E: torch.Tensor | None = None) -> None:
-        """Add a client.
+    def admit(self, client: str, late_E: torch.Tensor | None) -> None:
+        """Give a client its first embedding, unless it has a trained one.
 
-        Until its embedding is trained, a founder has a draw from N(0, 1), and a later client the mean of the trained ones. The
-        embedding depends on the client's name and on what has been trained, so a restart gives the same. Founders at the mean
-        could not be told apart by the network. While none is trained, all have draws.
+        It depends on the client's name and on what has been trained, so a restart gives the same.
 
         Args:
             client: The client.
-            founder: Whether it enrolled before the first round was closed.
-            fitting_E: The embedding that fits the description of a later client, in place of the mean; None: none is known.
+            late_E: The first embedding of a client that enrolled after the first round was closed. None: a draw from N(0, 1).
+                Founders have draws, because the network could not tell them apart if they began at one place.
         """
-        if self._steps.get(client):
+        if self.is_trained(client):
             return
-        late_E = self.mean() if fitting_E is None else fitting_E
-        value_E = late_E if not founder and self._trained() else self._drawn(client)
+        value_E = self._drawn(client) if late_E is None else late_E.clone()
         self._rows[client] = [value_E, *(torch.zeros_like(value_E) for _ in self._kinds[1:])]
         self._steps[client] = 0
 
@@ -61,12 +58,12 @@ class Embeddings:
         draw = torch.Generator().manual_seed(derive(self._seed, "embedding", client))
         return torch.randn(self._dim, generator=draw, dtype=torch.float64).to(self._dtype)
 
-    def mean(self) -> torch.Tensor:
-        """Return the mean of the trained embeddings, (E); zero without any."""
-        trained = self._trained()
-        return self.values(trained).mean(dim=0) if trained else torch.zeros(self._dim, dtype=self._dtype)
+    def is_trained(self, client: str) -> bool:
+        """Return whether the client's embedding has taken a step."""
+        return bool(self._steps.get(client))
 
-    def _trained(self) -> list[str]:
+    def trained(self) -> list[str]:
+        """Return the clients with a trained embedding."""
         return [name for name in sorted(self._rows) if self._steps[name]]
 
     def describe(self, client: str, description_M: torch.Tensor) -> None:
@@ -75,12 +72,11 @@ class Embeddings:
 
     def description(self, client: str) -> torch.Tensor | None:
         """Return what a client says of its data, (M); None if it says nothing, or its embedding is trained."""
-        return None if self._steps.get(client) else self._descriptions.get(client)
+        return None if self.is_trained(client) else self._descriptions.get(client)
 
     def described(self) -> list[str]:
-        """Return the clients with a trained embedding and a description, at most MOST_DESCRIBED of them, evenly chosen."""
-        names = [name for name in self._trained() if name in self._descriptions]
-        return names[:: -(-len(names) // MOST_DESCRIBED)] if names else []
+        """Return the clients with a trained embedding and a description."""
+        return [name for name in self.trained() if name in self._descriptions]
 
     def descriptions(self, clients: Sequence[str]) -> torch.Tensor:
         """Return the descriptions (S, M) of clients that have one."""
@@ -177,7 +173,9 @@ class Hypernetwork:
         self._fitter = optimiser_of(msgspec.structs.replace(settings, server_lr=settings.fit_lr))
         self._device = accelerator.used()
         self._state: HypernetworkState | None = None
-        self._regression: DescriptionRegression | None = None  # of the present state, once a newcomer needed it
+        # Of the present state, once a late client needed it:
+        self._regression: DescriptionRegression | None = None
+        self._typical_E: torch.Tensor | None = None
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
         """Write fresh weights for the given tensors, drawn from the seed."""
@@ -190,24 +188,39 @@ class Hypernetwork:
 
     def admit(self, client: str, founder: bool = False) -> None:
         embeddings = self._load().embeddings
-        embeddings.admit(client, founder, None if founder else self._fitting(embeddings.description(client)))
+        late = not founder and not embeddings.is_trained(client)
+        embeddings.admit(client, self._late(embeddings.description(client)) if late else None)
 
     def describe(self, client: str, description: Sequence[float]) -> None:
         """Note what a client says of its data, for its first embedding and those of later clients."""
         self._load().embeddings.describe(client, torch.tensor(description, dtype=torch.float64))
-        self._regression = None
+        self._forget_late()
 
     @torch.no_grad()
-    def _fitting(self, description_M: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the embedding (E) that fits a description; None if there is none, or too few trained clients have one."""
+    def _late(self, description_M: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Return the first embedding (E) of a late client; None while none is trained.
+
+        Its weights are near the mean of the trained clients' weights: of all clients alike, or, if enough of them have a
+        description, by how near theirs are to this one. Heads are linear, so the mean of their inputs, the features, is wanted.
+        The weights of the mean embedding would be worse, because clients with unlike embeddings may have like weights.
+        """
         state = self._load()
-        known = state.embeddings.described()
-        if description_M is None or len(known) < FEWEST_DESCRIBED:
+        if not (trained := evenly(state.embeddings.trained())):
             return None
-        if self._regression is None:
-            values = state.embeddings.descriptions(known), state.embeddings.values(known)
-            self._regression = DescriptionRegression(*values, lambda z_NE: features(state.network, z_NE))
-        return self._regression.embedding(description_M)
+        if description_M is not None and len(known := evenly(state.embeddings.described())) >= FEWEST_DESCRIBED:
+            if self._regression is None:
+                values = state.embeddings.descriptions(known), state.embeddings.values(known)
+                self._regression = DescriptionRegression(*values, lambda z_NE: features(state.network, z_NE))
+            return self._regression.embedding(description_M)
+        if self._typical_E is None:
+            z_NE = state.embeddings.values(trained)
+            wanted_H = features(state.network, z_NE).mean(dim=0)
+            self._typical_E = fitted(lambda z_SE: features(state.network, z_SE), z_NE.mean(dim=0), wanted_H)
+        return self._typical_E
+
+    def _forget_late(self) -> None:
+        """Forget what late clients begin with, because the state changes."""
+        self._regression = self._typical_E = None
 
     def slot(self, client: str) -> str | None:
         """Return None, because weights are generated."""
@@ -224,9 +237,10 @@ class Hypernetwork:
 
     @torch.no_grad()
     def cold_start(self) -> Tensors:
-        """Return W of the mean of the trained embeddings; without any, of zero, the mean of the draws."""
-        state = self._load()
-        return next(iter(self._generated(state, state.embeddings.mean()[None])))
+        """Return W of the embedding with which a late client begins; while none is trained, of zero, the mean of the draws."""
+        state, late_E = self._load(), self._late()
+        z_E = torch.zeros(self._settings.embedding_dim, dtype=computes_in(state.initial)) if late_E is None else late_E
+        return next(iter(self._generated(state, z_E[None])))
 
     @torch.no_grad()
     def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
@@ -255,7 +269,7 @@ class Hypernetwork:
         state = self._load()
         clients = [update.client for update in updates]
         self._admit_others(clients)
-        self._regression = None  # it is of the state before
+        self._forget_late()
         if phi:
             self._begin_moments(state)
             state.step += 1

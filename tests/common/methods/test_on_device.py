@@ -79,7 +79,7 @@ def carry_out(learner, *args, **kwargs):
 @pytest.mark.parametrize("method", names())
 def test_what_is_handed_in_is_the_models_own_and_a_restart_changes_nothing(make, method):
     one, two = make(method, "a"), make(method, "b")
-    kept = {name for name in one.theta if name.startswith(PERSONAL)}
+    kept = {name for name in one.state.theta if name.startswith(PERSONAL)}
     assert bool(kept) == (method in KEEPS)
     for number, scale in ((1, 0.9), (2, 0.8)):
         result = carry_out(one, number, scale=scale)
@@ -88,8 +88,8 @@ def test_what_is_handed_in_is_the_models_own_and_a_restart_changes_nothing(make,
         for part in result.parts:
             handed_in = read_tensors(one.orders.blob(result.order_id, part.part))
             assert set(handed_in) == {name for name, kind in one.part_of.items() if kind == part.part}
-    assert one.theta.keys() == two.theta.keys() == one.part_of.keys() | kept
-    assert all(one.theta[name].equal(two.theta[name]) for name in one.theta)
+    assert one.state.theta.keys() == two.state.theta.keys() == one.part_of.keys() | kept
+    assert all(one.state.theta[name].equal(two.state.theta[name]) for name in one.state.theta)
     assert carry_out(one, 3, train=False).accuracy == carry_out(two, 3, train=False).accuracy is not None
 
 
@@ -112,7 +112,7 @@ def test_a_second_model_starts_as_what_is_first_served(make):
         assert learner.state.theta[PERSONAL + name].equal(learner.state.theta[name])
     again = make("ditto")
     carry_out(again, 5, train=False, scale=0.5)
-    assert not again.theta[PERSONAL + "head.weight"].equal(again.theta["head.weight"]), "later ones leave it alone"
+    assert not again.state.theta[PERSONAL + "head.weight"].equal(again.state.theta["head.weight"]), "later ones leave it alone"
 
 
 @pytest.mark.parametrize("method", names())

@@ -1,8 +1,9 @@
-"""Cold start: a device without a history is served the mean of the clients' values, or weights of the mean embedding."""
+"""Cold start: a device without a history is served the mean of the clients' values, or weights near their mean."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings, HypernetworkSettings
 from attune.fedserver.lab.aggregators.attention import Mcsa
 from attune.fedserver.lab.aggregators.base import MemoryVault
+from attune.fedserver.lab.aggregators.described import evenly, fitted
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from attune.fedserver.lab.aggregators.mixing import moved
 
@@ -73,20 +75,70 @@ def network(**options: object) -> tuple[Hypernetwork, MemoryVault]:
     return made, vault
 
 
-def by_hand(saved: dict[str, torch.Tensor], z: torch.Tensor) -> torch.Tensor:
+def features_by_hand(saved: Mapping[str, torch.Tensor], z: torch.Tensor) -> torch.Tensor:
     hidden = saved["mlp.0.weight"] @ z + saved["mlp.0.bias"]
-    hidden = saved["mlp.1.weight"] @ hidden.clamp(min=0) + saved["mlp.1.bias"]
-    return (saved["head.x.weight"] @ hidden + saved["head.x.bias"]).view(4, 2)
+    return saved["mlp.1.weight"] @ hidden.clamp(min=0) + saved["mlp.1.bias"]
+
+
+def by_hand(saved: Mapping[str, torch.Tensor], z: torch.Tensor) -> torch.Tensor:
+    return (saved["head.x.weight"] @ features_by_hand(saved, z) + saved["head.x.bias"]).view(4, 2)
+
+
+def fitted_by_hand(saved: Mapping[str, torch.Tensor], z: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Return z after 100 steps of Adam (Kingma and Ba 2015, algorithm 1), rate 0.1, on the features' squared distance."""
+    m, v = torch.zeros_like(z), torch.zeros_like(z)
+    for t in range(1, 101):
+        at = z.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad((features_by_hand(saved, at) - wanted).square().sum(), at)
+        m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
+        z = z - 0.1 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+    return z
 
 
 @pytest.mark.parametrize("embedding", ["trained", "fixed"])
-def test_unknown_devices_get_the_weights_of_the_mean_embedding_or_of_zero(embedding: str) -> None:
+def test_unknown_devices_get_weights_near_the_mean_of_all_or_those_of_zero(embedding: str) -> None:
     made, vault = network(embedding=embedding)
     made.admit("idle")
-    assert torch.allclose(made.cold_start()["x"], by_hand(dict(vault.read("network")), torch.zeros(3).double()), atol=1e-14)
-    made.close_round(
-        [PartUpdate(name, 1, {"x": torch.full((4, 2), value).double()}) for name, value in (("a", 1.0), ("b", -3.0))]
-    )
-    saved = dict(vault.read("network"))
-    mean = saved["embedding.value"][:2].mean(dim=0) if embedding == "trained" else torch.zeros(3).double()
-    assert torch.allclose(made.cold_start()["x"], by_hand(saved, mean), atol=1e-14)
+    assert torch.allclose(made.cold_start()["x"], by_hand(vault.read("network"), torch.zeros(3).double()), atol=1e-14)
+    names = "abcdef"
+    for number in range(3):
+        draw = torch.Generator().manual_seed(number)
+        made.close_round([PartUpdate(n, 1, {"x": torch.randn(4, 2, generator=draw).double()}) for n in names])
+    saved = vault.read("network")
+    if embedding == "fixed":
+        assert torch.allclose(made.cold_start()["x"], by_hand(saved, torch.zeros(3).double()), atol=1e-14)
+        return
+    known = list(saved["embedding.value"][:6])
+    wanted = torch.stack([features_by_hand(saved, z) for z in known]).mean(dim=0)
+    mean = torch.stack(known).mean(dim=0)
+    fit = fitted_by_hand(saved, mean, wanted)
+    assert torch.allclose(made.cold_start()["x"], by_hand(saved, fit), atol=1e-9)
+    off_fit, off_mean = (torch.dist(features_by_hand(saved, z), wanted) for z in (fit, mean))
+    assert off_fit < off_mean
+    made.admit("late")
+    assert torch.equal(dict(made.generate(["late"]))["late"]["x"], made.cold_start()["x"])
+
+
+def test_what_late_devices_begin_with_follows_each_round() -> None:
+    """Expect another cold start after each round, and the same one from the state on disk."""
+    made, vault = network()
+    seen = [made.cold_start()["x"]]
+    for number in range(2):
+        made.close_round([PartUpdate(n, 1, {"x": torch.full((4, 2), float(number - k)).double()}) for k, n in enumerate("ab")])
+        seen.append(made.cold_start()["x"])
+        again = Hypernetwork(made._settings, vault, 1, {"x": ["x"]})
+        assert torch.equal(again.cold_start()["x"], seen[-1])
+    assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+
+
+def test_a_fit_that_would_be_worse_than_its_start_is_not_taken() -> None:
+    """Start at the best place of a function with a steep wall beside it: every step of Adam would only lead away."""
+    start = torch.tensor([0.01]).double()
+    found = fitted(lambda z_SE: 1e6 * z_SE.abs(), start, torch.tensor([0.0]).double())
+    assert found.abs() <= start.abs()
+
+
+def test_at_most_a_thousand_embeddings_are_used_evenly_chosen() -> None:
+    assert evenly([]) == [] and evenly(["a", "b"]) == ["a", "b"]
+    many = [f"{n:05}" for n in range(2_500)]
+    assert evenly(many) == many[::3]

@@ -42,35 +42,37 @@ def value(embeddings: Embeddings, client: str) -> torch.Tensor:
 
 
 def test_by_hand_over_rounds_with_samples_of_the_founders() -> None:
-    """Train a and b, but not c. A late device z has (a + b) / 2 of the moment as its embedding, until it is trained itself."""
+    """Train a and b, but not c. A late device z has what it was given last, until it is trained itself."""
     embeddings = Embeddings(SEED, 2, torch.float64, [])
+    late = torch.tensor([0.5, -2.0]).double()
     for name in "abc":
-        embeddings.admit(name, founder=True)
+        embeddings.admit(name, None)
     step(embeddings, a=[1.0, 2.0])
     for name in "bc":
-        embeddings.admit(name, founder=True)
-    embeddings.admit("z", founder=False)
+        embeddings.admit(name, None)
     a = drawn("a", 2) - torch.tensor([1.0, 2.0]).double()
-    assert torch.equal(value(embeddings, "z"), a), "one is trained: the mean is its value"
-    step(embeddings, b=[0.5, 0.0])
+    assert torch.equal(value(embeddings, "a"), a) and embeddings.trained() == ["a"]
+    embeddings.admit("z", late)
+    embeddings.admit("y", late)
+    step(embeddings, b=[0.5, 0.0], z=[1.0, 0.0])
     b = drawn("b", 2) - torch.tensor([0.5, 0.0]).double()
     assert torch.equal(value(embeddings, "b"), b), "b's first step starts from b's own draw"
-    embeddings.admit("z", founder=False)
-    assert torch.allclose(value(embeddings, "z"), (a + b) / 2, atol=1e-15)
-    step(embeddings, z=[1.0, 0.0])
-    own = value(embeddings, "z")
-    assert torch.allclose(own, (a + b) / 2 - torch.tensor([1.0, 0.0]).double(), atol=1e-15)
-    for name, founder in (("a", True), ("c", True), ("z", False)):
-        embeddings.admit(name, founder)
+    assert value(embeddings, "z").tolist() == [-0.5, -2.0]
+    assert value(embeddings, "y").tolist() == late.tolist() == [0.5, -2.0], "z's step leaves what y was given"
+    embeddings.admit("y", -late)
+    for name, given in (("a", None), ("c", None), ("z", late)):
+        embeddings.admit(name, given)
     assert torch.equal(value(embeddings, "c"), drawn("c", 2)), "never trained"
-    assert torch.equal(value(embeddings, "z"), own) and torch.equal(value(embeddings, "a"), a)
+    assert value(embeddings, "y").tolist() == [-0.5, 2.0], "never trained: what was given last counts"
+    assert value(embeddings, "z").tolist() == [-0.5, -2.0] and torch.equal(value(embeddings, "a"), a)
 
 
 def test_while_none_is_trained_everybody_has_a_draw() -> None:
-    embeddings = Embeddings(SEED, 3, torch.float64, [])
+    made = network(vault := MemoryVault())
+    made.start({"x": torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))})
     for name, founder in (("early", True), ("late", False)):
-        embeddings.admit(name, founder)
-        assert torch.equal(value(embeddings, name), drawn(name, 3))
+        made.admit(name, founder)
+        assert torch.allclose(dict(made.generate([name]))[name]["x"], by_hand(dict(vault.read("network")), drawn(name, 4)))
 
 
 def network(vault: MemoryVault) -> Hypernetwork:
@@ -103,9 +105,10 @@ def test_what_founders_and_late_devices_are_served_and_step_from(restarts: bool)
     for name, founder in (("c", True), ("d", True), ("late", False)):
         made.admit(name, founder)
     served = dict(made.generate(["c", "d", "late"]))
-    z = {"c": drawn("c", 4), "d": drawn("d", 4), "late": saved["embedding.value"][:2].mean(dim=0)}
+    z = {"c": drawn("c", 4), "d": drawn("d", 4)}
     for name, embedding in z.items():
         assert torch.allclose(served[name]["x"], by_hand(saved, embedding), atol=1e-12), name
+    assert torch.equal(served["late"]["x"], made.cold_start()["x"])
 
     change = torch.full((3, 2), 0.25, dtype=torch.float64)
     start = z["c"].clone().requires_grad_()

@@ -119,7 +119,7 @@ def test_fitting_newcomers_moves_their_embeddings_by_the_chain_rule_and_nothing_
     network.close_round([PartUpdate(client, m, initial(seed=m)) for client, m in SAMPLES.items()])
     before, newcomers = saved(vault), {"new": 30, "odd": 10}
     old = dict(network.generate(sorted(SAMPLES)))
-    served = dict(network.generate(list(newcomers)))
+    served, start_E = dict(network.generate(list(newcomers))), network._late()
     network.fit([PartUpdate(c, m, one_full_batch_step(c, served[c], eta)) for c, m in newcomers.items()])
     after = saved(vault)
 
@@ -130,8 +130,7 @@ def test_fitting_newcomers_moves_their_embeddings_by_the_chain_rule_and_nothing_
     for client in SAMPLES:
         assert all(torch.equal(at(before, client, kind), at(after, client, kind)) for kind in kinds)
     phi = {name: tensor for name, tensor in before.items() if name.startswith(("mlp.", "head."))}
-    mean = torch.stack([at(before, client, "value") for client in sorted(SAMPLES)]).mean(dim=0)
-    z_SE = torch.stack([mean, mean]).requires_grad_()
+    z_SE = torch.stack([start_E, start_E]).requires_grad_()
     loss = sum(m / 40 * client_loss(c, W) for (c, m), W in zip(newcomers.items(), generate_from(phi, z_SE), strict=True))
     loss.backward()
     if optimiser == "sgd":
@@ -141,7 +140,7 @@ def test_fitting_newcomers_moves_their_embeddings_by_the_chain_rule_and_nothing_
         expected_SE = z_SE.detach() - beta * g_SE / (g_SE.abs() + 1e-8)
     moved_SE = torch.stack([at(after, client, "value") for client in newcomers])
     assert (moved_SE - expected_SE).abs().max() <= 1e-9
-    assert (moved_SE - mean).abs().max() > 1e-5
+    assert (moved_SE - start_E).abs().max() > 1e-5
     network.fit([PartUpdate("new", 0, initial())])
     assert all(torch.equal(tensor, saved(vault)[name]) for name, tensor in after.items())
 
@@ -358,15 +357,16 @@ def test_fixed_embeddings_never_move():
     assert torch.equal(before, embedding_of(vault, "ann"))
 
 
-def test_a_device_new_to_a_trained_network_starts_from_the_mean_of_those_trained():
+def test_a_device_new_to_a_trained_network_starts_from_the_cold_start():
     network, vault = make()
     network.admit("idle")
     network.close_round([PartUpdate(client, m, initial(seed=m)) for client, m in SAMPLES.items()])
-    mean = torch.stack([embedding_of(vault, client) for client in sorted(SAMPLES)]).mean(dim=0)
+    common = network.cold_start()
     network.admit("zoe")
+    served = dict(network.generate(["zoe", "idle"]))
+    assert all(torch.equal(served["zoe"][name], common[name]) for name in common)
     network.close_round([PartUpdate("ann", 1, initial(seed=5))])
-    assert torch.allclose(embedding_of(vault, "zoe"), mean, rtol=0, atol=1e-15)
-    assert not torch.allclose(embedding_of(vault, "idle"), mean)
+    assert not torch.allclose(embedding_of(vault, "idle"), embedding_of(vault, "zoe"))
 
 
 def test_heads_follow_blocks_and_otherwise_components():
