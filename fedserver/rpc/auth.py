@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -64,9 +65,12 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._registrar, self._troubles, self._refusals, self._connections = registrar, troubles, refusals, connections
         self._ready = ready
         self._calls: Counter[str] = Counter()  # calls under way, by fingerprint; those with a token by connection
+        self._checks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by connection, while calls are checked
 
     async def check(self, method: str, context: grpc.aio.ServicerContext) -> Caller:
         """Return the caller if it may call the method.
+
+        The calls of one connection are checked in the order in which they came: an update must not overtake its upload.
 
         Raises:
             CertificateRefused: The certificate is not one of a caller.
@@ -77,7 +81,8 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         fingerprint = peer_fingerprint(context.auth_context())
         known: Caller | None = None
         try:
-            known = await self._registrar.caller(fingerprint)
+            async with self._checks.setdefault(context.peer(), asyncio.Lock()):
+                known = await self._registrar.caller(fingerprint)
         finally:
             self._connections.came(context.peer(), "" if _by_token(known) else fingerprint)
         if not method.startswith(ALLOWED[known.role]):
