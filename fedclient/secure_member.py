@@ -22,9 +22,10 @@ from attune.common.secure.sharing import SHARE_BYTES
 from attune.common.secure.statements import (
     Occasion,
     certificate_der,
-    check_issued,
+    check_lifetimes,
     check_signed,
     keys_statement,
+    lifetime_of,
     signed,
     survivors_statement,
 )
@@ -173,10 +174,9 @@ class Participant:
         mine, entry = self._entry(state), {member.name: member for member in members}.get(self._name, SecureMember(""))
         if (entry.mask_key, entry.share_key, entry.certificate) != (mine.mask_key, mine.share_key, mine.certificate):
             raise UpdateRefused("the cohort's list does not have this device's keys")
-        occasion, holders = self._occasion(state), []
-        for member in members:
-            check_issued(member, self._authority_pem)
-            holders.append(check_signed(member, member.signature, keys_statement(occasion, member)))
+        check_lifetimes({member.name: lifetime_of(member, self._authority_pem) for member in members})
+        occasion = self._occasion(state)
+        holders = [check_signed(member, member.signature, keys_statement(occasion, member)) for member in members]
         keys: list[list[object]] = [
             [holder.public_numbers() for holder in holders],
             [member.mask_key for member in members],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+CLOCK_ALLOWANCE = timedelta(days=1)  # a certificate that begins later than this by the clock here was issued by another clock
 CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
 SERVER = ExtendedKeyUsageOID.SERVER_AUTH
 # RFC 5280, 4.1.2.5: the last date stands for "does not expire".

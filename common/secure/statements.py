@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -17,6 +18,7 @@ from cryptography.x509.oid import NameOID
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import SecureMember
+from attune.common.identity.certificates import CLOCK_ALLOWANCE, Lifetime
 from attune.common.identity.credential import Credential, load_certificate, load_key
 from attune.common.protocol import MOST_MEMBERS
 
@@ -83,11 +85,11 @@ def _names_and_key(certificate_der: bytes) -> tuple[tuple[str, ...], Certificate
 
 
 @lru_cache(_KEPT)
-def _last_day(certificate_der: bytes, authority_pem: bytes) -> datetime:
-    """Return when a certificate expires that this authority has issued."""
+def _lifetime(certificate_der: bytes, authority_pem: bytes) -> Lifetime:
+    """Return when a certificate is valid that this authority has issued."""
     certificate = x509.load_der_x509_certificate(certificate_der)
     certificate.verify_directly_issued_by(load_certificate(authority_pem))
-    return certificate.not_valid_after_utc
+    return Lifetime(certificate.not_valid_before_utc, certificate.not_valid_after_utc)
 
 
 def check_signed(member: SecureMember, signature: bytes, statement: bytes) -> ec.EllipticCurvePublicKey:
@@ -104,17 +106,41 @@ def check_signed(member: SecureMember, signature: bytes, statement: bytes) -> ec
     return key
 
 
-def check_issued(member: SecureMember, authority_pem: bytes) -> None:
-    """Check that the authority has issued a member's certificate, and that it has not expired.
+def lifetime_of(member: SecureMember, authority_pem: bytes) -> Lifetime:
+    """Return when a member's certificate is valid, which the authority must have issued.
 
     Raises:
-        UpdateRefused: Another one has, or it has expired.
+        UpdateRefused: Another one has.
     """
     try:
-        last_day = _last_day(member.certificate, authority_pem)
+        return _lifetime(member.certificate, authority_pem)
     except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm):
         raise UpdateRefused(
             f"the certificate of {member.name} in the cohort's list is not of this device's authority (--authority)"
         ) from None
-    if last_day < datetime.now(timezone.utc):
-        raise UpdateRefused(f"the certificate of {member.name} in the cohort's list has expired")
+
+
+def check_lifetimes(lifetimes: Mapping[str, Lifetime]) -> None:
+    """Check that the certificates of a cohort are valid, by this device's clock and by each other.
+
+    A clock that went back makes no expired certificate good: since the newest one began, at least so much time has passed.
+
+    Args:
+        lifetimes: That of each member's certificate, by name; not empty.
+
+    Raises:
+        UpdateRefused: One has expired, or the clock is wrong.
+    """
+    now, newest = datetime.now(timezone.utc), max(lifetimes, key=lambda name: lifetimes[name].not_before)
+    begins = lifetimes[newest].not_before
+    if begins > now + CLOCK_ALLOWANCE:
+        raise UpdateRefused(
+            f"the certificate of {newest} in the cohort's list is valid from {begins:%Y-%m-%d %H:%M} UTC on, but it is "
+            f"{now:%Y-%m-%d %H:%M} here: set this device's clock, or the server's"
+        )
+    for name, life in lifetimes.items():
+        if life.not_after < max(now, begins):
+            since = f"it is {now:%Y-%m-%d %H:%M} here" if life.not_after < now else f"that of {newest} began later"
+            raise UpdateRefused(
+                f"the certificate of {name} in the cohort's list has expired on {life.not_after:%Y-%m-%d %H:%M} UTC ({since})"
+            )

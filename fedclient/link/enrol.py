@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Any
 
 import grpc
@@ -18,6 +18,7 @@ from attune.common.exchange.messages import EnrolRequest, IssuedCertificate
 from attune.common.exchange.protobuf import ENROL
 from attune.common.faults import fail_at
 from attune.common.grpc_errors import from_rpc
+from attune.common.identity.certificates import CLOCK_ALLOWANCE
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import (
     Credential,
@@ -37,7 +38,6 @@ from attune.fedclient.link.diagnose import diagnose
 
 CALL_S = 30.0
 DIAGNOSIS_S = 5.0
-CLOCK_ALLOWANCE = timedelta(days=1)  # a new certificate that is not valid within it was issued by another clock
 HEALTH = "/grpc.health.v1.Health/Check"
 
 

@@ -31,10 +31,13 @@ class Authority:
         certificate = authority_certificate(self.key.public_key(), self.key)
         self.pem = certificate.public_bytes(Encoding.PEM)
 
-    def credential(self, name: str, key: ec.EllipticCurvePrivateKey | None = None, days: float = 1.0) -> Credential:
+    def credential(
+        self, name: str, key: ec.EllipticCurvePrivateKey | None = None, days: float = 1.0, since: float = -2.0
+    ) -> Credential:
+        """Return a credential that is valid from `since` to `days` days from now."""
         key = key or ec.generate_private_key(ec.SECP256R1())
         now = datetime.now(timezone.utc)
-        life = Lifetime(now - timedelta(days=2), now + timedelta(days=days))
+        life = Lifetime(now + timedelta(days=since), now + timedelta(days=days))
         certificate = leaf_certificate(key.public_key(), subject(name), CLIENT, life, issuer=AUTHORITY, signer=self.key)
         return Credential(key_pem(key), certificate.public_bytes(Encoding.PEM))
 

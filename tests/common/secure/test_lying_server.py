@@ -37,10 +37,16 @@ def refused_by_all(cohort: Cohort, lie: Change, match: str) -> None:
         assert cohort.states[name] == before
 
 
-def sign(name: str, cohort: Cohort, credential: Credential | None = None, mask_key: bytes = bytes(31) + b"\1") -> SecureMember:
+def sign(
+    name: str,
+    cohort: Cohort,
+    credential: Credential | None = None,
+    mask_key: bytes = bytes(31) + b"\1",
+    share_key: bytes = bytes(31) + b"\2",
+) -> SecureMember:
     """Return an entry of a cohort's list that is well signed, by the device's own key or another one."""
     credential = credential or credential_of(name)
-    entry = SecureMember(name, mask_key, bytes(31) + b"\2", certificate_der(credential))
+    entry = SecureMember(name, mask_key, share_key, certificate_der(credential))
     return replace(entry, signature=signed(keys_statement(cohort.server.occasion, entry), credential))
 
 
@@ -90,13 +96,57 @@ def test_an_expired_certificate_is_refused() -> None:
     refused_by_all(cohort, listing(lambda members: (*members, entry), 4), "has expired")
 
 
+def clock_is(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
+    """Set the devices' clock so far ahead; negative: behind. Their certificates are valid from 2 days ago to 1 day from now."""
+    clock = Mock(now=lambda zone: datetime.now(zone) + timedelta(days=days))
+    monkeypatch.setattr("attune.common.secure.statements.datetime", clock)
+
+
 def test_a_certificate_that_was_good_before_is_refused_once_expired(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks of certificates are kept from round to round; whether they have expired is asked each time."""
     cohort = Cohort().until("shares")
     cohort.copy().exchange()
-    clock = Mock(now=lambda zone: datetime.now(zone) + timedelta(days=2))
-    monkeypatch.setattr("attune.common.secure.statements.datetime", clock)
+    clock_is(monkeypatch, 2)
     refused_by_all(cohort, lambda message: message, "has expired")
+
+
+def test_a_device_whose_clock_went_back_before_the_certificates_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By such a clock no certificate ever expires."""
+    cohort = Cohort().until("shares")
+    cohort.copy().exchange()
+    clock_is(monkeypatch, -3.1)
+    refused_by_all(cohort, lambda message: message, "certificate of .* is valid from .* on, but it is .* here: set")
+
+
+def test_a_clock_that_went_back_revives_no_certificate_that_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cohort = Cohort().until("shares")
+    older, newer = the_authority().credential("gus", days=-1), the_authority().credential("hal", since=-0.5)
+    entries = (sign("gus", cohort, older), sign("hal", cohort, newer, bytes(31) + b"\3", bytes(31) + b"\4"))
+    clock_is(monkeypatch, -1.2)
+    refused_by_all(cohort, listing(lambda members: (*members, *entries), 5), "certificate of gus .* has expired .* hal")
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_an_hour_wrong_changes_no_sum(monkeypatch: pytest.MonkeyPatch, hours: float) -> None:
+    """As summer time by mistake. New certificates of the server begin an hour before they were issued."""
+    clock_is(monkeypatch, hours / 24)
+    cohort = Cohort().until("unmasking")
+    cohort.exchange()
+    assert cohort.total().tolist() == cohort.plain(NAMES).tolist()
+
+
+def test_a_clock_that_goes_back_in_an_attempt_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whom a device hands in with is judged once. Rounds and attempts are counted, so no clock makes an old one new."""
+    cohort = Cohort().until("masked")
+    usual = cohort.copy()
+    usual.until("unmasking").exchange()
+    clock_is(monkeypatch, -100)
+    cohort.until("unmasking").exchange()
+    assert cohort.total().tolist() == usual.total().tolist() == cohort.plain(NAMES).tolist()
+    cohort.begin(2)
+    refused_by_all(cohort, lambda message: message, "round 7 is summed already")
 
 
 def test_a_certificate_of_another_name_is_refused() -> None:
