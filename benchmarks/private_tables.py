@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from attune.common.statistics import interval_of_mean
 from attune.simulation.grid import Settings, best
 from benchmarks.private_methods import EPSILONS, KEPT, LOCAL, OUT, OWN, TASKS
+from benchmarks.visible_by_mode import HALF, OVER
 from docs.markdown import table
 
 VISIBLE = Path(__file__).parent / "results" / "visible_by_mode.csv"
@@ -157,7 +158,7 @@ def visible() -> Iterator[str]:
     value = {(row["attack"], row["setting"], row["measure"], row["mode"]): row["value"] for row in rows}
     lines = []
     for attack, setting, measure in dict.fromkeys((row["attack"], row["setting"], row["measure"]) for row in rows):
-        if measure != CHANCE:
+        if measure not in (CHANCE, OVER, HALF):  # the text has the last two
             cells = []
             for mode in modes:
                 chance = value.get((attack, setting, CHANCE, mode))

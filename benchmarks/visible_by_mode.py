@@ -25,6 +25,7 @@ import torch
 
 from attune import simulate
 from attune.common.models.registry import build
+from attune.common.statistics import student
 from attune.common.wire.files import read_tensors
 from attune.fedserver.home import ServerHome
 
@@ -42,10 +43,12 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 }
 SINGLE = ("plain", "example")  # modes in which the attacker has the update of each device
 NOISY, DRAWS = ("example", "client"), 8
+FEDERATIONS = 20  # draws of the inputs for an interval
 ATTACKERS = {"client": "another device"}
 ONE_STEP = {"batch_size": 512, "lr": RATE, "local_epochs": 1, "momentum": 0.0, "clip_norm": 0.0}
 COUNTS = ((40, 12, 3), (5, 30, 20), (55, 1, 9), (1, 33, 2), (10, 10, 40))
 MEMBERS, OTHERS = 60, 500
+OVER, HALF = "correlation above chance", "half of its 95 % interval"
 COLUMNS = ("mode", "attacker", "attack", "setting", "measure", "value")
 
 
@@ -99,23 +102,66 @@ def _values(path: Path) -> Tensors:
     return {name: tensor.double().numpy() for name, tensor in read_tensors(path).items()}
 
 
-def inversion(mode: str, samples: int, features: int) -> tuple[float, float]:
-    """Return how well inputs are rebuilt, and how well inputs that nobody has are "rebuilt" from the same rows, by chance.
+@dataclass(frozen=True)
+class Rebuilt:
+    """Rows that an attacker takes for inputs, beside the inputs that they can be of.
 
-    A row of the first layer's change, divided by that of its bias, is a mean of the inputs to which its neuron reacts. The
-    figure is the correlation of an input with the row that is most like it, mean over all inputs of all devices.
+    A row of the first layer's change, divided by that of its bias, is a mean of the inputs to which its neuron reacts.
+
+    Attributes:
+        rows: (N, features).
+        inputs: Those of the devices behind the change, (S, features).
+        labels: Their classes, (S,).
+        others: Inputs of the same distribution that nobody has, (200, features).
     """
-    draws = np.random.default_rng(samples)
-    inputs = [draws.normal(size=(samples, features)) / 4 for _ in range(DEVICES)]
-    best, chance = [], []
-    for who, change in watched(mode, [(x, np.arange(samples) % CLASSES) for x in inputs], ONE_STEP).changes().items():
+
+    rows: Array
+    inputs: Array
+    labels: Labels
+    others: Array
+
+    @property
+    def class_means(self) -> Array:
+        """The mean input of each class, (CLASSES, features): what a sum tells of its inputs in any case."""
+        return np.stack([self.inputs[self.labels == label].mean(0) for label in np.unique(self.labels)])
+
+
+def rebuilt_rows(mode: str, samples: int, features: int, draw: int = 0) -> Iterator[Rebuilt]:
+    """Yield what the attacker rebuilds from each change that it sees; another `draw` has other inputs."""
+    draws = np.random.default_rng((samples, draw) if draw else samples)
+    inputs, labels = [draws.normal(size=(samples, features)) / 4 for _ in range(DEVICES)], np.arange(samples) % CLASSES
+    for who, change in watched(mode, [(x, labels) for x in inputs], ONE_STEP).changes().items():
         weight = next(name for name, values in change.items() if values.shape[-1:] == (features,))
         bias = change[f"{weight.rpartition('.')[0]}.bias"]
         used = np.abs(bias) > 1e-9
-        rebuilt = change[weight][used] / bias[used, None]
-        best.append(_best(np.concatenate([x for number, x in enumerate(inputs) if who in ("", f"d{number}")]), rebuilt))
-        chance.append(_best(draws.normal(size=(200, features)), rebuilt))
-    return float(np.mean(best)), float(np.mean(chance))
+        behind = [x for number, x in enumerate(inputs) if who in ("", f"d{number}")]
+        others = draws.normal(size=(200, features))
+        yield Rebuilt(change[weight][used] / bias[used, None], np.concatenate(behind), np.tile(labels, len(behind)), others)
+
+
+def inversion(mode: str, samples: int, features: int) -> tuple[float, float]:
+    """Return how well inputs are rebuilt, and how well inputs that nobody has are "rebuilt" from the same rows, by chance.
+
+    The figure is the correlation of an input with the row that is most like it, mean over all inputs of all devices. Which row
+    that is, an attacker without the input does not know.
+    """
+    found = [(_best(seen.inputs, seen.rows), _best(seen.others, seen.rows)) for seen in rebuilt_rows(mode, samples, features)]
+    best, chance = np.mean(found, axis=0)
+    return float(best), float(chance)
+
+
+def over_chance(mode: str, samples: int, features: int, federations: int = FEDERATIONS) -> dict[str, tuple[float, float]]:
+    """Return by how much `inversion` is above its value by chance: mean and half the 95 % interval, over draws of the inputs.
+
+    "class means" has the same figure of an attacker who knows the mean input of each class, and nothing else.
+    """
+    gains: dict[str, list[float]] = {"rebuilt": [], "class means": []}
+    for draw in range(1, federations + 1):
+        for seen in rebuilt_rows(mode, samples, features, draw):
+            for name, known in zip(gains, (seen.rows, seen.class_means), strict=True):
+                gains[name].append(_best(seen.inputs, known) - _best(seen.others, known))
+    halves = {name: student(len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5 for name, values in gains.items()}
+    return {name: (float(np.mean(values)), float(halves[name])) for name, values in gains.items()}
 
 
 def _best(truth: Array, rebuilt: Array) -> float:
@@ -188,6 +234,11 @@ def rows() -> Iterator[dict[str, object]]:
                 ("correlation", "correlation by chance"), inversion(mode, samples, features), strict=True
             ):
                 yield _row(mode, "inversion", setting, measure, value)
+        if mode not in SINGLE + NOISY:
+            for features in (FEATURES, PIXELS):
+                for name, figures in over_chance(mode, 16, features).items():
+                    for measure, value in zip((OVER, HALF), figures, strict=True):
+                        yield _row(mode, f"inversion by {name}", f"{features} features, batches of 16", measure, value)
         yield _row(mode, "label counts", "one step", "error in samples", label_counts(mode))
         areas = membership(mode)
         for measure, value in (("AUC, mean over draws of noise", float(np.mean(areas))), ("AUC, largest", max(areas))):
@@ -195,7 +246,7 @@ def rows() -> Iterator[dict[str, object]]:
 
 
 def _row(mode: str, attack: str, setting: str, measure: str, value: float) -> dict[str, object]:
-    cells = (mode, ATTACKERS.get(mode, "server"), attack, setting, measure, f"{value:.4g}")
+    cells = (mode, ATTACKERS.get(mode, "server"), attack, setting, measure, f"{value:.5g}")
     return dict(zip(COLUMNS, cells, strict=True))
 
 

@@ -6,6 +6,7 @@ neighbours with the right mean. The sum of up to 2^10 devices fits into 31 bits 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 ONE = 1 << 20  # stands for the clipping bound, and for the weight 1
@@ -17,20 +18,22 @@ def weight_units(samples: float, most_samples: int) -> int:
     return max(1, min(ONE, round(ONE * samples / most_samples)))
 
 
-def encode(change: torch.Tensor, weight: int, clip: float, generator: torch.Generator) -> torch.Tensor:
+def encode(change: torch.Tensor, weight: int, clip: float, draws: np.random.Generator) -> torch.Tensor:
     """Return a change as int32 numbers of the same shape, each at most ONE.
 
     Args:
         change: Finite numbers.
         weight: Weight in units of 1 / ONE.
         clip: Largest absolute value that counts.
-        generator: Draws the rounding.
+        draws: What the rounding is drawn from.
     """
     change_N = change.reshape(-1)
     numbers_N = torch.empty(change_N.shape, dtype=torch.int32)
+    uniform_P = np.empty(min(len(change_N), _PIECE), dtype=np.float32)
     for start in range(0, len(change_N), _PIECE):
-        scaled_P = change_N[start : start + _PIECE].double().div(clip).clamp_(-1.0, 1.0).mul_(weight)
-        scaled_P += torch.rand(scaled_P.shape, generator=generator, dtype=torch.float64)
+        scaled_P = change_N[start : start + _PIECE].double().mul_(weight / clip)
+        draws.random(out=uniform_P[: len(scaled_P)], dtype=np.float32)
+        scaled_P += torch.from_numpy(uniform_P[: len(scaled_P)])
         numbers_N[start : start + _PIECE] = scaled_P.floor_().clamp_(-weight, weight)
     return numbers_N.view(change.shape)
 

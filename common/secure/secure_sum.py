@@ -30,7 +30,7 @@ from attune.common.exchange.transform import (
     above,
 )
 from attune.common.secure.fixed_point import ONE, decode, encode, weight_units
-from attune.common.secure.masks import add_masks
+from attune.common.secure.masks import add_masks, mask_ciphers
 from attune.common.wire.blobs import LocalFile, Readable
 from attune.common.wire.checks import check_manifest
 from attune.common.wire.header import Limits, Manifest, TensorSpec, layout_in
@@ -73,10 +73,10 @@ def masked(part: str, where: Path | Readable, seeds: Sequence[tuple[bytes, bool]
         source.read_into(memoryview(blob_B), 0)
     finally:
         source.close()
-    spans = layout_in(memoryview(blob_B), Limits(), source.name).spans
+    spans, ciphers = layout_in(memoryview(blob_B), Limits(), source.name).spans, mask_ciphers(seeds, part)
     for number, name in enumerate(sorted(spans)):
         start, end = spans[name]
-        add_masks(np.frombuffer(blob_B, np.uint8)[start:end].view("<u4"), seeds, part, number)
+        add_masks(np.frombuffer(blob_B, np.uint8)[start:end].view("<u4"), ciphers, number)
     return blob_B
 
 
@@ -92,7 +92,7 @@ class SecureSum(Unchanged):
         """Return the change from what was served, as whole numbers, with the weight.
 
         Raises:
-            UpdateRefused: The device has fewer samples than the plan demands, or was served nothing.
+            UpdateRefused: The device has fewer samples than the plan demands, was served nothing, or its change is not finite.
         """
         settings = self._settings
         if update.weight < settings.samples:
@@ -105,12 +105,14 @@ class SecureSum(Unchanged):
             if context.before is None:
                 raise UpdateRefused(f"secure aggregation sums changes, and the order serves no {context.part} values")
             change = {name: tensor - context.before[name] for name, tensor in change.items()}
-        factor = _bounded(change, settings.norm) if settings.norm else 1.0
-        weight = weight_of(settings, update.weight)
-        generator = torch.Generator().manual_seed(context.seed("secure rounding"))
-        numbers = {name: encode(change[name] * factor, weight, settings.clip, generator) for name in sorted(change)}
-        largest = max((float(tensor.abs().max()) for tensor in change.values() if tensor.numel()), default=0.0)
-        reached = factor * largest / settings.clip
+        largest = [float(max(map(abs, tensor.aminmax()))) for tensor in change.values() if tensor.numel()]
+        if not all(map(math.isfinite, largest)):
+            raise UpdateRefused(f"{update.client}'s update has numbers that are not finite: a smaller train.lr may help")
+        # A change that is reduced to the norm counts up to a larger bound, of which the same share is left.
+        clip = settings.clip / (_bounded(change, settings.norm) if settings.norm else 1.0)
+        weight, draws = weight_of(settings, update.weight), np.random.default_rng(context.seed("secure rounding"))
+        numbers = {name: encode(change[name], weight, clip, draws) for name in sorted(change)}
+        reached = max(largest, default=0.0) / clip
         return replace(update, tensors=numbers | {REPORT: _report(weight, context.measured, reached)})
 
     def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
@@ -214,5 +216,5 @@ class Unmasked(TensorSource):
         number = self._numbers[name]
         total_N = self._unmasking.mask(self._part, number, self._sources[0][name].numel())
         for source in self._sources:
-            total_N = total_N + source[name].reshape(-1).numpy().view(np.uint32)
+            total_N += source[name].reshape(-1).numpy().view(np.uint32)
         return torch.from_numpy(total_N.view(np.int32)).long()

@@ -12,7 +12,7 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.visible_by_mode import FEATURES, NOISY, PIXELS, inversion, label_counts, membership
+from benchmarks.visible_by_mode import FEATURES, HALF, NOISY, OVER, PIXELS, inversion, label_counts, membership, over_chance
 
 TABLE = Path(__file__).parents[2] / "benchmarks/results/visible_by_mode.csv"
 MEAN_AUC = "AUC, mean over draws of noise"
@@ -47,6 +47,24 @@ def test_without_privacy_inputs_of_a_larger_batch_are_rebuilt_in_part() -> None:
 
 def test_from_a_sum_of_five_devices_of_16_samples_the_server_rebuilds_no_input() -> None:
     assert rebuilt("secure", 16, PIXELS)[0] < 0.3
+
+
+def test_with_few_features_what_nobody_has_is_rebuilt_nearly_as_well() -> None:
+    """The target of 0.3 is missed here: it is what inputs that nobody has get."""
+    correlation, chance = rebuilt("secure", 16, FEATURES)
+    assert correlation > 0.3 and chance == pytest.approx(0.3, abs=0.02)
+
+
+@pytest.mark.parametrize(("features", "most"), [(FEATURES, 0.12), (PIXELS, 0.2)])
+def test_above_chance_a_sum_of_80_samples_shows_little_more_than_class_means(features: int, most: float) -> None:
+    found, setting = over_chance("secure", 16, features, federations=4), f"{features} features, batches of 16"
+    for name, (mean, half) in found.items():
+        known = [kept("secure", f"inversion by {name}", setting, measure) for measure in (OVER, HALF)]
+        assert mean == pytest.approx(known[0], abs=half + known[1])
+        assert known[1] < 0.01, "the interval of the table is narrow"
+    (mean, half), (of_means, _) = found["rebuilt"], found["class means"]
+    assert mean + half < most
+    assert 0 < of_means < mean < of_means + 0.06
 
 
 @pytest.mark.parametrize("samples", [1, 4])

@@ -181,6 +181,25 @@ def test_privacy_says_what_a_secure_round_costs(page: Any, root: Path) -> None:
     assert f"with 1 M values takes {measured['ratio']:.1f} times the processor time" in prose(page, "docs/privacy.md")
 
 
+def test_privacy_says_what_a_sum_shows_above_chance(page: Any, root: Path) -> None:
+    with (root / "benchmarks" / "results" / "visible_by_mode.csv").open(newline="", encoding="utf-8") as file:
+        value = {(row["attack"], row["setting"], row["measure"]): float(row["value"]) for row in csv.DictReader(file)}
+
+    def figure(who: str, features: int, measure: str) -> str:
+        return f"{value[f'inversion by {who}', f'{features} features, batches of 16', measure]:.3f}"
+
+    few, many = (
+        " ± ".join(figure("rebuilt", features, name) for name in ("correlation above chance", "half of its 95 % interval"))
+        for features in (64, 784)
+    )
+    means = " and ".join(figure("class means", features, "correlation above chance") for features in (64, 784))
+    text = prose(page, "docs/privacy.md")
+    assert f"Above chance it gets {few} with 64 features and {many} with 784 (95 %, 20 federations)" in re.sub(
+        r"\s+", " ", text
+    )
+    assert f"The mean input of each class alone gives {means}." in text
+
+
 def test_buffered_rounds_over_the_network_have_the_figures_of_their_file(page: Any, root: Path) -> None:
     cases = json.loads((root / "benchmarks" / "results" / "buffered_network.json").read_bytes())["cases"]
 

@@ -6,6 +6,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES128
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors, SecureMember, SecureMessage
@@ -132,6 +135,15 @@ def test_wrong_shares_give_no_sum() -> None:
     cohort.server.take("ada", SecureMessage(answer.order_id, 1, "unmasking", wrong))
     with pytest.raises(UpdateRefused, match="no sum is made"):
         cohort.total()
+
+
+def test_a_mask_is_aes_in_counter_mode() -> None:
+    """The same blocks by plain counter mode: SP 800-38D begins with the block 2 after the nonce."""
+    seed, size = bytes(range(31)), masks.PIECE + 5
+    key = masks.for_purpose(seed, b"aes-128 mask of shared", 16)
+    blocks = Cipher(AES128(key), CTR((7).to_bytes(12, "big") + (2).to_bytes(4, "big"))).encryptor().update(bytes(4 * size))
+    mask = masks.total_mask([(seed, False)], "shared", 7, size)
+    np.testing.assert_array_equal(mask, np.frombuffer(blocks, "<u4"))
 
 
 @pytest.mark.parametrize("size", [1, masks.PIECE, masks.PIECE + 1, 3 * masks.PIECE + 7])
