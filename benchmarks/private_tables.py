@@ -161,8 +161,8 @@ def visible() -> Iterator[str]:
         if measure not in (CHANCE, OVER, HALF):  # the text has the last two
             cells = []
             for mode in modes:
-                chance = value.get((attack, setting, CHANCE, mode))
-                shown = f"{float(value[attack, setting, measure, mode]):.2f}"
-                cells.append(shown if chance is None else f"{shown} ({float(chance):.2f})")
+                chance, shown = (value.get((attack, setting, which, mode)) for which in (CHANCE, measure))
+                by_chance = "" if chance is None else f" ({float(chance):.2f})"
+                cells.append("" if shown is None else f"{float(shown):.2f}{by_chance}")
             lines.append([f"{attack}, {setting}", measure, *cells])
     yield from table(("attack", "measure", *modes), lines)

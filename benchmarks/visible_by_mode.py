@@ -4,7 +4,8 @@
 (simulated) server after one round of FedAvg: the value that was served, what each device has handed in, and the next value. In
 the modes `plain` and `example` it has each device's update. Under secure aggregation what devices hand in is masked, so it has
 their sum, which is in the next value. With client-level privacy the server is trusted, so the attacker is another device, and
-has the next value too. The attacks are those of benchmarks/visible.py.
+has the next value too. With the embedding on the device it has the gradient of the network that makes each device's model, but
+not the model. The attacks are those of benchmarks/visible.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import numpy.typing as npt
 import torch
 
 from attune import simulate
+from attune.common.methods.hypernetwork import heads_of
 from attune.common.models.registry import build
+from attune.common.models.structure import tensors_of
 from attune.common.statistics import student
 from attune.common.wire.files import read_tensors
 from attune.fedserver.home import ServerHome
@@ -40,8 +43,9 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "example": {"unit": "example", "epsilon": EPSILON},
     "client": {"unit": "client", "epsilon": EPSILON, "delta": 0.01, "devices": DEVICES},
     "secure": {"secure_aggregation": True},
+    "embedding": {},  # of pFedHN, on the device; without a secure sum
 }
-SINGLE = ("plain", "example")  # modes in which the attacker has the update of each device
+SINGLE = ("plain", "example", "embedding")  # modes in which the attacker has the update of each device
 NOISY, DRAWS = ("example", "client"), 8
 FEDERATIONS = 20  # draws of the inputs for an interval
 ATTACKERS = {"client": "another device"}
@@ -65,7 +69,7 @@ class Seen:
 
 
 def watched(mode: str, parts: Sequence[tuple[Array, Labels]], train: Mapping[str, Any], draw: int = 1) -> Seen:
-    """Run one round of FedAvg with a device for each part, and return what the attacker has seen.
+    """Run one round of FedAvg, or of pFedHN with the embedding on the device, and return what the attacker has seen.
 
     Args:
         mode: One of MODES.
@@ -79,15 +83,32 @@ def watched(mode: str, parts: Sequence[tuple[Array, Labels]], train: Mapping[str
         noise = {"insecure_seed": draw} if mode in NOISY else {}
         settings = {"privacy": {**MODES[mode], **noise}, "train": {**train, "validation": 0.0}}
         settings["data"] = {"classes": list(range(CLASSES))}
-        simulate(shards, "fedavg", "dnn", 1, 0, settings, home=root / "home", executor="sequential", progress=False)
+        if mode == "embedding":
+            settings["method"] = {"embedding": "device"}
+        method = "pfedhn" if mode == "embedding" else "fedavg"
+        simulate(shards, method, "dnn", 1, 0, settings, home=root / "home", executor="sequential", progress=False)
         home = root / "home" / "server"
         plan = ServerHome(home).snapshot().plan
         assert plan is not None
-        start, after = (_values(home / "state" / f"shared.value.{number}.safetensors") for number in (0, 1))
         handed_in = {path.parent.name.rpartition("-")[2]: path for path in sorted(home.glob("inbox/train-1-*/*.safetensors"))}
         assert len(handed_in) == len(parts)
+        model = build(plan.model, plan.seed).eval()
+        if mode == "embedding":
+            changes = {name: _change_in(_values(path), tensors_of(model)) for name, path in handed_in.items()}
+            return Seen(dict.fromkeys(tensors_of(model), np.zeros(())), changes, model)
+        start, after = (_values(home / "state" / f"shared.value.{number}.safetensors") for number in (0, 1))
         trained = {name: _values(path) for name, path in handed_in.items()} if mode in SINGLE else {"": after}
-        return Seen(start, trained, build(plan.model, plan.seed).eval())
+        return Seen(start, trained, model)
+
+
+def _change_in(gradient: Tensors, model: Mapping[str, torch.Tensor]) -> Tensors:
+    """Return the change of a device's model: minus the gradient of the biases of the heads that make it."""
+    change: dict[str, Array] = {}
+    for head in heads_of(model, {"head": list(model)}):
+        ends = np.cumsum(head.sizes)[:-1]
+        pieces = zip(head.names, np.split(-gradient[f"phi/{head.bias}"], ends), strict=True)
+        change |= {name: piece.reshape(model[name].shape) for name, piece in pieces}
+    return change
 
 
 def _written(folder: Path, x: Array, y: Labels) -> str:
@@ -240,6 +261,8 @@ def rows() -> Iterator[dict[str, object]]:
                     for measure, value in zip((OVER, HALF), figures, strict=True):
                         yield _row(mode, f"inversion by {name}", f"{features} features, batches of 16", measure, value)
         yield _row(mode, "label counts", "one step", "error in samples", label_counts(mode))
+        if mode == "embedding":
+            continue  # the attacker has no model that a device trained
         areas = membership(mode)
         for measure, value in (("AUC, mean over draws of noise", float(np.mean(areas))), ("AUC, largest", max(areas))):
             yield _row(mode, "membership", f"20 epochs, {MEMBERS} samples of each device", measure, value)

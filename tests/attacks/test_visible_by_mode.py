@@ -37,8 +37,10 @@ def rebuilt(mode: str, samples: int, features: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("samples", [1, 4])
-def test_without_privacy_the_server_rebuilds_inputs(samples: int) -> None:
-    assert rebuilt("plain", samples, FEATURES)[0] > 0.999
+@pytest.mark.parametrize("mode", ["plain", "embedding"])
+def test_without_privacy_the_server_rebuilds_inputs(mode: str, samples: int) -> None:
+    """Keeping the embedding on the device hides nothing by itself: the gradient of the network has the change in it."""
+    assert rebuilt(mode, samples, FEATURES)[0] > 0.999
 
 
 def test_without_privacy_inputs_of_a_larger_batch_are_rebuilt_in_part() -> None:
@@ -80,11 +82,11 @@ def test_with_noise_nobody_rebuilds_an_input(mode: str, samples: int) -> None:
 
 
 def test_label_counts_of_a_device_are_seen_without_privacy_alone() -> None:
-    off = {mode: label_counts(mode) for mode in ("plain", "example", "client", "secure")}
-    assert off["plain"] < 1
+    off = {mode: label_counts(mode) for mode in ("plain", "example", "client", "secure", "embedding")}
+    assert max(off["plain"], off["embedding"]) < 1
     assert off["example"] > 3
     assert min(off["client"], off["secure"]) > 10
-    for mode in ("plain", "secure"):
+    for mode in ("plain", "secure", "embedding"):
         assert off[mode] == pytest.approx(kept(mode, "label counts"), rel=0.1)
 
 
