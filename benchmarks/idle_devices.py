@@ -78,6 +78,7 @@ class IdleDevice:
             task.cancel()
         self._call.cancel()
         await self._open.close(None)
+        del self._call  # which would keep the connection
 
     def _channel(self, root_pem: bytes, credential: Credential) -> grpc.aio.Channel:
         options = [*channel_options(root_pem), ("grpc.enable_retries", 0)]
@@ -133,6 +134,10 @@ class Fleet:
             print(row, flush=True)
             self.rows.append(row)
         await asyncio.gather(*(device.leave() for device in self._devices))
+        await asyncio.sleep(SPAN_S / 4)
+        left = (await asyncio.to_thread(steady_bytes, pid) - empty_bytes) / inside / 1024
+        self.rows.append({"leg": leg, "devices": 0, "kib_of_each_that_left": round(left, 1)})
+        print(self.rows[-1], flush=True)
 
 
 async def legs(work: Path, counts: list[int]) -> list[dict[str, Any]]:

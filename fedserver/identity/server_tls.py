@@ -11,6 +11,7 @@ from attune.common.errors import Forbidden
 from attune.common.identity.client_tls import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, MAX_MESSAGE_BYTES
 from attune.common.identity.credential import Credential, fingerprint_of
 
+TLS_RECORD_BYTES = 8 << 10  # longest record that the server sends
 MAX_STREAMS = 64  # calls on one connection; a device needs a few
 HANDSHAKES_PASS_S = 0.25  # longer than a handshake needs, on a busy machine too, to take hold of the configuration
 
@@ -77,6 +78,8 @@ def server_options(handshake_s: float = 10.0, connections: int = 0) -> list[tupl
         # Without this, the core waits two minutes for a peer that connects and sends nothing.
         ("grpc.server_handshake_timeout_ms", round(handshake_s * 1000)),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
+        # The core keeps a buffer of this size for each connection. Its default of 16 KiB makes no download faster.
+        ("grpc.tsi.max_frame_size", TLS_RECORD_BYTES),
         # Without this, gRPC shares a port that another process uses, without an error.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

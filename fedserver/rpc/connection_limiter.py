@@ -88,6 +88,7 @@ class ConnectionLimiter:
         self._since: dict[Peer, float] = {}
         self.unread = UnreadBytes()
         self.called = 0  # connections that have made a call, ever
+        self.ended = 0  # connections that were seen and are gone, ever
         self._failed = 0  # connections that have ended without a call, ever
         self._failed_at: list[float] = []  # times of the last ones
 
@@ -126,6 +127,7 @@ class ConnectionLimiter:
         """
         present = list(sockets(port))
         peers = {peer for _, peer, _ in present}
+        self.ended += len(self._since.keys() - peers)
         self._since = {peer: self._since.get(peer, now) for peer in peers}
         self._callers = {peer: who for peer, who in self._callers.items() if peer in peers}
         known = [Socket(fd, peer, self._since[peer]) for fd, peer, _ in present]

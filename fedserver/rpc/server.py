@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from attune.common.config import ServerSettings
 from attune.common.errors import LedgerBusy, LimitExceeded, PortInUse, TooMany
 from attune.common.exchange.protobuf import SERVICES
+from attune.fedserver import process
 from attune.fedserver.core.advice import HANDSHAKE
 from attune.fedserver.core.noisy_fleet import NoisyQuestions
 from attune.fedserver.descriptors import raise_limit
@@ -42,6 +43,7 @@ from attune.fedserver.rpc.service import FederationService
 from attune.fedserver.stores.uploads import Uploads
 
 NEWS_S = 1.0  # between two looks for decisions that were made on other machines
+MANY_ENDED = 64  # connections: 6 MiB, which is worth a look at all free blocks
 STOP_GRACE_S = 5.0  # for what is in flight when the server is told to stop
 
 
@@ -142,8 +144,11 @@ class GrpcServer:
                 self._coordinator.streams.hang_up()
 
     async def _guard(self) -> None:
-        """Enforce the limits on connections, and tell the operator which were dropped."""
-        pause_s = LOOK_S
+        """Enforce the limits on connections, and tell the operator which were dropped.
+
+        The memory of those that have ended goes back to the system.
+        """
+        pause_s, returned = LOOK_S, 0
         while True:
             await asyncio.sleep(pause_s)
             begun, started = self._registrar.tls.handshakes, time.monotonic()
@@ -154,6 +159,9 @@ class GrpcServer:
                 continue
             self._coordinator.troubles.clear(DOOR)
             pause_s = BUSY_S if look.flooded else max(LOOK_S, (time.monotonic() - started) / LOOKING)
+            if self._connections.ended - returned >= MANY_ENDED:
+                returned = self._connections.ended
+                await asyncio.to_thread(process.return_free_memory)
             for address, number in shut(look.too_long).items():
                 self._refusals.tell(
                     HANDSHAKE, f"{number} connections that had not finished the handshake were dropped", address

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from attune.fedserver.rpc import connection_limiter
+from attune.common import aio
+from attune.fedserver import process
+from attune.fedserver.rpc import connection_limiter, server
 from attune.fedserver.rpc.connection_limiter import Bounds, ConnectionLimiter, address_of, shut, sockets
 from attune.fedserver.rpc.unread_bytes import Traffic
 
@@ -76,6 +81,31 @@ def test_who_enrols_has_called_and_has_the_time_of_a_handshake(present: dict[int
     look = keeper.look(PORT, 1.0)
     assert (look.too_long, look.too_many, look.unfinished, keeper.called) == ([], [], 0, 12)
     assert sorted(fds(keeper.look(PORT, 10.1).too_long)) == list(range(12))
+
+
+def test_the_memory_of_many_ended_connections_goes_back_once(
+    present: dict[int, tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    keeper = ConnectionLimiter(Bounds.of(4096), 10.0)
+    monkeypatch.setattr(server, "LOOK_S", 0.0)
+    monkeypatch.setattr(process, "return_free_memory", lambda: ended.append(keeper.ended))
+
+    async def looks() -> None:
+        nobody = SimpleNamespace(tell=print, set=print, clear=lambda step: None)
+        parts = SimpleNamespace(
+            _registrar=SimpleNamespace(tls=SimpleNamespace(handshakes=0)), _connections=keeper, _port=PORT, _refusals=nobody,
+            _coordinator=SimpleNamespace(troubles=nobody),
+        )  # fmt: skip
+        guard = asyncio.create_task(server.GrpcServer._guard(cast(Any, parts)))
+        for held in (server.MANY_ENDED, 1, 0):  # one fewer than many end, then the last
+            present.clear()
+            present.update({fd: ("10.0.0.1", fd) for fd in range(held)})
+            await asyncio.sleep(0.1)
+        guard.cancel()
+
+    aio.run(looks())
+    assert ended == [server.MANY_ENDED]
 
 
 @pytest.mark.parametrize(
