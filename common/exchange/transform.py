@@ -87,10 +87,14 @@ class Cohort:
 
     A transform may replace all updates by a single one that stands for their sum: its weight is the sum of the weights, and
     its tensors are the weighted mean.
+
+    Attributes:
+        unheard: Updates without a vote, bounded. They move nothing but the embedding of their own device.
     """
 
     part: str
     updates: tuple[PartUpdate, ...]
+    unheard: tuple[PartUpdate, ...] = ()
 
 
 SUMMED = ("loss", "accuracy_before", "accuracy_after")  # metrics of an order that can be handed in with others' alone

@@ -245,8 +245,9 @@ class ChangeBound(Unchanged):
         for name, medians in over.items():
             if medians > self._said_above:
                 context.bounded[name] = max(context.bounded.get(name, 0.0), medians)
-        kept = [update for update in cohort.updates if update.client not in without]
-        return replace(cohort, updates=tuple(self._bounded(update, over, len(without), context) for update in kept))
+        bounded = [self._bounded(update, over, len(without), context) for update in cohort.updates]
+        heard = tuple(update for update in bounded if update.client not in without)
+        return replace(cohort, updates=heard, unheard=tuple(update for update in bounded if update.client in without))
 
     def _reference(self, cohort: Cohort, norms: Mapping[str, float], context: RoundContext) -> float:
         """Return the norm to compare with, and remember these norms for later rounds: each as at most two such norms.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import cast, get_args
@@ -12,13 +13,7 @@ from typing import cast, get_args
 import msgspec
 
 from attune.common.exchange.registry import growth_of, settings_of
-from attune.common.exchange.transform import (
-    ArrivalContext,
-    Cohort,
-    PartUpdate,
-    RoundContext,
-    SealedTensors,
-)
+from attune.common.exchange.transform import ArrivalContext, Cohort, PartUpdate, RoundContext, SealedTensors
 from attune.common.faults import SERVER, fail_at
 from attune.common.methods.hypernetwork import travelling
 from attune.common.methods.method import PartKind, assign
@@ -306,16 +301,16 @@ class Engine:
         for part in sorted(self._aggregators if adaptation is None else adaptation.returns):
             aggregator = self._aggregators[part]
             with ExitStack() as stack:
-                updates = self._updates(part, entries, votes, stack)
+                cohort = self._cohort(part, entries, votes, stack)
                 if self._chains[part].sealed_by:
-                    metrics |= {key: value for update in updates for key, value in update.facts.items()}
-                numbers = aggregator.close_round(updates) if votes else aggregator.fit(updates)
+                    metrics |= {key: value for update in cohort.updates for key, value in update.facts.items()}
+                numbers = aggregator.close_round(cohort.updates) if votes else aggregator.fit(cohort.updates)
+                if cohort.unheard and self._settings[part].embeddings == "trained":
+                    aggregator.fit(cohort.unheard)  # so a device that joins late gets near the others and has a vote again
                 metrics |= {f"{part}.{key}": value for key, value in numbers.items()}
         return metrics
 
-    def _updates(
-        self, part: PartKind, entries: Mapping[str, AcceptedUpdate], votes: bool, stack: ExitStack
-    ) -> list[PartUpdate]:
+    def _cohort(self, part: PartKind, entries: Mapping[str, AcceptedUpdate], votes: bool, stack: ExitStack) -> Cohort:
         """Return a cohort's updates of a part as its aggregator gets them."""
         norms = self._next_norms.setdefault(part, {})
         base = partial(self._base, part=part, stack=stack)
@@ -329,7 +324,8 @@ class Engine:
         present = None if slot is None else self._opened(self._vaults[part].blob(slot), stack)
         fresh = {name: entry.fresh for name, entry in entries.items()}  # a sum of updates has no name
         returns = self._settings[part].returns
-        return [weighed(update, fresh.get(update.client, 1.0), returns, present) for update in cohort.updates]
+        heard = (weighed(update, fresh.get(update.client, 1.0), returns, present) for update in cohort.updates)
+        return replace(cohort, updates=tuple(heard))
 
     def _inputs(self, part: PartKind, entries: Mapping[str, AcceptedUpdate]) -> tuple[str, ...]:
         """Return the digests of what a part's next value follows from, for a value that all clients share."""

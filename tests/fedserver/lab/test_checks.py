@@ -256,6 +256,40 @@ def test_a_newcomer_learns_from_a_change_that_would_have_no_vote(bench):
     assert all(after[name]["generated"] != before[name]["generated"] for name in after)
 
 
+def test_an_update_without_a_vote_moves_the_embedding_of_its_own_device_only(bench):
+    honest, served = {name: (0.01, 10) for name in ("ann", "bob", "carl")}, []
+    for late in ({"zoe": (5.0, 10)}, {}):
+        tiny = bench("fedtp", "vit")
+        tiny.engine.serve([*honest, "zoe"], founders=[*honest, "zoe"])
+        tiny.close(**honest, **late)
+        served.append({name: parts["generated"] for name, parts in tiny.digests((*honest, "zoe")).items()})
+    with_her, without_her = served
+    assert {name for name, digest in with_her.items() if digest != without_her[name]} == {"zoe"}
+
+
+def test_a_late_device_far_from_the_others_reaches_them_while_its_updates_have_no_vote(bench):
+    tiny = bench("fedtp", "vit")
+    founders = {name: (0.01, 10) for name in ("ann", "bob", "carl")}
+    tiny.engine.serve(list(founders), founders=list(founders))
+    tiny.close(**founders)
+    without_vote = []
+    served = [numbers(tiny, "zoe").sum()]
+    for _ in range(5):
+        entries = {name: tiny.entry(name, *said) for name, said in (founders | {"zoe": (5.0, 10)}).items()}
+        without_vote += tiny.engine.aggregate(entries).without_vote
+        tiny.closed += 1
+        tiny.commit()
+        served.append(numbers(tiny, "zoe").sum())
+    assert without_vote == ["zoe"] * 5
+    assert served == sorted(served), "each change is a rise of every weight, so each step raises their sum"
+    assert served[-1] > served[0]
+    before = tiny.digests(("ann", "zoe"))
+    tiny.damage(next(slot.file for slot in tiny.slots.values() if slot.key == "network"))
+    tiny.restart()
+    assert tiny.remade
+    assert tiny.digests(("ann", "zoe")) == before
+
+
 @pytest.mark.parametrize(("medians", "multiple", "norm"), [(3.5, 3, 2.5), (5, 3, 1), (400, 3, 1), (1.5, 1, 1), (9, 0.5, 0.5)])
 def test_the_further_above_the_bound_the_less_it_counts_down_to_one_median(medians, multiple, norm):
     assert checks.bounding_factor(medians, multiple) * medians == pytest.approx(norm)
