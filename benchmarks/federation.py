@@ -21,6 +21,7 @@ from attune.common.config import parse_assignment
 from attune.simulation.recipes.run import Right, right_of
 
 BIN = Path(sys.executable).parent
+FLEET = "fleet"  # begins the names of a hosted fleet's devices, before the shard's: else names are new in every run, and so are draws
 LISTENS = re.compile(r"listens on \S+:(\d+)")
 TIMEOUT_S, LOOK_S = 7200.0, 0.1
 CLIENT_COLUMNS = (
@@ -128,7 +129,8 @@ def federation(method: str, shards: Path, flags: Sequence[str], baseline: bool =
         with home.server("--method", method, "--min-clients", clients, "--exit-when-done", *flags) as (address, process):
             rivals = ("--baseline", "local") if baseline else ()
             try:
-                home.run("fedclient", "--data", f"{shards}/*/", "--server", address, "--disclose", "statistics", *rivals)
+                disclosed = ("--disclose", "statistics", *rivals)
+                home.run("fedclient", "--data", f"{shards}/*/", "--name", FLEET, "--server", address, *disclosed)
                 code = process.wait(timeout=60)
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 raise RuntimeError(f"{error}\nserver, exit code {process.poll()}: {home.log()}") from None
@@ -153,7 +155,7 @@ def simulated(
 ) -> Ended:
     """Run the same federation in this process, without a network. With a home, an interrupted run continues.
 
-    Devices have their shards' names without the host's, so their random draws differ from those over the network. With "auto"
+    Devices have their shards' names without the fleet's, so their random draws differ from those over the network. With "auto"
     they train together if a trial finds that faster, which gives the same results to rounding.
     """
     import attune
@@ -178,12 +180,12 @@ def simulated(
 
 
 def client_rows(status: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each client of a federation: its accuracy with the 95 % interval. Names are without the host's."""
+    """Return a row for each client of a federation: its accuracy with the 95 % interval. Names are those of the shards."""
     rows = []
     for client in status["clients"]:
         low, high = client["interval"] or (None, None)
         named = {name: client[name] for name in CLIENT_COLUMNS if name in client}
-        shard = client["name"].removeprefix(f"{os.uname().nodename}-")
+        shard = client["name"].removeprefix(f"{FLEET}-")
         rows.append(named | {"method": status["method"], "name": shard, "low": low, "high": high})
     return [{name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()} for row in rows]
 

@@ -39,11 +39,11 @@ def course(rows: list[dict[str, str]], client: str, trained: bool) -> list[float
 
     Args:
         rows: Rows of metrics.csv.
-        client: End of the client's name.
+        client: The client's name.
         trained: Whether models are judged after local training. Otherwise they are judged as served at the beginning of the
             next round, or at the end.
     """
-    own = [row for row in rows if row["client"].endswith(client)]
+    own = [row for row in rows if row["client"] == client]
     before = [float(row["accuracy_before"]) for row in own]
     after = [float(row["accuracy_after"]) for row in own if row["work"] == "train"]
     return before[:1] + (after if trained else before[1:])
@@ -60,13 +60,13 @@ def case(shards: Path, method: str, adapt: str, rounds: int, adapt_rounds: int, 
     try:
         old = ("--method", method, "--rounds", rounds, "--min-clients", len(parts["old"]), *settings)
         with home.server(*old) as (address, _):
-            home.run("fedclient", "--data", f"{shards}/old/*", "--server", address)
+            home.run("fedclient", "--data", f"{shards}/old/*", "--name", "old", "--server", address)
             parity = home.status()["accuracy"]["mean_over_clients"]
-            home.run("fedclient", "--data", f"{shards}/new/*", "--server", address)
+            home.run("fedclient", "--data", f"{shards}/new/*", "--name", "new", "--server", address)
             rows = home.metrics()
     finally:
         shutil.rmtree(folder)
-    courses = [course(rows, name, get(method).evaluate == "trained") for name in parts["new"]]
+    courses = [course(rows, f"new-{name}", get(method).evaluate == "trained") for name in parts["new"]]
     means = [fmean(values) for values in zip(*courses, strict=True)]
     reached = next((number for number, mean in enumerate(means) if mean >= parity - MARGIN), None)
     return {

@@ -38,7 +38,7 @@ def draw(name: str) -> np.ndarray:
     return torch.randn(6, generator=generator, dtype=torch.float64).float().numpy()
 
 
-def test_founders_keep_their_draws_until_trained_and_a_late_device_gets_nearly_the_mean_of_trained_weights(
+def test_founders_keep_their_draws_until_trained_and_a_late_one_is_near_their_mean(
     federation_at: Callable[[str], Federation], tmp_path: Path
 ) -> None:
     federation = federation_at("founders")

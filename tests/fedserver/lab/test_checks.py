@@ -267,7 +267,7 @@ def test_an_update_without_a_vote_moves_the_embedding_of_its_own_device_only(ben
     assert {name for name, digest in with_her.items() if digest != without_her[name]} == {"zoe"}
 
 
-def test_a_late_device_far_from_the_others_reaches_them_while_its_updates_have_no_vote(bench):
+def test_a_late_device_reaches_the_others_while_it_has_no_vote(bench):
     tiny = bench("fedtp", "vit")
     founders = {name: (0.01, 10) for name in ("ann", "bob", "carl")}
     tiny.engine.serve(list(founders), founders=list(founders))
