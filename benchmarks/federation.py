@@ -21,7 +21,8 @@ from attune.common.config import parse_assignment
 from attune.simulation.recipes.run import Right, right_of
 
 BIN = Path(sys.executable).parent
-FLEET = "fleet"  # begins the names of a hosted fleet's devices, before the shard's: else names are new in every run, and so are draws
+# Begins the names of a hosted fleet's devices, before the shard's. Without it names, and so random draws, are new in every run.
+FLEET = "fleet"
 LISTENS = re.compile(r"listens on \S+:(\d+)")
 TIMEOUT_S, LOOK_S = 7200.0, 0.1
 CLIENT_COLUMNS = (

@@ -1,4 +1,4 @@
-"""FedTP with sampling: founders keep their own embeddings until they are trained, through kill -9; late devices start between."""
+"""FedTP with sampling: founders keep their own embeddings until they are trained, through kill -9; late ones start between."""
 
 from __future__ import annotations
 

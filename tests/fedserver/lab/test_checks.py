@@ -257,7 +257,7 @@ def test_a_newcomer_learns_from_a_change_that_would_have_no_vote(bench):
 
 
 def test_an_update_without_a_vote_moves_the_embedding_of_its_own_device_only(bench):
-    honest, served = {name: (0.01, 10) for name in ("ann", "bob", "carl")}, []
+    honest, served = dict.fromkeys(("ann", "bob", "carl"), (0.01, 10)), []
     for late in ({"zoe": (5.0, 10)}, {}):
         tiny = bench("fedtp", "vit")
         tiny.engine.serve([*honest, "zoe"], founders=[*honest, "zoe"])
@@ -269,7 +269,7 @@ def test_an_update_without_a_vote_moves_the_embedding_of_its_own_device_only(ben
 
 def test_a_late_device_reaches_the_others_while_it_has_no_vote(bench):
     tiny = bench("fedtp", "vit")
-    founders = {name: (0.01, 10) for name in ("ann", "bob", "carl")}
+    founders = dict.fromkeys(("ann", "bob", "carl"), (0.01, 10))
     tiny.engine.serve(list(founders), founders=list(founders))
     tiny.close(**founders)
     without_vote = []
