@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from attune.common.task import TASKS
-from attune.simulation.recipes.catalogue import LOCAL, RECIPES, RIVALS, TUNED, Recipe
+from attune.simulation.recipes.catalogue import FEDAVG, LOCAL, RECIPES, RIVALS, SUFFIX, TUNED, Recipe
 from attune.simulation.recipes.picture import NO_BETTER, crossovers, gains, no_better
 from attune.simulation.recipes.run import RecipeRow, read, shown
 
 OUT = Path(__file__).parent / "results" / "recipes"
 FINISHED = OUT.parent / "auto.csv"  # runs with finishing, and what their devices would keep without it
 GOAL, HARM = 0.5, 2.0  # points that devices may keep less than they could; devices that may be harmed, in %
+MISSED = "!"  # marks a point that misses the goal
 
 
 def sections(folder: Path = OUT) -> Iterator[str]:
@@ -31,6 +33,8 @@ def sections(folder: Path = OUT) -> Iterator[str]:
     yield "### Where devices keep less than they could"
     yield ""
     yield from missed(rows)
+    yield ""
+    yield from with_finishing(rows)
     left = [f"`{command(recipe)}`" for name, recipe in RECIPES.items() if not whole(recipe, rows[name])]
     if left:
         yield ""
@@ -145,12 +149,11 @@ def _share(rows: Sequence[RecipeRow], label: str) -> str:
 
 def missed(rows: dict[str, list[RecipeRow]], finished: Path = FINISHED) -> Iterator[str]:
     """Yield for each recipe and personalized method where devices keep less than the best that they could have, and why."""
-    personalized = list(dict.fromkeys(each.label for recipe in RECIPES.values() for each in recipe.entries))
-    personalized = [label for label in personalized if label not in (*RIVALS, TUNED)]
+    personalized = _personalized(rows)
     yield f"The goal: what devices keep is at most {GOAL} points below the best of Local, tuned FedAvg and the method's"
     yield f"own model, and at most {HARM:g} % of devices are harmed. A cell has the points of a recipe that miss the first,"
     yield "beyond two standard errors over seeds (one seed has none), with the largest gap and what is ahead there; then"
-    yield "those that miss the second."
+    yield "those that miss the second. The best is taken in each seed by itself."
     yield ""
     yield f"| recipe | {' | '.join(personalized)} |"
     yield "|---" * (len(personalized) + 1) + "|"
@@ -158,35 +161,98 @@ def missed(rows: dict[str, list[RecipeRow]], finished: Path = FINISHED) -> Itera
         if found:
             yield f"| {name} | {' | '.join(_missed(found, label) for label in personalized)} |"
     yield ""
-    yield "Why: tuned FedAvg is fine-tuned on each device, and the other devices of these runs finish nothing"
-    yield "(`train.finish` is off). With [finishing](does-it-help.md#finishing) devices keep more, in points:"
+    yield "Why: tuned FedAvg is fine-tuned on each device, and the other devices finish nothing (`train.finish` is off), but in"
+    yield "the recipes whose names end in `-finished`. With [finishing](does-it-help.md#finishing) devices keep more, in points:"
     yield f"{_finishing(finished)} (means over the runs of [auto.csv](../benchmarks/results/auto.csv))."
-    yield "These tables were not run with it."
+
+
+def with_finishing(rows: dict[str, list[RecipeRow]]) -> Iterator[str]:
+    """Yield what devices keep beside the best that they could have, for each point that was run with finishing."""
+    finished = {name: found for name, found in rows.items() if found and RECIPES[name].settings.get("train.finish") == "auto"}
+    labels = [FEDAVG, *_personalized(finished)]
+    yield "What devices keep with finishing, less the best of Local, tuned FedAvg and the method's own model in each seed: mean in"
+    yield "points ± standard error over seeds; devices that are harmed, in %. Local has nothing to finish. Tuned FedAvg and FedAvg,"
+    yield f"the rivals, finish too. {MISSED}: misses the goal beyond two standard errors, or has more harmed devices."
+    yield ""
+    yield f"| recipe | x | seeds | {' | '.join(labels)} |"
+    yield "|---" * (len(labels) + 3) + "|"
+    for name, found in finished.items():
+        for (series, x), here in _places(found).items():
+            cells = [_kept_less(gap_of(here, label)) for label in labels]
+            place = f"{series}, {x:g}".removeprefix(", ")
+            yield f"| {name.removesuffix(SUFFIX)} | {place} | {len(_by_seed(here, LOCAL))} | {' | '.join(cells)} |"
+
+
+def _personalized(rows: Mapping[str, Sequence[RecipeRow]]) -> list[str]:
+    """Return the labels of methods that personalize, of recipes with rows."""
+    labels = dict.fromkeys(each.label for name, found in rows.items() if found for each in RECIPES[name].entries)
+    return [label for label in labels if label not in (*RIVALS, TUNED)]
+
+
+def _places(rows: Sequence[RecipeRow]) -> dict[tuple[str, float], list[RecipeRow]]:
+    """Return the rows of each point, by its series and x."""
+    places = dict.fromkeys((row.series, row.x) for row in rows)
+    return {place: [row for row in rows if (row.series, row.x) == place] for place in places}
+
+
+def _by_seed(rows: Sequence[RecipeRow], label: str) -> dict[int, RecipeRow]:
+    return {row.seed: row for row in rows if row.method == label}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Points by which devices keep less with a method, at one point, than the best that they could have.
+
+    Attributes:
+        mean: Mean over seeds of (the best of Local, tuned FedAvg and the method's own model, less what is kept), in points.
+        error: Standard error of this mean; 0 with one seed.
+        ahead: The rival with the highest mean.
+        harmed: Share of harmed devices in %, mean over seeds.
+    """
+
+    mean: float
+    error: float
+    ahead: str
+    harmed: float
+
+    @property
+    def missed(self) -> bool:
+        """Whether devices keep less than the goal allows, beyond two standard errors."""
+        return self.mean - 2 * self.error > GOAL
+
+
+def gap_of(rows: Sequence[RecipeRow], label: str) -> Gap | None:
+    """Return the gap of a method from the rows of one point; None if it was not run there."""
+    mine = _by_seed(rows, label)
+    if not mine:
+        return None
+    rivals = {each: {seed: row.mean for seed, row in _by_seed(rows, each).items() if seed in mine} for each in (LOCAL, TUNED)}
+    rivals["its own model"] = {seed: row.judged for seed, row in mine.items() if row.judged is not None}
+    gaps = [100 * (max(scores[seed] for scores in rivals.values() if seed in scores) - row.mean) for seed, row in mine.items()]
+    return Gap(
+        mean=fmean(gaps),
+        error=stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0,
+        ahead=max((each for each in rivals if rivals[each]), key=lambda each: fmean(rivals[each].values())),
+        harmed=100 * fmean(row.harmed for row in mine.values()),
+    )
 
 
 def _missed(rows: Sequence[RecipeRow], label: str) -> str:
     """Return a method's cell: points that miss each half of the goal, of all, and the largest gap with what is ahead there."""
-    places = list(dict.fromkeys((row.series, row.x) for row in rows))
-    gaps, harmed = [], 0
-    for place in places:
-        here = {(row.method, row.seed): row for row in rows if (row.series, row.x) == place}
-        mine = {seed: row for (method, seed), row in here.items() if method == label}
-        if not mine:
-            return ""
-        rivals = {each: {seed: here[each, seed].mean for seed in mine if (each, seed) in here} for each in (LOCAL, TUNED)}
-        rivals["its own model"] = {seed: row.judged for seed, row in mine.items() if row.judged is not None}
-        behind = {
-            each: [100 * (score - mine[seed].mean) for seed, score in scores.items()]
-            for each, scores in rivals.items()
-            if scores
-        }
-        first = max(behind, key=lambda each: fmean(behind[each]))
-        error = stdev(behind[first]) / len(behind[first]) ** 0.5 if len(behind[first]) > 1 else 0.0
-        if fmean(behind[first]) - 2 * error > GOAL:
-            gaps.append((fmean(behind[first]), first))
-        harmed += 100 * fmean(row.harmed for row in mine.values()) > HARM
-    worst = f" ({max(gaps)[0]:.1f}, {max(gaps)[1]})" if gaps else ""
-    return f"{len(gaps)} of {len(places)}{worst}; {harmed}"
+    gaps = [gap for here in _places(rows).values() if (gap := gap_of(here, label))]
+    if not gaps:
+        return ""
+    behind = [gap for gap in gaps if gap.missed]
+    worst = max(behind, key=lambda gap: gap.mean, default=None)
+    said = f" ({worst.mean:.1f}, {worst.ahead})" if worst else ""
+    return f"{len(behind)} of {len(gaps)}{said}; {sum(gap.harmed > HARM for gap in gaps)}"
+
+
+def _kept_less(gap: Gap | None) -> str:
+    if gap is None:
+        return ""
+    mark = MISSED if gap.missed or gap.harmed > HARM else ""
+    return f"{round(-gap.mean, 1) + 0.0:+.1f} ± {gap.error:.1f}; {gap.harmed:.1f}{mark}"
 
 
 def _finishing(path: Path) -> str:

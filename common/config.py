@@ -335,7 +335,8 @@ def convert(kind: type[S], values: Mapping[str, Any], where: str) -> S:
     except msgspec.ValidationError as error:
         what, _, key = str(error).partition(" - at `$.")
         named = f"{where}{key.rstrip('`')}" if key else where or "at the top level"
-        raise SettingError(f"setting {named}: {what}") from None
+        hint = "; a list is written ['a', 'b']" if "array" in what and "got `str`" in what else ""
+        raise SettingError(f"setting {named}: {what}{hint}") from None
 
 
 @functools.cache

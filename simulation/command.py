@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.core import ParameterSource
 
 from attune.common import homes
 from attune.common.command_group import FORMAT
@@ -96,8 +97,7 @@ def simulate(
     """Run whole federations in this process, without a network, and compare methods on the same shards."""
     listed = None if seeds is None else seeds_in(seeds, seed)
     if benchmark is not None:
-        if table_file is not None or grid:
-            raise click.UsageError("--benchmark writes its rows into --out, and takes no --table and no --grid")
+        refuse_beside_benchmark()
         check_folder(out or Path("benchmark-out"))
         run_recipe(benchmark, data, out or Path("benchmark-out"), listed or (() if seed is None else (seed,)))
         return
@@ -125,6 +125,11 @@ def simulate(
     if AUTO in names and (len(names) > 1 or try_executors):
         raise click.UsageError(
             "--method auto compares methods itself: give it alone, and name others with --set auto.candidates"
+        )
+    if AUTO in names and (single := [each for each in assignments if ":" in each.partition("=")[0]]):
+        raise click.UsageError(
+            f"--set {single[0]}: in a race, settings of one method stand beside its name, such as "
+            """--set "auto.candidates={fedavg={}, fedtp={'train.lr'=0.1}}\""""
         )
     members = read_shards(data_by_name(data), read_options({"label": label, **table}))
     for warning in warnings_of(members):
@@ -224,6 +229,26 @@ def seeds_in(text: str, seed: int | None) -> list[int]:
     if len(set(seeds)) < len(seeds):
         raise click.UsageError(f"--seeds {text}: a seed comes twice")
     return seeds
+
+
+def refuse_beside_benchmark() -> None:
+    """Refuse options that a recipe would ignore, because it says them itself.
+
+    Raises:
+        click.UsageError: One was given.
+    """
+    context = click.get_current_context()
+    given = [
+        min(option.opts, key=len)
+        for option in context.command.params
+        if option.name not in ("benchmark", "data", "seed", "seeds", "out")
+        and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(
+            f"a recipe has its own settings: --benchmark takes no {' and no '.join(given)}. Without --benchmark, --data, --method "
+            "and --set compare as you like"
+        )
 
 
 def run_recipe(name: str, data: tuple[str, ...], out: Path, seeds: Sequence[int]) -> None:

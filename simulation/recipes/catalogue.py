@@ -168,7 +168,7 @@ SCHOOL = (
     RecipeMethod("FedMCSA", "fedmcsa", SCHOOL_RATE),
 )
 
-RECIPES = {
+PLAIN = {
     recipe.name: recipe
     for recipe in (
         Recipe(
@@ -238,6 +238,19 @@ RECIPES = {
         ),
     )
 }  # fmt: skip
+
+
+SUFFIX = "-finished"
+
+
+def finishing(recipe: Recipe) -> Recipe:
+    """Return the recipe with devices that finish their models, and with ten seeds."""
+    settings = {**recipe.settings, "train.finish": "auto"}
+    title = f"{recipe.title}; devices finish"
+    return replace(recipe, name=f"{recipe.name}{SUFFIX}", title=title, settings=settings, seeds=tuple(range(10)))
+
+
+RECIPES = PLAIN | {recipe.name: recipe for recipe in map(finishing, PLAIN.values())}
 
 
 def get(name: str) -> Recipe:

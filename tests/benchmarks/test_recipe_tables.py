@@ -8,7 +8,7 @@ import pytest
 
 from attune.simulation.recipes.catalogue import LOCAL, TUNED
 from attune.simulation.recipes.run import RecipeRow
-from benchmarks.recipe_tables import missed
+from benchmarks.recipe_tables import gap_of, missed, with_finishing
 
 
 def row(x: float, seed: int, method: str, kept: float, own: float | None = None, harmed: float = 0.0) -> RecipeRow:
@@ -39,6 +39,26 @@ def test_a_point_misses_the_goal_beyond_two_errors_only(tmp_path: Path) -> None:
 def test_one_seed_counts_as_it_is_and_the_own_model_is_a_rival(tmp_path: Path, own: float, expected: str) -> None:
     rows = [row(1, 0, name, 0.9) for name in (LOCAL, TUNED, *OTHERS)] + [row(1, 0, "FedTP", 0.9, own)]
     assert cell(tmp_path, rows) == expected
+
+
+def test_the_best_is_taken_in_each_seed() -> None:
+    """Take kept 0.80, 0.80, 0.80 beside Local 0.82, 0.79, 0.80 and tuned FedAvg 0.79, 0.83, 0.79: gaps of 2, 3 and 0 points."""
+    rows = [row(1, seed, LOCAL, kept) for seed, kept in enumerate((0.82, 0.79, 0.80))]
+    rows += [row(1, seed, TUNED, kept) for seed, kept in enumerate((0.79, 0.83, 0.79))]
+    rows += [row(1, seed, "FedTP", 0.8, harmed=harmed) for seed, harmed in enumerate((0.0, 0.1, 0.2))]
+    gap = gap_of(rows, "FedTP")
+    assert gap is not None and gap.mean == pytest.approx(5 / 3) and gap.error == pytest.approx((7 / 3 / 3) ** 0.5)
+    assert gap.harmed == pytest.approx(10) and not gap.missed and gap_of(rows, "FedMCSA") is None
+
+
+def test_a_recipe_with_finishing_has_a_line_for_each_point() -> None:
+    rows = [row(x, seed, name, 0.9) for x in (20, 80) for seed in (0, 1) for name in (LOCAL, TUNED, "FedAvg", *OTHERS)]
+    rows += [row(20, 0, "FedTP", 0.91), row(20, 1, "FedTP", 0.93), row(80, 0, "FedTP", 0.88), row(80, 1, "FedTP", 0.88)]
+    lines = list(with_finishing({"digits": rows, "digits-finished": rows, "wisdm-finished": []}))
+    heads, _, *cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    assert [line[:3] for line in cells] == [["digits", "20", "2"], ["digits", "80", "2"]]
+    assert [line[heads.index("FedTP")] for line in cells] == ["+2.0 ± 1.0; 0.0", "-2.0 ± 0.0; 0.0!"]
+    assert [line[heads.index("FedAvg")] for line in cells] == ["+0.0 ± 0.0; 0.0"] * 2
 
 
 OTHERS = ("FedMCSA", "FedMCSA, dial", "FedTP x MCSA, dial")

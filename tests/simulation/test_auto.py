@@ -154,6 +154,7 @@ def test_a_candidate_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
         ({"auto.candidates": ["auto"]}, 5, "auto"),
         ({"auto.candidate": ["fedavg"]}, 5, r"unknown setting auto\.candidate"),
         ({"auto.candidates": {"fedavg": {"sigma": 3}}}, 5, "sigma"),
+        ({"auto.candidates": "fedavg,fedper"}, 5, r"auto\.candidates: .* a list is written \['a', 'b'\]"),
     ],
 )
 def test_mistakes_are_named_before_anything_trains(settings: dict[str, Any], rounds: int, words: str) -> None:
@@ -217,6 +218,8 @@ def test_the_command_prints_the_table_and_the_race_and_writes_the_scores(tmp_pat
     assert report["chosen"] in ("fedavg", "local") and set(report["rungs"][0]["scores"]) == {"local", "fedavg"}
     refused = CliRunner().invoke(cli, ["simulate", *words[:2], "--method", "auto,fedavg"])
     assert refused.exit_code == 2 and "give it alone" in refused.output
+    refused = CliRunner().invoke(cli, ["simulate", *words[:4], "--set", "fedavg:train.lr=0.1"])
+    assert refused.exit_code == 2 and "fedavg:train.lr=0.1" in refused.output and "auto.candidates=" in refused.output
 
 
 def test_the_command_races_with_several_seeds_and_settings_of_a_grid(tmp_path: Path) -> None:

@@ -195,6 +195,8 @@ def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: p
         (["--benchmark", "digit"], "unknown benchmark 'digit'"),
         (["--benchmark", "hospitals"], "takes --data, one path of heart_disease.npz"),
         (["--benchmark", "digits", "--data", "x"], "takes no --data"),
+        (["--benchmark", "digits", "--set", "train.finish=auto", "--rounds", "3"], "takes no --rounds and no --set"),
+        (["--benchmark", "digits", "--table", "a.csv"], "takes no --table"),
         ([], "say --data SHARD, or --benchmark NAME"),
     ],
 )
