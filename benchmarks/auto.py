@@ -27,7 +27,7 @@ from attune.fedserver.core.candidates import USUAL
 from attune.fedserver.core.finishing import FINISH_EPOCHS
 from attune.fedserver.core.race_course import Course
 from attune.fedserver.core.racing import ALONE, Scores, rungs_of
-from attune.simulation.recipes.catalogue import RECIPES, get
+from attune.simulation.recipes.catalogue import PLAIN, get
 from attune.simulation.recipes.run import Groups, groups_of, harmed
 from attune.simulation.simulate import simulate
 from benchmarks.study import Results
@@ -176,7 +176,7 @@ def finishing_lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 
 
 @click.command()
-@click.option("--recipe", "name", type=click.Choice(list(RECIPES)), help="Run this recipe; without it, print the tables alone.")
+@click.option("--recipe", "name", type=click.Choice(list(PLAIN)), help="Run this recipe; without it, print the tables alone.")
 @click.option("--x", "places", multiple=True, type=float, help="Only these points.")
 @click.option("--data", help="The recipe's data set, if it is not bundled.")
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0,), show_default=True)

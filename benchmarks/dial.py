@@ -50,7 +50,7 @@ def main(rounds: int, seeds: tuple[int, ...], out: Path) -> None:
     """Run both recipes, or what is left of them."""
     for name in RECIPES:
         recipe = small(name, rounds)
-        for line in table(recipe, run(recipe, None, out, lambda text: click.echo(text, err=True), "stacked", seeds)):
+        for line in table(recipe, run(recipe, None, out, lambda text: click.echo(text, err=True), seeds)):
             click.echo(line)
 
 

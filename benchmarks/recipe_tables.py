@@ -33,7 +33,6 @@ def sections(folder: Path = OUT) -> Iterator[str]:
     yield "### Where devices keep less than they could"
     yield ""
     yield from missed(rows)
-    yield ""
     yield from with_finishing(rows)
     left = [f"`{command(recipe)}`" for name, recipe in RECIPES.items() if not whole(recipe, rows[name])]
     if left:
@@ -161,18 +160,21 @@ def missed(rows: dict[str, list[RecipeRow]], finished: Path = FINISHED) -> Itera
         if found:
             yield f"| {name} | {' | '.join(_missed(found, label) for label in personalized)} |"
     yield ""
-    yield "Why: tuned FedAvg is fine-tuned on each device, and the other devices finish nothing (`train.finish` is off), but in"
-    yield "the recipes whose names end in `-finished`. With [finishing](does-it-help.md#finishing) devices keep more, in points:"
+    yield "Why: tuned FedAvg is fine-tuned on each device, and the others finish nothing (`train.finish` is off), but in the"
+    yield "recipes whose names end in `-finished`. With [finishing](does-it-help.md#finishing) devices keep more, in points:"
     yield f"{_finishing(finished)} (means over the runs of [auto.csv](../benchmarks/results/auto.csv))."
 
 
 def with_finishing(rows: dict[str, list[RecipeRow]]) -> Iterator[str]:
     """Yield what devices keep beside the best that they could have, for each point that was run with finishing."""
     finished = {name: found for name, found in rows.items() if found and RECIPES[name].settings.get("train.finish") == "auto"}
+    if not finished:
+        return
     labels = [FEDAVG, *_personalized(finished)]
-    yield "What devices keep with finishing, less the best of Local, tuned FedAvg and the method's own model in each seed: mean in"
-    yield "points ± standard error over seeds; devices that are harmed, in %. Local has nothing to finish. Tuned FedAvg and FedAvg,"
-    yield f"the rivals, finish too. {MISSED}: misses the goal beyond two standard errors, or has more harmed devices."
+    yield ""
+    yield "What devices keep with finishing, less the best of Local, tuned FedAvg and the method's own model in each seed: mean"
+    yield "in points ± standard error over seeds; devices that are harmed, in %. The rivals FedAvg and tuned FedAvg finish too;"
+    yield f"Local has nothing to finish. {MISSED}: misses the goal beyond two standard errors, or has more harmed devices."
     yield ""
     yield f"| recipe | x | seeds | {' | '.join(labels)} |"
     yield "|---" * (len(labels) + 3) + "|"

@@ -333,10 +333,9 @@ def convert(kind: type[S], values: Mapping[str, Any], where: str) -> S:
     try:
         return msgspec.convert(dict(values), kind)
     except msgspec.ValidationError as error:
-        what, _, key = str(error).partition(" - at `$.")
+        what, _, key = str(error).replace("array`, got `str`", "array`, got `str`; a list is ['a', 'b']").partition(" - at `$.")
         named = f"{where}{key.rstrip('`')}" if key else where or "at the top level"
-        hint = "; a list is written ['a', 'b']" if "array" in what and "got `str`" in what else ""
-        raise SettingError(f"setting {named}: {what}{hint}") from None
+        raise SettingError(f"setting {named}: {what}") from None
 
 
 @functools.cache

@@ -126,7 +126,7 @@ def simulate(
         raise click.UsageError(
             "--method auto compares methods itself: give it alone, and name others with --set auto.candidates"
         )
-    if AUTO in names and (single := [each for each in assignments if ":" in each.partition("=")[0]]):
+    if AUTO in names and (single := [given for given in assignments if ":" in given.partition("=")[0]]):
         raise click.UsageError(
             f"--set {single[0]}: in a race, settings of one method stand beside its name, such as "
             """--set "auto.candidates={fedavg={}, fedtp={'train.lr'=0.1}}\""""
@@ -246,8 +246,8 @@ def refuse_beside_benchmark() -> None:
     ]
     if given:
         raise click.UsageError(
-            f"a recipe has its own settings: --benchmark takes no {' and no '.join(given)}. Without --benchmark, --data, --method "
-            "and --set compare as you like"
+            f"a recipe has its own settings: --benchmark takes no {' and no '.join(given)}. "
+            "Without --benchmark, --data, --method and --set compare as you like"
         )
 
 

@@ -154,7 +154,7 @@ def test_a_candidate_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
         ({"auto.candidates": ["auto"]}, 5, "auto"),
         ({"auto.candidate": ["fedavg"]}, 5, r"unknown setting auto\.candidate"),
         ({"auto.candidates": {"fedavg": {"sigma": 3}}}, 5, "sigma"),
-        ({"auto.candidates": "fedavg,fedper"}, 5, r"auto\.candidates: .* a list is written \['a', 'b'\]"),
+        ({"auto.candidates": "fedavg,fedper"}, 5, r"auto\.candidates: .* a list is \['a', 'b'\]"),
     ],
 )
 def test_mistakes_are_named_before_anything_trains(settings: dict[str, Any], rounds: int, words: str) -> None:

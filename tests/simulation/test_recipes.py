@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,8 +22,11 @@ from attune.simulation.partition.datasets import load_source
 from attune.simulation.partition.samples import Dataset
 from attune.simulation.partition.split import Partition, partition
 from attune.simulation.recipes import catalogue, cuts, picture, site_tables
+from attune.simulation.recipes import run as recipe_runs
 from attune.simulation.recipes.catalogue import BASELINES, Recipe, RecipeMethod, RecipePoint
 from attune.simulation.recipes.run import RecipeRow, harmed, read, write
+from attune.simulation.result import SimulationResult
+from attune.simulation.simulate import simulate
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +191,22 @@ def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: p
     run()
     again = read(tmp_path / "digits.csv")
     assert len(again) == len(whole) and set(map(untimed, again)) == set(map(untimed, whole))
+
+
+def test_no_clock_chooses_the_executor_because_rounding_would_change_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executors = []
+
+    def recorded(*words: Any, executor: str, **options: Any) -> SimulationResult:
+        executors.append(executor)
+        return simulate(*words, executor=executor, **options)
+
+    monkeypatch.setattr(recipe_runs, "simulate", recorded)
+    point = RecipePoint(8, lambda source, seed: cuts.fewer(partition(source, "iid", 3, seed), 8, seed))
+    tiny = Recipe("digits", "Digits", "samples", (point,), BASELINES[:2], 1, {"model.name": "mlr"}, (0,))
+    recipe_runs.run(tiny, None, tmp_path, lambda text: None)
+    assert executors == ["stacked"] * 2
 
 
 @pytest.mark.parametrize(
