@@ -206,6 +206,8 @@ def label_counts(mode: str) -> float:
     for who, change in watched(mode, parts, ONE_STEP).changes().items():
         [bias] = [values for values in change.values() if values.shape == (CLASSES,)]
         shares = np.clip(bias / RATE + 1 / CLASSES, 0, None)
+        if not shares.any():  # noise can make all of them negative: then the attacker takes the classes to be equal
+            shares += 1
         for number, counts in enumerate(COUNTS):
             if who in ("", f"d{number}"):
                 off.append(np.abs(shares / shares.sum() * sum(counts) - counts).mean())
