@@ -79,4 +79,5 @@ def squared_norm(tensor: torch.Tensor) -> float:
 
 
 def _blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return torch.split(tensor.detach().reshape(-1), _BLOCK)
+    flat_N = tensor.detach().reshape(-1)
+    return (flat_N,) if flat_N.shape[0] <= _BLOCK else torch.split(flat_N, _BLOCK)

@@ -193,6 +193,9 @@ class WatchedTensors(TensorView):
         """Look at the elements of a tensor from `start` on. An error ends the reading."""
 
     def changed(self, name: str, piece_N: torch.Tensor, start: int) -> torch.Tensor:
-        for offset in range(0, len(piece_N), BLOCK):
+        if 0 < piece_N.shape[0] <= BLOCK:  # most tensors are small: a slice costs as much as the look
+            self.look(name, piece_N, start)
+            return piece_N
+        for offset in range(0, piece_N.shape[0], BLOCK):
             self.look(name, piece_N[offset : offset + BLOCK], start + offset)
         return piece_N

@@ -135,10 +135,11 @@ class ChangeNorm(WatchedTensors):
         return math.sqrt(self._square)
 
     def look(self, name: str, block_N: torch.Tensor, start: int) -> None:
-        if DTYPES[self.manifest[name].dtype].is_floating_point:
-            wide_N = block_N.double()
-            served_N = 0.0 if self._served is None else self._served.span(name, start, start + len(wide_N))
-            self._square += squared_norm(wide_N if self._served is None else wide_N - served_N)
+        if block_N.is_floating_point():
+            change_N = block_N.double()
+            if self._served is not None:
+                change_N = change_N - self._served.span(name, start, start + block_N.shape[0])
+            self._square += squared_norm(change_N)
 
 
 def cohort_median(sizes: Iterable[float]) -> float:
