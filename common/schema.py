@@ -17,13 +17,14 @@ from attune.common.errors import SettingError, nearest
 from attune.common.text import from_json
 
 FORMAT = 1
-ColumnKind = Literal["number", "category", "yes/no", "date", "text", "identifier", "label", "group", "split"]
+ColumnKind = Literal["number", "category", "yes/no", "date", "text", "identifier", "label", "time", "event", "group", "split"]
 Missing = Literal["fill", "indicator", "refuse"]
 DateForm = Literal["year-month-day", "day/month/year", "month/day/year"]
 UnitVerdict = Literal["fits", "factor 10", "factor 2.54", "differs"]
 UNIT_VERDICTS: tuple[UnitVerdict, ...] = get_args(UnitVerdict)
 FEATURES: tuple[ColumnKind, ...] = ("number", "category", "yes/no", "date")  # kinds that become features
-ROLES: tuple[ColumnKind, ...] = ("label", "group", "split")
+OUTPUTS: tuple[ColumnKind, ...] = ("label", "time", "event")  # kinds of what is predicted
+ROLES: tuple[ColumnKind, ...] = (*OUTPUTS, "group", "split")
 REASONS: dict[ColumnKind, str] = {
     "identifier": "an identifier: a model would learn rows by heart",
     "text": "free text, which is no feature of a table",
@@ -42,7 +43,8 @@ MAX_COLUMNS, MAX_VALUES = 1 << 12, 1 << 12
 class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Description of one column."""
 
-    # number, category, yes/no and date are features; text and identifier are left out; label, group and split have a role.
+    # number, category, yes/no and date are features; text and identifier are left out; label, time and event (of survival),
+    # group and split have a role.
     kind: ColumnKind
     # Unit of the numbers, such as cm. It is compared between sites, and nothing is converted.
     unit: str = ""
@@ -128,9 +130,11 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name, column in self.columns.items():
             if wrong := _wrong_with(name, column):
                 raise SettingError(f"{where}: column {name[:LONGEST_NAME]!r} {wrong}")
-        for role in ("group", "split"):
+        for role in ROLES[1:]:
             if len(self.with_kind(role)) > 1:
                 raise SettingError(f"{where} has several columns of the kind {role}: {', '.join(self.with_kind(role))}")
+        if wrong := self._wrong_with_survival():
+            raise SettingError(f"{where} {wrong}")
         features = [feature.name for feature in self.features()]
         if wrong := wrong_with(features, len(features)):
             raise SettingError(f"{where} makes features with {wrong}: rename a column or a value")
@@ -140,6 +144,20 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def with_kind(self, kind: ColumnKind) -> list[str]:
         """Return the names of the columns of this kind, sorted."""
         return sorted(name for name, column in self.columns.items() if column.kind == kind)
+
+    @property
+    def time_and_event(self) -> list[str]:
+        """The columns of survival, the time first; empty if it is not about survival."""
+        return [*self.with_kind("time"), *self.with_kind("event")]
+
+    def _wrong_with_survival(self) -> str:
+        there = self.time_and_event
+        if len(there) == 1:
+            kind, lacking = ("time", "event") if self.with_kind("time") else ("event", "time")
+            return f"has the {kind} {there[0]!r} and no column of the kind {lacking}: survival needs both"
+        if there and (labels := self.with_kind("label")):
+            return f"has a time and an event, and the label {labels[0]!r}: give one of them another kind"
+        return ""
 
     @property
     def used(self) -> dict[str, Column]:

@@ -10,18 +10,18 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import NormalDist, fmean, stdev
 from typing import Literal, TypeVar
 
-from attune.common.task import TaskName
+from attune.common.task import TASKS, TaskName
 
 LEVEL = 0.95
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 def interval_of(score: float, samples: int, task: TaskName = "classes") -> tuple[float, float] | None:
-    """Return the confidence interval of a mean score; None in regression, where squared errors have no such interval.
+    """Return the confidence interval of a mean score; None where a score is no share of trials: R2 and the C-index.
 
     A sample with several labels counts as one trial, so its interval is rather too wide.
     """
-    return None if task == "regression" else wilson(score, samples)
+    return wilson(score, samples) if TASKS[task].of_trials else None
 
 
 def wilson(share: float, samples: int) -> tuple[float, float]:

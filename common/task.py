@@ -1,6 +1,7 @@
-"""Tasks of a model: classes, numbers, or several labels at once. Names and words only, without torch.
+"""Tasks of a model: classes, numbers, several labels at once, or survival. Names and words only, without torch.
 
-In every task a sample has a score, and a higher score is better. So verdicts, weights and tables are the same for all tasks.
+A higher score is better in every task. A sample has a score in all but survival, whose C-index compares pairs of samples. So
+verdicts and weights are the same for the others, and survival has none.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-TaskName = Literal["classes", "regression", "multilabel"]
+TaskName = Literal["classes", "regression", "multilabel", "survival"]
 _SHOWN = 4
 
 
@@ -23,6 +24,8 @@ class Task:
         best: How to read the score; empty for accuracy.
         outputs: The things for which a model gives a number each.
         needs: The form of y, for errors.
+        by_sample: Whether each sample has a score and a likelihood.
+        of_trials: Whether the score is a share of independent trials, so that it has a confidence interval.
     """
 
     name: TaskName
@@ -30,11 +33,17 @@ class Task:
     best: str
     outputs: str
     needs: str
+    by_sample: bool = True
+    of_trials: bool = True
 
     @property
     def described(self) -> str:
         """The metric with how to read it, for a heading or an axis."""
         return f"{self.metric} ({self.best})" if self.best else self.metric
+
+    def width(self, names: int) -> int:
+        """Return the number of outputs of a model; `names` is that of the classes, or of the columns of y."""
+        return names if self.by_sample else 1
 
 
 CLASSES = Task("classes", "accuracy", "", "classes", "a class for every sample: integers or text, shape (N,)")
@@ -44,11 +53,22 @@ REGRESSION = Task(
     "more is better: 1 is perfect, 0 no better than the mean",
     "targets",
     "numbers, shape (N,) or (N, K)",
+    of_trials=False,
 )
 MULTILABEL = Task(
     "multilabel", "label accuracy", "more is better: share of labels that are right", "labels", "0 or 1, shape (N, K)"
 )
-TASKS: dict[TaskName, Task] = {task.name: task for task in (CLASSES, REGRESSION, MULTILABEL)}
+SURVIVAL = Task(
+    "survival",
+    "C-index",
+    "more is better: 1 is perfect, 0.5 no better than chance",
+    "columns",
+    "a time of at least 0 and an event of 0 or 1, shape (N, 2)",
+    by_sample=False,
+    of_trials=False,
+)
+TASKS: dict[TaskName, Task] = {task.name: task for task in (CLASSES, REGRESSION, MULTILABEL, SURVIVAL)}
+TIME_AND_EVENT = ("time", "event")  # what the columns of y are in survival, in this order
 
 
 def described(metric: str) -> str:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from attune.common.errors import SettingError, ShardError, nearest
 from attune.common.schema import ROLES, Schema
 from attune.common.schema_file import read_schema
-from attune.common.task import TASKS, TaskName
+from attune.common.task import TASKS, TIME_AND_EVENT, TaskName
 
 Array = npt.NDArray[Any]
 _THRESHOLD = re.compile(r"\s*(?P<name>[^<>]+?)\s*>\s*(?P<number>[-+]?\d+(?:\.\d+)?)\s*")
@@ -98,18 +98,36 @@ class ReadOptions:
     def with_schema(self, schema: Schema, names: Collection[str]) -> ReadOptions:
         """Return the options to read a table with these columns by a schema.
 
-        Columns whose role the options do not say have that of the schema, if the table has them.
+        Columns whose role the options do not say have that of the schema, if the table has them. A schema with a time and an
+        event is about survival.
+
+        Raises:
+            SettingError: The options and the schema have different outputs, and one of them is about survival.
         """
         given = {kind: schema.with_kind(kind) if self.gives_roles else [] for kind in ROLES}
-        label, group, split = (",".join(name for name in given[kind] if name in names) for kind in ROLES)
+        there = {kind: ",".join(name for name in given[kind] if name in names) for kind in ROLES}
+        survival = schema.time_and_event
+        self._check_survival(survival)
         return replace(
             self,
             schema=schema,
             proposes=False,
-            label=self.label or label,
-            group=self.group or group,
-            split=self.split or split,
+            task="survival" if survival else self.task,
+            label=self.label or ",".join(survival) or there["label"],
+            group=self.group or there["group"],
+            split=self.split or there["split"],
         )
+
+    def _check_survival(self, columns: Sequence[str]) -> None:
+        if self.task == "survival" and not columns:
+            raise SettingError(
+                "the schema has no columns of the kinds time and event: give them to two columns, or make the proposals with "
+                "--task survival --label TIME,EVENT"
+            )
+        if columns and (self.task not in (PLAIN.task, "survival") or (self.label and self.label_names != columns)):
+            raise SettingError(
+                f"the schema is about survival (time {columns[0]!r}, event {columns[1]!r}): leave --label and --task out"
+            )
 
     def for_columns(self, names: Sequence[str]) -> ReadOptions:
         """Return the options for a table with these columns: `bp>140` is a column if one is called so."""
@@ -138,8 +156,21 @@ class ReadOptions:
         return np.asarray(operator.gt(y, self.threshold)).astype(np.int64)
 
     def labels(self) -> list[str]:
-        """Return the columns of y; "" is the usual one."""
-        return [name.strip() for name in self.label.split(",")] if self.task != "classes" else [self.label]
+        """Return the columns of y; "" is the usual one.
+
+        Raises:
+            SettingError: Survival has not two columns.
+        """
+        if self.task == "survival" and len(self.label_names) != len(TIME_AND_EVENT):
+            raise SettingError(
+                "--task survival needs two columns, first that of the time, then that of the event: --label TIME,EVENT"
+            )
+        return self.label_names if self.task != "classes" else [self.label]
+
+    @property
+    def label_names(self) -> list[str]:
+        """The parts of `label` between commas."""
+        return [name.strip() for name in self.label.split(",")]
 
 
 def _number(text: str) -> int | float:

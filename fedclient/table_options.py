@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from attune.common.task import TASKS
+
 if TYPE_CHECKING:
     from attune.fedclient.read_options import ReadOptions
 
@@ -43,10 +45,10 @@ def table_options(command: F) -> F:
         ),
         click.option(
             "--task",
-            type=click.Choice(["classes", "regression", "multilabel"]),
+            type=click.Choice(list(TASKS)),
             default="classes",
             show_default=True,
-            help="What is to be predicted: a class, numbers, or several labels that are 0 or 1.",
+            help="What is to be predicted: a class, numbers, several labels that are 0 or 1, or survival (--label TIME,EVENT).",
         ),
     )[::-1]:
         command = option(command)

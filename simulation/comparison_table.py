@@ -109,7 +109,9 @@ def _harmed(numbers: Mapping[str, float] | None) -> bool | None:
 
 
 def _right(result: SimulationResult, members: Mapping[str, LazyShard]) -> Right:
-    """Return the scores of what each device predicts with. Devices without a test part are absent."""
+    """Return the scores of what each device predicts with; none in survival. Devices without a test part are absent."""
+    if not TASKS[result.task].by_sample:
+        return {}
     return {
         name: result.model(name).right(member.load())
         for name, member in members.items()
@@ -176,7 +178,8 @@ def _notes(
         lines += [f"no better than a constant answer: {', '.join(beaten)}"] if beaten else []
     for name, listed in verdicts.items():
         lines += [f"{name}: what devices keep {verdict.words()}" for verdict in listed]
-    metric = TASKS[next(iter(results.values())).task].metric
+    task = next(iter(results.values())).task
+    metric = TASKS[task].metric
     lines += [
         f"kept: {metric} of what the device predicts with in the end, which the last column describes",
         *COLUMN_NOTES,
@@ -185,6 +188,8 @@ def _notes(
     if any(value is not None for of in harm.values() for value in of.values()):
         rivals = " or ".join(name for name in RIVAL_METHODS if name in results)
         lines.append(f"harmed: what is kept is worse than what {rivals} leaves this device, by more than chance")
+    elif not TASKS[task].by_sample:
+        lines.append(f"harmed: not known, because a {metric} is no mean over samples that could be tested")
     elif any(row.accuracy is not None for row in first):
         lines.append("harmed: it is not known who is harmed; add local and fedavg to --method")
     else:

@@ -92,8 +92,8 @@ def _evaluate_fleet(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
-    help="A CSV file: index, label; index, position, label for labels of positions; index, A, B for targets or labels A and B. "
-    "If images were given, their file is the last column.",
+    help="A CSV file: index, label; index, position, label for labels of positions; index, A, B for targets or labels A and B, "
+    "or log hazard. If images were given, their file is the last column.",
 )
 @server_option()
 @home_option
@@ -131,7 +131,7 @@ def predict(data: tuple[str, ...], out: Path, server: str | None, home: Path | N
 def _label_rows(labels: Sequence[Any], info: ModelInfo) -> Iterator[tuple[Any, ...]]:
     """Yield a heading, then a row for each sample, or for each position of each sample."""
     if info.task != "classes":
-        yield "index", *(str(name) for name in info.classes)
+        yield "index", *(("log hazard",) if info.task == "survival" else map(str, info.classes))
         yield from ((index, *(row if isinstance(row, list) else [row])) for index, row in enumerate(labels))
         return
     if not info.model.per_position:

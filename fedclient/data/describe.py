@@ -13,7 +13,7 @@ import msgspec
 
 from attune.common.classes import look_alikes
 from attune.common.columns import LONGEST_NAME
-from attune.common.schema import MAX_VALUES, ORIGIN, Column, DateForm, Schema, name_and_unit
+from attune.common.schema import MAX_VALUES, ORIGIN, OUTPUTS, Column, ColumnKind, DateForm, Schema, name_and_unit
 from attune.common.text import listed
 from attune.fedclient.data import cells as cell_rules
 from attune.fedclient.data.cells import is_missing
@@ -80,7 +80,7 @@ def describe(table: DataTable, options: ReadOptions = PLAIN) -> Proposal:
             described = DescribedColumn(Column("identifier"), (f"{name} only numbers the rows",))
         columns[name] = described.column
         warnings += described.warnings
-    if not any(column.kind == "label" for column in columns.values()):
+    if not any(column.kind in OUTPUTS for column in columns.values()):
         warnings.append("no column is the label: say --label NAME")
     warnings += _same_as_label(table, columns)
     return Proposal(Schema.of(columns, f"the schema of {table.path}"), tuple(warnings))
@@ -89,8 +89,9 @@ def describe(table: DataTable, options: ReadOptions = PLAIN) -> Proposal:
 def _roles(table: DataTable, options: ReadOptions) -> dict[str, Column]:
     options = options.for_columns(table.names)
     outputs = [name for name in options.labels() if name] or [name for name in table.names if name.lower() in USUAL_LABELS][:1]
+    kinds: Sequence[ColumnKind] = ("time", "event") if options.task == "survival" else ["label"] * len(outputs)
     table.require(*outputs, *filter(None, (options.group, options.key)), *options.apart)
-    roles = {name: Column("label") for name in outputs}
+    roles = {name: Column(kind) for name, kind in zip(outputs, kinds, strict=True)}
     if split := split_column(table, options):
         roles[split] = Column("split")
     if options.group:
@@ -206,7 +207,7 @@ def _identifier_note(name: str) -> str:
 
 
 def _same_as_label(table: DataTable, columns: dict[str, Column]) -> list[str]:
-    outputs = [name for name, column in columns.items() if column.kind == "label"]
+    outputs = [name for name, column in columns.items() if column.kind in OUTPUTS]
     notes = []
     for output in outputs:
         truth = [str(cell) for cell in table.cells[output]]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from attune.common.classes import normal
 from attune.common.errors import ShardError, UndeclaredLabels
 from attune.common.plan import Label
-from attune.common.task import TASKS, TaskName
+from attune.common.task import TASKS, TIME_AND_EVENT, TaskName
 from attune.common.text import listed
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.cells import REMEDY, WORDS, Words, is_missing, labels_of, numbers_in
@@ -167,15 +167,18 @@ MAX_OUTPUTS = 1 << 12
 LARGEST = 1e100  # its square is finite
 
 
-def target_numbers(y: Array, samples: int, where: str, task: TaskName, missing: Sequence[float] = ()) -> Array:
+def target_numbers(
+    y: Array, samples: int, where: str, task: TaskName, missing: Sequence[float] = (), names: Sequence[Label] | None = None
+) -> Array:
     """Return the numbers of a task without classes, (N, K) float64.
 
     Args:
-        y: (N,) or (N, K) for regression; (N, K) with 0 and 1 for several labels.
+        y: (N,) or (N, K) for regression; (N, K) with 0 and 1 for several labels; (N, 2) with times and events for survival.
         samples: N, the number of samples that need a row.
         where: Name of the array in messages.
-        task: "regression" or "multilabel".
+        task: "regression", "multilabel" or "survival".
         missing: Numbers that mean a missing value.
+        names: Names of the columns of y, for messages; None: they have none.
 
     Raises:
         ShardError: Shape, type or values do not fit the task.
@@ -189,6 +192,9 @@ def target_numbers(y: Array, samples: int, where: str, task: TaskName, missing: 
     numbers = y.reshape(len(y), -1).astype(np.float64) if y.ndim == 1 else y.astype(np.float64)
     if not 1 <= numbers.shape[1] <= MAX_OUTPUTS:
         raise ShardError(f"{where} has {numbers.shape[1]} columns; 1 to {MAX_OUTPUTS} {TASKS[task].outputs} are possible")
+    if task == "survival":
+        _check_survival(numbers, where, names or TIME_AND_EVENT)
+        return numbers
     wrong = ~np.isin(numbers, (0, 1)) if task == "multilabel" else ~(np.abs(numbers) <= LARGEST)
     if wrong.any():
         at = np.argwhere(wrong)[0]
@@ -200,12 +206,34 @@ def target_numbers(y: Array, samples: int, where: str, task: TaskName, missing: 
     return numbers
 
 
-def target_names(declared: list[int | str] | None, count: int, where: str) -> list[int | str]:
-    """Return the name of each column of y: the declared ones, or numbers from 0.
+def _check_survival(numbers: npt.NDArray[np.float64], where: str, names: Sequence[Label]) -> None:
+    """Check times and events, (N, 2).
+
+    Raises:
+        ShardError: There are other columns, a time is negative or not finite, or an event is neither 0 nor 1.
+    """
+    if numbers.shape[1] != len(TIME_AND_EVENT) or len(names) != len(TIME_AND_EVENT):
+        raise ShardError(f"{where} has {numbers.shape[1]} columns; survival needs two: the time, then the event")
+    time_N, event_N = numbers.T
+    rules = (
+        ("a time", time_N, (time_N >= 0) & (time_N <= LARGEST), "finite and at least 0"),
+        ("an event", event_N, np.isin(event_N, (0, 1)), "0 (not seen until then) or 1 (it happened)"),
+    )
+    for name, (what, values, right, needs) in zip(names, rules, strict=True):
+        if not right.all():
+            first = int(np.flatnonzero(~right)[0])
+            raise ShardError(
+                f"{where}: {int((~right).sum())} values of the column {str(name)!r} cannot be {what}, which is {needs}; the "
+                f"first is {values[first]:g} in sample {first + 1}. Correct them, or leave those samples out"
+            )
+
+
+def target_names(declared: list[Label] | None, count: int, where: str, task: TaskName) -> list[Label]:
+    """Return the name of each column of y: the declared ones, or numbers from 0; in survival `time` and `event`.
 
     Raises:
         ShardError: The number of declared names is not `count`.
     """
     if declared is not None and len(declared) != count:
         raise ShardError(f"`classes` of {where} names {len(declared)} columns of y, but y has {count}; name each, in order")
-    return declared or list(range(count))
+    return declared or (list(TIME_AND_EVENT) if task == "survival" else list(range(count)))

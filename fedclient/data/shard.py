@@ -34,8 +34,7 @@ class Shard:
     Attributes:
         train_x: Images (N, H, W, C), tokens (N, T), series (N, T, C) or tabular (N, F).
         train_y: (N,) int64 or text; (N, T) for tokens with a label at every position; (N, K) float64 in other tasks.
-        test_x: Same as `train_x`.
-        test_y: Same as `train_y`.
+        test_x, test_y: Same as `train_x` and `train_y`.
         declared_classes: All classes of the federation, if declared; in other tasks the names of the K columns of y.
         vocabulary: Number of tokens; 0 for other kinds.
         standardise: How features of series and tables are scaled.
@@ -86,7 +85,7 @@ class Shard:
     def labels(self) -> list[Label]:
         """Declared or distinct classes; in other tasks the names of the columns of y."""
         if self.task != "classes":
-            return labels.target_names(self.declared_classes, self.train_y.shape[1], str(self.path))
+            return labels.target_names(self.declared_classes, self.train_y.shape[1], str(self.path), self.task)
         return self.declared_classes or labels.distinct(self.train_y, self.test_y)
 
     def profile(self) -> Profile:
@@ -304,7 +303,8 @@ def _part(path: Path, part: str, x: Array, y: Array, kind: Kind, meta: Meta, gap
         words = WORDS if meta.missing_words is None else words_of(meta.missing_words)
         y = labels.plain_labels(y, len(x), where_y, x.shape[1] if kind == "tokens" else 0, words, meta.classes or ())
     else:
-        y = labels.target_numbers(y, len(x), where_y, meta.task, numbers_in(words_of(meta.missing_words or ())))
+        missing = numbers_in(words_of(meta.missing_words or ()))
+        y = labels.target_numbers(y, len(x), where_y, meta.task, missing, meta.classes)
     kinds.check_finite(np.nan_to_num(x, nan=0.0, posinf=np.inf, neginf=-np.inf) if gappy else x, kind, where)
     return x, y
 
@@ -391,7 +391,7 @@ def _check_labels(shard: Shard) -> None:
         ShardError: The number of names is not the number of columns of y, or test samples have -1 instead of a class.
     """
     if shard.task != "classes":
-        labels.target_names(shard.declared_classes, shard.train_y.shape[1], str(shard.path))
+        labels.target_names(shard.declared_classes, shard.train_y.shape[1], str(shard.path), shard.task)
         return
     if shard.declared_classes is None:
         labels.check_test_labels(shard.train_y, shard.test_y, str(shard.path))

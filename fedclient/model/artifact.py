@@ -275,7 +275,8 @@ class Model:
     def predict(self, x: npt.NDArray[Any], who: str = "the given data") -> list[Any]:
         """Return the original label of each sample of x (N, ...), or of each position of each sample if the model labels those.
 
-        In regression it returns a number in the unit of y, or K of them; with several labels 0 or 1 for each.
+        In regression it returns a number in the unit of y, or K of them; with several labels 0 or 1 for each; in survival the
+        log hazard, up to a constant of this device.
 
         Raises:
             ShapeMismatch: x has another shape than the model takes.
@@ -287,6 +288,8 @@ class Model:
             return list((numbers[:, 0] if len(classes) == 1 else numbers).tolist())
         if self.info.task == "multilabel":
             return list(answers.astype(np.int64).tolist())
+        if self.info.task == "survival":
+            return list(answers[:, 0].tolist())
         if self.info.model.per_position:
             return [[classes[index] for index in row] for row in answers.tolist()]
         return [classes[index] for index in answers.tolist()]
@@ -294,17 +297,16 @@ class Model:
     def evaluate(self, shard: Shard) -> tuple[float, int]:
         """Return (accuracy, samples) on the test part. With a label per position, the accuracy is over all positions.
 
-        For other tasks it is R2 or label accuracy (common.task). Errors are those of `right`.
+        For other tasks it is R2, label accuracy or the C-index (common.task). Errors are those of `right`.
         """
-        right = self.right(shard)
-        return mean_score(right), len(right)
+        return mean_score(self.right(shard)), len(shard.test_x)
 
     def right(self, shard: Shard) -> Tensor:
-        """Return which labels of the test part it predicts, (N,) or (N, T) bool; in other tasks scores (N,).
+        """Return which labels of the test part it predicts, (N,) or (N, T) bool; in other tasks scores (N,), or a C-index (1,).
 
         Raises:
             UndeclaredLabels: The test part has unknown labels.
-            ShardError: There is no test part.
+            ShardError: There is no test part, or it has no score.
             AttuneError: As in `predict`.
         """
         if shard.kind != self.info.model.kind:
@@ -315,6 +317,10 @@ class Model:
             raise ShardError(f"shard {shard.path} has no test samples to evaluate on")
         features = prepare_features(shard.test_x, self.info.model, self.standardiser, f"shard {shard.name}")
         _, y = y_of(shard, self.info.task, self.info.classes, self.info.targets)
+        if not self.measure.can_score(torch.from_numpy(y)):
+            raise ShardError(
+                f"the test samples of shard {shard.path} have no C-index: none had its event before the time of another one"
+            )
         return self.measure.right(torch.from_numpy(self.answers_of(features)), torch.from_numpy(y))
 
     def answers_of(self, features: Tensor) -> npt.NDArray[Any]:

@@ -130,6 +130,7 @@ OF_TASK: dict[TaskName, dict[str, Callable[[Drawn], page.Section]]] = {
     "classes": {"rollout": rollout, "confusion": confusion, "classes": classes},
     "multilabel": {"labels": labels_of},
     "regression": {"predicted": predicted},
+    "survival": {},
 }
 PICTURES = {name: task for task, pictures in OF_TASK.items() for name in pictures}
 
@@ -159,6 +160,8 @@ def plot(
     loaded = load_shard(shard, options=models[0].info.options_for(shard, table), held=held)
     source = Drawn(loaded.name, models[0].info.classes, judge(models, loaded), images)
     task = models[0].info.task
+    if not OF_TASK[task]:
+        raise SettingError(f"there are no pictures of models for {task}: `fedclient evaluate` has their score")
     for name in wanted:
         if PICTURES[name] != task:
             raise SettingError(f"the picture {name!r} is of models for {PICTURES[name]}, and this one is for {task}")

@@ -155,21 +155,20 @@ def has_common(part_of: Mapping[str, PartKind], settings: ObjectiveSettings) -> 
 
 
 def right_on_test(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, torch.Tensor]]:
-    """Return which labels of the test part each model predicts, as Trainer.right; empty without a test part."""
+    """Return which labels of the test part, which has samples, each model predicts, as Trainer.right."""
     right: dict[Choice, torch.Tensor] = {}
-    if len(data.test_x):
-        for name, (trainer, tensors) in candidates.items():
-            right[name] = yield from trainer.right(tensors, data.test_x, data.test_y)
+    for name, (trainer, tensors) in candidates.items():
+        right[name] = yield from trainer.right(tensors, data.test_x, data.test_y)
     return right
 
 
 def constant_answer(data: Prepared, measure: Measure) -> float | None:
     """Return the score on the test part of the constant answer that is best for the training part (Measure.constant).
 
-    It is None without samples in one of the parts. A model that scores no more has learned nothing useful.
+    It is None without samples to train on, or to score. A model that scores no more has learned nothing useful.
     """
     trained, tested = torch.cat([data.train_y, data.validation_y]), data.test_y
-    return measure.constant(trained, tested) if len(trained) and len(tested) else None
+    return measure.constant(trained, tested) if len(trained) and measure.can_score(tested) else None
 
 
 class Weighed(NamedTuple):

@@ -57,19 +57,21 @@ class Evaluation:
         dial: Mapping[str, Sequence[str]], hooks: Hooks,
     ) -> None:  # fmt: skip
         self._data, self._trainer, self._rivals, self._own, self._dial = data, trainer, rivals, own_choice, dial
+        self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.task]
+        self._by_sample = hooks.evaluate is not None or self._measure.by_sample
+        self._scores = len(data.test_x) > 0 if hooks.evaluate is not None else self._measure.can_score(data.test_y)
         self._blends, self._scored_rounds = blends and plan.train.validation > 0, plan.train.scored_rounds
         # Of its own loop a device does not know what one more epoch would do; a head that training does not use stays as drawn.
         self._finishes = hooks.train is None and configured_on_device(plan).objective.uses_head
-        self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.task]
         self.constant = baselines.constant_answer(data, self._measure) if hooks.evaluate is None else None
 
     def __repr__(self) -> str:
         return f"<Evaluation of a {self._own} model{', with a dial' if self._dial else ''}>"
 
     def accuracy(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[float | None]:
-        """Return the accuracy of the own model on the test part; None without a test part."""
+        """Return the accuracy of the own model on the test part; None if that cannot be scored."""
         data = self._data
-        if not len(data.test_x):
+        if not self._scores:
             return None
         prepared = yield from self._prepared(theta, received, seeds, cancelled)
         return (yield from self._trainer.accuracy(prepared, data.test_x, data.test_y))
@@ -98,9 +100,9 @@ class Evaluation:
             result = msgspec.structs.replace(result, dial_mean=mixed.share("mean"), dial_own=mixed.share("own"))
         own_tensors = yield from self._prepared(theta, held.received, seeds, cancelled)
         candidates: baselines.Candidates = {self._own: (self._trainer, own_tensors), **self._rivals.candidates(held.common)}
-        right = yield from baselines.right_on_test(candidates, data)
+        right = (yield from baselines.right_on_test(candidates, data)) if self._scores else {}
         accuracies = {name: mean_score(scores) for name, scores in right.items()}
-        others = [name for name in RIVALS if name in right and name != self._own]
+        others = [name for name in RIVALS if name in right and name != self._own and self._by_sample]
         weighed, after = baselines.Weighed({}, {}), dict[str, float]()
         if self._blends:
             finished, after = yield from self._finished(theta, held.common, candidates, order, seeds, cancelled)

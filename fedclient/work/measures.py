@@ -16,6 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from attune.common.errors import SettingError
 from attune.common.task import TaskName
 from attune.fedclient.work.calibration import SHARPNESSES
+from attune.fedclient.work.survival import c_index, cox_loss, has_pairs
 
 WORST = 1e30  # of a squared error: squares of it are finite
 LEAST_VARIANCE = 1e-6  # of held-out errors, of targets with variance 1: a model may be exact without ruling all others out
@@ -26,9 +27,12 @@ class Measure(ABC):
     """One task. Methods take scores and y of the same samples, on the same device.
 
     sharpnesses: factors that scores may be multiplied by to calibrate a model; 1 alone where scores are no probabilities.
+    by_sample: whether each sample has a loss, a score and a likelihood. Else `right` is one score of all samples, and `loss`
+    is that of a whole batch.
     """
 
     sharpnesses: Sequence[float] = SHARPNESSES
+    by_sample = True
 
     @abstractmethod
     def loss(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -57,7 +61,14 @@ class Measure(ABC):
 
     @abstractmethod
     def right(self, answers: Tensor, y: Tensor) -> Tensor:
-        """Return (B, ...) whose mean over all but the samples is a sample's score; 1 is the best."""
+        """Return (B, ...) whose mean over all but the samples is a sample's score; 1 is the best.
+
+        Without scores by sample it is (1,).
+        """
+
+    def can_score(self, y: Tensor) -> bool:
+        """Return whether samples with this y have a score."""
+        return len(y) > 0
 
     @abstractmethod
     def shares(self, scores: Tensor) -> Tensor:
@@ -222,7 +233,65 @@ class Labels(_Outputs):
         return float(self.right(trained.mean(dim=0).expand(len(tested), -1) > 0.5, tested).double().mean())
 
 
-MEASURES: dict[TaskName, Measure] = {"classes": Classes(), "regression": Numbers(), "multilabel": Labels()}
+class Survival(Measure):
+    """A log hazard for each sample, (B, 1); y (B, 2) has times and events. The loss is Cox's, the score Harrell's C-index."""
+
+    sharpnesses = (1.0,)
+    by_sample = False
+
+    def loss(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        self.check(scores, y)
+        if weight is not None:
+            raise _no_samples("has no loss of a single sample")
+        return cox_loss(scores[:, 0], y[:, 0], y[:, 1])
+
+    def check(self, scores: Tensor, y: Tensor) -> None:
+        if scores.shape != (len(y), 1) or y.shape[1:] != (2,):
+            raise SettingError(
+                f"the model gives scores of shape {tuple(scores.shape)} for times and events of shape {tuple(y.shape)}: "
+                "survival needs one score a sample; change the model's factory (spec.classes is the number of outputs)"
+            )
+
+    def of_scores(self, scores: Tensor) -> Tensor:
+        return scores
+
+    def right(self, answers: Tensor, y: Tensor) -> Tensor:
+        """Return the C-index, (1,) float64; NaN if `can_score` is false."""
+        return torch.tensor([c_index(answers[:, 0], y[:, 0], y[:, 1])], dtype=torch.float64)
+
+    def can_score(self, y: Tensor) -> bool:
+        return has_pairs(y[:, 0], y[:, 1])
+
+    def shares(self, scores: Tensor) -> Tensor:
+        return scores.float()
+
+    def of_shares(self, shares: Tensor) -> Tensor:
+        return shares
+
+    def scores_of(self, shares: Tensor) -> Tensor:
+        return shares
+
+    def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
+        raise _no_samples("gives no likelihood of a single sample")
+
+    def constant_likelihood(self, y: Tensor) -> Tensor:
+        raise _no_samples("gives no likelihood of a single sample")
+
+    def constant(self, trained: Tensor, tested: Tensor) -> float:
+        """Return 0.5: with equal risks each comparable pair counts half."""
+        return 0.5
+
+
+def _no_samples(what: str) -> SettingError:
+    return SettingError(f"the Cox model of survival {what}: train without what needs it (docs/tables.md#survival)")
+
+
+MEASURES: dict[TaskName, Measure] = {
+    "classes": Classes(),
+    "regression": Numbers(),
+    "multilabel": Labels(),
+    "survival": Survival(),
+}
 
 
 def mean_score(right: Tensor) -> float:

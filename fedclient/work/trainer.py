@@ -168,7 +168,7 @@ class Trainer:
 
     def accuracy(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[float]:
         """Return `evaluate` as a generator, which stops at what many devices can compute together."""
-        if self.hooks.evaluate is not None:
+        if self.hooks.evaluate is not None or not self.measure.by_sample:
             return self.evaluate(prepared, x, y)
         accuracy: float = yield Accuracy(self, prepared, x, y)
         return accuracy
@@ -179,18 +179,17 @@ class Trainer:
     def right(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Jobs[Tensor]:
         """Return which labels of y (N,) or (N, T) prepared tensors predict from x (N, ...): bool, in y's shape, on the CPU.
 
-        In regression, and with a user's scores, it is the score of each sample, (N,), at most 1.
+        In regression, and with a user's scores, it is the score of each sample, (N,), at most 1; in survival the C-index, (1,).
         """
         if self.hooks.evaluate is not None:
             tensors = self._on_device(prepared)
             return scored(self.hooks.evaluate, lambda some: self.scores(tensors, some), Data(x, y, self.classes))
-        pieces = []
+        answers = []
         scores: Iterable[tuple[int, Tensor]] = yield Scores(self, prepared, x)
         for at, logits in scores:
-            some_y = y[at : at + len(logits)].to(self.device)
-            self.measure.check(logits, some_y)
-            pieces.append(self.measure.right(self.measure.of_scores(logits), some_y))
-        return torch.cat(pieces).cpu()
+            self.measure.check(logits, y[at : at + len(logits)])
+            answers.append(self.measure.of_scores(logits))
+        return self.measure.right(torch.cat(answers), y.to(self.device)).cpu()
 
     def calibrated(
         self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None = None

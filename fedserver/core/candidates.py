@@ -221,7 +221,8 @@ def entrants_of(
     names = [ALONE, *(name for name in options if name != ALONE)]
     if len(names) < 2:
         raise SettingError(
-            "; ".join(left_out.values()) or f"auto.candidates names no method beside {ALONE}, which takes part anyway"
+            "; ".join(dict.fromkeys(left_out.values()))
+            or f"auto.candidates names no method beside {ALONE}, which takes part anyway"
         )
     settings = {name: _with_options(common, name, options.get(name, {})) for name in names}
     compared = Fitting(names, profiles, None, complete).fitted(settings, dict.fromkeys(names, common.get("model", {})))

@@ -22,7 +22,7 @@ from attune.common.metrics import MAX_COUNT
 from attune.common.models.registry import MAX_SAMPLE_VALUES, MAX_VOCABULARY
 from attune.common.plan import DataSettings, Label, Plan, Profile
 from attune.common.schema import Schema
-from attune.common.task import TASKS, TaskName, asked
+from attune.common.task import TASKS, TIME_AND_EVENT, TaskName, asked
 from attune.common.text import listed
 from attune.fedserver.core.scale import check_columns, check_targets
 from attune.fedserver.core.table_schemas import OPTION, in_schema, without_schema
@@ -197,6 +197,8 @@ def check_possible(profile: Profile, name: str) -> None:
         raise SettingError(f"{name} declares a label for every position of {profile.kind}; only tokens can have that")
     if profile.per_position and profile.task != "classes":
         raise SettingError(f"{name} declares {profile.task} for every position; only classes can have that")
+    if profile.task == "survival" and len(profile.labels) != len(TIME_AND_EVENT):
+        raise SettingError(f"{name} declares {len(profile.labels)} columns of survival: a time and an event are needed")
     if profile.kind != "tabular" and (profile.schema, profile.proposal) != (msgspec.UNSET, msgspec.UNSET):
         raise SettingError(f"{name} declares the columns of a table, and has {profile.kind}")
     _check_labels(profile.labels, name)

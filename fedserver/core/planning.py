@@ -11,12 +11,13 @@ import msgspec
 from attune.common.config import PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.exchange.registry import settings_of
-from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method, check_task
+from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method
 from attune.common.methods.private_training import check_private, with_orders
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
 from attune.common.models import registry as models
 from attune.common.plan import FEWEST, DataSettings, Plan, Profile
 from attune.common.schema import Schema
+from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
 from attune.fedserver.core.buffered_rounds import BufferedRounds
 from attune.fedserver.core.buffered_settings import check_buffered
@@ -39,6 +40,7 @@ from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.replayed_rounds import Arrival, ReplayedRounds
 from attune.fedserver.core.scale import check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
 from attune.fedserver.core.secure_settings import check_settings, defaults_of, transform_of, weighted
+from attune.fedserver.core.survival_settings import check_survival
 from attune.fedserver.core.united_classes import united_classes
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
@@ -211,11 +213,9 @@ def make_plan(
     declared, privacy = settings.data, with_noise(settings.privacy, settings.round)
     first = ordered[0]
     check_public(privacy, declared, first)
-    if first.task == "classes":
-        classes = united_classes(profiles, declared.classes)
-    else:
-        check_task(settings.configured, first.task)
-        classes = first.labels  # the same on all devices, in the order of the columns of y
+    check_survival(first.task, settings.configured, settings.train, privacy)
+    # In other tasks the same on all devices, in the order of the columns of y.
+    classes = united_classes(profiles, declared.classes) if first.task == "classes" else first.labels
     if settings.train.augment and first.kind != "images":
         raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
     schema = first.schema if isinstance(first.schema, Schema) else None
@@ -223,7 +223,7 @@ def make_plan(
     spec = models.default_spec(
         first.kind,
         first.shape,
-        len(classes),
+        TASKS[first.task].width(len(classes)),
         declared.vocabulary or max(profile.vocabulary for profile in ordered),
         settings.model_name or models.model_for(first.kind, roles_of(settings.method)),
         settings.model_options,
@@ -238,7 +238,7 @@ def make_plan(
         classes=classes,
         method=settings.method.name,
         method_options=settings.method_options,
-        train=msgspec.structs.replace(settings.train, finish=msgspec.UNSET, finish_stop=msgspec.UNSET),  # the orders say it
+        train=_train_of(settings.train, first.task),
         scale=declared_scale(privacy, first) if privacy.unit != "none" else masked.features or scale_of(profiles, fewest),
         column_names=declared.names or columns_of(profiles),
         task=first.task,
@@ -270,6 +270,15 @@ def make_plan(
             f"the plan is too long to be sent: it names {len(classes)} classes (most of them from {most}). Declare data.classes"
         )
     return plan
+
+
+def _train_of(train: TrainSettings, task: TaskName) -> TrainSettings:
+    """Return the settings of training as the plan has them: the orders tell of finishing.
+
+    Where samples have no likelihood, by which devices choose between models, none is held out.
+    """
+    validation = train.validation if TASKS[task].by_sample else 0.0
+    return msgspec.structs.replace(train, finish=msgspec.UNSET, finish_stop=msgspec.UNSET, validation=validation)
 
 
 def pinned(plan: Plan, body_digest: str) -> Plan:

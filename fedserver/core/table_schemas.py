@@ -10,7 +10,7 @@ import msgspec
 from attune.common.classes import look, look_alikes
 from attune.common.errors import SettingError, ShapeMismatch
 from attune.common.plan import FEWEST, Profile
-from attune.common.schema import EMBEDDED_FROM, MAX_VALUES, ROLES, Column, Missing, Schema, name_and_unit
+from attune.common.schema import EMBEDDED_FROM, MAX_VALUES, OUTPUTS, ROLES, Column, Missing, Schema, name_and_unit
 from attune.common.text import clean, listed
 from attune.fedserver.core.fleet_statistics import FleetStatistics
 
@@ -43,10 +43,10 @@ def merge_proposals(proposals: Mapping[str, Schema], edits: Mapping[str, Column]
             conflicts.append(conflict)
         else:
             columns[name] = merged(list(sites.values()), len(sites) < len(proposals), common)
-    labels = {name for name, column in columns.items() if column.kind == "label"}
+    outputs = {name: column.kind for name, column in columns.items() if column.kind in OUTPUTS}
     for site in sorted(proposals):
-        if lacking := sorted(name for name in labels if name not in proposals[site].columns):
-            conflicts.append(f"{site}: no column {listed(lacking)}, the label: add it, or leave this site out")
+        lacking = [f"{name}, the {kind}" for name, kind in outputs.items() if name not in proposals[site].columns]
+        conflicts += [f"{site}: no column {output}: add it, or leave this site out" for output in lacking]
     if conflicts:
         many = f"{len(conflicts)} conflicts" if len(conflicts) > 1 else "a conflict"
         raise SettingError(

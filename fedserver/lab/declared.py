@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attune.common.errors import SettingError
-from attune.common.methods.method import check_task
 from attune.common.models import registry
 from attune.common.models.registry import size_bytes
 from attune.common.plan import ModelSpec
+from attune.common.task import TASKS
 from attune.fedserver.core.planning import ResolvedSettings, roles_of
+from attune.fedserver.core.survival_settings import check_survival
 
 CLASSES, VOCABULARY = 2, 100  # for the trial, where the operator does not declare them
 
@@ -21,7 +22,7 @@ def check_declared(settings: ResolvedSettings) -> None:
         SettingError: The model cannot be.
     """
     if settings.data.task is not None:
-        check_task(settings.configured, settings.data.task)
+        check_survival(settings.data.task, settings.configured, settings.train, settings.privacy)
     name = settings.model_name
     if name is not None and ":" in name:
         registry.load(name)
@@ -46,7 +47,8 @@ def _specs(settings: ResolvedSettings) -> Iterator[ModelSpec]:
     if data.kind is None or not data.shape:
         return
     name = settings.model_name or registry.model_for(data.kind, roles_of(settings.method))
-    classes, vocabulary = len(data.classes) or CLASSES, (data.vocabulary or VOCABULARY) if data.kind == "tokens" else 0
+    classes = TASKS[data.task or "classes"].width(len(data.classes) or CLASSES)
+    vocabulary = (data.vocabulary or VOCABULARY) if data.kind == "tokens" else 0
     for per_position in (False, True) if data.kind == "tokens" and data.task in (None, "classes") else (False,):
         spec = registry.default_spec(
             data.kind, tuple(data.shape), classes, vocabulary, name, settings.model_options, per_position

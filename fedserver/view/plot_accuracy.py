@@ -14,7 +14,7 @@ from attune.common.metrics import METRICS
 from attune.common.pictures import figures
 from attune.common.pictures.page import Cell, PageTable, Picture, Section
 from attune.common.statistics import interval_of
-from attune.common.task import TaskName
+from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.accuracy import ByRound, by_round
 from attune.fedserver.core.records import Report
 from attune.fedserver.view.summary import ClientSummary, Curve, CurvePoint, Figure, Summary
@@ -147,7 +147,7 @@ def bars(summary: Summary) -> Section:
             axes.bar(at, values, width=0.4, color=colour, label=label)
             axes.errorbar(at, values, yerr=errors, fmt="none", ecolor="0.25", elinewidth=0.9, capsize=2)
     axes.set_xlim(-0.8, len(listed) - 0.2)
-    figures.score_axis(axes, summary.task, "" if summary.task == "regression" else ", 95 % interval")
+    figures.score_axis(axes, summary.task, ", 95 % interval" if TASKS[summary.task].of_trials else "")
     axes.set_title("Each client before and after its latest local training", pad=24)
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
     if len(listed) <= NAMED:
@@ -167,7 +167,7 @@ def bars(summary: Summary) -> Section:
 def _with_intervals(
     summary: Summary, listed: Sequence[ClientSummary], scores: Sequence[float | None], shift: float
 ) -> tuple[list[float], list[float], list[list[float]]]:
-    """Return positions, values, and how far each interval reaches below and above its value; 0 for R2."""
+    """Return positions, values, and how far each interval reaches below and above its value; 0 without one."""
     at, values, below, above = [], [], [], []
     for position, (client, value) in enumerate(zip(listed, scores, strict=True)):
         if value is not None:

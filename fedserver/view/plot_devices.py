@@ -11,7 +11,7 @@ from attune.common.errors import SettingError
 from attune.common.pictures import figures
 from attune.common.pictures.page import Cell, PageTable, Picture, Section
 from attune.common.statistics import Finding, interval_of
-from attune.common.task import TaskName
+from attune.common.task import TASKS, TaskName
 from attune.fedserver.view.summary import ClientSummary, Summary
 
 NAMED = 120  # devices whose names fit below the axis
@@ -68,6 +68,8 @@ def clients(summary: Summary) -> Section:
         SettingError: No device has compared its models.
     """
     listed = sorted_by_gain(summary.clients)
+    if not TASKS[summary.task].by_sample:
+        raise SettingError(f"a {summary.metric} is no mean over test samples, by which devices could compare their models")
     if not listed:
         raise SettingError(
             "no device has compared its models yet: that comes after the last round, or with round.evaluate_every"

@@ -26,6 +26,7 @@ def against_training(jobs: Sequence[Descent]) -> str:
     job = jobs[0]
     return (
         job.by_itself
+        or ("" if job.task.measure.by_sample else "the loss compares the samples of a batch")
         or _of_settings(job.settings)
         or _of_precision(job.settings.mixed_precision)
         or _of_layers(job.task.network)

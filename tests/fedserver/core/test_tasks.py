@@ -15,6 +15,7 @@ from attune.fedserver.lab.declared import check_declared as check_settings
 CLASSES = Profile("tabular", (3,), [0, 1], 10, 4)
 DOSE = Profile("tabular", (3,), ["dose"], 10, 4, task="regression", targets=Columns(10, [5.0], [40.0]))
 SEVERAL = Profile("tabular", (3,), ["cough", "ache"], 10, 4, task="multilabel")
+SURVIVAL = Profile("tabular", (3,), ["months", "died"], 10, 4, task="survival")
 FEDAVG = resolve({"method": {"name": "fedavg"}})
 
 
@@ -73,7 +74,7 @@ ONLY_CLASSES = {"fedrod": "fedrep", "fedtp+fedrod": "fedrep, fedper or fedtp", "
 
 
 @pytest.mark.parametrize("method", names())
-@pytest.mark.parametrize("profile", [DOSE, SEVERAL])
+@pytest.mark.parametrize("profile", [DOSE, SEVERAL, SURVIVAL])
 def test_methods_that_know_classes_alone_refuse_before_round_1_and_say_what_to_take(method, profile) -> None:
     settings = resolve({"method": {"name": method}})
     declared = resolve({"method": {"name": method}, "data": {"task": profile.task}})
@@ -94,3 +95,39 @@ def test_the_operator_declares_the_task() -> None:
     check_declared(DOSE, data, "a")
     with pytest.raises(ShapeMismatch, match=r"odd is for classes; this federation is for regression of 1 targets \(dose\)"):
         check_declared(CLASSES, data, "odd")
+
+
+def test_a_plan_of_survival_has_one_output_and_holds_no_sample_out() -> None:
+    check_possible(SURVIVAL, "a")
+    with pytest.raises(SettingError, match="odd declares 1 columns of survival: a time and an event are needed"):
+        check_possible(msgspec.structs.replace(SURVIVAL, labels=["months"]), "odd")
+    assert FEDAVG.train.validation > 0
+    plan = make_plan(FEDAVG, {"a": SURVIVAL, "b": SURVIVAL}, "f")
+    assert (plan.classes, plan.model.classes, plan.train.validation) == (["months", "died"], 1, 0)
+    other = msgspec.structs.replace(SURVIVAL, labels=["weeks", "died"])
+    with pytest.raises(ShapeMismatch, match=r"survival of 2 columns \(weeks, died\); .* of 2 columns \(months, died\)"):
+        check_fits(other, plan, "odd")
+
+
+CLIP = {"privacy": {"unit": "example", "noise": 1.0}, "method": {"name": "fedavg"}}
+NOT_FOR_SURVIVAL = {
+    "example": (CLIP, 'privacy.unit = "example" .*so no sample has a gradient .*Take privacy.unit = "client"'),
+    "group": ({**CLIP, "privacy": {"unit": "group", "noise": 1.0}}, 'privacy.unit = "group" cannot be used for survival'),
+    "dial": (
+        {"method": {"name": "fedmcsa", "dial": True}},
+        "method.dial cannot be used for survival: it chooses by how likely",
+    ),
+    "auto": ({"train": {"score_after": [1]}}, "train.score_after .*in place of --method auto name a method"),
+    "finish": ({"train": {"finish": "auto"}}, r"train.finish cannot .*Leave it out, or take the method fedavg\+ft"),
+    "stop": ({"train": {"finish_stop": "fleet"}}, "train.finish_stop cannot be used for survival"),
+}
+
+
+@pytest.mark.parametrize("given", NOT_FOR_SURVIVAL)
+def test_what_needs_a_loss_or_a_likelihood_of_a_sample_is_refused_before_round_1(given) -> None:
+    sections, message = NOT_FOR_SURVIVAL[given]
+    with pytest.raises(SettingError, match=message):
+        make_plan(resolve(sections), {"a": SURVIVAL}, "f")
+    with pytest.raises(SettingError, match=message):
+        check_settings(resolve({**sections, "data": {"task": "survival"}}))
+    assert make_plan(resolve(sections), {"a": DOSE}, "f").task == "regression"
