@@ -13,6 +13,7 @@ from attune.common.task import TaskName
 Kind = Literal["images", "tokens", "series", "tabular"]
 Label = int | str
 FEWEST = 5  # devices whose statistics are combined for others; with fewer, each of them must have agreed
+FEWEST_ROWS = 10  # rows behind each number that statistics show, and behind what a proposal tells
 FIRST_RUN = "first"  # the name of a federation's first run for people; in the plan and the ledger it is empty
 
 

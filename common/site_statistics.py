@@ -10,9 +10,12 @@ that keeps samples. A server that lies about the centre can still read values fr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
+
+from attune.common.task import TIME_AND_EVENT, TaskName
 
 ACCURACY = 0.01  # largest error of a quantile, as a share of the value's distance from the fleet's mean
 NEAREST, FARTHEST = 1e-3, 1e6  # deviations from the mean: what is nearer is in bucket 0, what is farther in the last ones
@@ -72,6 +75,16 @@ class SiteSketches(msgspec.Struct, frozen=True):
     """Answer of a device in the second pass: a sketch by the name of the column."""
 
     columns: dict[str, ColumnSketch] = {}
+
+
+def output_columns(task: TaskName, labels: Sequence[int | str]) -> list[str]:
+    """Return the names that the columns of y have in statistics; none of classes and labels.
+
+    In survival these are all times, and the times of events: those of other rows are missing there.
+    """
+    if task == "survival":
+        return [f"{what} {label}" for what, label in zip(TIME_AND_EVENT, labels, strict=True)]
+    return [f"target {label}" for label in labels] if task == "regression" else []
 
 
 def bucket_value(bucket: int, centre: Centre) -> float:

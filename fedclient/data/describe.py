@@ -13,6 +13,7 @@ import msgspec
 
 from attune.common.classes import look_alikes
 from attune.common.columns import LONGEST_NAME
+from attune.common.plan import FEWEST_ROWS
 from attune.common.schema import MAX_VALUES, ORIGIN, OUTPUTS, Column, ColumnKind, DateForm, Schema, name_and_unit
 from attune.common.text import listed
 from attune.fedclient.data import cells as cell_rules
@@ -23,7 +24,6 @@ from attune.fedclient.data.table import USUAL_LABELS, DataTable
 from attune.fedclient.data.table_encoder import NO, YES, value_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
-FEWEST_ROWS = 10  # a value of a category, and that values are missing, is told only if so many rows have it
 FEW_VALUES, PER_VALUE = 20, 5  # text with so few different values, or so many rows for each, is a category
 LONGEST_VALUE = 100  # characters
 MOSTLY = 0.5  # share of missing values from which a column is mostly missing

@@ -17,6 +17,7 @@ from attune.common.site_statistics import (
     ColumnSums,
     SiteSketches,
     SiteSums,
+    output_columns,
 )
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.table_encoder import with_gaps
@@ -26,7 +27,7 @@ def site_sums(shard: Shard, wanted: Collection[str] = ()) -> SiteSums:
     """Return the sums over all rows of a shard, of its training and its test part.
 
     Args:
-        shard: The shard. Columns are those of tables, the channels of series, and the targets of a regression.
+        shard: The shard. Columns are those of tables, the channels of series, and `output_columns`.
         wanted: Names of columns; empty: all.
     """
     sums = {name: column_sums(values_N) for name, values_N in columns_in(shard, wanted).items()}
@@ -62,12 +63,11 @@ def columns_in(shard: Shard, wanted: Collection[str]) -> dict[str, npt.NDArray[n
             rows = with_gaps(rows, shard.schema)
         names = feature_names(shard)
         columns = {name: rows[:, place].astype(np.float64) for place, name in enumerate(names) if not wanted or name in wanted}
-    if shard.task == "regression":
-        targets = np.concatenate([shard.train_y, shard.test_y]).astype(np.float64)
-        for place, label in enumerate(shard.labels):
-            if not wanted or f"target {label}" in wanted:
-                columns[f"target {label}"] = targets[:, place]
-    return columns
+    outputs = output_columns(shard.task, shard.labels)
+    y = np.concatenate([shard.train_y, shard.test_y]).astype(np.float64) if outputs else np.empty(0)
+    if shard.task == "survival":
+        y[:, 1] = np.where(y[:, 1] > 0, y[:, 0], np.nan)
+    return columns | {name: y[:, place] for place, name in enumerate(outputs) if not wanted or name in wanted}
 
 
 def column_sums(values_N: npt.NDArray[np.float64]) -> ColumnSums:

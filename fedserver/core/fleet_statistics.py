@@ -6,14 +6,14 @@ Every number that is shown is a sum over at least FEWEST devices and FEWEST_ROWS
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import accumulate
 
 import msgspec
 
 from attune.common.errors import UpdateRefused
-from attune.common.plan import FEWEST, Profile
+from attune.common.plan import FEWEST, FEWEST_ROWS, Profile
 from attune.common.site_statistics import (
     ACCURACY,
     BUCKETS,
@@ -23,10 +23,11 @@ from attune.common.site_statistics import (
     SiteSketches,
     SiteSums,
     bucket_value,
+    output_columns,
 )
+from attune.fedserver.core.kaplan_meier import KaplanMeier, is_within, kaplan_meier
 from attune.fedserver.core.scale import can_be_joined, joined
 
-FEWEST_ROWS = 10
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 BINS = 20  # of a histogram, before bins with too few rows or devices are joined
 ALIKE, APART = 0.1, 0.25  # distance of class shares from the fleet's: below the first sites are alike, above the second not
@@ -117,6 +118,7 @@ class FleetStatistics(msgspec.Struct, frozen=True):
         why: Reason for them, in one sentence.
         noise: The noise in all numbers but `devices` and `samples`; None: there is none.
         withheld: What cannot be shown with noise, each with the reason.
+        survival: Survival over time, where the data have times and events; None: there are none, or it is withheld.
         format: Version of this form.
     """
 
@@ -131,6 +133,7 @@ class FleetStatistics(msgspec.Struct, frozen=True):
     why: str = ""
     noise: Noise | None = None
     withheld: dict[str, str] = {}
+    survival: KaplanMeier | None = None
     format: int = 1
 
 
@@ -138,8 +141,13 @@ def columns_of(profile: Profile) -> list[str]:
     """Return the names of the columns of which a device with this profile can give statistics."""
     width = profile.shape[-1] if profile.kind in ("tabular", "series") else 0
     features = list(profile.column_names) or [f"column {number + 1}" for number in range(width)]
-    targets = [f"target {label}" for label in profile.labels] if profile.task == "regression" else []
-    return features + targets
+    return features + output_columns(profile.task, profile.labels)
+
+
+def survival_columns(profiles: Iterable[Profile]) -> list[str]:
+    """Return the column of times and that of events, if all devices with survival have the same ones; else none."""
+    pairs = {tuple(output_columns(profile.task, profile.labels)) for profile in profiles if profile.task == "survival"}
+    return list(pairs.pop()) if len(pairs) == 1 else []
 
 
 def check_sums(sums: SiteSums, profile: Profile) -> None:
@@ -161,8 +169,14 @@ def check_sums(sums: SiteSums, profile: Profile) -> None:
         raise UpdateRefused("its sums are not those of the data that it declares")
 
 
-def check_sketches(sketches: SiteSketches, sums: SiteSums, centres: Mapping[str, Centre]) -> None:
+def check_sketches(sketches: SiteSketches, sums: SiteSums, centres: Mapping[str, Centre], survival: Sequence[str] = ()) -> None:
     """Check what a device sent in the second pass against the first one.
+
+    Args:
+        sketches: What it sent.
+        sums: Its answer in the first pass.
+        centres: Centres that it was told.
+        survival: Same as `survival_columns` returns.
 
     Raises:
         UpdateRefused: The two cannot be of the same data.
@@ -172,16 +186,20 @@ def check_sketches(sketches: SiteSketches, sums: SiteSums, centres: Mapping[str,
         fits = name in centres and name in sums.columns and sum(sketch.counts) == sums.columns[name].rows
         if not fits or (sketch.counts and not -BUCKETS <= sketch.first <= last <= BUCKETS):
             raise UpdateRefused("its counts are not those of the data of which it sent the sums")
+    times, events = (sketches.columns.get(name) for name in survival) if survival else (None, None)
+    if events is not None and (times is None or not is_within(events, times)):
+        raise UpdateRefused("it counts more events than rows at a time")
 
 
-def centres_of(sites: Mapping[str, SiteSums], fewest: int = FEWEST) -> dict[str, Centre]:
-    """Return mean and deviation of each column that may be shown."""
+def centres_of(sites: Mapping[str, SiteSums], fewest: int = FEWEST, survival: Sequence[str] = ()) -> dict[str, Centre]:
+    """Return mean and deviation of each column that may be shown; of events those of all times (`survival_columns`)."""
     centres = {}
     for name, columns in _by_column(sites).items():
         whole = reduce(_both, columns)
         if _shown(columns, fewest):
             centres[name] = Centre(whole.mean, math.sqrt(whole.squares / whole.rows))
-    return centres
+    times, events = survival or ("", "")
+    return centres | ({events: centres[times]} if events in centres and times in centres else {})
 
 
 def fleet_statistics(
@@ -204,7 +222,8 @@ def fleet_statistics(
     if len(sites) < fewest or samples < FEWEST_ROWS:
         why = f"withheld: statistics are sums over at least {fewest} devices and {FEWEST_ROWS} rows"
         return FleetStatistics(len(sites), dict(without), why=why)
-    centres = centres_of(sites, fewest)
+    survival = survival_columns(profiles[name] for name in sites)
+    centres = centres_of(sites, fewest, survival)
     columns = {}
     for name, sums in _by_column(sites).items():
         given = [site.columns[name] for site in sketches.values() if name in site.columns and name in centres]
@@ -212,7 +231,20 @@ def fleet_statistics(
     classes, distance = _classes(sites, profiles, fewest)
     between = [column.between for column in columns.values() if column.between is not None]
     first, why = advice(distance, max(between, default=None))
-    return FleetStatistics(len(sites), dict(without), samples, columns, classes, distance, first=first, why=why)
+    over_time = _survival(sketches, centres, survival, fewest)
+    return FleetStatistics(
+        len(sites), dict(without), samples, columns, classes, distance, first=first, why=why, survival=over_time
+    )
+
+
+def _survival(
+    sketches: Mapping[str, SiteSketches], centres: Mapping[str, Centre], survival: Sequence[str], fewest: int
+) -> KaplanMeier | None:
+    """Return the survival by the devices that sent both sketches."""
+    if not survival or survival[0] not in centres or survival[1] not in centres:
+        return None
+    both = [[site.columns[name] for name in survival] for site in sketches.values() if set(survival) <= site.columns.keys()]
+    return kaplan_meier([times for times, _ in both], [events for _, events in both], centres[survival[0]], fewest)
 
 
 def _by_column(sites: Mapping[str, SiteSums]) -> dict[str, list[ColumnSums]]:
@@ -251,8 +283,8 @@ def _statistics(
         devices,
         whole.rows,
         whole.missing / (whole.rows + whole.missing),
-        centre.mean,
-        centre.deviation,
+        whole.mean,
+        math.sqrt(whole.squares / whole.rows),
         quantiles,
         histogram,
         min(1.0, between / whole.squares) if whole.squares else 0.0,

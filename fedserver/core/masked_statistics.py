@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import msgspec
 
 from attune.common.errors import SettingError, UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors
-from attune.common.plan import Profile, Scale
+from attune.common.plan import FEWEST_ROWS, Profile, Scale
 from attune.common.schema import Schema
 from attune.common.secure.masked_sums import MaskedLayout, Slot, unpacked
-from attune.common.site_statistics import BUCKETS, MOST_COLUMNS, Centre, ColumnSketch
+from attune.common.site_statistics import BUCKETS, MOST_COLUMNS, Centre, ColumnSketch, output_columns
+from attune.common.task import TIME_AND_EVENT
 from attune.common.text import clean
 from attune.fedserver.core.fleet_statistics import (
-    FEWEST_ROWS,
     ColumnStatistics,
     FleetStatistics,
     advice,
@@ -26,6 +26,7 @@ from attune.fedserver.core.fleet_statistics import (
     quantiles_of,
     shown_classes,
 )
+from attune.fedserver.core.kaplan_meier import KaplanMeier, is_within, kaplan_meier
 
 NO_RANGE = Centre(0.0, 1.0)
 NOT_A_SUM = "the masked sum is no sum of statistics: a device has sent something else, and nobody knows which"
@@ -94,7 +95,7 @@ def scaled_of(profile: Profile) -> tuple[list[str], list[str]]:
     """Return the names of the features and of the numbers to predict that may have a common scale."""
     targets = list(map(str, profile.labels)) if profile.task == "regression" else []
     columns = columns_of(profile)
-    return columns[: len(columns) - len(targets)], targets
+    return columns[: len(columns) - len(output_columns(profile.task, profile.labels))], targets
 
 
 def _proposes(profile: Profile) -> bool:
@@ -129,8 +130,11 @@ class SumReader:
         slots = iter(unpacked(layout, kept.number, self._devices))
         self._samples = int(next(slots))
         self._classes = {label: int(next(slots)) for label in layout.classes}
+        self._layout, self._sketches = layout, dict[str, ColumnSketch]()
         try:
-            self._columns = {name: _column(slots, centre, self._devices) for name, centre in layout.columns.items()}
+            self._columns = {}
+            for name, centre in layout.columns.items():
+                self._columns[name], self._sketches[name] = _column(slots, centre, self._devices)
             self.scales = MaskedScales(_scale(slots, len(layout.features)), _scale(slots, len(layout.targets)))
         except OverflowError:
             raise UpdateRefused(NOT_A_SUM) from None
@@ -141,29 +145,55 @@ class SumReader:
         between = [column.between for column in columns.values() if column.between is not None]
         first, why = advice(None, max(between, default=None))
         classes = shown_classes(self._classes) if self._classes else None
-        return FleetStatistics(self._devices, dict(without), self._samples, columns, classes, first=first, why=why)
+        return FleetStatistics(
+            self._devices,
+            dict(without),
+            self._samples,
+            columns,
+            classes,
+            first=first,
+            why=why,
+            survival=self._survival(columns),
+        )
+
+    def _survival(self, columns: Collection[str]) -> KaplanMeier | None:
+        """Return the survival by the columns of all times and of events. A layout says no task, so their names and sums do."""
+        times, events = ([name for name in columns if name.startswith(f"{what} ")] for what in TIME_AND_EVENT)
+        pairs = [(time, event) for time in times for event in events if self._is_survival(time, event)]
+        if len(pairs) != 1:
+            return None
+        sketches = [[self._sketches[name]] for name in pairs[0]]
+        return kaplan_meier(sketches[0], sketches[1], self._layout.columns[pairs[0][0]], 1)
+
+    def _is_survival(self, time: str, event: str) -> bool:
+        layout, rows = self._layout, sum(self._sketches[time].counts)
+        same = layout.columns[time] == layout.columns[event] and not layout.classes and not layout.targets
+        return same and rows == self._samples and is_within(self._sketches[event], self._sketches[time])
 
 
-def _column(slots: Iterator[Slot], centre: Centre, devices: int) -> ColumnStatistics:
+def _column(slots: Iterator[Slot], centre: Centre, devices: int) -> tuple[ColumnStatistics, ColumnSketch]:
+    """Return the statistics of a column, and its counts by bucket."""
     rows, missing = int(next(slots)), int(next(slots))
     total, squares, between = (Fraction(next(slots)) for _ in range(3))
     counts = {bucket: int(next(slots)) for bucket in range(-BUCKETS, BUCKETS + 1)}
+    sketch = ColumnSketch(-BUCKETS, list(counts.values()))
     if rows < devices or sum(counts.values()) != rows:
         raise UpdateRefused(NOT_A_SUM)
     if rows < FEWEST_ROWS:
-        return ColumnStatistics(devices)
+        return ColumnStatistics(devices), sketch
     apart = squares - total**2 / rows  # the sum of squared distances from the mean
     quantiles = quantiles_of({bucket: count for bucket, count in counts.items() if count}, centre)
-    return ColumnStatistics(
+    shown = ColumnStatistics(
         devices,
         rows,
         missing / (rows + missing),
         float(Fraction(centre.mean) + total / rows),
         math.sqrt(max(ZERO, apart) / rows),
         quantiles,
-        histogram_of([ColumnSketch(-BUCKETS, list(counts.values()))], centre, quantiles, 1),
+        histogram_of([sketch], centre, quantiles, 1),
         min(1.0, max(0.0, float((between - total**2 / rows) / apart))) if apart > 0 else 0.0,
     )
+    return shown, sketch
 
 
 def _scale(slots: Iterator[Slot], count: int) -> Scale | None:

@@ -14,12 +14,12 @@ from typing import Literal
 
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
-from attune.common.plan import FEWEST, DataSettings, Profile
+from attune.common.plan import FEWEST, FEWEST_ROWS, DataSettings, Profile
 from attune.common.privacy.noisy_statistics import BINS, MOMENTS, NoisyColumn, NoisyLayout, NoisySums
 from attune.common.schema import Schema
+from attune.common.site_statistics import output_columns
 from attune.common.text import clean, listed
 from attune.fedserver.core.fleet_statistics import (
-    FEWEST_ROWS,
     QUANTILES,
     ColumnErrors,
     ColumnStatistics,
@@ -32,6 +32,7 @@ from attune.fedserver.core.fleet_statistics import (
 NO_RANGE = "it has no public range (`range` in the schema, privacy.ranges or privacy.target_ranges)"
 BETWEEN = "noise of each site would look like a difference"
 UNDECLARED = "declare them (data.classes): which ones occur tells of the data"
+NO_SURVIVAL = "times and events have no noisy sums, since survival cannot be trained with noise on the devices"
 NOTHING = "there is nothing to ask for with noise: give columns a `range` in the operator's schema, or declare data.classes"
 
 
@@ -85,17 +86,20 @@ class NoisyQuestions:
         schemas = {profile.schema.digest: profile.schema for profile in profiles if isinstance(profile.schema, Schema)}
         schema = self.data.schema or (next(iter(schemas.values())) if len(schemas) == 1 else None)
         names = [] if schema is not None else self.data.names or _same([columns_of(profile) for profile in profiles])
-        targets = _same([[f"target {label}" for label in p.labels] if p.task == "regression" else [] for p in profiles])
+        outputs = _same([output_columns(profile.task, profile.labels) for profile in profiles])
+        survival = any(profile.task == "survival" for profile in profiles)
+        targets = [] if survival else outputs
         if schema is not None:
             used = schema.used
             columns = {name: NoisyColumn(values=column.values) for name, column in used.items() if column.values}
             columns |= {name: NoisyColumn(column.range) for name, column in used.items() if column.range and not column.values}
             names = list(used)
         elif all(profile.kind == "tabular" for profile in profiles):
-            names = [name for name in names if name not in targets]
+            names = [name for name in names if name not in outputs]
             columns = _ranged(names, self.privacy.ranges, "privacy.ranges")
         columns |= _ranged(targets, self.privacy.target_ranges, "privacy.target_ranges")
-        return columns, {name: NO_RANGE for name in [*names, *targets] if name not in columns}
+        withheld = {name: NO_RANGE for name in [*names, *targets] if name not in columns}
+        return columns, withheld | ({"survival": NO_SURVIVAL} if survival else {})
 
 
 def _same(lists: Sequence[list[str]]) -> list[str]:

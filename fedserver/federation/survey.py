@@ -27,6 +27,7 @@ from attune.fedserver.core.fleet_statistics import (
     check_sums,
     columns_of,
     fleet_statistics,
+    survival_columns,
 )
 from attune.fedserver.core.noisy_fleet import NoisyQuestions, noisy_fleet
 from attune.fedserver.federation.masked_survey import MaskedSurvey
@@ -102,10 +103,11 @@ class Survey:
             question = StatisticsRequest("", tuple(columns))
             reports = await self._pass(asked, question, patience_s)
             sites, refused = await asyncio.to_thread(_sums_in, reports, profiles)
-            centres = centres_of(sites)
+            survival = survival_columns(profiles[name] for name in sites)
+            centres = centres_of(sites, survival=survival)
             question = replace(question, centres_json=msgspec.json.encode(centres))
             reports = await self._pass(sites.keys(), question, patience_s) if centres else {}
-            sketches, _ = await asyncio.to_thread(_sketches_in, reports, sites, centres)
+            sketches, _ = await asyncio.to_thread(_sketches_in, reports, sites, centres, survival)
             silent = dict.fromkeys(asked - sites.keys() - refused.keys(), SILENT)
             return await asyncio.to_thread(fleet_statistics, sites, sketches, profiles, without | refused | silent)
 
@@ -164,9 +166,9 @@ def _sums_in(
 
 
 def _sketches_in(
-    reports: Mapping[str, StatisticsReport], sites: Mapping[str, SiteSums], centres: Mapping[str, Centre]
+    reports: Mapping[str, StatisticsReport], sites: Mapping[str, SiteSums], centres: Mapping[str, Centre], survival: list[str]
 ) -> tuple[dict[str, SiteSketches], dict[str, str]]:
-    return _read(reports, SiteSketches, lambda name, sketches: check_sketches(sketches, sites[name], centres))
+    return _read(reports, SiteSketches, lambda name, sketches: check_sketches(sketches, sites[name], centres, survival))
 
 
 def _read(

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from attune.common.pictures import figures, page
+from attune.common.plan import FEWEST_ROWS
 from attune.common.text import aligned, clean
-from attune.fedserver.core.fleet_statistics import FEWEST_ROWS, ColumnErrors, ColumnStatistics, FleetStatistics, Noise
+from attune.fedserver.core.fleet_statistics import ColumnErrors, ColumnStatistics, FleetStatistics, Noise
+from attune.fedserver.core.kaplan_meier import KaplanMeier
 
 HEADS = ("column", "devices", "rows", "missing", "mean", "deviation", "5 %", "median", "95 %", "between sites")
+SURVIVAL_HEADS = ("until", "at risk", "events", "survival")
 WITHHELD = "withheld"
 MOST_PICTURES = 40  # columns with a picture
 
@@ -32,6 +35,9 @@ def lines_of(report: FleetStatistics) -> Iterator[str]:
     for heads, counts in _tables(report):
         yield ""
         yield from aligned([heads, *(tuple(map(_cell, row)) for row in counts)])
+    if report.survival is not None:
+        yield ""
+        yield from aligned([SURVIVAL_HEADS, *(tuple(map(_cell, row)) for row in _survival_rows(report.survival))])
     if report.class_distance is not None:
         yield f"distance of the sites' class shares from the fleet's: {report.class_distance:.2f} (0: alike, 1: disjoint)"
     if report.why:
@@ -55,11 +61,33 @@ def _sections(report: FleetStatistics) -> Iterator[page.Section]:
     for heads, counts in _tables(report):
         if heads[0] != "class":
             yield page.Section(f"Values of {heads[0]}", "Rows of each value.", table=page.PageTable(heads, counts))
+    if report.survival is not None:
+        yield _survival_section(report.survival)
     drawn = [(name, column) for name, column in report.columns.items() if column.histogram and column.histogram.edges]
     for number, (name, column) in enumerate(drawn[:MOST_PICTURES]):
         yield page.Section(
             clean(name, 60), _histogram_caption(column), page.Picture(f"column-{number + 1}", _histogram(column))
         )
+
+
+def _survival_rows(survival: KaplanMeier) -> list[tuple[page.Cell, ...]]:
+    return list(zip(survival.times, survival.at_risk, survival.events, survival.survival, strict=True))
+
+
+def _survival_section(survival: KaplanMeier) -> page.Section:
+    figure = figures.new(7.0, 3.0)
+    axes = figure.subplots()
+    axes.step([0.0, *survival.times], [1.0, *survival.survival], where="post")
+    axes.set_ylim(0.0, 1.02)
+    axes.set_ylabel("share without event")
+    axes.set_xlabel("time")
+    figures.plain(axes)
+    caption = (
+        "Kaplan and Meier's estimate at the end of each interval. At risk: rows at its beginning. In each interval at least "
+        f"{FEWEST_ROWS} rows have the event, and what is behind the last one is withheld."
+    )
+    rows = _survival_rows(survival)
+    return page.Section("Survival", caption, page.Picture("survival", figure), page.PageTable(SURVIVAL_HEADS, rows))
 
 
 def _advice(report: FleetStatistics) -> str:
