@@ -81,7 +81,12 @@ def test_survival_by_hand() -> None:
     found = kaplan_meier(times, events, centre, 5)
     assert found is not None and found.times == pytest.approx([1, 3], abs=0.02)
     assert (found.at_risk, found.events, found.survival) == ([80, 60], [20, 20], [0.75, 0.375])
-    assert kaplan_meier(times, events, centre, 6) is None and kaplan_meier(times[:1], events[:1], centre, 1) is None
+    assert kaplan_meier(times, events, centre, 6) is None
+    one_later = [sketch_of(np.array([1.0] * 4 + [3.0] * (device == 0)), centre) for device in range(5)]
+    all_at_1 = [sketch_of(np.full(4, 1.0), centre)] * 5
+    assert kaplan_meier(one_later, all_at_1, centre, 5) is None, "one row would follow from 21 at risk and 20 events"
+    whole = kaplan_meier(all_at_1, all_at_1, centre, 5)
+    assert whole is not None and (whole.at_risk, whole.events, whole.survival) == ([20], [20], [0.0])
 
 
 def test_twenty_devices_agree_with_lifelines_on_the_joined_tables() -> None:
