@@ -20,7 +20,7 @@ class KaplanMeier(msgspec.Struct, frozen=True):
     """Survival over intervals of time, each of which ends at a time and begins behind the one before.
 
     Attributes:
-        times: End of each interval, exact as a quantile is.
+        times: End of each interval, as exact as a quantile.
         at_risk: Rows without an event at the beginning of the interval.
         events: Events in the interval.
         survival: Probability of no event until its end (Kaplan and Meier, J. of the American Statistical Association 1958).
@@ -65,7 +65,7 @@ def kaplan_meier(
         ):
             continue
         begun = int((after_DK + seen_DK)[:, start].sum())
-        found.append((bucket_value(first + place, centre), begun, int(event_D.sum()), survival))
+        found.append((max(0.0, bucket_value(first + place, centre)), begun, int(event_D.sum()), survival))
         start = place + 1
     return KaplanMeier(*map(list, zip(*found, strict=True))) if found else None
 

@@ -41,3 +41,22 @@ def test_sites_learn_who_is_at_risk(federation_at: Callable[[str], Federation], 
     assert list(rows[0]) == ["index", "log hazard"] and len(rows) == 120
     pictures = federation.command("fedserver", "plot", "--home", str(federation.home), "--out", str(tmp_path / "pictures"))
     assert "accuracy.png" in pictures.stdout and "a C-index is no mean over test samples" in pictures.stdout
+
+
+def test_statistics_have_the_survival_of_the_fleet(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
+    lifelines = pytest.importorskip("lifelines")
+    federation = federation_at("statistics")
+    cohorts = {f"site{site}": cohort(site) for site in range(5)}
+    tables = [write(tmp_path / f"{name}.csv", rows) for name, rows in cohorts.items()]
+    federation.server("--method", "fedavg", "--min-clients", "9")
+    asked = ("--label", "months,died", "--task", "survival", "--schema", "auto", "--disclose", "statistics")
+    federation.fleet(tables, *asked)
+    federation.await_status(lambda status: [client["state"] for client in status["clients"]].count("idle") == 5)
+    command = ("fedserver", "statistics", "--home", str(federation.home), "--json", "--out", str(tmp_path / "page"))
+    found = json.loads(federation.command(*command).stdout)
+    months, died = zip(*[row[-2:] for rows in cohorts.values() for row in rows], strict=True)
+    assert found["columns"]["time months"]["rows"] == 600 and found["columns"]["event died"]["rows"] == sum(died)
+    shown = found["survival"]
+    assert shown["at_risk"][0] == 600 and min(shown["events"]) >= 10 and (tmp_path / "page" / "survival.png").exists()
+    fitted = lifelines.KaplanMeierFitter().fit(months, died)
+    assert shown["survival"] == pytest.approx(fitted.predict(shown["times"]).to_list(), abs=0.05)

@@ -85,6 +85,8 @@ def test_survival_by_hand() -> None:
     one_later = [sketch_of(np.array([1.0] * 4 + [3.0] * (device == 0)), centre) for device in range(5)]
     all_at_1 = [sketch_of(np.full(4, 1.0), centre)] * 5
     assert kaplan_meier(one_later, all_at_1, centre, 5) is None, "one row would follow from 21 at risk and 20 events"
+    early = [sketch_of(np.full(4, 0.001), Centre(9.2, 9.0))] * 5
+    assert (first := kaplan_meier(early, early, Centre(9.2, 9.0), 5)) is not None and 0 <= first.times[0] < 0.1
     whole = kaplan_meier(all_at_1, all_at_1, centre, 5)
     assert whole is not None and (whole.at_risk, whole.events, whole.survival) == ([20], [20], [0.0])
 
