@@ -52,7 +52,7 @@ def kaplan_meier(
     left_DK = seen_DK - event_DK
     after_DK = seen_DK.sum(axis=1, keepdims=True) - seen_DK.cumsum(axis=1)
     least = max(FEWEST_ROWS, math.ceil(event_DK.sum() / MOST_STEPS))
-    found: list[tuple[float, int, int, float]] = []
+    steps: list[tuple[float, int, int, float]] = []
     survival, start = 1.0, 0
     for place in range(seen_DK.shape[1]):
         at_risk = int((after_DK + seen_DK)[:, place].sum())
@@ -65,9 +65,9 @@ def kaplan_meier(
         ):
             continue
         begun = int((after_DK + seen_DK)[:, start].sum())
-        found.append((max(0.0, bucket_value(first + place, centre)), begun, int(event_D.sum()), survival))
+        steps.append((max(0.0, bucket_value(first + place, centre)), begun, int(event_D.sum()), survival))
         start = place + 1
-    return KaplanMeier(*map(list, zip(*found, strict=True))) if found else None
+    return KaplanMeier(*map(list, zip(*steps, strict=True))) if steps else None
 
 
 def is_within(events: ColumnSketch, times: ColumnSketch) -> bool:
