@@ -122,7 +122,8 @@ def capped(sigma: float, cap: float) -> Weights:
         A_SS = attention(cosine_SS, sigma)
         own_S = A_SS.diagonal().clone()
         others_SS = A_SS.clone().fill_diagonal_(0)
-        grown_SS = others_SS / (1 - own_S)[:, None].clamp(min=1e-300) * (1 - cap)
+        # 1 - own_S can be 0 where the others' weights are not: they are below the rounding of 1.
+        grown_SS = others_SS / others_SS.sum(dim=1, keepdim=True).clamp(min=1e-300) * (1 - cap)
         return torch.where((own_S > cap)[:, None], grown_SS + cap * torch.eye(len(A_SS), dtype=A_SS.dtype), A_SS)
 
     return weights

@@ -204,8 +204,9 @@ class Synchronous:
     def extends(self, state: Round, now: float) -> bool:
         """Extend at the deadline. Idle devices that could bring the quorum are asked as soon as waiting for others ends."""
         aside = passed_over(state)
-        waited = not state.awaited - aside or now >= self._closes_at(state)
-        return now >= state.deadline or bool(waited and state.idle - aside)
+        if now >= state.deadline or not state.idle - aside:
+            return now >= state.deadline
+        return not state.awaited - aside or now >= self._closes_at(state)
 
     def ask_again(self, state: Round) -> frozenset[str]:
         """Ask devices that were passed over only if the quorum cannot be reached without them."""
