@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,31 @@ def test_the_score_of_a_device_is_that_of_lifelines() -> None:
     months, died = held.test_y.T
     risk = np.array(result.model("site1").predict(held.test_x))
     assert score == pytest.approx(utils.concordance_index(months, -risk, died), abs=1e-6)
+
+
+def test_whole_batches_find_the_stratified_cox_model_of_lifelines() -> None:
+    """Average a linear model whose devices take one step on all their rows: gradient descent on the sum of their likelihoods.
+
+    Sites have equally many rows and events, and features with mean 0 and deviation 1, so each counts alike and none is scaled.
+    """
+    pandas, lifelines = pytest.importorskip("pandas"), pytest.importorskip("lifelines")
+    sites, frames = {}, []
+    for site in range(4):
+        rng = np.random.default_rng(site)
+        x = rng.normal(size=(100, 3))
+        x = (x - x.mean(axis=0)) / x.std(axis=0)
+        months = np.ceil(10 * (1 + site) * rng.exponential(np.exp(-x @ [0.8, -0.5, 0.2])))
+        died = rng.permutation(100) < 60
+        y = np.c_[np.where(died, months, np.ceil(months * rng.random(100))), died]
+        sites[f"site{site}"] = (x, y, x, y)
+        frames.append(pandas.DataFrame(np.c_[x, y], columns=["a", "b", "c", "months", "died"]).assign(site=site))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fitted = lifelines.CoxPHFitter().fit(pandas.concat(frames), "months", "died", strata=["site"])
+    plain = {"train.lr": 1.0, "train.momentum": 0.0, "train.batch_size": 100, "train.local_epochs": 1, "train.clip_norm": 0.0}
+    more = {"train.weight_decay": 0.0, "method.bound_change": 0.0, "model.name": "mlr"}
+    result = run("fedavg", rounds=40, shards=sites, settings=plain | more)
+    assert result.model("site0").tensors["head.weight"][0].tolist() == pytest.approx(fitted.params_.to_list(), abs=1e-3)
 
 
 @pytest.mark.parametrize("method", ["ditto", "apfl", "fedala", "pfedme", "per-fedavg", "fedrep", "fedavg+ft", "fedmcsa"])
