@@ -183,13 +183,16 @@ def _notes(
     lines += [
         f"kept: {metric} of what the device predicts with in the end, which the last column describes",
         *COLUMN_NOTES,
-        "verdict: the own model against the common one, and against one that was trained alone (--baseline local)",
     ]
+    if not TASKS[task].by_sample:
+        return [
+            *lines,
+            f"verdict, harmed, probably: not known, because a {metric} is no mean over samples that could be tested",
+        ]
+    lines.append("verdict: the own model against the common one, and against one that was trained alone (--baseline local)")
     if any(value is not None for of in harm.values() for value in of.values()):
         rivals = " or ".join(name for name in RIVAL_METHODS if name in results)
         lines.append(f"harmed: what is kept is worse than what {rivals} leaves this device, by more than chance")
-    elif not TASKS[task].by_sample:
-        lines.append(f"harmed: not known, because a {metric} is no mean over samples that could be tested")
     elif any(row.accuracy is not None for row in first):
         lines.append("harmed: it is not known who is harmed; add local and fedavg to --method")
     else:

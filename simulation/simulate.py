@@ -135,8 +135,9 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         evaluate: Own scores of every device, evaluate(model, data).
         dashboard: True, a port or "HOST:PORT": serve a page to watch the simulation in a browser. stderr shows its address.
         label: If shards are tables (.csv, .parquet), the column with the classes.
-        task: "regression" if y is numbers, (N,) or (N, K); "multilabel" if y is labels of 0 and 1, (N, K); see
-            docs/shards.md. Folders may say it in their meta.json.
+        task: "regression" if y is numbers, (N,) or (N, K); "multilabel" if y is labels of 0 and 1, (N, K);
+            "survival" if y is times and events, (N, 2); see docs/shards.md and docs/tables.md. Folders may say it in their
+            meta.json.
         table: Other options of tables, by the names that `fedclient` gives them, such as {"columns": "age,dose"}.
         workers: Number of processes; None: one for each processor.
         config: Path of a federation.toml. The other arguments win over it.

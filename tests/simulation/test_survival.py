@@ -20,6 +20,7 @@ from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model import portable
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.read_options import ReadOptions
+from attune.fedserver.cli import cli as fedserver
 
 QUICK = {"train.lr": 0.05, "train.batch_size": 32, "train.local_epochs": 3}
 COLUMNS = ("age", "stage", "dose", "seen_before", "months", "died")
@@ -183,3 +184,12 @@ def test_updates_of_survival_are_protected_like_others(settings: dict[str, Any])
 def test_what_makes_no_sense_ends_it_before_it_begins(method: str, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingError, match=words):
         run(method, settings=settings)
+
+
+def test_a_comparison_of_methods_says_that_nobody_is_known_to_be_harmed(tmp_path: Path) -> None:
+    data = [str(write(tmp_path / f"{name}.csv", cohort(site))) for site, name in enumerate(("kiel", "lund"))]
+    asked = ["--label", "months,died", "--task", "survival", "--schema", "auto", "--method", "local,fedavg", "--rounds", "1"]
+    shown = CliRunner().invoke(fedserver, ["simulate", *(word for path in data for word in ("--data", path)), *asked])
+    assert shown.exit_code == 0, shown.output
+    assert "verdict, harmed, probably: not known, because a C-index is no mean over samples" in shown.output
+    assert "kept: C-index of what the device predicts with" in shown.output and "a constant answer has 0.500" in shown.output
