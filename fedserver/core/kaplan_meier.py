@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from attune.common.plan import FEWEST_ROWS
 from attune.common.site_statistics import Centre, ColumnSketch, bucket_value
 
 MOST_STEPS = 20
-Counts = NDArray[np.int64]
 
 
 class KaplanMeier(msgspec.Struct, frozen=True):
@@ -47,26 +44,21 @@ def kaplan_meier(
         centre: The centre.
         fewest: Least number of devices behind each number.
     """
-    seen_DK, first = _table(times, times)
-    event_DK, _ = _table(events, times)
-    left_DK = seen_DK - event_DK
-    after_DK = seen_DK.sum(axis=1, keepdims=True) - seen_DK.cumsum(axis=1)
-    least = max(FEWEST_ROWS, math.ceil(event_DK.sum() / MOST_STEPS))
+    rows_D = [sum(sketch.counts) for sketch in times]
+    least = max(FEWEST_ROWS, math.ceil(sum(sum(sketch.counts) for sketch in events) / MOST_STEPS))
     steps: list[tuple[float, int, int, float]] = []
-    survival, start = 1.0, 0
-    for place in range(seen_DK.shape[1]):
-        at_risk = int((after_DK + seen_DK)[:, place].sum())
-        survival *= 1 - int(event_DK[:, place].sum()) / at_risk if at_risk else 1.0
-        event_D, left_D = (part[:, start : place + 1].sum(axis=1) for part in (event_DK, left_DK))
-        if not (
-            _enough(event_D, fewest, least)
-            and (not left_D.any() or _enough(left_D, fewest))
-            and (not after_DK[:, place].any() or _enough(after_DK[:, place], fewest))
-        ):
-            continue
-        begun = int((after_DK + seen_DK)[:, start].sum())
-        steps.append((max(0.0, bucket_value(first + place, centre)), begun, int(event_D.sum()), survival))
-        start = place + 1
+    survival, begun, at_risk = 1.0, sum(rows_D), sum(rows_D)
+    event_D, left_D = [0] * len(rows_D), [0] * len(rows_D)
+    for bucket, counts in _by_bucket(times, events):
+        survival *= 1 - sum(happened for _, _, happened in counts) / at_risk
+        for device, seen, happened in counts:
+            rows_D[device] -= seen
+            event_D[device] += happened
+            left_D[device] += seen - happened
+            at_risk -= seen
+        if _enough(event_D, fewest, least) and all(not any(part) or _enough(part, fewest) for part in (left_D, rows_D)):
+            steps.append((max(0.0, bucket_value(bucket, centre)), begun, sum(event_D), survival))
+            begun, event_D, left_D = at_risk, [0] * len(rows_D), [0] * len(rows_D)
     return KaplanMeier(*map(list, zip(*steps, strict=True))) if steps else None
 
 
@@ -76,17 +68,18 @@ def is_within(events: ColumnSketch, times: ColumnSketch) -> bool:
     return all(count <= at.get(bucket, 0) for bucket, count in enumerate(events.counts, events.first))
 
 
-def _enough(count_D: Counts, fewest: int, least: int = FEWEST_ROWS) -> bool:
-    return int(count_D.sum()) >= least and int((count_D > 0).sum()) >= fewest
+def _enough(count_D: Sequence[int], fewest: int, least: int = FEWEST_ROWS) -> bool:
+    return sum(count_D) >= least and sum(count > 0 for count in count_D) >= fewest
 
 
-def _table(sketches: Sequence[ColumnSketch], reach: Sequence[ColumnSketch]) -> tuple[Counts, int]:
-    """Return counts by device and bucket, (D, K), from the first to the last bucket of `reach`, and the first bucket."""
-    filled = [sketch for sketch in reach if sketch.counts]
-    first = min((sketch.first for sketch in filled), default=0)
-    last = max((sketch.first + len(sketch.counts) for sketch in filled), default=0)
-    count_DK = np.zeros((len(sketches), max(0, last - first)), dtype=np.int64)
-    for row, sketch in zip(count_DK, sketches, strict=True):
-        if sketch.counts:
-            row[sketch.first - first :][: len(sketch.counts)] = sketch.counts
-    return count_DK, first
+def _by_bucket(
+    times: Sequence[ColumnSketch], events: Sequence[ColumnSketch]
+) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
+    """Yield (bucket, (device, rows, events) of each device with rows in it), in ascending order."""
+    entries: dict[int, list[tuple[int, int, int]]] = {}
+    for device, (time, event) in enumerate(zip(times, events, strict=True)):
+        happened = dict(enumerate(event.counts, event.first))
+        for bucket, seen in enumerate(time.counts, time.first):
+            if seen:
+                entries.setdefault(bucket, []).append((device, seen, happened.get(bucket, 0)))
+    yield from sorted(entries.items())
