@@ -98,6 +98,7 @@ class _Attempt:
         self._at_once = first and link.waits
         self._sent = {part.part: asyncio.Event() for part in (() if self._inline else result.parts)}
         self.refused = False  # what the server refused last was the update itself
+        self._answered = False  # the server has taken the update, for which it had all parts
 
     async def run(self) -> bool:
         """Return whether the update came in time. Errors are those that the server named."""
@@ -111,10 +112,12 @@ class _Attempt:
         fail_at(self._orders.who, self._result.round, "uploaded")
         update = self._update()
         try:
-            return await self._link.submit(update)
+            in_time = await self._link.submit(update)
         except AttuneError:
             self.refused = True
             raise
+        self._answered = True
+        return in_time
 
     def _update(self) -> Update:
         result = self._result
@@ -131,6 +134,8 @@ class _Attempt:
 
         async def go_on() -> None:
             nonlocal ask, damaged
+            if self._answered:  # the answer to this upload was lost
+                return
             target = UploadTarget(self._result.order_id, part.part, part.digest, part.size)
             try:
                 # Bytes that arrived damaged once do not go to the store again.

@@ -17,7 +17,7 @@ from attune.fedclient.link.transfer import ATTEMPTS, fetch
 from attune.fedclient.messages import OrderResult, SendRefused, Sent
 from attune.fedclient.work.state import FolderOrders
 from tests.fedclient.link.conftest import ORDER, TENSORS
-from tests.fedclient.link.server import Scripted
+from tests.fedclient.link.server import CUT, Scripted
 from tests.fedclient.link.test_conformance import stream, until
 
 Committed = tuple[FolderOrders, OrderResult]
@@ -110,6 +110,26 @@ def test_an_upload_that_breaks_is_gone_on_with_before_the_update_follows(play, c
     assert came == Sent(ORDER, late=False)
     assert server.offsets == [0, 9_000, 20_000]
     assert len(server.submits) == 1
+
+
+def test_an_upload_whose_answer_is_lost_is_not_repeated_once_the_update_is_accepted(play, committed: Committed) -> None:
+    """Lose every answer to an upload after that to the update. The server has put the bytes aside and knows no offset."""
+    orders, result = committed
+
+    async def scenario(link: Link, server: Scripted):
+        async def end(target: object, whole: bytearray) -> int:
+            while not server.submits:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            server.here.clear()
+            raise CUT
+
+        vars(server).update(end=end)
+        async with stream(link):
+            link.waits = True
+            return await send(link, orders, result, False, lambda line: None), server.offsets
+
+    assert play(scenario) == (Sent(ORDER, late=False), [0])
 
 
 def test_who_refused_what_is_known_while_both_are_under_way(play, committed: Committed) -> None:
