@@ -122,8 +122,9 @@ class Scripted:
         await self._wait()
         if self.submits_fail:
             raise self.submits_fail.pop(0)
-        while any(len(self.here[part.digest]) < part.size for part in update.parts if part.digest in self.here):
-            await asyncio.sleep(0.01)  # as a server does that waits for uploads
+        # As a server does that waits for uploads.
+        while any(len(self.here[part.digest]) < part.size for part in update.parts if part.digest in self.here):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         self.submits.append(update)
         return not self.late
 

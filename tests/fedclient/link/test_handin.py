@@ -118,8 +118,7 @@ def test_an_upload_whose_answer_is_lost_is_not_repeated_once_the_update_is_accep
 
     async def scenario(link: Link, server: Scripted):
         async def end(target: object, whole: bytearray) -> int:
-            while not server.submits:
-                await asyncio.sleep(0.01)
+            await until(lambda: server.submits)
             await asyncio.sleep(0.1)
             server.here.clear()
             raise CUT
