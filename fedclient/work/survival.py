@@ -7,12 +7,9 @@ N samples, B of a batch, G different times.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-
-PAIRS = 1 << 22  # most pairs of samples in memory at a time
 
 
 def cox_loss(risk_B: Tensor, time_B: Tensor, event_B: Tensor) -> Tensor:
@@ -55,22 +52,51 @@ def c_index(risk_N: Tensor, time_N: Tensor, event_N: Tensor) -> float:
         time_N: Times.
         event_N: 1 or 0.
     """
-    right = total = 0.0
-    for first_E, pairs_EN in _comparable(time_N, event_N):
-        risk_E1 = risk_N[first_E, None]
-        right += float(((risk_E1 > risk_N) & pairs_EN).sum()) + 0.5 * float(((risk_E1 == risk_N) & pairs_EN).sum())
-        total += float(pairs_EN.sum())
-    return right / total if total else math.nan
+    place_N, happened_N, no_risk_N = _places(time_N, event_N), event_N > 0, risk_N.isnan()
+    rank_N = torch.unique(risk_N.nan_to_num(nan=0.0), return_inverse=True)[1] + 1
+    beyond = int(rank_N.max()) + 1 if len(rank_N) else 1
+    high_N, low_N = rank_N.masked_fill(no_risk_N, 0), rank_N.masked_fill(no_risk_N, beyond)
+    at_once_N = place_N * (beyond + 1) + low_N
+    order_N = at_once_N.argsort()
+    below, equal = _inversions(high_N[order_N], low_N[order_N], happened_N[order_N], beyond + 1)
+    # Events at one time are not comparable. They are in the order of their risks, so only equal ones were counted.
+    runs = torch.unique(at_once_N[happened_N & ~no_risk_N], return_counts=True)[1]
+    right = below + (equal - int((runs * (runs - 1)).sum()) // 2) / 2
+    behind_E = len(place_N) - torch.searchsorted(place_N.sort()[0], place_N[happened_N].contiguous(), right=True)
+    return right / total if (total := int(behind_E.sum())) else math.nan
 
 
 def has_pairs(time_N: Tensor, event_N: Tensor) -> bool:
     """Return whether two samples are comparable, so that there is a C-index."""
-    return any(bool(pairs_EN.any()) for _, pairs_EN in _comparable(time_N, event_N))
+    place_N = _places(time_N, event_N)
+    return bool((place_N[event_N > 0] < place_N.max()).any()) if len(place_N) else False
 
 
-def _comparable(time_N: Tensor, event_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the places of some samples with an event, and for each of them which samples are comparable with it, (E, N)."""
-    happened_N = event_N > 0
-    for first_E in happened_N.nonzero()[:, 0].split(max(1, PAIRS // max(1, len(time_N)))):
-        time_E1 = time_N[first_E, None]
-        yield first_E, (time_E1 < time_N) | ((time_E1 == time_N) & ~happened_N)
+def _places(time_N: Tensor, event_N: Tensor) -> Tensor:
+    """Return whole numbers, (N,): an event is comparable with the samples that have a higher one."""
+    place_N: Tensor = torch.unique(time_N, return_inverse=True)[1]
+    return 2 * place_N + (event_N <= 0)
+
+
+def _inversions(high_N: Tensor, low_N: Tensor, counts_N: Tensor, width: int) -> tuple[int, int]:
+    """Return how many pairs of a sample that counts and a later one have a smaller number there, and how many an equal one.
+
+    It compares the two halves of blocks of 2, 4, 8, ... samples, as merge sort does, so that it takes N log(N)^2 steps.
+
+    Args:
+        high_N: Number of a sample as the first of a pair, below `width`.
+        low_N: Number of a sample as the second of a pair, below `width`.
+        counts_N: Whether a sample may be the first of a pair.
+        width: Bound of the numbers.
+    """
+    below = equal = 0
+    at_N, half = torch.arange(len(high_N), device=high_N.device), 1
+    while half < len(high_N):
+        base_N, is_second_N = at_N // (2 * half) * width, at_N // half % 2 == 1
+        second = (base_N + low_N)[is_second_N].sort()[0]
+        first_N = ~is_second_N & counts_N
+        before, least = (torch.searchsorted(second, key_N[first_N]) for key_N in (base_N, base_N + high_N))
+        most = torch.searchsorted(second, (base_N + high_N)[first_N], right=True)
+        below, equal = below + int((least - before).sum()), equal + int((most - least).sum())
+        half *= 2
+    return below, equal
