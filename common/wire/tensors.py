@@ -64,6 +64,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     A tensor that is contiguous and on the CPU is not copied.
     """
     flat = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1)
+    flat = flat.as_strided(flat.shape, (1,))  # a single number may have any stride, with which torch views no bytes
     return flat.view(torch.uint8).numpy().data
 
 

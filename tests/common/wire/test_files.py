@@ -229,6 +229,14 @@ def test_tensors_on_an_accelerator(tmp_path, zoo, same_bits):
     same_bits(read_tensors(file_of(tmp_path / "file", there)), zoo)
 
 
+def test_one_number_out_of_a_larger_tensor_has_its_bytes():
+    """Take a column of one row: torch calls it contiguous, and its stride is that of the rows."""
+    column = torch.arange(16.0).reshape(2, 8)[:1, 3]
+    assert column.is_contiguous() and column.stride() == (8,)
+    assert bytes(bytes_of(column)) == np.float32(3).tobytes()
+    assert bytes(bytes_of(column.reshape(()))) == np.float32(3).tobytes() and bytes(bytes_of(column[:0])) == b""
+
+
 def test_the_bytes_of_a_contiguous_tensor_are_not_copied():
     tensor = torch.zeros(10, 100, dtype=torch.bfloat16)
     view = bytes_of(tensor)
