@@ -130,8 +130,9 @@ class PostgresDatabase:
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def is_cut_off(self) -> bool:
         """Return whether another server may serve by now. Then no call waits, so that devices look for that server at once."""
@@ -146,6 +147,10 @@ class PostgresDatabase:
             self._here.connection = connection
             try:
                 yield connection
+            except psycopg.errors.ReadOnlySqlTransaction:
+                self.close()  # they lead to a standby of PostgreSQL; a new connection may lead to the server that writes
+                connection.close()
+                raise
             finally:
                 self._here.connection = None
                 if connection.info.transaction_status == TransactionStatus.IDLE:

@@ -239,6 +239,27 @@ def test_a_database_that_is_killed_and_comes_back_has_what_was_acknowledged(tmp_
     aio.run(scenario())
 
 
+def test_a_server_leaves_a_connection_to_a_database_that_only_reads(database: PostgresDatabase) -> None:
+    """Let new sessions only read, as those on a standby of PostgreSQL after a failover do, until the name leads elsewhere."""
+    engine, put = engines.postgres(), "INSERT INTO meta VALUES (?, ?)"
+
+    def only_read(on: str) -> None:
+        with psycopg.connect(engine.url(), autocommit=True, options="-c default_transaction_read_only=off") as admin:
+            admin.execute(f"ALTER DATABASE postgres SET default_transaction_read_only = {on}")
+
+    database.execute(put, ("before", "1"))
+    try:
+        only_read("on")
+        database.close()
+        for _ in range(2):
+            with pytest.raises(LedgerBusy, match=r"cannot be used now .*read-only transaction"):
+                database.execute(put, ("meanwhile", "1"))
+    finally:
+        only_read("off")
+    database.execute(put, ("after", "1"))
+    assert {key for (key,) in database.execute("SELECT key FROM meta").fetchall()} == {"before", "after"}
+
+
 def test_a_database_that_is_down_is_a_clear_line(tmp_path: Path) -> None:
     engines.postgres()
     with pytest.raises(
