@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from attune.simulation.recipes.catalogue import LOCAL, TUNED
@@ -51,14 +52,18 @@ def test_the_best_is_taken_in_each_seed() -> None:
     assert gap.harmed == pytest.approx(10) and not gap.missed and gap_of(rows, "FedMCSA") is None
 
 
-def test_a_recipe_with_finishing_has_a_line_for_each_point() -> None:
+def test_a_recipe_with_finishing_has_a_line_for_each_point(tmp_path: Path) -> None:
     rows = [row(x, seed, name, 0.9) for x in (20, 80) for seed in (0, 1) for name in (LOCAL, TUNED, "FedAvg", *OTHERS)]
+    rows = [msgspec.structs.replace(each, judged=0.87) if each.method == TUNED else each for each in rows]
+    rows = [msgspec.structs.replace(each, mean=0.85) if each.method == LOCAL else each for each in rows]
     rows += [row(20, 0, "FedTP", 0.91), row(20, 1, "FedTP", 0.93), row(80, 0, "FedTP", 0.88), row(80, 1, "FedTP", 0.88)]
-    lines = list(with_finishing({"digits": rows, "digits-finished": rows, "wisdm-finished": []}))
-    heads, _, *cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    (tmp_path / "weights.csv").write_text("recipe,x,seed,method,weights,kept,nats\n")
+    lines = list(with_finishing({"digits": rows, "digits-finished": rows, "wisdm-finished": []}, tmp_path / "weights.csv"))
+    heads, _, *cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")][:4]
     assert [line[:3] for line in cells] == [["digits", "20", "2"], ["digits", "80", "2"]]
     assert [line[heads.index("FedTP")] for line in cells] == ["+2.0 ± 1.0; 0.0", "-2.0 ± 0.0; 0.0!"]
     assert [line[heads.index("FedAvg")] for line in cells] == ["+0.0 ± 0.0; 0.0"] * 2
+    assert "0 of these 10 cells." in lines, "0.88 is less than 0.9, and more than 0.87"
 
 
 OTHERS = ("FedMCSA", "FedMCSA, dial", "FedTP x MCSA, dial")
