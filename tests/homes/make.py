@@ -22,6 +22,7 @@ from typing import Any
 import click
 import numpy as np
 
+from attune.common.hardware import processor_name
 from tests.forked import KERNELS, THREADS
 from tests.same_bits.__main__ import worktree
 from tests.same_bits.driver import digests, of_tensors
@@ -29,7 +30,7 @@ from tests.same_bits.driver import digests, of_tensors
 HERE = Path(__file__).parent
 EXPECTED = HERE / "expected.json"
 PATIENCE_S = 180.0
-# The same kernels on every x86-64 machine: otherwise bits depend on its processor.
+# The same kernels on every x86-64 machine of a maker: otherwise bits depend on its processor's instructions.
 PORTABLE = dict(zip(KERNELS, ("default", "COMPATIBLE", "SSE41"), strict=True))
 ENTRY = """import sys
 from importlib.metadata import entry_points
@@ -239,7 +240,7 @@ def unpack(archive: Path, folder: Path) -> None:
 def main(rev: str, kinds: tuple[str, ...]) -> None:
     """Write the archives and expected.json of this folder."""
     noted = json.loads(EXPECTED.read_text(encoding="utf-8"))
-    noted |= {"torch": version("torch"), "machine": platform.machine()}
+    noted |= {"torch": version("torch"), "machine": platform.machine(), "processor": processor_name()}
     with tempfile.TemporaryDirectory(prefix="homes-") as scratch, worktree(Path(scratch) / "tree", rev) as root:
         for kind in kinds or SETTINGS:
             folder, archive = Path(scratch) / kind, HERE / f"{kind}.tar.xz"
