@@ -38,6 +38,7 @@ PROFILE = Profile(kind="tabular", shape=(3,), labels=[0, 1], samples=20, test_sa
 AT_ONCE = 16  # devices that connect at the same time
 SPAN_S = float(os.environ.get("SPAN_S", "60"))
 RETRY_S = 1.0
+LEFT_S = 30.0  # until the connections of 10,000 devices that left at once have ended
 
 
 class IdleDevice:
@@ -137,7 +138,7 @@ class Fleet:
             self.rows.append(row)
         await asyncio.gather(*(device.leave() for device in self._devices))
         gc.collect()
-        await asyncio.sleep(SPAN_S / 4)
+        await asyncio.sleep(LEFT_S)
         left = (await asyncio.to_thread(steady_bytes, pid) - empty_bytes) / inside / 1024
         self.rows.append({"leg": leg, "devices": 0, "kib_of_each_that_left": round(left, 1)})
         print(self.rows[-1], flush=True)

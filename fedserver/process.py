@@ -12,13 +12,15 @@ import os
 import platform
 from pathlib import Path
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8  # malloc.h
 ARENAS = 2
 KEPT_BYTES = 4 << 20  # kept free at the end of a heap for the next frames: the system must clear each page that it gives anew
 # torch asks Linux for pages of 2 MiB if it finds this when it makes its first tensor: a round of 4 x 25 M parameters takes a
 # tenth less of the server's processor time. On devices it was the other way round.
 LARGE_PAGES = ("THP_MEM_ALLOC_ENABLE", "1")  # an environment variable
 OWN_MAPPING_BYTES = 4 << 20  # larger blocks (tensors) are mapped by themselves; frames are smaller and are reused
+ENROLLING_MAPPING_BYTES = 16 << 10  # the same while devices enrol, so that TLS's two buffers of 17 KiB a connection are mapped
+MOST_MAPPINGS = 1 << 15  # half of what Linux allows a process
 
 
 def prepare_memory() -> None:
@@ -32,8 +34,19 @@ def bound_heaps() -> None:
     if platform.libc_ver()[0] == "glibc":
         library = ctypes.CDLL(None)
         library.mallopt(M_ARENA_MAX, ARENAS)
-        library.mallopt(M_MMAP_THRESHOLD, OWN_MAPPING_BYTES)
+        library.mallopt(M_MMAP_MAX, MOST_MAPPINGS)
         library.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        map_blocks(OWN_MAPPING_BYTES)
+
+
+def map_blocks(least_bytes: int) -> None:
+    """Let the C library map blocks of at least so many bytes by themselves. No-op with another library than glibc.
+
+    A mapped block takes memory only for the pages that are written to, and they go back at once when it is freed. A smaller
+    block lies on pages that were written to before.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, least_bytes)
 
 
 def return_free_memory() -> None:

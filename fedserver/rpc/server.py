@@ -146,10 +146,14 @@ class GrpcServer:
     async def _guard(self) -> None:
         """Enforce the limits on connections, and tell the operator which were dropped.
 
-        The memory of those that have ended goes back to the system.
+        The memory of those that have ended goes back to the system, and that of idle ones is kept small.
         """
-        pause_s, returned = LOOK_S, 0
+        pause_s, returned, mapped = LOOK_S, 0, 0
         while True:
+            # Before there is a plan no frames travel, and many devices enrol.
+            least = process.OWN_MAPPING_BYTES if self._coordinator.plan else process.ENROLLING_MAPPING_BYTES
+            if least != mapped:
+                process.map_blocks(mapped := least)
             await asyncio.sleep(pause_s)
             begun, started = self._registrar.tls.handshakes, time.monotonic()
             try:

@@ -83,29 +83,34 @@ def test_who_enrols_has_called_and_has_the_time_of_a_handshake(present: dict[int
     assert sorted(fds(keeper.look(PORT, 10.1).too_long)) == list(range(12))
 
 
-def test_the_memory_of_many_ended_connections_goes_back_once(
+def test_the_guard_gives_memory_back_once_and_maps_small_blocks_before_the_plan(
     present: dict[int, tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []
+    mapped: list[int] = []
     keeper = ConnectionLimiter(Bounds.of(4096), 10.0)
     monkeypatch.setattr(server, "LOOK_S", 0.0)
     monkeypatch.setattr(process, "return_free_memory", lambda: ended.append(keeper.ended))
+    monkeypatch.setattr(process, "map_blocks", mapped.append)
 
     async def looks() -> None:
         nobody = SimpleNamespace(tell=print, set=print, clear=lambda step: None)
         parts = SimpleNamespace(
             _registrar=SimpleNamespace(tls=SimpleNamespace(handshakes=0)), _connections=keeper, _port=PORT, _refusals=nobody,
-            _coordinator=SimpleNamespace(troubles=nobody),
+            _coordinator=SimpleNamespace(troubles=nobody, plan=None),
         )  # fmt: skip
         guard = asyncio.create_task(server.GrpcServer._guard(cast(Any, parts)))
         for held in (server.MANY_ENDED, 1, 0):  # one fewer than many end, then the last
             present.clear()
             present.update({fd: ("10.0.0.1", fd) for fd in range(held)})
             await asyncio.sleep(0.1)
+        parts._coordinator.plan = "a plan"
+        await asyncio.sleep(0.1)
         guard.cancel()
 
     aio.run(looks())
     assert ended == [server.MANY_ENDED]
+    assert mapped == [process.ENROLLING_MAPPING_BYTES, process.OWN_MAPPING_BYTES]
 
 
 @pytest.mark.parametrize(
