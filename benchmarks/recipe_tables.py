@@ -242,7 +242,7 @@ class Gap:
 
     @property
     def missed(self) -> bool:
-        """Whether devices keep less than the goal allows, beyond two standard errors."""
+        """True if devices keep less than the goal allows, beyond two standard errors."""
         return self.mean - 2 * self.error > GOAL
 
 

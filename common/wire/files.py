@@ -199,9 +199,10 @@ class TensorFile(Opened[torch.Tensor], TensorSource):
         """
         spec = self._layout.manifest[name]
         size = math.prod(spec.shape)
-        buffer_N = torch.empty(min(count, size), dtype=DTYPES[spec.dtype])
+        most = min(count, size)
+        buffer_N = torch.empty(most, dtype=DTYPES[spec.dtype])
         for start in range(0, size, count):
-            block_N = buffer_N if size - start >= count or size <= count else buffer_N[: size - start]
+            block_N = buffer_N if size - start >= most else buffer_N[: size - start]
             self._fill(block_N, name, start)
             yield start, block_N
 

@@ -154,23 +154,13 @@ class _Outputs(Measure):
         """Return the loss of each output, (B, K)."""
 
 
-class Numbers(_Outputs):
-    """Regression. y is in standard deviations of the federation, about its mean, so a squared error of 1 is that of its mean.
-
-    A sample's score is 1 minus its mean squared error, so the mean score is R2 by the federation's variance.
-    """
+class _ScoresAnswer(Measure):
+    """Measure whose answers are the model's scores, so that several models predict by their mean."""
 
     sharpnesses = (1.0,)
 
-    def _each(self, scores: Tensor, y: Tensor) -> Tensor:
-        return (scores - y).square()
-
     def of_scores(self, scores: Tensor) -> Tensor:
         return scores
-
-    def right(self, answers: Tensor, y: Tensor) -> Tensor:
-        error_B = (answers.double() - y.double()).square().mean(dim=1)
-        return 1 - error_B.nan_to_num(nan=WORST, posinf=WORST).clamp(max=WORST)
 
     def shares(self, scores: Tensor) -> Tensor:
         return scores.float()
@@ -180,6 +170,20 @@ class Numbers(_Outputs):
 
     def scores_of(self, shares: Tensor) -> Tensor:
         return shares
+
+
+class Numbers(_ScoresAnswer, _Outputs):
+    """Regression. y is in standard deviations of the federation, about its mean, so a squared error of 1 is that of its mean.
+
+    A sample's score is 1 minus its mean squared error, so the mean score is R2 by the federation's variance.
+    """
+
+    def _each(self, scores: Tensor, y: Tensor) -> Tensor:
+        return (scores - y).square()
+
+    def right(self, answers: Tensor, y: Tensor) -> Tensor:
+        error_B = (answers.double() - y.double()).square().mean(dim=1)
+        return 1 - error_B.nan_to_num(nan=WORST, posinf=WORST).clamp(max=WORST)
 
     def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
         return (scores.double() - y.double()).square().nan_to_num(nan=WORST, posinf=WORST)
@@ -233,10 +237,9 @@ class Labels(_Outputs):
         return float(self.right(trained.mean(dim=0).expand(len(tested), -1) > 0.5, tested).double().mean())
 
 
-class Survival(Measure):
+class Survival(_ScoresAnswer):
     """A log hazard for each sample, (B, 1); y (B, 2) has times and events. The loss is Cox's, the score Harrell's C-index."""
 
-    sharpnesses = (1.0,)
     by_sample = False
 
     def loss(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -252,24 +255,12 @@ class Survival(Measure):
                 "survival needs one score a sample; change the model's factory (spec.classes is the number of outputs)"
             )
 
-    def of_scores(self, scores: Tensor) -> Tensor:
-        return scores
-
     def right(self, answers: Tensor, y: Tensor) -> Tensor:
         """Return the C-index, (1,) float64; NaN if `can_score` is false."""
         return torch.tensor([c_index(answers[:, 0], y[:, 0], y[:, 1])], dtype=torch.float64)
 
     def can_score(self, y: Tensor) -> bool:
         return has_pairs(y[:, 0], y[:, 1])
-
-    def shares(self, scores: Tensor) -> Tensor:
-        return scores.float()
-
-    def of_shares(self, shares: Tensor) -> Tensor:
-        return shares
-
-    def scores_of(self, shares: Tensor) -> Tensor:
-        return shares
 
     def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
         raise _no_samples("gives no likelihood of a single sample")

@@ -40,7 +40,7 @@ from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.replayed_rounds import Arrival, ReplayedRounds
 from attune.fedserver.core.scale import check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
 from attune.fedserver.core.secure_settings import check_settings, defaults_of, transform_of, weighted
-from attune.fedserver.core.survival_settings import check_survival
+from attune.fedserver.core.survival_settings import check_task_settings
 from attune.fedserver.core.united_classes import united_classes
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
@@ -213,7 +213,7 @@ def make_plan(
     declared, privacy = settings.data, with_noise(settings.privacy, settings.round)
     first = ordered[0]
     check_public(privacy, declared, first)
-    check_survival(first.task, settings.configured, settings.train, privacy)
+    check_task_settings(first.task, settings.configured, settings.train, privacy)
     # In other tasks the same on all devices, in the order of the columns of y.
     classes = united_classes(profiles, declared.classes) if first.task == "classes" else first.labels
     if settings.train.augment and first.kind != "images":

@@ -1,4 +1,4 @@
-"""Limits of survival, whose loss and score compare samples with each other."""
+"""Limits of a task: of its method, and of survival, whose loss and score compare samples with each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attune.common.methods.method import ConfiguredMethod, check_task
 from attune.common.task import TaskName
 
 
-def check_survival(task: TaskName, configured: ConfiguredMethod, train: TrainSettings, privacy: PrivacySettings) -> None:
+def check_task_settings(task: TaskName, configured: ConfiguredMethod, train: TrainSettings, privacy: PrivacySettings) -> None:
     """Refuse a method or settings that cannot be used for the task.
 
     Raises:

@@ -10,7 +10,7 @@ from attune.common.models.registry import size_bytes
 from attune.common.plan import ModelSpec
 from attune.common.task import TASKS
 from attune.fedserver.core.planning import ResolvedSettings, roles_of
-from attune.fedserver.core.survival_settings import check_survival
+from attune.fedserver.core.survival_settings import check_task_settings
 
 CLASSES, VOCABULARY = 2, 100  # for the trial, where the operator does not declare them
 
@@ -22,7 +22,7 @@ def check_declared(settings: ResolvedSettings) -> None:
         SettingError: The model cannot be.
     """
     if settings.data.task is not None:
-        check_survival(settings.data.task, settings.configured, settings.train, settings.privacy)
+        check_task_settings(settings.data.task, settings.configured, settings.train, settings.privacy)
     name = settings.model_name
     if name is not None and ":" in name:
         registry.load(name)

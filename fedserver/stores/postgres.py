@@ -148,7 +148,7 @@ class PostgresDatabase:
             try:
                 yield connection
             except psycopg.errors.ReadOnlySqlTransaction:
-                self.close()  # they lead to a standby of PostgreSQL; a new connection may lead to the server that writes
+                self.close()  # all lead to a standby of PostgreSQL; a new connection may lead to the server that writes
                 connection.close()
                 raise
             finally:

@@ -1,4 +1,4 @@
-"""What benchmarks of the wire claim: their ways differ by what they name, and sizes are those of the bytes."""
+"""Claims of the benchmarks of the wire: each way differs by what it names, and sizes are those of the bytes."""
 
 from __future__ import annotations
 
