@@ -1,19 +1,20 @@
 """Speed of the heavy parts of aggregators on this machine's GPU, compared with one thread of its processor (`make gpu`).
 
-The figures are seconds of wall time until the GPU is done, the best of several. Without a GPU, the script says so and measures
-nothing.
+The figures are seconds of wall time until the GPU is done, the best of several. A round of FedTP at the size of its paper is
+measured on the GPU alone. Without a GPU, the script says so and measures nothing.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
+import numpy as np
 import torch
 
 from attune.common.exchange.transform import PartUpdate
@@ -23,11 +24,17 @@ from attune.fedserver.lab.aggregators.attention import attention, cosines
 from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from attune.fedserver.lab.aggregators.votes import gram, mix_
+from attune.simulation.simulate import simulate
 from benchmarks.hypernetwork import BLOCK, BLOCKS
 from benchmarks.machine import machine
 from benchmarks.mcsa import CASES
 
 CLIENTS = 5
+PUBLISHED: dict[str, Any] = {  # benchmarks/papers/fedtp-2-full.toml
+    "model.name": "vit", "model.preset": "paper", "train.lr": 0.01, "train.momentum": 0.9, "train.batch_size": 64,
+    "train.local_epochs": 5, "train.weight_decay": 1e-5, "train.clip_norm": 0, "train.validation": 0, "round.clients": CLIENTS,
+    "round.evaluate_every": 1000, "method.server_optimiser": "sgd",
+}  # fmt: skip
 
 
 def wall_s(work: Callable[[], object], repeats: int) -> float:
@@ -66,6 +73,25 @@ def hypernetwork(name: str, repeats: int) -> dict[str, float]:
         }
 
 
+def published_round(device: str, samples: int = 1000, rounds: int = 2, settings: Mapping[str, Any] = PUBLISHED) -> float:
+    """Return the seconds of a round of FedTP in which 5 of 6 devices train on images of noise, 32 x 32 x 3.
+
+    It is the difference of two simulations, of one round and of `rounds` more, so that starts and evaluations do not count.
+    """
+    draw = np.random.default_rng(0)
+
+    def images(count: int) -> tuple[Any, Any]:
+        return draw.normal(size=(count, 32, 32, 3)).astype(np.float32), np.arange(count) % 10
+
+    shards = {f"device{index}": (*images(samples), *images(20)) for index in range(CLIENTS + 1)}
+    ends_s = []
+    for number in (1, 1 + rounds):
+        began_s = time.perf_counter()
+        simulate(shards, "fedtp", rounds=number, settings=settings, progress=False, device=device)
+        ends_s.append(time.perf_counter() - began_s)
+    return round((ends_s[1] - ends_s[0]) / rounds, 3)
+
+
 @click.command()
 @click.option("--repeats", default=5, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="A JSON file (default: only print it).")
@@ -81,6 +107,7 @@ def main(repeats: int, out: Path | None) -> None:
         cohorts = [{"clients": s, "weights": d, "seconds": mixing(device, s, d, repeats)} for s, d in CASES]
         found[name] = {"hypernetwork": hypernetwork(name, repeats), "mcsa": cohorts}
         click.echo(msgspec.json.encode(found[name]).decode())
+    found["cuda"]["published_round_s"] = published_round("cuda")
     if out is not None:
         command = {"command": f"python -m benchmarks.gpu {' '.join(sys.argv[1:])}".strip()}
         out.write_bytes(msgspec.json.format(msgspec.json.encode(command | found)) + b"\n")

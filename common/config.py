@@ -260,8 +260,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     certificate_days: Days = 90.0
     # CPU threads for tensors. 0: one fewer than the machine has cores, so that one is free for the network.
     threads: CountOrZero = 0
-    # Processor for the hypernetwork and for mixing: auto (a GPU, if there is one), cpu, cuda, cuda:N or mps. Another
-    # processor rounds differently.
+    # Processor for the hypernetwork and for mixing: auto (an NVIDIA GPU, if there is one), cpu, cuda or cuda:N.
+    # Another processor rounds differently. In a simulation auto is the `device` of its devices.
     device: str = "auto"
     # Name of this federation for people, in the title of the dashboard: up to 80 characters.
     name: str = ""

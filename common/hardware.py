@@ -11,8 +11,13 @@ import torch
 from attune.common.errors import SettingError
 
 
-def choose(name: str, where: str = "--device") -> torch.device:
-    """Return the torch device for `auto`, `cpu`, `cuda`, `cuda:1` or `mps`. `where`: the flag or setting, for errors.
+def choose(name: str, where: str = "--device", float64: bool = False) -> torch.device:
+    """Return the torch device for `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
+
+    Args:
+        name: One of these names.
+        where: The flag or setting, for errors.
+        float64: Whether the device must have this type. MPS has not.
 
     Raises:
         SettingError: This machine has no such device.
@@ -20,9 +25,11 @@ def choose(name: str, where: str = "--device") -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        return torch.device("mps" if torch.backends.mps.is_available() and not float64 else "cpu")
+    if name == "mps" and float64:
+        raise SettingError(f"{where} mps: it has no float64, in which sums are taken; try {where} auto")
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
-        raise SettingError(f"{where} takes auto, cpu, cuda, cuda:N or mps, not {name!r}")
+        raise SettingError(f"{where} takes auto, cpu, cuda, cuda:N{'' if float64 else ' or mps'}, not {name!r}")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise SettingError(f"{where} {name}: this machine shows {torch.cuda.device_count()} CUDA devices; try {where} auto")

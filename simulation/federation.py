@@ -222,7 +222,10 @@ class Federation:
     def _coordinator(self, settings: ResolvedSettings) -> Coordinator:
         """Make the coordinator. No order expires on its clock, and no device is late if it stands still."""
         ledger, blobs, executors = self._state.storage.ledger, self._state.storage.blobs, InlineExecutors()
-        lab = ThreadLab(blobs, executors, settings.server.threads or self._common.threads)
+        device = settings.server.device
+        if device == "auto" and self._common.device != "mps":  # aggregators need float64, which MPS has not
+            device = self._common.device
+        lab = ThreadLab(blobs, executors, settings.server.threads or self._common.threads, device=device)
         simulated = self._clock
         clock = Clock(lambda: 0.0 if simulated is None else simulated.now, stands=True)
         return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, clock, one_owner=True, turns=InlineTurns())

@@ -128,7 +128,8 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         progress: None or True for a bar on a terminal, and lines now and then elsewhere. False for silence. Or a function
             that is called with every new share of the work that is done, 0 to 1.
         keep: Same as `fedclient --keep`.
-        device: Torch device that computes, such as "cpu" or "cuda".
+        device: Torch device that computes, such as "cpu" or "cuda". The server computes there too, unless the setting
+            server.device names another one.
         threads: Number of threads of all computations.
         awake_bytes: Most bytes that waiting devices may hold in memory. Others are made again when their turn comes.
         train: Own training of every device, train(model, data, context); see docs/own-training.md.

@@ -27,7 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
 ENTRIES = {"fedserver": "attune.fedserver.cli:main", "fedclient": "attune.fedclient.cli:main"}
 NARROW = 256
 STARTED_S = 120.0  # longest time of the imports on a busy machine
-THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "COLUMNS": "200", "GRPC_VERBOSITY": "NONE"}
+# Servers do not take a GPU: bits are compared with those of a simulation, which computes on the CPU.
+STEADY = {
+    "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200", "GRPC_VERBOSITY": "NONE",
+}  # fmt: skip
 
 # Variables that choose the kernels. They are read when torch is imported, so the process that forks must have them.
 KERNELS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
@@ -81,7 +84,7 @@ def zygote(kernels: tuple[tuple[str, str], ...]) -> Zygote:
     """Return this process's zygote for these settings of KERNELS; it ends with this process."""
     if kernels not in _ZYGOTES:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = os.environ | THREADS | dict(kernels) | {"PYTHONPATH": f"{ROOT / '.package'}:{ROOT}"}
+        environment = os.environ | STEADY | dict(kernels) | {"PYTHONPATH": f"{ROOT / '.package'}:{ROOT}"}
         command = [sys.executable, "-m", "tests.zygote", str(theirs.fileno())]
         popen = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()], start_new_session=True
@@ -95,7 +98,7 @@ def zygote(kernels: tuple[tuple[str, str], ...]) -> Zygote:
 def fork_zygote() -> None:
     """Fork the usual zygote from this process, which saves its imports. This process must have no threads that hold locks."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in THREADS.items():
+        for name, value in STEADY.items():
             patch.setenv(name, value)
         preload()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -80,7 +80,9 @@ class DirectTransfers:
         target = asked.target
         self._check(name, asked)
         async with self._locks.setdefault((name, target.part), asyncio.Lock()):
-            if self._updates.offset(name, target) == target.size:
+            if not self._is_reading(name, asked) and self._updates.offset(name, target) == target.size:
+                # A killed server may have left all bytes unchecked.
+                await self._updates.complete(name, target, await self._updates.open(name, target))
                 return SignedUrl(offset=target.size)
             begun = await self._of(name, asked)
             if not begun.is_complete:
@@ -104,6 +106,10 @@ class DirectTransfers:
             raise UpdateRefused(f"{name} named {len(digests)} parts of a blob of {target.size} bytes: update fedclient")
         if len(digests) == 1 and f"{ALGORITHM}:{digests[0].hex()}" != target.digest:
             raise UpdateRefused(f"{name} named a part that cannot be the blob {target.digest[:19]}")
+
+    def _is_reading(self, name: str, asked: DirectUpload) -> bool:
+        begun = self._begun.get((name, asked.target.part))
+        return begun is not None and begun.asked == asked and begun.intake is not None and begun.blob is None
 
     async def _of(self, name: str, asked: DirectUpload) -> _Begun:
         """Return what is begun for the same blob. Another blob of the part takes its place."""

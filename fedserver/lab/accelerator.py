@@ -14,13 +14,13 @@ _used = torch.device("cpu")
 
 
 def use(name: str) -> torch.device:
-    """Compute on `name` from now on: auto, cpu, cuda, cuda:N or mps.
+    """Compute on `name` from now on: auto, cpu, cuda or cuda:N.
 
     Raises:
         SettingError: This machine has no such processor.
     """
     global _used
-    _used = choose(name, "server.device")
+    _used = choose(name, "server.device", float64=True)
     return _used
 
 

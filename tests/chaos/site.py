@@ -22,7 +22,7 @@ from attune.fedserver.ports.blobs import Damaged, blob_of
 from attune.fedserver.ports.ledger import Snapshot
 from benchmarks.rough import Proxy
 from tests.e2e.harness import tabular_shard
-from tests.forked import ENTRIES, THREADS, Forked
+from tests.forked import ENTRIES, STEADY, Forked
 
 LOOK_S = 0.02
 GONE_S = 10.0  # longest time until the processes of a run are gone after SIGKILL
@@ -189,7 +189,7 @@ class Site:
     def _fork(self, what: str, entry: str, words: Sequence[str], fault: str) -> Child:
         log = self.folder / f"{len(self.logs):02}-{what}.log"
         self.logs.append(log)
-        environment = os.environ | THREADS | {"ATTUNE_HOME": str(self.folder / "attune"), faults.VARIABLE: fault}
+        environment = os.environ | STEADY | {"ATTUNE_HOME": str(self.folder / "attune"), faults.VARIABLE: fault}
         with log.open("ab") as out:
             child = Child(what, Forked(words, out, out, environment, entry), log)
         self.children[what] = child

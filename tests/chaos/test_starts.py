@@ -18,7 +18,7 @@ import pytest
 
 from tests.chaos.test_bytes import DAMAGED, WRITTEN_ANEW, cells, flip, kind_of
 from tests.e2e.harness import Process, _script, until
-from tests.forked import ROOT, THREADS
+from tests.forked import ROOT, STEADY
 from tests.homes.make import HERE, HOST, PORTABLE, Site, begin, held
 
 PATIENCE_S = 60.0
@@ -77,7 +77,7 @@ def go_on(folder: Path, alone: bool, archive: str, damaged: Path | None = None, 
         whole: Its bytes before the damage.
     """
     broken = damaged.read_bytes() if damaged else b""
-    environment = {**THREADS, **PORTABLE, "PATH": "/usr/bin:/bin", "ATTUNE_HOME": str(folder / "none")}
+    environment = {**STEADY, **PORTABLE, "PATH": "/usr/bin:/bin", "ATTUNE_HOME": str(folder / "none")}
     processes: dict[str, Process] = {}
     words = ["--home", str(folder / "server"), "--host", "127.0.0.1", "--port", "0", "--dashboard", "off"]
     server = processes["server"] = Process([_script("fedserver"), *words], folder / "server.log", environment)

@@ -38,7 +38,7 @@ for sys.argv in json.loads(sys.argv[1]):
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return forked.run(list(map(str, words)), os.environ | forked.THREADS, 100.0)
+    return forked.run(list(map(str, words)), os.environ | forked.STEADY, 100.0)
 
 
 def run_fresh(*words: str | Path, limit: int | None = None, clean: bool = False) -> subprocess.CompletedProcess[str]:

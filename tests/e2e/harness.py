@@ -21,7 +21,7 @@ from attune.fedserver.view.export import export_home
 from attune.fedserver.view.homes import status_of
 from attune.simulation.partition.datasets import load_dataset
 from attune.simulation.partition.split import Partition, partition, write_shards
-from tests.forked import THREADS, Forked, run
+from tests.forked import STEADY, Forked, run
 from tests.homes.kept import DEVICES, SERVER, unlisted
 
 IN_TRAINING = "*:*:training=hang"  # fault of a device: it hangs in its first batch
@@ -123,7 +123,7 @@ class Federation:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.home = folder / "attune" / "server"
-        self.environment = os.environ | THREADS | {"ATTUNE_HOME": str(folder / "attune")}
+        self.environment = os.environ | STEADY | {"ATTUNE_HOME": str(folder / "attune")}
         self.processes: list[Process] = []
         self.port = 0
         self._started = 0

@@ -52,7 +52,7 @@ def host(
     allow_models: tuple[str, ...] = (),
 ) -> Hosted:
     """Run a device for each shard, by name, to the end. `settings` has the shape of a federation.toml."""
-    hosted, fixed = Hosted(folder), {"round": {"min_clients": len(members)}, "server": {"threads": 1}}
+    hosted, fixed = Hosted(folder), {"round": {"min_clients": len(members)}, "server": {"threads": 1, "device": "cpu"}}
     options = app.ServerOptions(hosted.home.path, "127.0.0.1", 0, True, lambda line: None)
     server = threading.Thread(target=lambda: aio.run(app.run(options, merge(settings, fixed))))
     server.start()

@@ -23,7 +23,7 @@ import click
 import numpy as np
 
 from attune.common.hardware import processor_name
-from tests.forked import KERNELS, THREADS
+from tests.forked import KERNELS, STEADY
 from tests.same_bits.__main__ import worktree
 from tests.same_bits.driver import digests, of_tensors
 
@@ -63,7 +63,7 @@ class Site:
     def __init__(self, root: Path, folder: Path) -> None:
         self.folder = folder
         path = {"PYTHONPATH": f"{root / '.package'}{os.pathsep}{root}", "ATTUNE_HOME": str(folder / "none")}
-        self._environment = os.environ | THREADS | PORTABLE | path
+        self._environment = os.environ | STEADY | PORTABLE | path
         self._running: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Site:

@@ -148,6 +148,11 @@ def test_sampling_and_settings_by_section() -> None:
     assert by_name.digests != attune.simulate(CLOUDS, "fedavg", rounds=2, settings=QUICK).digests
 
 
+def test_the_server_computes_on_the_processor_that_its_setting_names() -> None:
+    with pytest.raises(SettingError, match=r"server\.device cuda:99: this machine shows \d+ CUDA devices"):
+        attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK | {"server.device": "cuda:99"})
+
+
 # --- shards
 
 

@@ -73,7 +73,7 @@ def test_the_commands_that_it_offers_can_be_run(demo: tuple[Path, str]) -> None:
     out, said = demo
     commands = [shlex.split(line) for line in said.splitlines() if line.startswith("  ")]
     assert [command[0].rpartition("/")[2] for command in commands] == ["fedserver", "fedserver", "fedclient"]
-    done = [forked.run(command, os.environ | forked.THREADS, 120.0) for command in commands]
+    done = [forked.run(command, os.environ | forked.STEADY, 120.0) for command in commands]
     assert [each.returncode for each in done] == [0, 0, 0], done
     status, _, evaluated = (each.stdout for each in done)
     assert "done: round 2/2 of fedtp" in status and "demo-shard0 (fedtp" in evaluated

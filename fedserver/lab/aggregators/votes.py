@@ -82,7 +82,13 @@ def discounted(A_SS: torch.Tensor, fresh_S: torch.Tensor) -> torch.Tensor:
 
 
 BLOCK = 4_096  # columns of a product in float32: a cosine is then within 2e-7, measured for S from 2 to 50
+WIDE = 1 << 20  # likewise on a GPU, where each block costs some calls, whatever its size; sums are in float64
 EXACT = 65_536  # fewer columns than these are multiplied in float64: their few blocks would not average the error out
+
+
+def _columns(X_SD: torch.Tensor) -> int:
+    """Return the columns of a block on the processor on which these numbers lie."""
+    return BLOCK if X_SD.device.type == "cpu" else WIDE
 
 
 def stack(updates: Sequence[PartUpdate], names: Sequence[str]) -> torch.Tensor:
@@ -103,14 +109,15 @@ def stack(updates: Sequence[PartUpdate], names: Sequence[str]) -> torch.Tensor:
 def gram(X_SD: torch.Tensor, exact: bool = False, from_first: bool = False) -> torch.Tensor:
     """Return all inner products, (S, S) float64; with `from_first`, those of the differences from the first row.
 
-    Blocks are multiplied in float32 and summed in float64; with `exact`, few columns or float64 values, all in float64.
+    Blocks are multiplied in float32 and summed in float64; with `exact`, few columns, float64 values or on a GPU, all in
+    float64.
     Distances are the same from any origin, and exact only from a near one: hence `from_first`.
     """
     S, D = X_SD.shape
     G_SS = torch.zeros(S, S, dtype=torch.float64, device=X_SD.device)
-    exact = exact or D < EXACT or X_SD.dtype == torch.float64
+    exact = exact or D < EXACT or X_SD.dtype == torch.float64 or X_SD.device.type != "cpu"
     product_SS = torch.empty(S, S, dtype=torch.float64 if exact else torch.float32, device=X_SD.device)
-    for X_SB in torch.split(X_SD, BLOCK, dim=1):
+    for X_SB in torch.split(X_SD, _columns(X_SD), dim=1):
         block_SB = X_SB - X_SB.narrow(0, 0, 1) if from_first else X_SB
         block_SB = block_SB.to(product_SS.dtype)
         torch.mm(block_SB, block_SB.T, out=product_SS)
@@ -121,8 +128,9 @@ def gram(X_SD: torch.Tensor, exact: bool = False, from_first: bool = False) -> t
 def mix_(X_SD: torch.Tensor, A_SS: torch.Tensor) -> None:
     """Compute X <- A X in place, block of columns by block: each is copied into the cache and multiplied back to its place."""
     A_SS = A_SS.to(X_SD)
-    copy_SB = X_SD.new_empty(len(X_SD), min(BLOCK, X_SD.shape[1]))
-    for X_SB in torch.split(X_SD, BLOCK, dim=1):
+    columns = _columns(X_SD)
+    copy_SB = X_SD.new_empty(len(X_SD), min(columns, X_SD.shape[1]))
+    for X_SB in torch.split(X_SD, columns, dim=1):
         block_SB = copy_SB.narrow(1, 0, X_SB.shape[1])
         torch.mul(X_SB, 1, out=block_SB)  # a copy that, unlike copy_, fails between two processors
         torch.mm(A_SS, block_SB, out=X_SB)

@@ -134,6 +134,40 @@ def test_parts_are_asked_for_in_turn_and_the_whole_is_read_back_once(scene: Scen
     assert scene.store.held == {blob.name: "key"}
 
 
+def test_bytes_that_a_killed_server_left_unchecked_are_checked(scene: Scene) -> None:
+    """Write all bytes, but let the process end before it has checked them."""
+    sink = scene.intake.uploads.sink("kiel", ASKED.target, len(DATA))
+    scene.intake.uploads.write("kiel", "shared", sink, [DATA])
+    sink.close()
+    assert aio.run(scene.ask()) == SignedUrl(offset=len(DATA))
+    assert scene.intake.uploads.take("kiel", "shared", ASKED.target.digest).size == len(DATA)
+    assert scene.store.done == []
+
+
+def test_a_second_question_does_not_cut_off_the_first_ones_reading(scene: Scene) -> None:
+    async def life() -> None:
+        scene.store.parts = {1, 2}
+        checked, go_on = scene.intake.complete, asyncio.Event()
+
+        async def slow(name: str, target: UploadTarget, sink: Sink) -> Blob:
+            await go_on.wait()
+            return await checked(name, target, sink)
+
+        scene.intake.complete = slow  # type: ignore[method-assign]
+        first = asyncio.create_task(scene.ask())
+        while scene.intake.offset("kiel", ASKED.target) < len(DATA):
+            await asyncio.sleep(0.01)
+        first.cancel()
+        second = asyncio.create_task(scene.ask())
+        await asyncio.sleep(0.05)
+        assert not second.done()
+        go_on.set()
+        assert await second == SignedUrl(offset=len(DATA))
+
+    aio.run(life())
+    assert scene.store.done == ["begun", "complete"] and len(scene.store.held) == 1
+
+
 @pytest.mark.parametrize(
     ("content", "error"),
     [(DATA[:-1] + b"\3", DigestMismatch), (DATA + b"\3", LimitExceeded), (DATA[:-1], Truncated)],

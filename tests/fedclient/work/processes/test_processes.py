@@ -12,7 +12,7 @@ import pytest
 from attune.common import faults
 from attune.common.wire.files import read_tensors
 from tests.e2e.harness import Process
-from tests.forked import THREADS
+from tests.forked import STEADY
 
 SLOW = "kiel:*:training=sleep:0.5"
 
@@ -33,7 +33,7 @@ def device(bench):
             "cpu",
             *more,
         ]
-        environment = os.environ | THREADS | {faults.VARIABLE: SLOW if slow else ""}
+        environment = os.environ | STEADY | {faults.VARIABLE: SLOW if slow else ""}
         started.append(Process(command, bench.folder / f"device{len(started)}.log", environment))
         return started[-1]
 

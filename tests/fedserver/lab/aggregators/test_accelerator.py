@@ -48,7 +48,7 @@ def test_inner_products_and_mixing_stay_where_the_cohort_is(on_gpu, exact, from_
 
 
 def test_a_mixture_on_two_processors_would_be_found(on_gpu):
-    with pytest.raises(RuntimeError, match="same device"):
+    with pytest.raises(RuntimeError, match="device"):
         torch.mm(torch.randn(3, 3), torch.randn(3, 4).to(GPU))
 
 
@@ -97,3 +97,21 @@ def test_a_processor_that_is_not_there_is_named():
     with pytest.raises(SettingError, match=r"server\.device cuda:99: this machine shows \d+ CUDA devices"):
         accelerator.use("cuda:99")
     assert accelerator.used() == torch.device("cpu")
+
+
+def test_mps_has_no_float64_for_the_sums_of_aggregators(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert accelerator.use("auto") == torch.device("cpu")
+    with pytest.raises(SettingError, match=r"server\.device mps: it has no float64"):
+        accelerator.use("mps")
+
+
+def test_a_gpu_multiplies_in_few_calls(on_gpu, monkeypatch):
+    """Each call costs a GPU some microseconds, however few numbers it has."""
+    products, product = [], torch.mm
+    monkeypatch.setattr(torch, "mm", lambda *args, **options: products.append(args[0].dtype) or product(*args, **options))
+    X_SD = torch.randn(3, 1_000_000).to(GPU)
+    gram(X_SD)
+    mix_(X_SD, torch.eye(3, dtype=torch.float64))
+    assert products == [torch.float64, torch.float32]

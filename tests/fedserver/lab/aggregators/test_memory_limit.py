@@ -20,7 +20,7 @@ from attune.fedserver.lab.aggregators.base import Aggregator
 from attune.fedserver.lab.aggregators.mean import Mean
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.folder import FolderBlobs
-from tests.forked import THREADS, Forked
+from tests.forked import STEADY, Forked
 
 CLIENTS, TENSORS, NUMBERS = 12, 12, 250_000  # of float32: 1 MB a tensor, 144 MB a cohort
 ROOM_BYTES = 48 << 20  # a third of the cohort
@@ -76,7 +76,7 @@ def updates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_cohort_beyond_memory_is_aggregated_with_the_same_bits(kind: str, updates: Path, tmp_path: Path) -> None:
     words = [str(tmp_path / "limited"), str(updates), kind]
     with (tmp_path / "log").open("wb") as log:
-        process = Forked(words, log, log, os.environ | THREADS, f"{__name__}:within")
+        process = Forked(words, log, log, os.environ | STEADY, f"{__name__}:within")
     assert process.wait(120) == 0, (tmp_path / "log").read_text()
     found, at_once = json.loads((tmp_path / "log").read_text())
     assert at_once == 0, "the limit would have to be lower to show anything"
