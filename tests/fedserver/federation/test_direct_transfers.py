@@ -147,16 +147,16 @@ def test_bytes_that_a_killed_server_left_unchecked_are_checked(scene: Scene) -> 
 def test_a_second_question_does_not_cut_off_the_first_ones_reading(scene: Scene) -> None:
     async def life() -> None:
         scene.store.parts = {1, 2}
-        checked, go_on = scene.intake.complete, asyncio.Event()
+        checked, are_all_here, go_on = scene.intake.complete, asyncio.Event(), asyncio.Event()
 
         async def slow(name: str, target: UploadTarget, sink: Sink) -> Blob:
+            are_all_here.set()
             await go_on.wait()
             return await checked(name, target, sink)
 
         scene.intake.complete = slow  # type: ignore[method-assign]
         first = asyncio.create_task(scene.ask())
-        while scene.intake.offset("kiel", ASKED.target) < len(DATA):
-            await asyncio.sleep(0.01)
+        await are_all_here.wait()
         first.cancel()
         second = asyncio.create_task(scene.ask())
         await asyncio.sleep(0.05)
