@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from msgspec.structs import replace as changed
 
 from attune.common.errors import UpdateRefused
@@ -29,6 +28,7 @@ from attune.common.secure.statements import (
     signed,
     survivors_statement,
 )
+from attune.fedclient.attempt_secrets import AttemptSecrets
 
 LEAST_DEVICES = 3  # no plan and no server makes a device hand in to a sum of fewer
 
@@ -86,8 +86,7 @@ class Participant:
     ) -> None:
         self._name, self._credential, self._authority_pem = name, credential, authority_pem
         self._federation, self._run, self._minimum = federation, run, max(LEAST_DEVICES, minimum)
-        self._agreed: dict[bytes, bytes] = {}  # secrets of one attempt, by the other's key; each is used in three exchanges
-        self._agreed_by = b""  # the root of that attempt
+        self._secrets: AttemptSecrets | None = None  # those of the present attempt
 
     def answer(self, state: MemberState, message: SecureMessage, trained: MaskableOrder) -> tuple[MemberState, SecureMessage]:
         """Return the state to keep, and then the answer to send. To "masked" the answer is the masked update instead.
@@ -130,19 +129,24 @@ class Participant:
             answered=state.answered,
         )
 
-    def _occasion(self, state: MemberState) -> Occasion:
-        return Occasion(self._federation, self._run, state.round, state.attempt)
+    def _secrets_of(self, state: MemberState) -> AttemptSecrets:
+        if self._secrets is None or self._secrets.root != state.root:
+            occasion = Occasion(self._federation, self._run, state.round, state.attempt)
+            self._secrets = AttemptSecrets(self._name, state.root, occasion)
+        return self._secrets
 
     def _entry(self, state: MemberState) -> SecureMember:
-        """Return this device's keys, signed. A signature is another one each time, so others compare the keys."""
-        credential = Credential(state.key_pem, state.certificate_pem)
-        mask_key = masks.public(masks.mask_key(masks.pair_seed(state.root)))
-        share_key = masks.public(masks.share_key(state.root))
-        entry = SecureMember(self._name, mask_key, share_key, certificate_der(credential))
-        return replace(entry, signature=signed(keys_statement(self._occasion(state), entry), credential))
+        """Return this device's keys and certificate."""
+        certificate = certificate_der(Credential(state.key_pem, state.certificate_pem))
+        return SecureMember(self._name, *self._secrets_of(state).public_keys, certificate)
+
+    def _signed(self, state: MemberState, statement: bytes) -> bytes:
+        return signed(statement, Credential(state.key_pem, state.certificate_pem))
 
     def _keys(self, state: MemberState, message: SecureMessage) -> tuple[MemberState, Sequence[SecureMember]]:
-        return state, [self._entry(state)]
+        entry = self._entry(state)
+        statement = keys_statement(self._secrets_of(state).occasion, entry)
+        return state, [replace(entry, signature=self._signed(state, statement))]
 
     # --- exchange 2: the cohort is fixed, and each device shares its secrets
 
@@ -152,12 +156,11 @@ class Participant:
         if not state.members:
             self._check_cohort(state, message)
             state = changed(state, members=message.members, threshold=message.threshold)
-        shares = masks.shares_of(state.root, state.threshold, len(state.members))
-        sealed, private = [], masks.share_key(state.root)
-        for member, pair in zip(state.members, shares, strict=True):
-            key, context = self._sealing(state, private, member, sender=self._name)
-            sealed.append(SecureMember(member.name, secret=masks.seal(pair, key, context)))
-        return state, sealed
+        secrets, shares = self._secrets_of(state), masks.shares_of(state.root, state.threshold, len(state.members))
+        return state, [
+            SecureMember(member.name, secret=secrets.sealed(pair, member))
+            for member, pair in zip(state.members, shares, strict=True)
+        ]
 
     def _check_cohort(self, state: MemberState, message: SecureMessage) -> None:
         """Check the list of the cohort, without trust in the server.
@@ -175,10 +178,9 @@ class Participant:
         if (entry.mask_key, entry.share_key, entry.certificate) != (mine.mask_key, mine.share_key, mine.certificate):
             raise UpdateRefused("the cohort's list does not have this device's keys")
         check_lifetimes({member.name: lifetime_of(member, self._authority_pem) for member in members})
-        occasion = self._occasion(state)
-        holders = [check_signed(member, member.signature, keys_statement(occasion, member)) for member in members]
+        occasion = self._secrets_of(state).occasion
         keys: list[list[object]] = [
-            [holder.public_numbers() for holder in holders],
+            [check_signed(member, member.signature, keys_statement(occasion, member)) for member in members],
             [member.mask_key for member in members],
             [member.share_key for member in members],
         ]
@@ -189,16 +191,6 @@ class Participant:
         least = max(self._minimum, threshold)
         if count < least:
             raise UpdateRefused(f"a sum over {count} devices is asked for; this device hands in to sums of at least {least}")
-
-    def _sealing(self, state: MemberState, private: X25519PrivateKey, other: SecureMember, sender: str) -> tuple[bytes, bytes]:
-        """Return the key and the context of the shares that `sender`, one of the two, seals for the other one."""
-        receiver = other.name if sender == self._name else self._name
-        context = msgspec.json.encode([sender, receiver]) + self._occasion(state).context
-        if self._agreed_by != state.root:
-            self._agreed, self._agreed_by = {}, state.root
-        if (secret := self._agreed.get(other.share_key)) is None:
-            secret = self._agreed[other.share_key] = masks.agreed(private, other.share_key)
-        return masks.for_purpose(secret, b"shares " + context), context
 
     # --- exchange 3: masks with every device that has shared its secrets
 
@@ -220,19 +212,15 @@ class Participant:
 
     def _shares_from(self, state: MemberState) -> dict[str, bytes]:
         """Return the pairs of shares that devices have sealed for this one, or that this one keeps of itself, by name."""
-        private, members = masks.share_key(state.root), {member.name: member for member in state.members}
-        pairs = {}
-        for name, sealed in state.sealed.items():
-            pairs[name] = masks.opened(sealed, *self._sealing(state, private, members[name], sender=name))
-            if len(pairs[name]) != 2 * SHARE_BYTES:
-                raise UpdateRefused(f"the shares of {name} have a wrong length")
-        return pairs
+        secrets, members = self._secrets_of(state), {member.name: member for member in state.members}
+        return {name: secrets.opened(sealed, members[name]) for name, sealed in state.sealed.items()}
 
     def seeds(self, state: MemberState) -> list[tuple[bytes, bool]]:
         """Return the seed of each mask of this device, and whether the mask is subtracted."""
         keys = {member.name: member.mask_key for member in state.members if member.name in state.sealed}
         others = {name: key for name, key in keys.items() if name != self._name}
-        pairs = masks.pair_masks(self._name, masks.mask_key(masks.pair_seed(state.root)), others, self._occasion(state).context)
+        secrets = self._secrets_of(state)
+        pairs = masks.pair_masks(self._name, secrets.mask_key, others, secrets.occasion.context)
         return [(masks.self_seed(state.root), False), *pairs]
 
     # --- exchange 4: the survivors are fixed, signed, and unmasked
@@ -249,9 +237,8 @@ class Participant:
 
     def _survivors(self, state: MemberState, message: SecureMessage) -> tuple[MemberState, Sequence[SecureMember]]:
         state = self._fixed(state, message.members)
-        credential = Credential(state.key_pem, state.certificate_pem)
-        signature = signed(survivors_statement(self._occasion(state), list(state.survivors)), credential)
-        return state, [SecureMember(self._name, signature=signature)]
+        statement = survivors_statement(self._secrets_of(state).occasion, list(state.survivors))
+        return state, [SecureMember(self._name, signature=self._signed(state, statement))]
 
     def _unmasking(self, state: MemberState, message: SecureMessage) -> tuple[MemberState, Sequence[SecureMember]]:
         """Return a share of each device: of its self mask if it is in the sum, else of its pair masks. Never both.
@@ -259,7 +246,7 @@ class Participant:
         A device that was away when the others signed is asked for the first time here.
         """
         state = self._fixed(state, message.members)
-        statement = survivors_statement(self._occasion(state), list(state.survivors))
+        statement = survivors_statement(self._secrets_of(state).occasion, list(state.survivors))
         members, signed_by = {member.name: member for member in state.members}, [m for m in message.members if m.signature]
         if len(signed_by) < state.threshold:
             raise UpdateRefused(f"{len(signed_by)} devices have signed the survivors; {state.threshold} must")

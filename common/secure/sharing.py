@@ -25,8 +25,8 @@ def split(secret: bytes, coefficients: Sequence[int], shares: int) -> list[bytes
     for x in range(1, shares + 1):
         value = 0
         for coefficient in highest_first:
-            value = (value * x + coefficient) % PRIME
-        values.append(value.to_bytes(SHARE_BYTES, "big"))
+            value = value * x + coefficient  # x is small: one remainder at the end takes less time than one a step
+        values.append((value % PRIME).to_bytes(SHARE_BYTES, "big"))
     return values
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import msgspec
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
@@ -24,6 +23,7 @@ from attune.common.protocol import MOST_MEMBERS
 
 CERTIFICATE_BYTES = 4096  # longest certificate of a member
 SIGNATURE_BYTES = 80  # longest ECDSA signature on P-256, as DER
+_SIGNATURE = ec.ECDSA(SHA256())
 _KEPT = 2 * MOST_MEMBERS  # certificates whose checks are kept: a device shows the same one in many rounds
 
 
@@ -36,7 +36,7 @@ class Occasion:
     round: int
     attempt: int
 
-    @property
+    @cached_property
     def context(self) -> bytes:
         """The same as bytes."""
         return msgspec.json.encode([self.federation, self.run, self.round, self.attempt])
@@ -54,7 +54,7 @@ def survivors_statement(occasion: Occasion, names: list[str]) -> bytes:
 
 def signed(statement: bytes, credential: Credential) -> bytes:
     """Return the signature by a device's key."""
-    return load_key(credential.key_pem).sign(statement, ec.ECDSA(SHA256()))
+    return load_key(credential.key_pem).sign(statement, _SIGNATURE)
 
 
 def certificate_der(credential: Credential) -> bytes:
@@ -62,26 +62,26 @@ def certificate_der(credential: Credential) -> bytes:
     return load_certificate(credential.certificate_pem).public_bytes(Encoding.DER)
 
 
-def holder_of(member: SecureMember) -> ec.EllipticCurvePublicKey:
-    """Return the key of a member's certificate, which must be in the member's name.
+@dataclass(frozen=True)
+class _Holder:
+    """A device's public key, and its numbers, by which keys are compared."""
 
-    Raises:
-        UpdateRefused: The certificate cannot be read, has another name, or another kind of key.
-    """
-    try:
-        names, key = _names_and_key(member.certificate[:CERTIFICATE_BYTES])
-    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
-        raise UpdateRefused(f"the certificate of {member.name} in the cohort's list cannot be read") from None
-    if names != (member.name,) or not isinstance(key, ec.EllipticCurvePublicKey):
-        raise UpdateRefused(f"the certificate of {member.name} in the cohort's list is of another name or kind")
-    return key
+    key: ec.EllipticCurvePublicKey
+    numbers: ec.EllipticCurvePublicNumbers
 
 
 @lru_cache(_KEPT)
-def _names_and_key(certificate_der: bytes) -> tuple[tuple[str, ...], CertificatePublicKeyTypes]:
-    certificate = x509.load_der_x509_certificate(certificate_der)
-    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return tuple(str(name.value) for name in names), certificate.public_key()
+def _holder(name: str, certificate_der: bytes) -> _Holder:
+    """Return the key of a certificate that is in a device's name. Errors are those of `check_signed`."""
+    try:
+        certificate = x509.load_der_x509_certificate(certificate_der)
+        names = [held.value for held in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        key = certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
+        raise UpdateRefused(f"the certificate of {name} in the cohort's list cannot be read") from None
+    if names != [name] or not isinstance(key, ec.EllipticCurvePublicKey):
+        raise UpdateRefused(f"the certificate of {name} in the cohort's list is of another name or kind")
+    return _Holder(key, key.public_numbers())
 
 
 @lru_cache(_KEPT)
@@ -92,18 +92,18 @@ def _lifetime(certificate_der: bytes, authority_pem: bytes) -> Lifetime:
     return Lifetime(certificate.not_valid_before_utc, certificate.not_valid_after_utc)
 
 
-def check_signed(member: SecureMember, signature: bytes, statement: bytes) -> ec.EllipticCurvePublicKey:
-    """Check a member's signature against its certificate, and return the certificate's key.
+def check_signed(member: SecureMember, signature: bytes, statement: bytes) -> ec.EllipticCurvePublicNumbers:
+    """Check a member's signature against its certificate, and return the numbers of the certificate's key.
 
     Raises:
-        UpdateRefused: It does not fit, or as `holder_of`.
+        UpdateRefused: The signature does not fit; or the certificate cannot be read, or has another name or kind of key.
     """
-    key = holder_of(member)
+    holder = _holder(member.name, member.certificate[:CERTIFICATE_BYTES])
     try:
-        key.verify(signature[:SIGNATURE_BYTES], statement, ec.ECDSA(SHA256()))
+        holder.key.verify(signature[:SIGNATURE_BYTES], statement, _SIGNATURE)
     except InvalidSignature:
         raise UpdateRefused(f"the signature of {member.name} in the cohort's list is not of its certificate") from None
-    return key
+    return holder.numbers
 
 
 def lifetime_of(member: SecureMember, authority_pem: bytes) -> Lifetime:

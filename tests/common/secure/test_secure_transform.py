@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -221,6 +222,32 @@ def test_rounding_has_the_right_mean_and_is_within_one_unit() -> None:
     values = torch.linspace(-CLIP, CLIP, 1001)
     error = decode(encode(values, ONE, CLIP, np.random.default_rng(0)), ONE, CLIP) - values
     assert float(error.abs().max()) < CLIP / ONE * 1.01
+
+
+class EveryDraw(np.random.Generator):
+    """A source that gives all 2^16 draws in turn."""
+
+    given = 0
+
+    def integers(self, *bounds: Any, size: int, **named: Any) -> np.ndarray:
+        draws = np.arange(self.given, self.given + 4 * size).astype(np.uint16)
+        self.given += 4 * size
+        return draws.view(np.uint64)
+
+
+@pytest.mark.parametrize("x", [0.0, 0.25, -0.25, 0.5, -0.75, 1 / 3, 1 - 2**-15, 12345.6789, -ONE + 0.125])
+def test_the_mean_over_all_draws_is_the_number(x: float) -> None:
+    """The middle of the step between two draws is 2^-16 from either."""
+    scaled = torch.full((1 << 16,), x, dtype=torch.float64)
+    numbers = encode(scaled, ONE, float(ONE), EveryDraw(np.random.PCG64(0)))
+    assert float((numbers - scaled).abs().max()) < 1
+    assert abs(float(numbers.double().mean()) - x) <= 2**-16
+
+
+def test_whole_numbers_stay_as_they_are_and_larger_ones_become_the_weight() -> None:
+    whole = torch.tensor([0.0, 1.0, -1.0, 2.0, ONE - 1, ONE, -ONE, ONE + 7, -3.0 * ONE]).repeat_interleave(1 << 16)
+    numbers = encode(whole, ONE, float(ONE), EveryDraw(np.random.PCG64(0)))
+    assert torch.equal(numbers, whole.clamp(-ONE, ONE).int())
 
 
 @pytest.mark.parametrize(("samples", "units"), [(100, ONE), (50, ONE // 2), (0.0, 1), (1000, ONE)])
