@@ -4,8 +4,8 @@
 (simulated) server after one round of FedAvg: the value that was served, what each device has handed in, and the next value. In
 the modes `plain` and `example` it has each device's update. Under secure aggregation what devices hand in is masked, so it has
 their sum, which is in the next value. With client-level privacy the server is trusted, so the attacker is another device, and
-has the next value too. With the embedding on the device it has the gradient of the network that makes each device's model, but
-not the model. The attacks are those of benchmarks/visible.py.
+has the next value too. With the embedding on the device it has the gradient of the network that makes each device's model, and
+computes the model from it. The attacks are those of benchmarks/visible.py.
 """
 
 from __future__ import annotations
@@ -58,14 +58,17 @@ COLUMNS = ("mode", "attacker", "attack", "setting", "measure", "value")
 
 @dataclass(frozen=True)
 class Seen:
-    """Knowledge of the attacker after a round: the values that were served, those of each device, and the next ones."""
+    """Knowledge of the attacker after a round: where each device began to train, and where it ended.
 
-    start: Tensors
-    trained: Mapping[str, Tensors]  # by device; where the attacker has none of them, the next values under the name ""
+    Where the attacker has no single device, it has the values that were served and the next ones, under the name "".
+    """
+
+    start: Mapping[str, Tensors]
+    trained: Mapping[str, Tensors]
     model: torch.nn.Module
 
     def changes(self) -> dict[str, Tensors]:
-        return {who: {name: values[name] - self.start[name] for name in values} for who, values in self.trained.items()}
+        return {who: {name: values[name] - self.start[who][name] for name in values} for who, values in self.trained.items()}
 
 
 def watched(mode: str, parts: Sequence[tuple[Array, Labels]], train: Mapping[str, Any], draw: int = 1) -> Seen:
@@ -93,22 +96,30 @@ def watched(mode: str, parts: Sequence[tuple[Array, Labels]], train: Mapping[str
         handed_in = {path.parent.name.rpartition("-")[2]: path for path in sorted(home.glob("inbox/train-1-*/*.safetensors"))}
         assert len(handed_in) == len(parts)
         model = build(plan.model, plan.seed).eval()
+        part = "generated" if mode == "embedding" else "shared"
+        served, after = (_values(home / "state" / f"{part}.value.{number}.safetensors") for number in (0, 1))
         if mode == "embedding":
-            changes = {name: _change_in(_values(path), tensors_of(model)) for name, path in handed_in.items()}
-            return Seen(dict.fromkeys(tensors_of(model), np.zeros(())), changes, model)
-        start, after = (_values(home / "state" / f"shared.value.{number}.safetensors") for number in (0, 1))
+            found = {name: _start_and_end(_values(path), served, tensors_of(model)) for name, path in handed_in.items()}
+            return Seen(*({name: both[place] for name, both in found.items()} for place in (0, 1)), model)
         trained = {name: _values(path) for name, path in handed_in.items()} if mode in SINGLE else {"": after}
-        return Seen(start, trained, model)
+        return Seen(dict.fromkeys(trained, served), trained, model)
 
 
-def _change_in(gradient: Tensors, model: Mapping[str, torch.Tensor]) -> Tensors:
-    """Return the change of a device's model: minus the gradient of the biases of the heads that make it."""
-    change: dict[str, Array] = {}
+def _start_and_end(gradient: Tensors, network: Tensors, model: Mapping[str, torch.Tensor]) -> tuple[Tensors, Tensors]:
+    """Return a device's model before and after it trained, from the network and the gradient that it handed in.
+
+    The gradient of a head's bias is minus the change of the model, g. That of its weight is the outer product of g and the
+    features of the embedding (FedTP eq. 7-10), so the product g^T W / g^T g gives the features, and they the model.
+    """
+    start, end = dict[str, Array](), dict[str, Array]()
     for head in heads_of(model, {"head": list(model)}):
-        ends = np.cumsum(head.sizes)[:-1]
-        pieces = zip(head.names, np.split(-gradient[f"phi/{head.bias}"], ends), strict=True)
-        change |= {name: piece.reshape(model[name].shape) for name, piece in pieces}
-    return change
+        slope = gradient[f"phi/{head.bias}"]
+        features = slope @ gradient[f"phi/{head.weight}"] / (slope @ slope)
+        made = network[f"phi/{head.weight}"] @ features + network[f"phi/{head.bias}"]
+        for values, all_rows in ((start, made), (end, made - slope)):
+            pieces = np.split(all_rows, np.cumsum(head.sizes)[:-1])
+            values |= {name: piece.reshape(model[name].shape) for name, piece in zip(head.names, pieces, strict=True)}
+    return start, end
 
 
 def _written(folder: Path, x: Array, y: Labels) -> str:
@@ -263,8 +274,6 @@ def rows() -> Iterator[dict[str, object]]:
                     for measure, value in zip((OVER, HALF), figures, strict=True):
                         yield _row(mode, f"inversion by {name}", f"{features} features, batches of 16", measure, value)
         yield _row(mode, "label counts", "one step", "error in samples", label_counts(mode))
-        if mode == "embedding":
-            continue  # the attacker has no model that a device trained
         areas = membership(mode)
         for measure, value in (("AUC, mean over draws of noise", float(np.mean(areas))), ("AUC, largest", max(areas))):
             yield _row(mode, "membership", f"20 epochs, {MEMBERS} samples of each device", measure, value)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,35 +21,50 @@ def privacy(context: click.Context, /, home: Path | None, as_json: bool) -> None
     """Show what was spent of the privacy budget, by devices or by the server; with `plan`, compute what a guarantee costs."""
     if context.invoked_subcommand is not None:
         return
-    from attune.fedserver.view.guarantee import fallen_line, guarantee_lines
     from attune.fedserver.view.homes import privacy_of
 
     report = privacy_of(place_of(home))
     if as_json:
         click.echo(json.dumps(report))
         return
+    for line in [*_present_lines(report), *_earlier_lines(report["earlier"])]:
+        click.echo(line)
+
+
+def _present_lines(report: dict[str, Any]) -> Iterator[str]:
+    """Yield what was spent in the present run, and by its devices."""
+    from attune.fedserver.view.guarantee import fallen_line, guarantee_lines
+
     unit, epsilon = report["unit"], report["epsilon"]
     if not report["mode"]:
-        click.echo("devices train without noise (privacy.unit), and without secure aggregation")
+        yield "devices train without noise (privacy.unit), and without secure aggregation"
         return
-    click.echo(f"{report['mode']}: {report['visible']}")
+    yield f"{report['mode']}: {report['visible']}"
     if report["clipping"] is not None:
-        click.echo(report["clipping"]["told"])
+        yield report["clipping"]["told"]
     if report["released"] is not None:
-        facts = report["released"]
-        click.echo("\n".join([*guarantee_lines(facts), facts["adjacency"]]))
+        yield from [*guarantee_lines(report["released"]), report["released"]["adjacency"]]
     if unit not in ("example", "group"):
         return
     budget = "no budget" if epsilon is None else f"budget epsilon = {epsilon:g}"
-    click.echo(
-        f"noise on the devices, for each {unit}: {budget} at delta = {report['delta']:g}, {report['orders']} orders at most"
-    )
+    yield f"noise on the devices, for each {unit}: {budget} at delta = {report['delta']:g}, {report['orders']} orders at most"
     for device, spent in report["spent"].items():
         planned = report["planned"].get(device)
         words = "nothing reported" if spent is None else f"spent epsilon = {spent:.3g}"
-        click.echo(f"{device}  {words}" + ("" if planned is None else f", planned {planned:.3g}"))
+        yield f"{device}  {words}" + ("" if planned is None else f", planned {planned:.3g}")
     if report["fallen"]:
-        click.echo(fallen_line(report["fallen"]))
+        yield fallen_line(report["fallen"])
+
+
+def _earlier_lines(earlier: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield what was spent in earlier runs."""
+    from attune.fedserver.view.guarantee import guarantee_lines
+
+    for run in earlier:
+        if run["released"] is not None:
+            yield f"earlier run {run['run']}: {guarantee_lines(run['released'])[0]}"
+        for device, spent in run["spent"].items():
+            yield f"{device}  after the earlier run {run['run']} spent epsilon = {spent:.3g}"
 
 
 @privacy.command()

@@ -13,6 +13,7 @@ from attune.common.plan import run_name
 from attune.common.privacy.statement import mode_of, visible_of
 from attune.fedserver.core.accuracy import accuracies, over_all
 from attune.fedserver.home import ServerHome
+from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.inbox import Inbox
 from attune.fedserver.view.guarantee import asked, clipping, guarantee, planned_epsilons, spent_epsilons
 from attune.fedserver.view.status import status
@@ -35,7 +36,7 @@ def privacy_of(home: ServerHome) -> dict[str, Any]:
     """Return the object of `fedserver privacy --json`: the guarantee of the present run, and what was spent.
 
     "planned" has what all orders will have cost each device's data, "spent" what each one reports for all runs; "released" what
-    the server's noisy sums have cost, None without them.
+    the server's noisy sums have cost, None without them. "earlier" has what was spent in the earlier runs.
 
     Raises:
         HomeMismatch: There is no federation, or its ledger is damaged.
@@ -58,7 +59,32 @@ def privacy_of(home: ServerHome) -> dict[str, Any]:
         "spent": {device.name: spent.get(device.name) for device in snapshot.devices},
         "fallen": fallen,
         "released": guarantee(snapshot) if privacy.on_server else None,
+        "earlier": [spent for name, earlier in _earlier(home) if (spent := _spent_in(name, earlier.snapshot()))],
     }
+
+
+def _spent_in(name: str, snapshot: Snapshot) -> dict[str, Any] | None:
+    """Return what an earlier run has spent; None without privacy.
+
+    "spent" has what devices reported for all runs until its end, "released" is as in `privacy_of`.
+    """
+    mode = mode_of(asked(snapshot))
+    if not mode:
+        return None
+    return {
+        "run": name,
+        "mode": mode,
+        "spent": spent_epsilons(snapshot.rows)[0],
+        "released": guarantee(snapshot),
+    }
+
+
+def _earlier(home: ServerHome) -> Iterator[tuple[str, ServerHome]]:
+    """Yield the earlier runs by name."""
+    for path in sorted(home.runs.glob("[!.]*")):
+        earlier = ServerHome(path)
+        if earlier.exists():
+            yield path.name, earlier
 
 
 class ListedRun(msgspec.Struct, frozen=True):
@@ -83,10 +109,8 @@ def listed(home: ServerHome) -> Iterator[ListedRun]:
         HomeMismatch: There is no home.
     """
     home.require()
-    for path in sorted(home.runs.glob("[!.]*")):
-        earlier = ServerHome(path)
-        if earlier.exists():
-            yield _listed(earlier, path.name)
+    for name, earlier in _earlier(home):
+        yield _listed(earlier, name)
     yield _listed(home, None)
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import attune
+from attune.common.plan import run_name
+from attune.fedserver import runs
 from attune.fedserver.cli.root import cli
 from attune.fedserver.core.records import Report
+from attune.fedserver.home import ServerHome
 from attune.fedserver.view.guarantee import spent_epsilons
 
 
@@ -43,6 +47,38 @@ def test_the_budget_and_what_was_spent_are_shown(unit: str, tmp_path: Path) -> N
         assert "ann  spent epsilon = 4, planned 4" in text
         assert "noise on the devices: the server sees updates that were trained with noise" in text
         assert all(3.9 < spent <= 4 for spent in shown["spent"].values())
+
+
+@pytest.mark.parametrize("unit", ["example", "client"])
+def test_what_earlier_runs_have_spent_is_shown(unit: str, tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    draws = np.random.default_rng(0)
+    shards = {name: (draws.random((60, 4)).astype("float32"), np.arange(60) % 2) for name in ("ann", "ben")}
+    privacy = {"unit": unit, "epsilon": 4.0, "insecure_seed": 1}
+    privacy |= {"ranges": [[0, 1]]} if unit == "example" else {"delta": 0.01, "devices": 2}
+    settings = {"privacy": privacy, "train": {"local_epochs": 1, "validation": 0.0}, "data": {"classes": [0, 1]}}
+    attune.simulate(shards, method="fedavg", model="mlr", rounds=2, settings=settings, progress=False, home=tmp_path / "home")
+    folder = next(path.parent for path in (tmp_path / "home").rglob("state.sqlite"))
+    home, run = ServerHome(folder), run_name(ServerHome(folder).snapshot().run)
+
+    def report() -> tuple[str, dict[str, Any]]:
+        text, shown = (CliRunner().invoke(cli, ["privacy", "--home", str(folder), *more]).output for more in ([], ["--json"]))
+        return text, json.loads(shown)
+
+    first = report()[1]
+    runs.begin(home, "second", {"privacy": {"unit": "none", "epsilon": None, "devices": 0}}, "ada")
+    text, shown = report()
+    [earlier] = shown["earlier"]
+    assert first["earlier"] == [] and earlier["run"] == run and earlier["mode"] == first["mode"]
+    assert "devices train without noise" in text
+    if unit == "client":
+        assert earlier["released"] == first["released"] and earlier["released"]["spent"] > 3.9 and earlier["spent"] == {}
+        assert (
+            f"earlier run {run}: privacy: by device, epsilon = {earlier['released']['spent']:.3g} spent on 2 released" in text
+        )
+    else:
+        assert earlier["spent"] == first["spent"] and earlier["released"] is None
+        assert f"after the earlier run {run} spent epsilon = 4" in text and "ann" in text
 
 
 def test_a_device_that_reports_less_than_before_is_named() -> None:
