@@ -100,7 +100,8 @@ def watched(mode: str, parts: Sequence[tuple[Array, Labels]], train: Mapping[str
         served, after = (_values(home / "state" / f"{part}.value.{number}.safetensors") for number in (0, 1))
         if mode == "embedding":
             found = {name: _start_and_end(_values(path), served, tensors_of(model)) for name, path in handed_in.items()}
-            return Seen(*({name: both[place] for name, both in found.items()} for place in (0, 1)), model)
+            starts, ends = ({name: both[place] for name, both in found.items()} for place in (0, 1))
+            return Seen(starts, ends, model)
         trained = {name: _values(path) for name, path in handed_in.items()} if mode in SINGLE else {"": after}
         return Seen(dict.fromkeys(trained, served), trained, model)
 

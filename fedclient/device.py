@@ -172,7 +172,7 @@ class Device:
 
         try:
             await self._renew()
-            await self.link.control(hello_of(self.options, self.shard.profile, self.empty), handle)
+            await self.link.control(hello_of(self.options, self.shard, self.empty), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))

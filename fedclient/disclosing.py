@@ -38,9 +38,18 @@ DESCRIBED_AT_ONCE = 256  # samples
 _version = functools.cache(version)  # it reads a file
 
 
-def told_profile(options: DeviceOptions, profile: Profile) -> Profile:
-    """Return what the server is told of the shard: sums of its values only if the device discloses them unmasked."""
-    return profile if _tells(options) else msgspec.structs.replace(profile, columns=None, targets=None)
+def told_profile(options: DeviceOptions, shard: LazyShard) -> Profile:
+    """Return what the server is told of the shard.
+
+    Sums of its values are told only if the device discloses them unmasked. If its data may leave only with noise, they are not
+    told, and neither is which classes occur.
+    """
+    profile, noisy = shard.profile, options.privacy.epsilon is not None
+    if noisy or not _tells(options):
+        profile = msgspec.structs.replace(profile, columns=None, targets=None)
+    if noisy and profile.task == "classes" and not shard.declares_classes:
+        profile = msgspec.structs.replace(profile, labels=[])
+    return profile
 
 
 def _tells(options: DeviceOptions) -> bool:
@@ -59,11 +68,11 @@ def abilities(options: DeviceOptions, profile: Profile) -> tuple[str, ...]:
     return (MASKED, MASKED_SCALE, *described) if scales else (MASKED, *described)
 
 
-def hello_of(options: DeviceOptions, profile: Profile, empty: bool) -> Hello:
+def hello_of(options: DeviceOptions, shard: LazyShard, empty: bool) -> Hello:
     """Return the first message to the server. It names the transforms of plug-ins too; plans are checked when they come."""
     transforms = (f"{SPOKEN_AS}{name}" for name in TRANSFORMS)
-    can = (*SPOKEN, *transforms, *abilities(options, profile), *((EMPTY,) if empty else ()))
-    return Hello(f"attune {_version(DISTRIBUTION)}", msgspec.json.encode(told_profile(options, profile)), can)
+    can = (*SPOKEN, *transforms, *abilities(options, shard.profile), *((EMPTY,) if empty else ()))
+    return Hello(f"attune {_version(DISTRIBUTION)}", msgspec.json.encode(told_profile(options, shard)), can)
 
 
 async def tell_units(

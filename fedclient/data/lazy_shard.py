@@ -32,6 +32,7 @@ class LazyShard:
     Attributes:
         load: Returns the same samples every time, from memory or from disk.
         load_in: Returns the samples by the schema of the plan.
+        declares_classes: The classes of the profile are declared, and not those that occur.
     """
 
     name: str
@@ -42,6 +43,7 @@ class LazyShard:
     digest: str = ""
     held_hashes: tuple[str, ...] = ()  # of the rows of a table that the device holds out
     load_in: Callable[[Schema], Shard] | None = None  # of a table whose schema is made of all sites' proposals
+    declares_classes: bool = False
 
     @classmethod
     def in_memory(cls, shard: Shard) -> Self:
@@ -94,7 +96,10 @@ class LazyShard:
 
     @classmethod
     def _of(cls, shard: Shard, load: Callable[[], Shard]) -> Self:
-        return cls(shard.name, shard.profile(), shard.warnings, load, shard.read, shard.digest, shard.held_hashes)
+        return cls(
+            shard.name, shard.profile(), shard.warnings, load, shard.read, shard.digest, shard.held_hashes,
+            declares_classes=bool(shard.declared_classes),
+        )  # fmt: skip
 
 
 def _load_in(path: Path, options: ReadOptions, held: Collection[str], schema: Schema) -> Shard:

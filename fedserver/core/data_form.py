@@ -201,7 +201,8 @@ def check_possible(profile: Profile, name: str) -> None:
         raise SettingError(f"{name} declares {len(profile.labels)} columns of survival: a time and an event are needed")
     if profile.kind != "tabular" and (profile.schema, profile.proposal) != (msgspec.UNSET, msgspec.UNSET):
         raise SettingError(f"{name} declares the columns of a table, and has {profile.kind}")
-    _check_labels(profile.labels, name)
+    if profile.labels or profile.task != "classes":  # a device whose data leave only with noise tells no classes
+        _check_labels(profile.labels, name)
     check_columns(profile, name)
     check_targets(profile, name)
     for schema in (profile.schema, profile.proposal):
@@ -231,7 +232,7 @@ def check_declared(profile: Profile, declared: DataSettings, name: str) -> None:
 
     Raises:
         ShapeMismatch: Kind, shape, task, vocabulary or columns differ.
-        UndeclaredLabels: Labels occur that are not declared.
+        UndeclaredLabels: Labels occur that are not declared, or the device does not tell which ones occur.
     """
     if (schema := declared.schema) is not None:
         profile = in_schema(profile, schema)
@@ -247,6 +248,11 @@ def check_declared(profile: Profile, declared: DataSettings, name: str) -> None:
     _check_vocabulary(profile, declared.vocabulary, name)
     if declared.classes:
         _check_known(profile.labels, declared.classes, name)
+    elif not profile.labels:
+        raise UndeclaredLabels(
+            f"{name} does not tell which classes occur in its data (--max-epsilon), and data.classes is not set: declare all "
+            "classes there before round 1, or at the device in the `classes` of its meta.json"
+        )
 
 
 def check_fits(profile: Profile, plan: Plan, name: str) -> None:

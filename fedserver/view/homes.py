@@ -59,7 +59,7 @@ def privacy_of(home: ServerHome) -> dict[str, Any]:
         "spent": {device.name: spent.get(device.name) for device in snapshot.devices},
         "fallen": fallen,
         "released": guarantee(snapshot) if privacy.on_server else None,
-        "earlier": [spent for name, earlier in _earlier(home) if (spent := _spent_in(name, earlier.snapshot()))],
+        "earlier": [ledger for name, earlier in _earlier(home) if (ledger := _spent_in(name, earlier.snapshot()))],
     }
 
 

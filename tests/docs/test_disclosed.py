@@ -14,6 +14,7 @@ from attune.common.metrics import METRICS, Metrics, reported_by
 from attune.common.plan import Columns, Profile
 from attune.fedclient.disclosing import told_profile
 from attune.fedclient.exchanges import report_of
+from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.messages import OrderResult
 from docs.disclosed import Decision, decisions, fields_sent
 
@@ -54,7 +55,8 @@ def test_the_profile_that_leaves_is_the_one_that_is_decided(decided: dict[str, D
     sums = Columns(3, [0.0], [1.0])
     profile = Profile("tabular", (1,), ["a"], 9, 9, 9, True, sums, ["age"], "regression", sums)
     assert None not in msgspec.structs.astuple(profile)
-    said = msgspec.structs.asdict(told_profile(cast(Any, SimpleNamespace(disclose=disclose)), profile))
+    options = cast(Any, SimpleNamespace(disclose=disclose, privacy=PrivacyLimits()))
+    said = msgspec.structs.asdict(told_profile(options, cast(Any, SimpleNamespace(profile=profile))))
     withheld = {name for name, value in said.items() if value is None}
     assert withheld == (set() if disclose else {name for name in said if decided[f"Profile.{name}"].usual == "disclosed"})
 

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from attune.fedserver.home import ServerHome
 from tests.e2e.harness import Federation, tabular_shard
 
 FLAGS = (
     *("--method", "fedavg", "--model", "mlr", "--rounds", "3", "--min-clients", "2", "--set", "train.local_epochs=1"),
     *("--set", "privacy.unit=example", "--set", "privacy.epsilon=4", "--set", "privacy.ranges=[[-4,4]]"),
     *("--set", "round.clients=0", "--set", "server.threads=1", "--set", "train.evaluate=false"),
+    *("--set", "data.classes=[0,1,2]"),
 )
 
 
@@ -39,9 +41,10 @@ def test_a_killed_device_pays_once_and_hands_in_what_it_would_have(step, federat
     """Between charge and training, before the commit, and before and after the upload: one charge, the same update."""
     pytest.importorskip("dp_accounting")
     shards = [tabular_shard(tmp_path / name, seed) for seed, name in enumerate(("ann", "ben"))]
+    (shards[1] / "meta.json").unlink()  # ben declares no classes
     federation = federation_at(step)
     server = federation.server("--exit-when-done", *FLAGS)
-    ben = federation.device(shards[1])
+    ben = federation.device(shards[1], "--max-epsilon", "4")
     ann = federation.device(shards[0], fault=f"ann:2:{step}=kill")
     assert ann.code() == -signal.SIGKILL, ann.text
     charged = attempts(ledger_of(federation, shards[0]))
@@ -57,6 +60,8 @@ def test_a_killed_device_pays_once_and_hands_in_what_it_would_have(step, federat
     shown = json.loads(federation.command("fedserver", "privacy", "--home", str(federation.home), "--json").stdout)
     assert shown["planned"] == {"ann": 4.0, "ben": 4.0} and shown["fallen"] == []
     assert all(3.9 < spent <= 4.0 for spent in shown["spent"].values()), "as planned for 3 orders, and no less"
+    labels = {device.name: device.labels for device in ServerHome(federation.home).snapshot().devices}
+    assert labels["ann"] and not labels["ben"], "with --max-epsilon the server does not learn which classes occur"
 
 
 @pytest.mark.parametrize("loses", ["all", "the newest order"])

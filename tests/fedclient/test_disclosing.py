@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 from attune.common import aio
 from attune.common.config import PrivacySettings, TrainSettings
 from attune.common.exchange.messages import Description, StatisticsReport, StatisticsRequest, Welcome
-from attune.common.plan import ModelSpec, Plan
+from attune.common.plan import ModelSpec, Plan, Profile
 from attune.common.privacy.noisy_statistics import NoisyColumn, NoisyLayout, NoisySums
 from attune.common.protocol import DESCRIPTION
 from attune.common.site_statistics import SiteSums
@@ -24,6 +25,7 @@ from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.disclosing import Discloser, hello_of
 from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.options import DeviceOptions
+from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.store import MemoryStore
 from attune.fedclient.work.worker import Worker
 
@@ -151,9 +153,7 @@ def described(embedding: str = "described", noise: PrivacySettings | None = None
         discloser.heard(Welcome(b"another plan"))
 
     said = said_by(given(**options), act)
-    assert (DESCRIPTION in hello_of(given(**options), SHARD.profile, empty=False).encodings) == bool(
-        said
-    ) or embedding != "described"
+    assert (DESCRIPTION in hello_of(given(**options), SHARD, empty=False).encodings) == bool(said) or embedding != "described"
     return said
 
 
@@ -174,3 +174,27 @@ def test_a_device_describes_its_data_only_if_it_is_asked_and_allows_it() -> None
     for silent in ways:
         assert described(**silent) == []
     assert described(noise=PrivacySettings(unit="example", epsilon=4.0)) == [Description(())] * 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "declared", "labels", "sums"),
+    [(None, False, [0, 1], True), (4.0, False, [], False), (4.0, True, [0, 1, 2], False)],
+)
+def test_with_a_limit_of_privacy_the_server_learns_neither_classes_nor_sums(
+    limit: float | None, declared: bool, labels: list[int], sums: bool, tmp_path: Path
+) -> None:
+    """Which class occurs can depend on one sample. Classes that meta.json declares say nothing of the samples."""
+    for part in ("train", "test"):
+        np.savez(tmp_path / f"{part}.npz", x=X, y=Y)
+    meta = {"standardise": "federation"} | ({"classes": [0, 1, 2]} if declared else {})
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    hello = hello_of(given(privacy=PrivacyLimits(epsilon=limit)), LazyShard.on_disk(tmp_path), empty=False)
+    told = from_json(hello.profile_json, Profile)
+    assert (told.labels, told.columns is not None) == (labels, sums)
+
+
+def test_names_of_numbers_to_predict_are_told_in_any_case() -> None:
+    shard = shard_of("kiel", (X, X[:, :1]), ReadOptions.of("", task="regression"))
+    hello = hello_of(given(privacy=PrivacyLimits(epsilon=4.0)), shard, empty=False)
+    told = from_json(hello.profile_json, Profile)
+    assert told.labels and told.targets is None

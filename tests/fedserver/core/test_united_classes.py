@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 import attune
 from attune.common.errors import SettingError, UndeclaredLabels
-from attune.common.plan import Label, Plan, Profile
+from attune.common.plan import DataSettings, Label, Plan, Profile
 from attune.fedserver.core import data_form, planning
 from attune.fedserver.core.united_classes import united_classes
 from tests.needs import Later, needs
@@ -89,3 +90,15 @@ def test_texts_of_two_unicode_forms_are_one_class() -> None:
     composed, decomposed = np.array(["ja", "n\u00e9"])[y], np.array(["ja", "ne\u0301 "])[y]
     result = attune.simulate({"a": (x, composed), "b": (x, decomposed), "c": (x, composed.astype(object))}, "fedavg", rounds=1)
     assert result.model("b").info.classes == ["ja", "né"]
+
+
+def test_a_device_may_tell_no_classes_if_the_operator_declares_them() -> None:
+    silent = profiles(ann=[])["ann"]
+    data_form.check_possible(silent, "ann")
+    data_form.check_declared(silent, DataSettings(classes=[0, 1]), "ann")
+    with pytest.raises(
+        UndeclaredLabels, match=r"ann does not tell which classes .* \(--max-epsilon\), and data.classes is not set"
+    ):
+        data_form.check_declared(silent, DataSettings(), "ann")
+    with pytest.raises(SettingError, match="ann declares no labels"):
+        data_form.check_possible(msgspec.structs.replace(silent, task="regression"), "ann")
