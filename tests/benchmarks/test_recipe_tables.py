@@ -28,12 +28,17 @@ def cell(tmp_path: Path, rows: list[RecipeRow]) -> str:
 
 
 def test_a_point_misses_the_goal_beyond_two_errors_only(tmp_path: Path) -> None:
-    """Take gaps to tuned FedAvg of 2 and 4 points (mean 3, error 1) at x 1, and of 1 and 5 (mean 3, error 2) at x 2."""
+    """Take gaps to tuned FedAvg of 2 and 4 points (mean 3, error 1) at x 1, and of 1 and 5 (mean 3, error 2) at x 2.
+
+    Of the devices 0 and 10 % are harmed at x 2 (mean 5, error 5), and 10 and 20 % at x 3 (mean 15, error 5).
+    """
     rows = [row(x, seed, LOCAL, 0.5) for x in (1, 2) for seed in (0, 1)]
     rows += [row(x, seed, TUNED, 0.9) for x in (1, 2) for seed in (0, 1)]
     rows += [row(1, 0, "FedTP", 0.88), row(1, 1, "FedTP", 0.86), row(2, 0, "FedTP", 0.89), row(2, 1, "FedTP", 0.85, harmed=0.1)]
+    rows += [row(3, seed, name, 0.9) for seed in (0, 1) for name in (LOCAL, TUNED, *OTHERS)]
+    rows += [row(3, seed, "FedTP", 0.9, harmed=harmed) for seed, harmed in enumerate((0.1, 0.2))]
     rows += [row(x, seed, other, 0.9) for x in (1, 2) for seed in (0, 1) for other in OTHERS]
-    assert cell(tmp_path, rows) == "1 of 2 (3.0, FedAvg, tuned); 1"
+    assert cell(tmp_path, rows) == "1 of 3 (3.0, FedAvg, tuned); 1"
 
 
 @pytest.mark.parametrize(("own", "expected"), [(0.9, "0 of 1; 0"), (0.93, "1 of 1 (3.0, its own model); 0")])
@@ -49,7 +54,12 @@ def test_the_best_is_taken_in_each_seed() -> None:
     rows += [row(1, seed, "FedTP", 0.8, harmed=harmed) for seed, harmed in enumerate((0.0, 0.1, 0.2))]
     gap = gap_of(rows, "FedTP")
     assert gap is not None and gap.mean == pytest.approx(5 / 3) and gap.error == pytest.approx((7 / 3 / 3) ** 0.5)
-    assert gap.harmed == pytest.approx(10) and not gap.missed and gap_of(rows, "FedMCSA") is None
+    assert (
+        gap.harmed == pytest.approx(10)
+        and gap.harmed_error == pytest.approx(10 / 3**0.5)
+        and not gap.missed
+        and gap_of(rows, "FedMCSA") is None
+    )
 
 
 def test_a_recipe_with_finishing_has_a_line_for_each_point(tmp_path: Path) -> None:
@@ -63,7 +73,9 @@ def test_a_recipe_with_finishing_has_a_line_for_each_point(tmp_path: Path) -> No
     assert [line[:3] for line in cells] == [["digits", "20", "2"], ["digits", "80", "2"]]
     assert [line[heads.index("FedTP")] for line in cells] == ["+2.0 ± 1.0; 0.0", "-2.0 ± 0.0; 0.0!"]
     assert [line[heads.index("FedAvg")] for line in cells] == ["+0.0 ± 0.0; 0.0"] * 2
-    assert "0 of these 10 cells." in lines, "0.88 is less than 0.9, and more than 0.87"
+    said = " ".join(lines)
+    assert "less than the goal allows in 1 of these 8 cells, and too many are harmed in 0." in said
+    assert "they keep less in 0." in said, "0.88 is less than 0.9, and more than 0.87"
 
 
 OTHERS = ("FedMCSA", "FedMCSA, dial", "FedTP x MCSA, dial")
