@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from attune.common.wire.header import Manifest
 
 T = TypeVar("T")
+NO_BUCKET = "NoSuchBucket"  # in the answer of a store, if it has a body: HEAD has none
 PART_BYTES = 16 << 20  # larger blobs go up in parts of this size
 VARIABLES = (  # of the environment, which a store is reached with
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT",
@@ -71,11 +72,13 @@ class S3Objects:
 
         Raises:
             KeyError: There is no such object.
-            LedgerBusy: The store cannot be used now.
+            LedgerBusy: The store cannot be used now, or has no such bucket.
         """
         try:
             return work()
-        except (NotFoundError, FileNotFoundError):
+        except (NotFoundError, FileNotFoundError) as error:
+            if NO_BUCKET in str(error):
+                raise LedgerBusy(f"{self.url}: there is no such bucket: create it, or correct --blobs") from None
             raise KeyError(self.url) from None
         except BaseError as error:
             raise LedgerBusy(f"{self.url} cannot be used now ({' '.join(str(error).split())[:300]})") from error
