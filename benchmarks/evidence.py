@@ -25,7 +25,10 @@ GAINS = ((0.02, 0.1), (0.05, 0.02), (0.1, 0.05), (0.3, 0.3))  # mean and deviati
 GROUPS = (8, 30)
 DEVICES = (9, 20, 60)
 THRESHOLDS = (0.95, 0.96, 0.97, 0.98)
-Judged = tuple[Belief, bool, float]  # belief, whether the difference is large enough for a call, true effect with its sign
+ALL = "all"
+Size = int | str  # of the test part, or ALL
+# Belief, whether the difference is large enough for a call, true effect with its sign, test samples or groups of them.
+Judged = tuple[Belief, bool, float, int]
 
 
 def counted(draw: np.random.Generator, none: float, devices: int, repeats: int) -> Iterator[Judged]:
@@ -39,7 +42,7 @@ def counted(draw: np.random.Generator, none: float, devices: int, repeats: int) 
                 won = draw.binomial(discordant, share)
                 counts = list(zip(won.tolist(), (discordant - won).tolist(), strict=True))
                 for (b, c), belief, true in zip(counts, beliefs_of_counts(counts), share, strict=True):
-                    yield belief, abs(b - c) >= LEAST_DIFFERENCE, float(true - 0.5)
+                    yield belief, abs(b - c) >= LEAST_DIFFERENCE, float(true - 0.5), samples
 
 
 def measured(draw: np.random.Generator, none: float, devices: int, repeats: int) -> Iterator[Judged]:
@@ -53,34 +56,42 @@ def measured(draw: np.random.Generator, none: float, devices: int, repeats: int)
                 error = values.std(1, ddof=1) / groups**0.5
                 gains = [(float(g), float(e), groups) for g, e in zip(values.mean(1), error, strict=True)]
                 for belief, effect in zip(beliefs_of_gains(gains), true, strict=True):
-                    yield belief, True, float(effect)
+                    yield belief, True, float(effect), groups
 
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The CSV file that is written.")
 @click.option("--repeats", default=30, help="Fleets of each kind.")
 def main(out: Path, repeats: int) -> None:
-    """Write a row for each kind of score, share of devices without effect, fleet size and threshold."""
+    """Write a row for each kind of score, share of devices without effect, fleet size, threshold and size of the test part.
+
+    Of the test part's sizes, "all" stands for all of them together.
+    """
     with out.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(
-            ["scores", "without_effect", "devices", "threshold", "judged", "called", "wrong", "called_share", "wrong_share"]
+            ["scores", "without_effect", "devices", "threshold", "test", "judged", "called", "wrong", "called_share", "wrong_share"]
         )
         for scores, simulated in (("counts", counted), ("gains", measured)):
             for none in NONE:
                 for devices in DEVICES:
-                    judged, calls = 0, Counter[tuple[float, bool]]()
-                    for belief, enough, effect in simulated(np.random.default_rng(devices), none, devices, repeats):
-                        judged += 1
+                    judged, calls = Counter[Size](), Counter[tuple[Size, float, bool]]()
+                    for belief, enough, effect, size in simulated(np.random.default_rng(devices), none, devices, repeats):
+                        judged.update((ALL, size))
                         for threshold in THRESHOLDS:
                             if call := belief.effect(enough, threshold):
-                                calls[threshold, effect <= 0 if call == "helped" else effect >= 0] += 1
-                    for threshold in THRESHOLDS:
-                        right, wrong = calls[threshold, False], calls[threshold, True]
-                        called = right + wrong
-                        shares = (f"{called / judged:.4f}", f"{wrong / called:.4f}" if called else "")
-                        rows.writerow([scores, none, devices, threshold, judged, called, wrong, *shares])
-                        file.flush()
+                                wrong = effect <= 0 if call == "helped" else effect >= 0
+                                calls.update((of, threshold, wrong) for of in (ALL, size))
+                    for of, count in judged.items():
+                        for threshold in THRESHOLDS:
+                            row = _row(count, calls[of, threshold, False], calls[of, threshold, True])
+                            rows.writerow([scores, none, devices, threshold, of, *row])
+                    file.flush()
+
+
+def _row(judged: int, right: int, wrong: int) -> tuple[int, int, int, str, str]:
+    called = right + wrong
+    return judged, called, wrong, f"{called / judged:.4f}", f"{wrong / called:.4f}" if called else ""
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ def simulated(home: Path, settings: dict[str, Any], method: str = "fedavg", roun
         ("fedavg", {"method.uniform": True, "method.server_mix": 0.5}),
         ("fedper", {"model.name": "dnn"}),
         ("pfedme", {}),
+        ("feddbe", {"model.name": "dnn"}),
         ("fedavg", {"round.clients": 5}),
     ],
 )

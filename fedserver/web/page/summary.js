@@ -40,7 +40,7 @@ function tiles(run, devices, state) {
     run.auto && { name: run.auto.chosen ? "Chosen by auto" : "A race of methods", value: run.auto.chosen ?? run.auto.trains ?? "begins", note: run.auto.words.slice(-2).join("; ") },
     run.accuracy && { name: title(run.metric), value: share(run.accuracy.mean_over_clients), note: constant },
     compared > 0 && { name: "Helped", value: `${verdicts.better} of ${compared}`, note: `${verdicts.unclear} unclear, ${verdicts.worse} not helped` },
-    ...run.fleet.slice(0, 1).map((fleet) => ({ name: "Probably helped", value: `${fleet.helped} of ${fleet.devices}`, note: `${fleet.harmed} harmed; what they keep gives ${fleet.gain >= 0 ? "+" : "−"}${Math.abs(fleet.gain).toFixed(3)} on average` })),
+    run.fleet.length > 0 && { name: "Probably helped", value: `${run.fleet[0].helped} of ${run.fleet[0].devices}`, note: run.fleet.map((fleet) => `what devices keep ${fleet.words}`).join("; ") },
     run.privacy && privacy(run.privacy),
     run.bytes_up + run.bytes_down > 0 && { name: "Moved", value: bytes(run.bytes_up + run.bytes_down), note: `${bytes(run.bytes_up)} up, ${bytes(run.bytes_down)} down` },
     run.seconds > 0 && { name: "Work", value: span(run.seconds), note: "of the slowest device of each round" },

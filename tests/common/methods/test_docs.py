@@ -28,3 +28,16 @@ def test_every_setting_is_in_the_table_of_its_page(name):
     for struct in (*options.aggregators.values(), options.objective, options.predictor):
         for field in msgspec.structs.fields(struct):
             assert f"`method.{field.encode_name}`" in page
+
+
+def test_the_page_on_privacy_names_every_method_that_cannot_train_with_noise():
+    lines = (PAGES.parent / "privacy.md").read_text(encoding="utf-8").splitlines()
+    [row] = [line for line in lines if line.startswith("| per-fedavg")]
+    named = {name.strip() for name in row.split("|")[1].split(",")}
+    assert named == {name for name in names() if configure(get(name), {}).objective.not_private}
+
+
+def test_the_guide_to_methods_begins_with_the_race_and_with_when_not_to_federate():
+    lines = (PAGES.parent / "choosing.md").read_text(encoding="utf-8").splitlines()
+    heads = [line.removeprefix("## ") for line in lines if line.startswith("## ")]
+    assert heads[:2] == ["Let a race choose", "When not to federate"]

@@ -114,6 +114,22 @@ def test_which_models_are_finished(method: str, baseline: Any, names: set[str]) 
     assert {frozenset(result.model(device).members) for device in result.devices} == {frozenset(names)}
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_common_model_that_is_far_behind_is_not_finished(alike: bool) -> None:
+    """Where each device has other names for six classes, the mean of all models explains them by more than a nat worse."""
+    data = {}
+    for site in range(6):
+        rng = np.random.default_rng(site)
+        y = rng.integers(0, 6, 90)
+        x = (np.eye(6)[y] * 4 + rng.normal(size=(90, 6))).astype(np.float32)
+        data[f"site{site}"] = (x, y if alike else (y + site) % 6)
+    settings = {"train.local_epochs": 5, "train.lr": 0.1, "method.sigma": 50.0}
+    result = run("fedmcsa", data=data, settings=settings)
+    common = {"common", "finished-common"} if alike else {"common"}
+    for device in result.devices:
+        assert set(result.model(device).members) == {"personalized", "finished-personalized"} | common
+
+
 def test_devices_that_hold_nothing_out_finish_nothing() -> None:
     few = {name: (x[:16], y[:16]) for name, (x, y) in CLOUDS.items()}
     for settings, data in (({"train.validation": 0.0}, CLOUDS), ({}, few)):
