@@ -38,6 +38,10 @@ FEDROD = Method(
     predictor="two-heads",
 )
 
+# Guo, Zeng, Wang, Fan, Wang, Qu, "Selective Aggregation for Low-Rank Adaptation in Federated Learning", ICLR 2025: the first
+# factors of LoRA adapters are averaged, the second ones stay on the device. A model names them as peft does.
+FEDSA_LORA = Method(name="fedsa-lora", citation="Guo et al., ICLR 2025", parts=(("*lora_A*", "shared"), ("*", "private")))
+
 # Vanilla Personalized-T: the baseline of FedTP's paper (Li et al., IEEE TNNLS 2023) in which each device keeps its own q,k,v
 # projections.
 VANILLA_PERSONALIZED = Method(

@@ -44,6 +44,9 @@ FEDTP_NORM = _of_table_5("fedtp-norm", "@norm")
 
 FEDTP_ENCODER = _of_table_5("fedtp-encoder", "@encoder")
 
+# Both factors of each LoRA adapter, wherever the adapters are. The heads' biases are the first factors, so B starts at 0.
+FEDTP_LORA = Method(name="fedtp-lora", citation=f"ours, after {_FEDTP}", parts=(("*lora_*", "generated"), ("*", "shared")))
+
 FEDTP_FEDPER = Method(
     **_PUBLISHED,
     name="fedtp+fedper",

@@ -22,8 +22,9 @@ _ON_SERVER, _ON_DEVICE = "on_server", "on_device"  # where a plan keeps its meth
 _ROWS = (
     *(averaged.LOCAL, averaged.FEDAVG, averaged.FEDAVG_FT, averaged.FEDPROX, averaged.PER_FEDAVG),
     *(divided.FEDPER, divided.FEDREP, divided.FEDBABU, divided.FEDBN, divided.FEDROD, divided.VANILLA_PERSONALIZED),
+    divided.FEDSA_LORA,
     *(generated.FEDTP, generated.FEDTP_MLP, generated.FEDTP_NORM, generated.FEDTP_ENCODER, generated.FEDTP_FEDPER),
-    *(generated.FEDTP_FEDROD, generated.FEDTP_KNN, generated.FEDTP_MCSA, generated.PFEDHN),
+    *(generated.FEDTP_FEDROD, generated.FEDTP_KNN, generated.FEDTP_MCSA, generated.FEDTP_LORA, generated.PFEDHN),
     *(mixed.FEDMCSA, mixed.FEDMCSA_WITHOUT_MCSA, mixed.FEDAVG_MCSA, mixed.FEDAMP, mixed.HEURFEDAMP),
     *(own_models.DITTO, own_models.MR_MTL, own_models.APFL, own_models.FEDALA, own_models.FEDDBE),
     *(own_models.PFEDME, own_models.PFEDME_MCSA),

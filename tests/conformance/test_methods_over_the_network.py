@@ -15,8 +15,11 @@ from attune.common.methods.registry import names
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model.artifact import Model, read_info
 from attune.fedserver.view.homes import status_of
+from tests.common.methods.rows import ADAPTED
 from tests.e2e.harness import digit_shards
 from tests.e2e.hosted import host
+
+LORA = "attune.tests.e2e.adapted:lora"
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +36,14 @@ def test_a_method_runs_to_the_end_and_every_device_can_use_its_model(
         "method": {"name": method},
         "round": {"rounds": 2},
         "train": {"local_epochs": 1},
-        "model": {"width": 8, "depth": 1, "heads": 2},
+        "model": {"name": LORA} if method in ADAPTED else {"width": 8, "depth": 1, "heads": 2},
     }
-    network = host(tmp_path, shards, settings, keep="personalized")
+    network = host(tmp_path, shards, settings, keep="personalized", allow_models=(LORA,))
     status = status_of(network.home)
     assert (status["state"], status["round"], status["method"]) == ("done", 2, method)
     served = {client["name"]: client["accuracy"] for client in status["clients"]}
     assert len(served) == 3 and all(0.0 <= accuracy <= 1.0 for accuracy in served.values())
-    offline = {name: Model.load(network.model(name)).evaluate(load_shard(path))[0] for name, path in shards.items()}
+    offline = {name: Model.load(network.model(name), allow_models=[LORA]).evaluate(load_shard(path))[0] for name, path in shards.items()}
     assert offline == pytest.approx(served), "the model that a device keeps is the one that was evaluated"
     simulated = attune.simulate(shards, settings=settings, keep="personalized")
     assert simulated.digests == network.digests

@@ -59,6 +59,29 @@ def vit(spec: ModelSpec) -> nn.Module:
     return model
 
 
+class Lora(nn.Module):
+    """Linear layer with an adapter whose factors have the names that peft gives them."""
+
+    def __init__(self, base: nn.Linear, rank: int = 2) -> None:
+        super().__init__()
+        self.base = base
+        self.lora_A = nn.Linear(base.in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, base.out_features, bias=False)
+        nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        added: torch.Tensor = self.base(x) + self.lora_B(self.lora_A(x))
+        return added
+
+
+def lora(spec: ModelSpec) -> nn.Module:
+    """Make the model of `vit` with the names of peft."""
+    model = vit(spec)
+    for block in model.blocks:
+        block.attention.to_qkv = Lora(block.attention.to_qkv.base)
+    return model
+
+
 def without_attention(spec: ModelSpec) -> nn.Module:
     """Make the model of `vit` with only the head trained."""
     model = vit(spec)

@@ -26,6 +26,7 @@ from tests.e2e.hosted import host
 from tests.forked import hosts
 
 LAYERED, VIT = "attune.tests.e2e.adapted:layered", "attune.tests.e2e.adapted:vit"
+LORA = "attune.tests.e2e.adapted:lora"
 SMALL = {"seed": 3, "round": {"rounds": 2}, "train": {"local_epochs": 1, "local_steps": 0, "batch_size": 8, "lr": 0.2}}
 TRAINED = {"0.1.down.weight", "0.1.up.weight", "1.weight", "1.bias"}
 
@@ -84,18 +85,32 @@ def test_devices_generate_their_own_adapters_from_a_network_for_adapters_alone(
     assert any(not torch.equal(models[0][name], models[1][name]) for name in models[0] if "to_qkv" in name)
 
 
-def test_half_of_an_adapter_is_shared_by_a_row_of_ones_own(digits: dict[str, Path]) -> None:
-    """FedSA-LoRA: the first matrices of the adapters are averaged, and a device keeps the second ones."""
+def test_fedsa_lora_shares_half_of_each_adapter(digits: dict[str, Path]) -> None:
+    """Expect the first factors of the adapters to be one for all, and each device to keep its second ones."""
     one, two, *_ = digits
-    row = {"method": {"parts": {"*.down.*": "shared", "*": "private"}}}
-    result = federation(digits, "custom", VIT, settings=row)
+    result = federation(digits, "fedsa-lora", LORA)
     models = [result.model(name).members["personalized"].tensors for name in (one, two)]
-    down = [name for name in models[0] if ".down." in name]
-    up = [name for name in models[0] if ".up." in name]
+    down = [name for name in models[0] if ".lora_A." in name]
+    up = [name for name in models[0] if ".lora_B." in name]
     assert len(down) == len(up) == 2
     assert all(torch.equal(models[0][name], models[1][name]) for name in down), "as served in the last evaluation"
     assert not any(torch.equal(models[0][name], models[1][name]) for name in up)
     assert {key.partition("/")[0] for key in result.digests} == {"shared"}
+
+
+def test_fedtp_lora_makes_all_adapters_and_is_fedtp_on_the_projections(digits: dict[str, Path]) -> None:
+    one, two, *_ = digits
+    result, other = (federation(digits, method, LORA) for method in ("fedtp-lora", "fedtp"))
+    assert result.digests == other.digests
+    models = [result.model(name).tensors for name in (one, two)]
+    factors = [name for name in models[0] if "lora_" in name]
+    assert len(factors) == 4 and not any(torch.equal(models[0][name], models[1][name]) for name in factors)
+
+
+@pytest.mark.parametrize(("method", "selector"), [("fedsa-lora", r"\*lora_A\*"), ("fedtp-lora", r"\*lora_\*")])
+def test_methods_of_adapters_refuse_a_model_without_their_names(digits: dict[str, Path], method: str, selector: str) -> None:
+    with pytest.raises(AttuneError, match=rf"method {method}: no tensor of the model .* is '{selector}'; choose a model"):
+        federation(digits, method, VIT)
 
 
 def test_fedtp_says_so_where_no_projection_has_an_adapter(digits: dict[str, Path]) -> None:

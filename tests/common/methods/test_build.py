@@ -7,16 +7,17 @@ import torch
 
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.method import assign, configure
-from attune.common.methods.registry import get, names
+from attune.common.methods.registry import get
 from attune.common.models.structure import tensors_of
 from attune.fedserver.lab.aggregators.attention import Mcsa
 from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from attune.fedserver.lab.aggregators.mean import Mean
 from attune.fedserver.lab.build import aggregators_for
+from tests.common.methods.rows import OF_ANY_MODEL
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name != "local"])
+@pytest.mark.parametrize("name", [name for name in OF_ANY_MODEL if name != "local"])
 def test_every_method_plays_two_rounds_on_a_real_model(name, models):
     """Check that every tensor of a part comes back with the model's shape and dtype, and changed by training."""
     model, method = models["vit"](), get(name)

@@ -9,7 +9,7 @@ import torch
 from attune.common.config import TrainSettings
 from attune.common.exchange.messages import BlobRef, Order
 from attune.common.methods.method import configure
-from attune.common.methods.registry import get, names
+from attune.common.methods.registry import get
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.common.wire.files import read_tensors
@@ -21,6 +21,7 @@ from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.objectives.base import PERSONAL
 from attune.fedclient.work.state import FolderOrders
+from tests.common.methods.rows import OF_ANY_MODEL
 
 SMALL = {"hidden": 8, "embedding_dim": 4}
 KEEPS = {"apfl", "fedala", "feddbe", "mr-mtl", "pfedme", "pfedme+mcsa", "ditto", "fedrod", "fedtp+fedrod"}
@@ -76,7 +77,7 @@ def carry_out(learner, *args, **kwargs):
     return Work(learner, made, fetched).run()
 
 
-@pytest.mark.parametrize("method", names())
+@pytest.mark.parametrize("method", OF_ANY_MODEL)
 def test_what_is_handed_in_is_the_models_own_and_a_restart_changes_nothing(make, method):
     one, two = make(method, "a"), make(method, "b")
     kept = {name for name in one.state.theta if name.startswith(PERSONAL)}
@@ -115,7 +116,7 @@ def test_a_second_model_starts_as_what_is_first_served(make):
     assert not again.state.theta[PERSONAL + "head.weight"].equal(again.state.theta["head.weight"]), "later ones leave it alone"
 
 
-@pytest.mark.parametrize("method", names())
+@pytest.mark.parametrize("method", OF_ANY_MODEL)
 def test_the_finished_model_predicts_as_the_device_does_without_its_samples(make, method, images, tmp_path):
     learner = make(method)
     result = carry_out(learner, 1, scale=0.9)

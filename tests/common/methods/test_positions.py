@@ -10,7 +10,7 @@ from attune.common.config import TrainSettings
 from attune.common.errors import ShapeMismatch
 from attune.common.exchange.messages import Order
 from attune.common.methods.method import PartKind, configure
-from attune.common.methods.registry import get, names
+from attune.common.methods.registry import get
 from attune.common.models.registry import build, default_spec
 from attune.common.plan import ModelSpec, Plan
 from attune.fedclient.data.prepare import prepare
@@ -20,6 +20,7 @@ from attune.fedclient.model import artifact
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import FolderOrders
+from tests.common.methods.rows import OF_ANY_MODEL
 
 STEPS, LETTERS, SAMPLES = 4, 5, 24
 HYPER = {"hidden": 8, "embedding_dim": 4}
@@ -58,7 +59,7 @@ def case(method: str, name: str = "transformer"):
 
 @pytest.mark.parametrize(
     ("method", "model"),
-    [*(case(method) for method in names()), *(case(name, "lstm") for name in ("fedavg", "fedrod", "ditto"))],
+    [*(case(method) for method in OF_ANY_MODEL), *(case(name, "lstm") for name in ("fedavg", "fedrod", "ditto"))],
 )
 def test_a_method_learns_what_follows_at_every_position(federation, method, model):
     """Let two devices count in different steps. At every position they are right half again as often as by a guess, 1/5.

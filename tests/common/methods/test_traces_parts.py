@@ -16,8 +16,11 @@ from torch.nn.functional import cross_entropy
 
 from attune.common.config import TrainSettings
 from attune.common.methods.registry import get
+from attune.common.models.body import settle
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
+from tests.common.methods.rows import ADAPTED
+from tests.e2e.adapted import Lora
 
 LR, EPOCHS, MU, SIGMA, SERVER_LR = 0.2, 2, 0.3, 4.0, 0.1
 TRAIN = TrainSettings(lr=LR, momentum=0.0, batch_size=100, local_epochs=EPOCHS, clip_norm=0.0)
@@ -44,12 +47,22 @@ CASES = {
     "fedmcsa": ({"*": "attended"}, {"mu": MU, "sigma": SIGMA}),
     "fedmcsa-mcsa": ({"*": "uniform"}, {"mu": MU}),
     "fedavg+mcsa": ({"*": "attended"}, {"sigma": SIGMA}),
+    "fedsa-lora": ({"*.lora_A.*": "shared", "*": "private"}, {}),
+    "fedtp-lora": ({"*.lora_[AB].*": "generated", "*": "shared"}, HYPER),
 }
 
 
-def model():
+def model(method=""):
+    """Return a small ViT; for methods of adapters with its weights frozen, but for an adapter on its projections and the head."""
     spec = default_spec("images", (4, 4, 1), 3, 0, "vit", {"width": 4, "depth": 1, "heads": 2, "dropout": 0.0})
-    return build(spec, seed=3).double()
+    made = build(spec, seed=3)
+    if method in ADAPTED:
+        made.requires_grad_(False).head.requires_grad_(True)
+        torch.manual_seed(4)
+        for block in made.blocks:
+            block.attention.to_qkv = Lora(block.attention.to_qkv)
+        settle(made.double(), spec)
+    return made.double()
 
 
 def shards():
@@ -60,8 +73,8 @@ def shards():
 class Oracle:
     """The papers' rules. A tensor's `rule` is that of the first pattern that its name matches."""
 
-    def __init__(self, patterns, data, mu, hypernetwork):
-        self.module, self.data, self.mu = model(), data, mu
+    def __init__(self, module, patterns, data, mu, hypernetwork):
+        self.module, self.data, self.mu = module, data, mu
         first = {name: tensor.clone() for name, tensor in tensors_of(self.module).items()}
         self.rule = {name: next(rule for pattern, rule in patterns.items() if fnmatchcase(name, pattern)) for name in first}
         self.theta = {client: dict(first) for client in data}
@@ -72,10 +85,11 @@ class Oracle:
             self.theta[client] |= self.generated(client)
 
     def generated(self, client):
-        (name,) = [name for name, rule in self.rule.items() if rule == "generated"]
+        names = [name for name, rule in self.rule.items() if rule == "generated"]
         M, m, H, h = (self.hyper[key] for key in "MmHh")
         flat = H @ (M @ self.hyper[client] + m) + h
-        return {name: flat.view(self.theta[client][name].shape)}
+        each = flat.split([self.theta[client][name].numel() for name in names])
+        return {name: numbers.view(self.theta[client][name].shape) for name, numbers in zip(names, each, strict=True)}
 
     def locally(self, client):
         """Take EPOCHS full-batch steps on the mean loss and mu/2 of the squared distance to the served value."""
@@ -155,8 +169,8 @@ def first_hypernetwork(played):
 def test_two_rounds_are_those_of_the_oracle(federation, name):
     patterns, options = CASES[name]
     data = shards()
-    played = federation(get(name), model(), data, options, TRAIN)
-    oracle = Oracle(patterns, data, options.get("mu", 0.0), first_hypernetwork(played))
+    played = federation(get(name), model(name), data, options, TRAIN)
+    oracle = Oracle(model(name), patterns, data, options.get("mu", 0.0), first_hypernetwork(played))
     before = {client: dict(theta) for client, theta in oracle.theta.items()}
     for number in (1, 2):
         played.round()
@@ -176,3 +190,14 @@ def test_two_rounds_are_those_of_the_oracle(federation, name):
         assert len(moved) == len(before[client]), "every tensor has moved, so every rule was seen at work"
     apart = {tensor for tensor in oracle.theta["a"] if not torch.equal(oracle.theta["a"][tensor], oracle.theta["b"][tensor])}
     assert apart == {tensor for tensor, rule in oracle.rule.items() if rule not in ("shared", "uniform")}
+
+
+def test_fedtp_lora_starts_from_the_first_factors(federation):
+    """The heads' biases are A and B as the model has them. B is 0, so that every device begins with the body's outputs."""
+    played = federation(get("fedtp-lora"), model("fedtp-lora"), shards(), HYPER, TRAIN)
+    first, network = tensors_of(played.model), first_hypernetwork(played)
+    factors = [f"blocks.0.attention.to_qkv.lora_{factor}.weight" for factor in "AB"]
+    assert torch.equal(network["h"], torch.cat([first[name].flatten() for name in factors]))
+    for client in played.shards:
+        served = played.served(client)
+        assert not served[factors[1]].any() and not torch.equal(served[factors[0]], first[factors[0]])
