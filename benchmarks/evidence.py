@@ -26,6 +26,18 @@ GROUPS = (8, 30)
 DEVICES = (9, 20, 60)
 THRESHOLDS = (0.95, 0.96, 0.97, 0.98)
 ALL = "all"
+COLUMNS = (
+    "scores",
+    "without_effect",
+    "devices",
+    "threshold",
+    "test",
+    "judged",
+    "called",
+    "wrong",
+    "called_share",
+    "wrong_share",
+)
 Size = int | str  # of the test part, or ALL
 # Belief, whether the difference is large enough for a call, true effect with its sign, test samples or groups of them.
 Judged = tuple[Belief, bool, float, int]
@@ -69,9 +81,7 @@ def main(out: Path, repeats: int) -> None:
     """
     with out.open("w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(
-            ["scores", "without_effect", "devices", "threshold", "test", "judged", "called", "wrong", "called_share", "wrong_share"]
-        )
+        rows.writerow(COLUMNS)
         for scores, simulated in (("counts", counted), ("gains", measured)):
             for none in NONE:
                 for devices in DEVICES:

@@ -43,7 +43,10 @@ def test_a_method_runs_to_the_end_and_every_device_can_use_its_model(
     assert (status["state"], status["round"], status["method"]) == ("done", 2, method)
     served = {client["name"]: client["accuracy"] for client in status["clients"]}
     assert len(served) == 3 and all(0.0 <= accuracy <= 1.0 for accuracy in served.values())
-    offline = {name: Model.load(network.model(name), allow_models=[LORA]).evaluate(load_shard(path))[0] for name, path in shards.items()}
+    offline = {
+        name: Model.load(network.model(name), allow_models=[LORA]).evaluate(load_shard(path))[0]
+        for name, path in shards.items()
+    }
     assert offline == pytest.approx(served), "the model that a device keeps is the one that was evaluated"
     simulated = attune.simulate(shards, settings=settings, keep="personalized")
     assert simulated.digests == network.digests

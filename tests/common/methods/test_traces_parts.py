@@ -53,7 +53,7 @@ CASES = {
 
 
 def model(method=""):
-    """Return a small ViT; for methods of adapters with its weights frozen, but for an adapter on its projections and the head."""
+    """Return a small ViT; for methods of adapters all is frozen but an adapter on its projections, and the head."""
     spec = default_spec("images", (4, 4, 1), 3, 0, "vit", {"width": 4, "depth": 1, "heads": 2, "dropout": 0.0})
     made = build(spec, seed=3)
     if method in ADAPTED:

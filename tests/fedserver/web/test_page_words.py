@@ -34,7 +34,7 @@ RUN = {
 @pytest.mark.skipif(NODE is None, reason="Node.js is not installed")
 def test_the_fleets_verdicts_have_the_words_of_the_status() -> None:
     counts = {f"kept_{word}_than_{rival}": n for rival in ("local", "common") for word, n in (("better", 9), ("worse", 1))}
-    verdicts = [one.report() for one in fleet_verdicts(dict.fromkeys("abc", {**counts, "test_samples": 40}))]
+    verdicts = [one.report() for one in fleet_verdicts({name: {**counts, "test_samples": 40} for name in "abc"})]
     assert len(verdicts) == 2
     words = [str(NODE), "--input-type=module", "-e", SCRIPT, str(PAGE), json.dumps({**RUN, "fleet": verdicts})]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
