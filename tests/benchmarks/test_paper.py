@@ -305,7 +305,16 @@ def test_a_row_is_run_with_fewer_seeds_than_its_column_where_the_table_says_so()
     table = tables.load("fedtp-2")
     found = {(c.row.name, c.column.name, c.seed) for c in paper.cells("fedtp-2", table, (), (), ())}
     assert ("FedTP", "cifar10/pathological/50", 2) in found and ("FedAvg-T", "cifar10/pathological/50", 0) in found
-    assert len(found) == 4 * 3 + 6 + 10
+    assert len(found) == 4 * 3 + 7 + 11
+
+
+def test_a_row_of_what_devices_keep_has_no_figure_of_the_served_model():
+    table = tables.load("fedtp-2")
+    run = dict.fromkeys((table.figure, table.over_clients, "constant_over_samples", "worse_off"), "0.5")
+    names, column = ("FedTP", "FedTP, finished"), table.column[0]
+    made = [{**run, "row": name, "column": column.name, "settings": "", "kept_accuracy": "0.75"} for name in names]
+    found = {line.row: (line.ours, line.over_clients) for line in lines.lines_of(table, "fedtp-2", column, made) if line.ours}
+    assert found == {"FedTP": ((50.0,), (50.0,)), "FedTP, finished": ((75.0,), (75.0,))}
 
 
 @pytest.mark.parametrize("name", tables.names())
