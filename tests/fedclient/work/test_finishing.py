@@ -217,3 +217,18 @@ def test_the_fleet_stops_only_what_is_finished() -> None:
 def test_an_unknown_value_is_refused() -> None:
     with pytest.raises(SettingError, match=r"train\.finish"):
         run("fedavg", "always")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "mr-mtl", "ditto"])
+def test_no_finished_model_starts_another_order(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finish after round 1 too: round 2 has the bits of a run that finishes nothing, what stays on devices included."""
+    asked = recorded_orders(monkeypatch)
+    model = {"model.name": "dnn", "model.hidden": [8]}
+    plain = run(method, "off", settings=model)
+    finished = run(method, settings=model | {"train.score_after": [1, ROUNDS]})
+    assert (1, 5, ()) in asked and finished.digests == plain.digests
+    own = "common" if method == "fedavg" else "personalized"
+    for device in plain.devices:
+        before = plain.model(device).members.get(own, plain.model(device)).tensors
+        after = finished.model(device).members[own].tensors
+        assert all(after[name].equal(tensor) for name, tensor in before.items())
