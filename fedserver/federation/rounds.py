@@ -138,7 +138,7 @@ class OrderSender:
 
         Its rows change only when a device is revoked, so the prior is the same after a restart.
         """
-        if self._settings.privacy.on_server:  # the votes of a few devices would reach the others without noise
+        if self._settings.privacy.unit != "none":  # votes have no noise: a device shows them the server at most, not the others
             return NO_PRIOR
         if number not in self._priors:
             rows = await self._ledger.last_evaluations(number, range(record.given_up_after + 1, record.given_up + 1))

@@ -19,7 +19,7 @@ from attune.common.errors import DiskFull, HomeMismatch, LedgerBusy, SettingErro
 from attune.common.exchange.messages import Hello, Order
 from attune.common.metrics import LIKELIHOODS_AFTER
 from attune.common.plan import Columns, Profile
-from attune.common.protocol import SCORES
+from attune.common.protocol import NOISE, SCORES
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.fedserver.core.messages import OrderId, Phase
 from attune.fedserver.core.planning import resolve
@@ -791,6 +791,18 @@ def test_what_fewer_than_five_devices_found_is_told_if_all_disclose(
         assert [bool(order.prior) for order in orders] == [told] * len(devices)
 
     process(world, scenario, WEIGHS | {"round": WEIGHS["round"] | {"min_clients": len(devices)}}, devices)
+
+
+def test_under_noise_on_the_devices_no_device_is_told_what_others_found(world: World) -> None:
+    """With `--metrics all` owners let the server see likelihoods, which have no noise; other devices get nothing of them."""
+    privacy = {"unit": "example", "noise": 1.0, "ranges": [[-4, 4]] * 3}
+
+    async def scenario(server: Server) -> None:
+        streams = [server.members.connect(name, hello(encodings=[NOISE])) for name in "abcde"]
+        orders = await until(server, streams, "evaluate", 3, {}, 0.5)
+        assert [dict(order.prior) for order in orders] == [{}] * 5
+
+    process(world, scenario, WEIGHS | {"round": WEIGHS["round"] | {"min_clients": 5}, "privacy": privacy}, "abcde")
 
 
 def test_a_device_that_needs_common_statistics_is_refused_where_there_are_none(world: World) -> None:
