@@ -11,6 +11,7 @@ import pytest
 
 from attune.fedserver.home import ServerHome
 from tests.e2e.harness import Federation, tabular_shard
+from tests.e2e.hosted import host
 
 FLAGS = (
     *("--method", "fedavg", "--model", "mlr", "--rounds", "3", "--min-clients", "2", "--set", "train.local_epochs=1"),
@@ -86,3 +87,25 @@ def test_a_home_with_an_older_ledger_does_not_train(loses, federation_at, tmp_pa
     count = 0 if loses == "all" else 1
     assert f"has {count} orders of this run, and this device has trained 2" in again.text
     assert home_of(federation, "ann").is_dir()
+
+
+def test_a_device_whose_budget_is_spent_is_excused_over_the_network_and_evaluates(tmp_path, monkeypatch):
+    """With a noise that is the same for all, the device with the fewest samples spends most in an order."""
+    pytest.importorskip("dp_accounting")
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    samples = {"ann": 60, "ben": 60, "cai": 60, "few": 20}
+    shards = {name: tabular_shard(tmp_path / name, seed, samples=count) for seed, (name, count) in enumerate(samples.items())}
+    settings = {
+        "method": {"name": "fedavg"},
+        "model": {"name": "dnn"},
+        "round": {"rounds": 8, "quorum": 3},
+        "train": {"local_epochs": 2, "batch_size": 8, "evaluate": False},
+        "privacy": {"unit": "example", "epsilon": 4.0, "noise": 3.0, "ranges": [[-4, 4]]},
+        "data": {"classes": [0, 1, 2]},
+    }
+    snapshot = host(tmp_path, shards, settings).home.snapshot()
+    trained = {name: [row.round for row in snapshot.rows if (row.work, row.client) == ("train", name)] for name in samples}
+    assert trained["ann"] == list(range(1, 9)) and 0 < len(trained["few"]) < 8
+    assert {row.client for row in snapshot.rows if (row.work, row.round) == ("evaluate", 8)} == set(samples)
+    [few] = [device for device in snapshot.devices if device.name == "few"]
+    assert few.note == "its privacy budget is spent"
