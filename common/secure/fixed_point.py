@@ -18,7 +18,7 @@ def weight_units(samples: float, most_samples: int) -> int:
     return max(1, min(ONE, round(ONE * samples / most_samples)))
 
 
-def encode(change: torch.Tensor, weight: int, clip: float, draws: np.random.Generator) -> torch.Tensor:
+def encode(change: torch.Tensor, weight: int, clip: float, draws: np.random.PCG64) -> torch.Tensor:
     """Return a change as int32 numbers of the same shape, each at most ONE.
 
     Args:
@@ -36,12 +36,12 @@ def encode(change: torch.Tensor, weight: int, clip: float, draws: np.random.Gene
     return numbers_N.view(change.shape)
 
 
-def _draws(count: int, draws: np.random.Generator) -> torch.Tensor:
+def _draws(count: int, draws: np.random.PCG64) -> torch.Tensor:
     """Return random odd numbers between -2^15 and 2^15, (count,) int16.
 
     Their mean is 0. A whole number plus 2^-16 times one of them rounds to itself.
     """
-    four_at_once = draws.integers(1 << 64, size=-(-count // 4), dtype=np.uint64)
+    four_at_once = draws.random_raw(-(-count // 4))  # uint64
     return torch.from_numpy(four_at_once.view(np.int16)[:count] | 1)
 
 

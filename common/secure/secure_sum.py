@@ -110,7 +110,7 @@ class SecureSum(Unchanged):
             raise UpdateRefused(f"{update.client}'s update has numbers that are not finite: a smaller train.lr may help")
         # A change that is reduced to the norm counts up to a larger bound, of which the same share is left.
         clip = settings.clip / (_bounded(change, settings.norm) if settings.norm else 1.0)
-        weight, draws = weight_of(settings, update.weight), np.random.default_rng(context.seed("secure rounding"))
+        weight, draws = weight_of(settings, update.weight), np.random.PCG64(context.seed("secure rounding"))
         numbers = {name: encode(change[name], weight, clip, draws) for name in sorted(change)}
         reached = max(largest, default=0.0) / clip
         return replace(update, tensors=numbers | {REPORT: _report(weight, context.measured, reached)})
