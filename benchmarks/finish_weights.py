@@ -1,8 +1,9 @@
-"""Weights of finished models in the blend: what devices would keep if a finished model had more of the prior than its origin.
+"""Finished models in the blend: what devices would keep with more of the prior for them, or with another rate of finishing.
 
 `python -m benchmarks.finish_weights --recipe digits-finished --x 80 --seed 0 --out benchmarks/results/finish_weights.csv`. Each
 method is trained once. Then the blends are weighed again in several ways, each scored on the test parts, and by the likelihood
-of held-out samples, with weights that are found without the sample (fedclient/work/blend.py).
+of held-out samples, with weights that are found without the sample (fedclient/work/blend.py). `--rate 0.1` finishes at the rate
+of the recipes' tuned FedAvg in place of the training rate.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from typing import Any
 from unittest.mock import patch
 
 import click
+import msgspec
 import torch
 
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.work import baselines, evaluation
+from attune.fedclient.work.baselines import Baselines
 from attune.fedclient.work.blend import ORIGINS, blended_shares, leave_one_out, weights_of
 from attune.fedclient.work.evaluation import FAR_BEHIND
 from attune.simulation.recipes.catalogue import RECIPES, RecipeMethod, get
@@ -32,6 +35,7 @@ KEY = ("recipe", "x", "seed", "method")
 COLUMNS = (*KEY, "weights", "kept", "nats")
 NOW, ALWAYS = "as they are", "the common model always finished"
 FACTORS = {NOW: 1.0, ALWAYS: 1.0, f"{ALWAYS}, finished x 3": 3.0, f"{ALWAYS}, finished x 10": 10.0}
+RATED = "as they are, at the rate of tuned FedAvg"
 METHODS = ("FedMCSA", "FedMCSA, dial", "FedTP")
 ByModel = Mapping[Any, torch.Tensor]  # by the model's name
 
@@ -71,9 +75,23 @@ class Device:
 
 
 def devices_of(
-    shards: Sequence[Path], entry: RecipeMethod, rounds: int, seed: int, settings: Mapping[str, Any]
+    shards: Sequence[Path],
+    entry: RecipeMethod,
+    rounds: int,
+    seed: int,
+    settings: Mapping[str, Any],
+    rate: float | None = None,
 ) -> list[Device]:
-    """Train one method, and return the models of each device in the last evaluation, with the common model always finished."""
+    """Train one method, and return the models of each device in the last evaluation, with the common model always finished.
+
+    Args:
+        shards: The data of each device.
+        entry: The method.
+        rounds: Number of rounds.
+        seed: Seed of all draws.
+        settings: Of the recipe.
+        rate: Learning rate of finishing; None: that of training.
+    """
     latest: dict[int, tuple[baselines.Weighed, Any, Prepared, Mapping[Any, float]]] = {}
     weighed = baselines.weighed
 
@@ -82,7 +100,22 @@ def devices_of(
         latest[id(data)] = found, own, data, prior
         return found
 
-    with patch.object(baselines, "weighed", recorded), patch.object(evaluation, "FAR_BEHIND", math.inf):
+    finished = Baselines.finished
+
+    def at_rate(self: Baselines, *given: Any) -> Any:
+        trainer = self._trainer
+        settings = msgspec.structs.replace(trainer.settings, lr=rate or trainer.settings.lr)
+        self._trainer = replace(trainer, model=self._shared.network, settings=settings)
+        try:
+            return (yield from finished(self, *given))
+        finally:
+            self._trainer = trainer
+
+    with (
+        patch.object(baselines, "weighed", recorded),
+        patch.object(evaluation, "FAR_BEHIND", math.inf),
+        patch.object(Baselines, "finished", at_rate),
+    ):
         simulate(
             [str(shard) for shard in shards], entry.method, None, rounds, seed, {**settings, **entry.settings}, entry.baseline,
             executor="stacked", progress=False,
@@ -96,12 +129,20 @@ def devices_of(
     return found
 
 
-def rows_of(key: Mapping[str, Any], devices: Sequence[Device]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each way to weigh: the mean accuracy over devices in %, and nats per held-out sample."""
+def rows_of(
+    key: Mapping[str, Any], devices: Sequence[Device], ways: Mapping[str, str] = dict(zip(FACTORS, FACTORS, strict=True))
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each way to weigh: the mean accuracy over devices in %, and nats per held-out sample.
+
+    Args:
+        key: The point, the seed and the method.
+        devices: The models of each device.
+        ways: For the name of each row the way.
+    """
     samples = sum(len(next(iter(device.held_out.values()))) for device in devices)
-    for way in FACTORS:
+    for name, way in ways.items():
         right, nats = zip(*(device.kept(way) for device in devices), strict=True)
-        yield {**key, "weights": way, "kept": round(100 * fmean(right), 2), "nats": round(sum(nats) / samples, 4)}
+        yield {**key, "weights": name, "kept": round(100 * fmean(right), 2), "nats": round(sum(nats) / samples, 4)}
 
 
 def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
@@ -109,12 +150,15 @@ def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
     points: dict[tuple[str, ...], dict[str, list[Mapping[str, str]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         points[row["recipe"].removesuffix("-finished"), row["x"], row["method"]][row["weights"]].append(row)
-    yield f"| recipe | x | method | seeds | {' | '.join(FACTORS)} |"
-    yield "|---" * (len(FACTORS) + 4) + "|"
+    shown = (*FACTORS, RATED)
+    yield f"| recipe | x | method | seeds | {' | '.join(shown)} |"
+    yield "|---" * (len(shown) + 4) + "|"
     for point, ways in points.items():
         cells = [
             f"{fmean(float(row['kept']) for row in ways[way]):.1f} ({fmean(float(row['nats']) for row in ways[way]):.3f})"
-            for way in FACTORS
+            if ways[way]
+            else ""
+            for way in shown
         ]
         yield f"| {' | '.join(point)} | {len(ways[NOW])} | {' | '.join(cells)} |"
 
@@ -125,8 +169,11 @@ def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 @click.option("--data", help="The recipe's data set, if it is not bundled.")
 @click.option("--method", "methods", multiple=True, default=METHODS, show_default=True)
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0,), show_default=True)
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Finish at this rate, and weigh as now.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A CSV file.")
-def main(name: str, place: float, data: str | None, methods: tuple[str, ...], seeds: tuple[int, ...], out: Path) -> None:
+def main(
+    name: str, place: float, data: str | None, methods: tuple[str, ...], seeds: tuple[int, ...], rate: float | None, out: Path
+) -> None:
     """Run what is left, and print the table of all rows."""
     results, recipe = Results(out, COLUMNS), get(name)
     point = next(point for point in recipe.points if point.x == place)
@@ -135,8 +182,10 @@ def main(name: str, place: float, data: str | None, methods: tuple[str, ...], se
             shards = point.write(Path(folder) / "shards", recipe.load(data, seed), seed)
             for entry in (entry for entry in recipe.entries if entry.label in methods):
                 key = {"recipe": name, "x": f"{place:g}", "seed": seed, "method": entry.label}
-                if not any(all(row[part] == str(value) for part, value in key.items()) for row in results.rows()):
-                    results.add(rows_of(key, devices_of(shards, entry, recipe.rounds, seed, recipe.settings)))
+                ways = {RATED: NOW} if rate else dict(zip(FACTORS, FACTORS, strict=True))
+                done = key | {"weights": next(iter(ways))}
+                if not any(all(row[part] == str(value) for part, value in done.items()) for row in results.rows()):
+                    results.add(rows_of(key, devices_of(shards, entry, recipe.rounds, seed, recipe.settings, rate), ways))
     for line in lines(results.rows()):
         click.echo(line)
 
