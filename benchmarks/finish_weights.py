@@ -19,12 +19,10 @@ from typing import Any
 from unittest.mock import patch
 
 import click
-import msgspec
 import torch
 
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.work import baselines, evaluation
-from attune.fedclient.work.baselines import Baselines
 from attune.fedclient.work.blend import ORIGINS, blended_shares, leave_one_out, weights_of
 from attune.fedclient.work.evaluation import FAR_BEHIND
 from attune.simulation.recipes.catalogue import RECIPES, RecipeMethod, get
@@ -100,25 +98,11 @@ def devices_of(
         latest[id(data)] = found, own, data, prior
         return found
 
-    finished = Baselines.finished
-
-    def at_rate(self: Baselines, *given: Any) -> Any:
-        trainer = self._trainer
-        settings = msgspec.structs.replace(trainer.settings, lr=rate or trainer.settings.lr)
-        self._trainer = replace(trainer, model=self._shared.network, settings=settings)
-        try:
-            return (yield from finished(self, *given))
-        finally:
-            self._trainer = trainer
-
-    with (
-        patch.object(baselines, "weighed", recorded),
-        patch.object(evaluation, "FAR_BEHIND", math.inf),
-        patch.object(Baselines, "finished", at_rate),
-    ):
+    rated = {} if rate is None else {"train.finish_lr": rate}
+    with patch.object(baselines, "weighed", recorded), patch.object(evaluation, "FAR_BEHIND", math.inf):
         simulate(
-            [str(shard) for shard in shards], entry.method, None, rounds, seed, {**settings, **entry.settings}, entry.baseline,
-            executor="stacked", progress=False,
+            [str(shard) for shard in shards], entry.method, None, rounds, seed, {**settings, **entry.settings, **rated},
+            entry.baseline, executor="stacked", progress=False,
         )  # fmt: skip
     found = []
     for blend, own, data, prior in latest.values():

@@ -46,14 +46,12 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clip_norm: NonNegative = 1.0
     # bf16: the forward pass in bfloat16 where torch supports it. Weights stay as they are.
     mixed_precision: Literal["off", "bf16"] = "off"
-    # Share of the training samples that a device holds out to weight its models (docs/does-it-help.md). 0: no blend, the
-    # device keeps the method's own model.
+    # Share of the training samples held out to weight models (docs/does-it-help.md). 0: a device keeps the method's own model.
     validation: Share = 0.1
 
     # The fields below are later than version 1: they are left out of the plan where they are not set.
 
-    # Optimizer of local steps, begun anew in each order. none: sgd. Only sgd uses `momentum`. Rates for adam are ten to a
-    # hundred times smaller than for sgd.
+    # Optimizer of local steps, begun anew in each order. none: sgd, which alone uses `momentum`. adam wants far smaller rates.
     optimizer: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad"] | msgspec.UnsetType = msgspec.UNSET
     # Change of the rate within an order: from `lr` to nearly 0 by half a cosine, or linearly. none: constant.
     schedule: Literal["constant", "cosine", "linear"] | msgspec.UnsetType = msgspec.UNSET
@@ -68,6 +66,8 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # auto: before its last evaluation a device fine-tunes its models for 20 epochs, for itself alone
     # (docs/does-it-help.md#finishing). none: off.
     finish: Literal["auto", "off"] | msgspec.UnsetType = msgspec.UNSET
+    # Constant rate of it. none: `lr`, with its decay.
+    finish_lr: Positive | msgspec.UnsetType = msgspec.UNSET
     # fleet: before the last round devices try several numbers of epochs, and all finish with the likeliest
     # (docs/does-it-help.md#finishing). none: 20 epochs.
     finish_stop: Literal["fleet"] | msgspec.UnsetType = msgspec.UNSET
@@ -76,8 +76,9 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     score_after: tuple[Count, ...] | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
-        if self.finish_stop == "fleet" and (self.finish == "off" or not self.validation):
-            raise ValueError('train.finish_stop needs train.finish = "auto", and train.validation above 0')
+        of_finishing = self.finish_stop == "fleet" or self.finish_lr is not msgspec.UNSET
+        if of_finishing and (self.finish == "off" or not self.validation):
+            raise ValueError('train.finish_stop and finish_lr need train.finish = "auto", and train.validation above 0')
 
     @property
     def scored_rounds(self) -> tuple[int, ...]:
@@ -267,8 +268,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     # HOST or HOST:PORT under which devices reach this server, for join lines. Empty: the machine's name.
     advertise: str = ""
-    # File for the token that only reads /metrics, in a folder that is there and that the monitor can enter. Empty:
-    # metrics-token in the home, which no other user can read.
+    # File for the token that only reads /metrics, where the monitor can read it. Empty: metrics-token in the home.
     metrics_token_file: str = ""
     # Permissions of this file: 0600, 0640, 0604 or 0644.
     metrics_token_mode: str = "0640"  # noqa: S105 - no password

@@ -97,7 +97,7 @@ class Baselines:
     def finished(
         self, tensors: Tensors, data: Prepared, epochs: int, seeds: Seeds, cancelled: Callable[[], bool], round_: int
     ) -> Jobs[Tensors]:
-        """Return a whole model after plain training on this device's samples, at the training rate.
+        """Return a whole model after plain training on this device's samples, at the rate of finishing.
 
         Args:
             tensors: The model to start from.
@@ -112,6 +112,8 @@ class Baselines:
             Cancelled: The work was replaced.
         """
         settings = msgspec.structs.replace(self._trainer.settings, local_epochs=epochs, local_steps=0)
+        if settings.finish_lr is not msgspec.UNSET:
+            settings = msgspec.structs.replace(settings, lr=settings.finish_lr, lr_decay=msgspec.UNSET)
         trainer = replace(self._trainer, model=self._shared.network, settings=settings, family=(self._trainer.family, epochs))
         trained = yield from trainer.training(
             tensors, {}, data.train_x, data.train_y, seeds, cancelled=cancelled, round_=round_

@@ -42,15 +42,3 @@ def test_the_present_weights_are_those_of_devices(tmp_path: Path) -> None:
     assert rows[0]["kept"] == pytest.approx(100 * fmean(row.kept for row in result.table()), abs=0.01)
     table = list(lines([{name: str(value) for name, value in row.items()} for row in rows]))
     assert len(table) == 3 and table[2].startswith(f"| a | 1 | FedMCSA | 1 | {rows[0]['kept']:.1f} (")
-
-
-def test_the_rate_is_that_of_finishing_alone(tmp_path: Path) -> None:
-    """Compare with a run in which the training rate is that of finishing: what was trained before is not the same."""
-    shards = [tabular_shard(tmp_path / f"site{n}", seed=n, samples=80) for n in range(3)]
-    settings = {"train.finish": "auto", "train.local_epochs": 1, "model.name": "dnn", "train.lr": 0.03}
-    entry = RecipeMethod("FedAvg", "fedavg")
-    plain, same, rated = (devices_of(shards, entry, 2, 0, settings, rate) for rate in (None, 0.03, 0.3))
-    for one, two, three in zip(plain, same, rated, strict=True):
-        assert all(torch.equal(one.test[name], two.test[name]) for name in one.test)
-        assert torch.equal(one.test["common"], three.test["common"])
-        assert not torch.allclose(one.test["finished-common"], three.test["finished-common"], atol=1e-3)

@@ -50,7 +50,10 @@ def test_nothing_is_sent_for_it(finished: attune.SimulationResult) -> None:
             assert one[name] == other[name]
 
 
-def test_the_finished_model_is_plain_training_from_what_was_served(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rates", "rate"), [({}, 0.05), ({"train.finish_lr": 0.2, "train.lr_decay": 0.5}, 0.2)])
+def test_the_finished_model_is_plain_training_from_what_was_served(
+    monkeypatch: pytest.MonkeyPatch, rates: dict[str, float], rate: float
+) -> None:
     """Twenty full steps of momentum SGD with clipped gradients, derived by hand in float64, end at its weights."""
     seen: list[tuple[Any, Any, Any]] = []
     before = Baselines.finished
@@ -61,7 +64,7 @@ def test_the_finished_model_is_plain_training_from_what_was_served(monkeypatch: 
         return tuned
 
     monkeypatch.setattr(Baselines, "finished", recorded)
-    run("fedavg", settings={"train.batch_size": 1000}, executor="sequential")
+    run("fedavg", settings={"train.batch_size": 1000} | rates, executor="sequential")
     assert len(seen) == len(CLOUDS)
     for start, data, tuned in seen:
         (w_name, w), (b_name, b) = ((name, tensor.double().numpy().copy()) for name, tensor in start.items())
@@ -74,7 +77,7 @@ def test_the_finished_model_is_plain_training_from_what_was_served(monkeypatch: 
             norm = np.sqrt(sum((gradient**2).sum() for gradient in gradients))
             for at, gradient in enumerate(gradients):
                 momentum[at] = 0.9 * momentum[at] + gradient / max(1.0, norm)
-            w, b = w - 0.05 * momentum[0], b - 0.05 * momentum[1]
+            w, b = w - rate * momentum[0], b - rate * momentum[1]
         assert tuned[w_name].numpy() == pytest.approx(w, abs=1e-5) and tuned[b_name].numpy() == pytest.approx(b, abs=1e-5)
 
 
@@ -187,6 +190,11 @@ def test_the_fleet_tries_several_numbers_of_epochs_and_takes_the_likeliest(monke
     best = max(sums, key=lambda stop: sums[stop])
     until = tuple(stop for stop in stops if stop < best)
     assert {(epochs, on_way) for round_, epochs, on_way in asked if round_ == ROUNDS} == {(best, until)}
+
+
+def test_a_rate_of_finishing_without_finishing_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"finish_lr need train\.finish"):
+        run("fedavg", "off", settings={"train.finish_lr": 0.2})
 
 
 def test_where_labels_say_nothing_the_fleet_does_not_finish(monkeypatch: pytest.MonkeyPatch) -> None:
