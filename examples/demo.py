@@ -110,6 +110,8 @@ def main(data: str, out: Path, devices: int, rounds: int, samples: int, seed: in
     click.echo("")
     for line in report(outcomes):
         click.echo(line)
+    for verdict in runs["fedtp"].status()["fleet"]:  # by the evidence of all devices
+        click.echo(f"what devices keep {verdict['words']}")
     click.echo(f"\n{rounds} rounds of {EPOCHS} local epochs, {time.monotonic() - started:.0f} s in all")
     click.echo(NEXT.format(bin=Federation.bin(), out=out, shard=shards[0], home=outcomes[0].home))
 

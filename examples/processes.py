@@ -87,15 +87,19 @@ class Federation:
                     process.terminate()
                     process.wait(10)
 
+    def status(self) -> dict[str, Any]:
+        """Return what `fedserver status --json` says."""
+        command = [str(Path(sys.executable).parent / "fedserver"), "status", "--json", "--home", str(self._server)]
+        status: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        return status
+
     def clients(self) -> dict[str, dict[str, Any]]:
         """Return for each shard what `fedserver status --json` says of its device.
 
         Raises:
             click.ClickException: A device has no accuracy.
         """
-        command = [str(Path(sys.executable).parent / "fedserver"), "status", "--json", "--home", str(self._server)]
-        status = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        clients = {client["name"].removeprefix(f"{PREFIX}-"): client for client in status["clients"]}
+        clients = {client["name"].removeprefix(f"{PREFIX}-"): client for client in self.status()["clients"]}
         if missing := [shard.name for shard in self._shards if clients.get(shard.name, {}).get("accuracy") is None]:
             raise click.ClickException(f"{self._method}: {', '.join(missing)} ended without an accuracy")
         return clients

@@ -50,6 +50,8 @@ def test_the_table_is_what_the_federations_came_to(demo: tuple[Path, str]) -> No
             *(f"{value:.3f}" for value in (*found, own["accuracy"])),
         ]
     assert rows.keys() == {shard.name for shard in shards}
+    verdicts = [f"what devices keep {verdict['words']}" for verdict in fedtp.status()["fleet"]]
+    assert len(verdicts) == 2 and set(verdicts) <= set(said.splitlines())
     assert re.search(r"\[fedavg\] round 2/2: .*; about 0 s left", said)
 
 
