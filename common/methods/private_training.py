@@ -34,6 +34,11 @@ def check_private(configured: ConfiguredMethod, train: TrainSettings, privacy: P
     if why := configured.objective.not_private:
         name = configured.method.name
         raise SettingError(f'method {name} cannot train with privacy.unit = "{privacy.unit}": {why}. Take another method')
+    if train.finish_stop == "fleet":
+        raise SettingError(
+            f'train.finish_stop cannot be used with privacy.unit = "{privacy.unit}": likelihoods without noise would choose '
+            "how long all devices finish. Leave it out"
+        )
     if train.mixed_precision != "off":
         raise SettingError(f"train.mixed_precision = {train.mixed_precision!r} is too coarse for privacy.unit: leave it off")
 
