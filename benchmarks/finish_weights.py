@@ -34,6 +34,7 @@ COLUMNS = (*KEY, "weights", "kept", "nats")
 NOW, ALWAYS = "as they are", "the common model always finished"
 FACTORS = {NOW: 1.0, ALWAYS: 1.0, f"{ALWAYS}, finished x 3": 3.0, f"{ALWAYS}, finished x 10": 10.0}
 RATED = "as they are, at the rate of tuned FedAvg"
+WAYS: Mapping[str, str] = {way: way for way in FACTORS}  # for the name of each row, how its blends are weighed
 METHODS = ("FedMCSA", "FedMCSA, dial", "FedTP")
 ByModel = Mapping[Any, torch.Tensor]  # by the model's name
 
@@ -113,15 +114,13 @@ def devices_of(
     return found
 
 
-def rows_of(
-    key: Mapping[str, Any], devices: Sequence[Device], ways: Mapping[str, str] = dict(zip(FACTORS, FACTORS, strict=True))
-) -> Iterator[dict[str, Any]]:
+def rows_of(key: Mapping[str, Any], devices: Sequence[Device], ways: Mapping[str, str] = WAYS) -> Iterator[dict[str, Any]]:
     """Yield a row for each way to weigh: the mean accuracy over devices in %, and nats per held-out sample.
 
     Args:
         key: The point, the seed and the method.
         devices: The models of each device.
-        ways: For the name of each row the way.
+        ways: As in WAYS.
     """
     samples = sum(len(next(iter(device.held_out.values()))) for device in devices)
     for name, way in ways.items():
@@ -166,7 +165,7 @@ def main(
             shards = point.write(Path(folder) / "shards", recipe.load(data, seed), seed)
             for entry in (entry for entry in recipe.entries if entry.label in methods):
                 key = {"recipe": name, "x": f"{place:g}", "seed": seed, "method": entry.label}
-                ways = {RATED: NOW} if rate else dict(zip(FACTORS, FACTORS, strict=True))
+                ways = {RATED: NOW} if rate else WAYS
                 done = key | {"weights": next(iter(ways))}
                 if not any(all(row[part] == str(value) for part, value in done.items()) for row in results.rows()):
                     results.add(rows_of(key, devices_of(shards, entry, recipe.rounds, seed, recipe.settings, rate), ways))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
+from attune.common.config import load_settings
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.fedserver.lab import accelerator
@@ -28,13 +29,9 @@ from attune.simulation.simulate import simulate
 from benchmarks.hypernetwork import BLOCK, BLOCKS
 from benchmarks.machine import machine
 from benchmarks.mcsa import CASES
+from benchmarks.tables import load
 
 CLIENTS = 5
-PUBLISHED: dict[str, Any] = {  # benchmarks/papers/fedtp-2-full.toml
-    "model.name": "vit", "model.preset": "paper", "train.lr": 0.01, "train.momentum": 0.9, "train.batch_size": 64,
-    "train.local_epochs": 5, "train.weight_decay": 1e-5, "train.clip_norm": 0, "train.validation": 0, "round.clients": CLIENTS,
-    "round.evaluate_every": 1000, "method.server_optimiser": "sgd",
-}  # fmt: skip
 
 
 def wall_s(work: Callable[[], object], repeats: int) -> float:
@@ -73,11 +70,15 @@ def hypernetwork(name: str, repeats: int) -> dict[str, float]:
         }
 
 
-def published_round(device: str, samples: int = 1000, rounds: int = 2, settings: Mapping[str, Any] = PUBLISHED) -> float:
+def published_round(device: str, samples: int = 1000, rounds: int = 2, more: Sequence[str] = ()) -> float:
     """Return the seconds of a round of FedTP in which 5 of 6 devices train on images of noise, 32 x 32 x 3.
 
-    It is the difference of two simulations, of one round and of `rounds` more, so that starts and evaluations do not count.
+    It is the difference of two simulations, of one round and of `rounds` more, so that starts and evaluations do not count. The
+    settings are those of the table fedtp-2-full, and then `more`.
     """
+    table = load("fedtp-2-full")
+    [row] = [row for row in table.row if row.name == "FedTP"]
+    settings = load_settings(None, [*table.set, *row.set, "round.evaluate_every=1000", *more], {})
     draw = np.random.default_rng(0)
 
     def images(count: int) -> tuple[Any, Any]:

@@ -66,7 +66,7 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # auto: before its last evaluation a device fine-tunes its models for 20 epochs, for itself alone
     # (docs/does-it-help.md#finishing). none: off.
     finish: Literal["auto", "off"] | msgspec.UnsetType = msgspec.UNSET
-    # Constant rate of it. none: `lr`, with its decay.
+    # Constant learning rate of this fine-tuning. none: `lr`, with its decay.
     finish_lr: Positive | msgspec.UnsetType = msgspec.UNSET
     # fleet: before the last round devices try several numbers of epochs, and all finish with the likeliest
     # (docs/does-it-help.md#finishing). none: 20 epochs.

@@ -58,7 +58,7 @@ def privacy_of(home: ServerHome) -> dict[str, Any]:
         "planned": planned_epsilons(snapshot),
         "spent": {device.name: spent.get(device.name) for device in snapshot.devices},
         "fallen": fallen,
-        "released": guarantee(snapshot) if privacy.on_server else None,
+        "released": guarantee(snapshot),
         "earlier": [ledger for name, earlier in _earlier(home) if (ledger := _spent_in(name, earlier.snapshot()))],
     }
 

@@ -82,7 +82,7 @@ def discounted(A_SS: torch.Tensor, fresh_S: torch.Tensor) -> torch.Tensor:
 
 
 BLOCK = 4_096  # columns of a product in float32: a cosine is then within 2e-7, measured for S from 2 to 50
-WIDE = 1 << 20  # likewise on a GPU, where each block costs some calls, whatever its size; sums are in float64
+WIDE = 1 << 20  # columns of a block on a GPU, where a block of any size costs the same calls
 EXACT = 65_536  # fewer columns than these are multiplied in float64: their few blocks would not average the error out
 
 
@@ -109,9 +109,8 @@ def stack(updates: Sequence[PartUpdate], names: Sequence[str]) -> torch.Tensor:
 def gram(X_SD: torch.Tensor, exact: bool = False, from_first: bool = False) -> torch.Tensor:
     """Return all inner products, (S, S) float64; with `from_first`, those of the differences from the first row.
 
-    Blocks are multiplied in float32 and summed in float64; with `exact`, few columns, float64 values or on a GPU, all in
-    float64.
-    Distances are the same from any origin, and exact only from a near one: hence `from_first`.
+    Blocks are multiplied in float32 and summed in float64. All is in float64 with `exact`, with few columns, with float64
+    values, and on a GPU. Distances are the same from any origin, and exact only from a near one: hence `from_first`.
     """
     S, D = X_SD.shape
     G_SS = torch.zeros(S, S, dtype=torch.float64, device=X_SD.device)

@@ -119,7 +119,7 @@ def test_which_models_are_finished(method: str, baseline: Any, names: set[str]) 
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_a_common_model_that_is_far_behind_is_not_finished(alike: bool) -> None:
-    """Where each device has other names for six classes, the mean of all models explains them by more than a nat worse."""
+    """Give each device other names for six classes, so that the mean of all models is more than a nat worse."""
     data = {}
     for site in range(6):
         rng = np.random.default_rng(site)
