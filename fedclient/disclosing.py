@@ -42,13 +42,15 @@ def told_profile(options: DeviceOptions, shard: LazyShard) -> Profile:
     """Return what the server is told of the shard.
 
     Sums of its values are told only if the device discloses them unmasked. If its data may leave only with noise, they are not
-    told, and neither is which classes occur.
+    told, and neither is which classes and tokens occur.
     """
-    profile, noisy = shard.profile, options.privacy.epsilon is not None
+    profile, noisy = shard.profile, options.privacy.needs_noise
     if noisy or not _tells(options):
         profile = msgspec.structs.replace(profile, columns=None, targets=None)
-    if noisy and profile.task == "classes" and not shard.declares_classes:
+    if noisy and profile.task == "classes" and "classes" not in shard.declares:
         profile = msgspec.structs.replace(profile, labels=[])
+    if noisy and "vocabulary" not in shard.declares:
+        profile = msgspec.structs.replace(profile, vocabulary=0)
     return profile
 
 
@@ -64,7 +66,7 @@ def abilities(options: DeviceOptions, profile: Profile) -> tuple[str, ...]:
     if not options.disclose:
         return ()
     scales = profile.columns is not None or profile.targets is not None
-    described = (DESCRIPTION,) if _tells(options) and options.privacy.epsilon is None else ()
+    described = (DESCRIPTION,) if _tells(options) and not options.privacy.needs_noise else ()
     return (MASKED, MASKED_SCALE, *described) if scales else (MASKED, *described)
 
 
@@ -152,9 +154,9 @@ class Discloser:
             masks = "masked-statistics, or " if masked else ""
             return f"it discloses no statistics (fedclient --disclose {masks}statistics)"
         private = plan is not None and (plan.is_private or plan.noisy_sums is not None)
-        if not noisy and (private or self._options.privacy.epsilon is not None):
+        if not noisy and (private or self._options.privacy.needs_noise):
             return (
-                "its data leave only with noise (privacy.unit, --max-epsilon), and statistics have none: set "
+                "its data leave only with noise (privacy.unit, --max-epsilon, --max-delta), and statistics have none: set "
                 "privacy.statistics_epsilon"
             )
         if not masked and plan is not None and secure_sum_in(plan.transforms) is not None:

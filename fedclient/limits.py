@@ -124,6 +124,11 @@ class PrivacyLimits:
             if bound is not None and not math.isfinite(bound):  # no plan would ever be above it
                 raise SettingError(f"--max-{name} is a finite number, not {bound}; without the option there is no bound")
 
+    @property
+    def needs_noise(self) -> bool:
+        """Whether what depends on single samples leaves the device with noise alone."""
+        return self.epsilon is not None or self.delta is not None
+
     def check_plan(self, plan: Plan, samples: int) -> None:
         """Check a plan before anything is trained. What it costs these data is checked with their ledger.
 
@@ -146,7 +151,7 @@ class PrivacyLimits:
                 "this federation's devices train without noise (privacy.unit), so no budget pays for noise on "
                 "their metrics; say --metrics none, or all"
             )
-        if asks is None and (self.epsilon is not None or self.delta is not None):
+        if asks is None and self.needs_noise:
             raise LimitExceeded(
                 "this federation's devices train without noise (privacy.unit); this device allows that only without "
                 "--max-epsilon and --max-delta"

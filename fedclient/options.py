@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from attune.common.errors import SettingError
 from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.limits import DEFAULT_LIMITS, NO_DEMANDS, OrderLimits, PrivacyLimits
@@ -44,3 +45,10 @@ class DeviceOptions:
     hooks: Hooks = NONE  # the device's own training and scores
     units: Literal["all", "none"] = "all"  # whether the server is told by a word if columns fit the schema's ranges
     table: ReadOptions = PLAIN  # where the data are a table: which column is what
+
+    def __post_init__(self) -> None:
+        if self.table.proposes and self.privacy.needs_noise:
+            raise SettingError(
+                "--schema auto tells the server of single rows, and with --max-epsilon or --max-delta nothing leaves without "
+                "noise: give the schema of the operator (--schema FILE)"
+            )

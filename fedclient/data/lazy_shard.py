@@ -19,7 +19,7 @@ from attune.fedclient.data.arrays import Array, plain_array
 from attune.fedclient.data.cells import unmasked
 from attune.fedclient.data.describe import describe
 from attune.fedclient.data.meta import Meta
-from attune.fedclient.data.shard import Shard, load_shard, make_shard
+from attune.fedclient.data.shard import Declared, Shard, load_shard, make_shard
 from attune.fedclient.data.source import missing_words
 from attune.fedclient.data.table import read_table
 from attune.fedclient.read_options import PLAIN, ReadOptions
@@ -32,7 +32,7 @@ class LazyShard:
     Attributes:
         load: Returns the same samples every time, from memory or from disk.
         load_in: Returns the samples by the schema of the plan.
-        declares_classes: The classes of the profile are declared, and not those that occur.
+        declares: What of the profile meta.json declares; the rest is what occurs in the data.
     """
 
     name: str
@@ -43,7 +43,7 @@ class LazyShard:
     digest: str = ""
     held_hashes: tuple[str, ...] = ()  # of the rows of a table that the device holds out
     load_in: Callable[[Schema], Shard] | None = None  # of a table whose schema is made of all sites' proposals
-    declares_classes: bool = False
+    declares: frozenset[Declared] = frozenset()
 
     @classmethod
     def in_memory(cls, shard: Shard) -> Self:
@@ -98,7 +98,7 @@ class LazyShard:
     def _of(cls, shard: Shard, load: Callable[[], Shard]) -> Self:
         return cls(
             shard.name, shard.profile(), shard.warnings, load, shard.read, shard.digest, shard.held_hashes,
-            declares_classes=bool(shard.declared_classes),
+            declares=shard.declares,
         )  # fmt: skip
 
 

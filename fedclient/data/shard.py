@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
@@ -25,6 +26,8 @@ from attune.fedclient.data.meta import Meta, Standardise
 from attune.fedclient.data.source import read_source
 from attune.fedclient.data.table_encoder import TableEncoder
 from attune.fedclient.read_options import PLAIN, ReadOptions
+
+Declared = Literal["classes", "vocabulary"]  # names of Meta
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Shard:
         held_hashes: Hashes of a table's rows that the device holds out (fedclient.data.held_rows).
         schema: The schema by which the features were made from a table.
         train_gaps, test_gaps: By a schema, which features were missing before `fill` took their place, (N, F).
+        declares: What meta.json declares, in place of what occurs in the samples.
     """
 
     path: Path
@@ -70,6 +74,7 @@ class Shard:
     schema: Schema | None = None
     train_gaps: npt.NDArray[np.bool_] | None = None
     test_gaps: npt.NDArray[np.bool_] | None = None
+    declares: frozenset[Declared] = frozenset()
 
     @property
     def per_position(self) -> bool:
@@ -274,6 +279,7 @@ def make_shard(
         test_y=test_y,
         declared_classes=meta.classes,
         vocabulary=_vocabulary(path, kind, meta, train_x, test_x),
+        declares=frozenset(name for name in get_args(Declared) if getattr(meta, name)),
         standardise=meta.standardise,
         warnings=(*notes, *cautions.of_parts(train_y, test_y, meta)),
         groups=groups,

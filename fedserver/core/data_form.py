@@ -306,6 +306,12 @@ def _other_columns(name: str, unlike: str, expected: Sequence[str]) -> str:
 
 
 def _check_vocabulary(profile: Profile, vocabulary: int, name: str) -> None:
+    """Check that the model knows all tokens of a profile. A device whose data leave only with noise tells of none."""
+    if profile.kind == "tokens" and not profile.vocabulary and not vocabulary:
+        raise ShapeMismatch(
+            f"{name} does not tell which tokens occur in its data (--max-epsilon), and data.vocabulary is not set: declare the "
+            "number of tokens there before round 1, or at the device in the `vocabulary` of its meta.json"
+        )
     if profile.kind == "tokens" and vocabulary and profile.vocabulary > vocabulary:
         raise ShapeMismatch(f"{name} has tokens up to {profile.vocabulary - 1}; this federation knows 0 to {vocabulary - 1}")
 

@@ -14,6 +14,7 @@ import pytest
 
 from attune.common import aio
 from attune.common.config import PrivacySettings, TrainSettings
+from attune.common.errors import SettingError
 from attune.common.exchange.messages import Description, StatisticsReport, StatisticsRequest, Welcome
 from attune.common.plan import ModelSpec, Plan, Profile
 from attune.common.privacy.noisy_statistics import NoisyColumn, NoisyLayout, NoisySums
@@ -177,20 +178,44 @@ def test_a_device_describes_its_data_only_if_it_is_asked_and_allows_it() -> None
 
 
 @pytest.mark.parametrize(
-    ("limit", "declared", "labels", "sums"),
-    [(None, False, [0, 1], True), (4.0, False, [], False), (4.0, True, [0, 1, 2], False)],
+    ("limits", "declared", "labels", "sums"),
+    [
+        (PrivacyLimits(), False, [0, 1], True),
+        (PrivacyLimits(epsilon=4.0), False, [], False),
+        (PrivacyLimits(delta=1e-5), False, [], False),
+        (PrivacyLimits(epsilon=4.0), True, [0, 1, 2], False),
+    ],
 )
 def test_with_a_limit_of_privacy_the_server_learns_neither_classes_nor_sums(
-    limit: float | None, declared: bool, labels: list[int], sums: bool, tmp_path: Path
+    limits: PrivacyLimits, declared: bool, labels: list[int], sums: bool, tmp_path: Path
 ) -> None:
     """Which class occurs can depend on one sample. Classes that meta.json declares say nothing of the samples."""
     for part in ("train", "test"):
         np.savez(tmp_path / f"{part}.npz", x=X, y=Y)
     meta = {"standardise": "federation"} | ({"classes": [0, 1, 2]} if declared else {})
     (tmp_path / "meta.json").write_text(json.dumps(meta))
-    hello = hello_of(given(privacy=PrivacyLimits(epsilon=limit)), LazyShard.on_disk(tmp_path), empty=False)
+    hello = hello_of(given(privacy=limits), LazyShard.on_disk(tmp_path), empty=False)
     told = from_json(hello.profile_json, Profile)
     assert (told.labels, told.columns is not None) == (labels, sums)
+
+
+@pytest.mark.parametrize(
+    ("limits", "declared", "told"),
+    [(PrivacyLimits(), None, 8), (PrivacyLimits(epsilon=4.0), None, 0), (PrivacyLimits(epsilon=4.0), 30, 30)],
+)
+def test_with_a_limit_of_privacy_the_server_does_not_learn_the_largest_token(
+    limits: PrivacyLimits, declared: int | None, told: int, tmp_path: Path
+) -> None:
+    for part in ("train", "test"):
+        np.savez(tmp_path / f"{part}.npz", x=np.arange(8).reshape(4, 2), y=np.arange(4) % 2)
+    (tmp_path / "meta.json").write_text(json.dumps({"kind": "tokens"} | ({"vocabulary": declared} if declared else {})))
+    hello = hello_of(given(privacy=limits), LazyShard.on_disk(tmp_path), empty=False)
+    assert from_json(hello.profile_json, Profile).vocabulary == told
+
+
+def test_a_device_with_a_limit_of_privacy_proposes_no_schema() -> None:
+    with pytest.raises(SettingError, match=r"--schema auto tells the server of single rows.*--schema FILE"):
+        given(privacy=PrivacyLimits(epsilon=4.0), table=ReadOptions.of("", schema="auto"))
 
 
 def test_names_of_numbers_to_predict_are_told_in_any_case() -> None:

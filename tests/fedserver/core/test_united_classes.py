@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import attune
-from attune.common.errors import SettingError, UndeclaredLabels
+from attune.common.errors import SettingError, ShapeMismatch, UndeclaredLabels
 from attune.common.plan import DataSettings, Label, Plan, Profile
 from attune.fedserver.core import data_form, planning
 from attune.fedserver.core.united_classes import united_classes
@@ -102,3 +102,13 @@ def test_a_device_may_tell_no_classes_if_the_operator_declares_them() -> None:
         data_form.check_declared(silent, DataSettings(), "ann")
     with pytest.raises(SettingError, match="ann declares no labels"):
         data_form.check_possible(msgspec.structs.replace(silent, task="regression"), "ann")
+
+
+def test_a_device_may_tell_no_tokens_if_the_operator_declares_their_number() -> None:
+    silent = Profile("tokens", (8,), [0, 1], 30, 10)
+    data_form.check_possible(silent, "ann")
+    data_form.check_declared(silent, DataSettings(vocabulary=50), "ann")
+    with pytest.raises(
+        ShapeMismatch, match=r"ann does not tell which tokens .* \(--max-epsilon\), and data.vocabulary is not set"
+    ):
+        data_form.check_declared(silent, DataSettings(), "ann")
