@@ -71,7 +71,7 @@ class Kept:
 
         def twice(self: Any, result: Any, held: Any, order: Any, *rest: Any) -> Any:
             name = self._trainer.name
-            if order.finish_epochs == FINISH_EPOCHS:
+            if order.finish_epochs >= FINISH_EPOCHS:
                 yield from compared(self, result, held, replace(order, finish_epochs=0), *rest)
                 recorder.unfinished[name] = latest[id(self._data)]
             done = yield from compared(self, result, held, order, *rest)

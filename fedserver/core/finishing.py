@@ -10,6 +10,10 @@ from attune.common.metrics import FINISH_STOPS, LIKELIHOODS_AFTER
 from attune.fedserver.core.records import Report
 
 FINISH_EPOCHS = FINISH_STOPS[-1]  # before the last evaluation
+# Twenty epochs are too few where an epoch has one or two batches: models that a device can hardly use stay far from trained
+# (docs/does-it-help.md#finishing). Such devices take up to three times as many.
+FINISH_STEPS = 120
+MOST_EPOCHS = 3 * FINISH_EPOCHS
 SCORE_EPOCHS = 5  # before an evaluation that scores what the device would keep if training ended there
 
 
@@ -36,6 +40,20 @@ def stops_after(train: TrainSettings, rounds: int, number: int, tried: Sequence[
     if trial_round(train, rounds) is None or (best := likeliest(tried)) is None:
         return (FINISH_EPOCHS,)
     return tuple(stop for stop in FINISH_STOPS[1:] if stop <= best)
+
+
+def lengthened(stops: tuple[int, ...], train: TrainSettings, samples: int) -> tuple[int, ...]:
+    """Return the numbers of epochs of one device in the last evaluation: FINISH_EPOCHS last at least FINISH_STEPS steps.
+
+    Args:
+        stops: As `stops_after` returns them; fewer epochs than FINISH_EPOCHS, which the fleet has chosen, stay as they are.
+        train: The settings.
+        samples: The device's training samples, with those that it holds out.
+    """
+    if not stops or stops[-1] < FINISH_EPOCHS:
+        return stops
+    batches = max(1, math.ceil(samples * (1 - train.validation) / train.batch_size))
+    return (*stops[:-1], min(max(FINISH_EPOCHS, math.ceil(FINISH_STEPS / batches)), MOST_EPOCHS))
 
 
 def likeliest(tried: Sequence[Report]) -> int | None:

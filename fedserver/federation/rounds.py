@@ -17,7 +17,7 @@ from attune.common.exchange.messages import Order, WorkName
 from attune.common.exchange.transform import SUMMED
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.buffered_rounds import staleness_weight
-from attune.fedserver.core.finishing import stops_after, trial_round
+from attune.fedserver.core.finishing import lengthened, stops_after, trial_round
 from attune.fedserver.core.messages import GoBack, OrderId, Phase, Record, SummedChanges
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.phases import Rules
@@ -107,7 +107,7 @@ class OrderSender:
                 smaller[name],
                 changes,
                 prior.of(name),
-                finish_stops,
+                self._stops_of(known.get(name), number, finish_stops),
                 _counted(record, known.get(name)),
             )
             inline = self._inline(name, order)
@@ -130,6 +130,12 @@ class OrderSender:
             tried = await self._ledger.last_evaluations(number) if trial is not None and number >= rounds else []
             self._stops = {number: stops_after(train, rounds, number, [row for row in tried if row.round == trial])}
         return self._stops[number]
+
+    def _stops_of(self, device: DeviceRecord | None, number: int, stops: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the stops of one device: in the last evaluation few samples take more epochs."""
+        if number < self._settings.round.rounds or device is None or device.samples is None:
+            return stops
+        return lengthened(stops, self._settings.train, device.samples)
 
     async def _prior(self, record: Record, number: int) -> Prior:
         """Return what devices found before this evaluation. It is read once.

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 import attune
+from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
 from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.work.baselines import Baselines
 from attune.fedclient.work.evaluation import Evaluation
 from attune.fedclient.work.objectives.descent import TrainingDiverged
-from attune.fedserver.core.finishing import FINISH_EPOCHS, FINISH_STOPS
+from attune.fedserver.core.finishing import FINISH_EPOCHS, FINISH_STOPS, lengthened
 
 ROUNDS = 2
+LONGEST = 60  # epochs of the devices below, which have one or two batches
 SETTINGS: dict[str, Any] = {"model.name": "mlr", "train.local_epochs": 1, "train.lr": 0.05, "round.evaluate_every": 1}
 
 
@@ -54,7 +56,7 @@ def test_nothing_is_sent_for_it(finished: attune.SimulationResult) -> None:
 def test_the_finished_model_is_plain_training_from_what_was_served(
     monkeypatch: pytest.MonkeyPatch, rates: dict[str, float], rate: float
 ) -> None:
-    """Twenty full steps of momentum SGD with clipped gradients, derived by hand in float64, end at its weights."""
+    """Sixty full steps of momentum SGD with clipped gradients, derived by hand in float64, end at its weights."""
     seen: list[tuple[Any, Any, Any]] = []
     before = Baselines.finished
 
@@ -70,7 +72,7 @@ def test_the_finished_model_is_plain_training_from_what_was_served(
         (w_name, w), (b_name, b) = ((name, tensor.double().numpy().copy()) for name, tensor in start.items())
         x, y = data.train_x.double().numpy().reshape(len(data.train_x), -1), np.eye(3)[data.train_y.numpy()]
         momentum = [np.zeros_like(w), np.zeros_like(b)]
-        for _ in range(FINISH_EPOCHS):
+        for _ in range(LONGEST):
             scores = np.exp(x @ w.T + b)
             error = (scores / scores.sum(1, keepdims=True) - y) / len(x)
             gradients = [error.T @ x, error.sum(0)]
@@ -91,10 +93,29 @@ def test_only_the_last_evaluation_asks_for_it(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Evaluation, "compared", compared)
     run("fedavg")
-    assert sorted(set(asked)) == [(1, 0), (ROUNDS, FINISH_EPOCHS)]
+    assert sorted(set(asked)) == [(1, 0), (ROUNDS, LONGEST)]
     asked.clear()
     run("fedavg", "off")
     assert {epochs for _, epochs in asked} == {0}
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "stops", "last"),
+    [
+        (20, 32, (20,), 60),  # 18 samples are one batch: 120 steps would be 120 epochs
+        (80, 32, (20,), 40),  # 72 are three batches
+        (160, 32, (5, 10, 20), 24),  # 144 are five
+        (1000, 32, (20,), 20),  # 900 are 29: twenty epochs have more than 120 steps
+        (20, 32, (5,), 5),  # the fleet has chosen five
+        (20, 4, (20,), 24),
+    ],
+)
+def test_devices_with_few_batches_finish_for_more_epochs(
+    samples: int, batch_size: int, stops: tuple[int, ...], last: int
+) -> None:
+    train = TrainSettings(batch_size=batch_size, validation=0.1, finish="auto")
+    assert lengthened(stops, train, samples) == (*stops[:-1], last)
+    assert lengthened((), train, samples) == ()
 
 
 def test_the_plan_says_nothing_of_it_so_that_older_devices_can_read_it() -> None:
@@ -189,7 +210,8 @@ def test_the_fleet_tries_several_numbers_of_epochs_and_takes_the_likeliest(monke
     assert len(rows) == len(CLOUDS) and len(set(sums.values())) == len(sums)
     best = max(sums, key=lambda stop: sums[stop])
     until = tuple(stop for stop in stops if stop < best)
-    assert {(epochs, on_way) for round_, epochs, on_way in asked if round_ == ROUNDS} == {(best, until)}
+    epochs = LONGEST if best == FINISH_EPOCHS else best
+    assert {(last, on_way) for round_, last, on_way in asked if round_ == ROUNDS} == {(epochs, until)}
 
 
 def test_a_rate_of_finishing_without_finishing_is_refused() -> None:
@@ -211,10 +233,10 @@ def test_without_likelihoods_devices_finish_as_ever(monkeypatch: pytest.MonkeyPa
     asked = recorded_orders(monkeypatch)
     monkeypatch.setattr(PrivacyLimits, "tells_scores", lambda *_: False)
     run("fedavg", settings=FLEET)
-    assert {epochs for round_, epochs, _ in asked if round_ == ROUNDS} == {FINISH_EPOCHS}
+    assert {epochs for round_, epochs, _ in asked if round_ == ROUNDS} == {LONGEST}
     asked.clear()
     attune.simulate(CLOUDS, "fedavg", rounds=1, settings=SETTINGS | FLEET | {"train.finish": "auto"}, progress=False)
-    assert [(epochs, stops) for _, epochs, stops in asked] == [(FINISH_EPOCHS, ())] * len(CLOUDS)
+    assert [(epochs, stops) for _, epochs, stops in asked] == [(LONGEST, ())] * len(CLOUDS)
 
 
 def test_the_fleet_stops_only_what_is_finished() -> None:

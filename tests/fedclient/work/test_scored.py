@@ -14,7 +14,7 @@ from attune.fedclient.work import blend
 from attune.fedclient.work.blend import leave_one_out
 from attune.fedclient.work.calibration import FLOOR
 from attune.fedclient.work.evaluation import Evaluation
-from attune.fedserver.core.finishing import FINISH_EPOCHS, SCORE_EPOCHS
+from attune.fedserver.core.finishing import MOST_EPOCHS, SCORE_EPOCHS
 
 SETTINGS: dict[str, Any] = {"train.local_epochs": 1, "train.lr": 0.05, "train.finish": "auto", "train.score_after": [1, 3]}
 
@@ -122,7 +122,7 @@ def test_finishing_before_a_score_is_short(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Evaluation, "compared", noted)
     attune.simulate(CLOUDS, "fedper", rounds=3, settings=SETTINGS, progress=False)
-    assert asked == {(1, SCORE_EPOCHS), (2, 0), (3, FINISH_EPOCHS)}
+    assert asked == {(1, SCORE_EPOCHS), (2, 0), (3, MOST_EPOCHS)}
     asked.clear()
     attune.simulate(CLOUDS, "fedper", rounds=3, settings={**SETTINGS, "train.finish": "off"}, progress=False)
     assert asked == {(1, 0), (2, 0), (3, 0)}
