@@ -1,9 +1,10 @@
-"""Finished models in the blend: what devices would keep with more of the prior for them, or with another rate of finishing.
+"""Finished models in the blend: what devices would keep with more of the prior for them, another rate, or more epochs.
 
 `python -m benchmarks.finish_weights --recipe digits-finished --x 80 --seed 0 --out benchmarks/results/finish_weights.csv`. Each
-method is trained once. Then the blends are weighed again in several ways, each scored on the test parts, and by the likelihood
-of held-out samples, with weights that are found without the sample (fedclient/work/blend.py). `--rate 0.1` finishes at the rate
-of the recipes' tuned FedAvg in place of the training rate.
+method is trained once, and finishes for 20 epochs. Then the blends are weighed again in several ways, each scored on the test
+parts, and by the likelihood of held-out samples, with weights that are found without the sample (fedclient/work/blend.py).
+`--rate 0.1` finishes at the rate of the recipes' tuned FedAvg in place of the training rate. `--long` finishes for as many
+epochs as devices do.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.work import baselines, evaluation
 from attune.fedclient.work.blend import ORIGINS, blended_shares, leave_one_out, weights_of
 from attune.fedclient.work.evaluation import FAR_BEHIND
+from attune.fedserver.core import finishing
 from attune.simulation.recipes.catalogue import RECIPES, RecipeMethod, get
 from attune.simulation.simulate import simulate
 from benchmarks.study import Results
@@ -33,7 +35,7 @@ KEY = ("recipe", "x", "seed", "method")
 COLUMNS = (*KEY, "weights", "kept", "nats")
 NOW, ALWAYS = "as they are", "the common model always finished"
 FACTORS = {NOW: 1.0, ALWAYS: 1.0, f"{ALWAYS}, finished x 3": 3.0, f"{ALWAYS}, finished x 10": 10.0}
-RATED = "as they are, at the rate of tuned FedAvg"
+RATED, LONG = "as they are, at the rate of tuned FedAvg", "as they are, for up to 60 epochs"
 WAYS: Mapping[str, str] = {way: way for way in FACTORS}  # for the name of each row, how its blends are weighed
 METHODS = ("FedMCSA", "FedMCSA, dial", "FedTP")
 ByModel = Mapping[Any, torch.Tensor]  # by the model's name
@@ -80,6 +82,7 @@ def devices_of(
     seed: int,
     settings: Mapping[str, Any],
     rate: float | None = None,
+    long: bool = False,
 ) -> list[Device]:
     """Train one method, and return the models of each device in the last evaluation, with the common model always finished.
 
@@ -90,6 +93,7 @@ def devices_of(
         seed: Seed of all draws.
         settings: Of the recipe.
         rate: Learning rate of finishing; None: that of training.
+        long: Finish for more epochs where these have few steps (fedserver.core.finishing), not for 20 everywhere.
     """
     latest: dict[int, tuple[baselines.Weighed, Any, Prepared, Mapping[Any, float]]] = {}
     weighed = baselines.weighed
@@ -100,7 +104,11 @@ def devices_of(
         return found
 
     rated = {} if rate is None else {"train.finish_lr": rate}
-    with patch.object(baselines, "weighed", recorded), patch.object(evaluation, "FAR_BEHIND", math.inf):
+    with (
+        patch.object(baselines, "weighed", recorded),
+        patch.object(evaluation, "FAR_BEHIND", math.inf),
+        patch.object(finishing, "FINISH_STEPS", finishing.FINISH_STEPS if long else 0),
+    ):
         simulate(
             [str(shard) for shard in shards], entry.method, None, rounds, seed, {**settings, **entry.settings, **rated},
             entry.baseline, executor="stacked", progress=False,
@@ -133,7 +141,7 @@ def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
     points: dict[tuple[str, ...], dict[str, list[Mapping[str, str]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         points[row["recipe"].removesuffix("-finished"), row["x"], row["method"]][row["weights"]].append(row)
-    shown = (*FACTORS, RATED)
+    shown = (*FACTORS, RATED, LONG)
     yield f"| recipe | x | method | seeds | {' | '.join(shown)} |"
     yield "|---" * (len(shown) + 4) + "|"
     for point, ways in points.items():
@@ -153,9 +161,17 @@ def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 @click.option("--method", "methods", multiple=True, default=METHODS, show_default=True)
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0,), show_default=True)
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Finish at this rate, and weigh as now.")
+@click.option("--long", is_flag=True, help="Finish for as many epochs as devices do, and weigh as now.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A CSV file.")
 def main(
-    name: str, place: float, data: str | None, methods: tuple[str, ...], seeds: tuple[int, ...], rate: float | None, out: Path
+    name: str,
+    place: float,
+    data: str | None,
+    methods: tuple[str, ...],
+    seeds: tuple[int, ...],
+    rate: float | None,
+    long: bool,
+    out: Path,
 ) -> None:
     """Run what is left, and print the table of all rows."""
     results, recipe = Results(out, COLUMNS), get(name)
@@ -165,10 +181,10 @@ def main(
             shards = point.write(Path(folder) / "shards", recipe.load(data, seed), seed)
             for entry in (entry for entry in recipe.entries if entry.label in methods):
                 key = {"recipe": name, "x": f"{place:g}", "seed": seed, "method": entry.label}
-                ways = {RATED: NOW} if rate else WAYS
+                ways = {RATED: NOW} if rate else {LONG: NOW} if long else WAYS
                 done = key | {"weights": next(iter(ways))}
                 if not any(all(row[part] == str(value) for part, value in done.items()) for row in results.rows()):
-                    results.add(rows_of(key, devices_of(shards, entry, recipe.rounds, seed, recipe.settings, rate), ways))
+                    results.add(rows_of(key, devices_of(shards, entry, recipe.rounds, seed, recipe.settings, rate, long), ways))
     for line in lines(results.rows()):
         click.echo(line)
 

@@ -63,13 +63,13 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Score the test part before and after local training. false: only in evaluations of all devices, which saves two passes
     # over the test part in each order. none: true.
     evaluate: bool | msgspec.UnsetType = msgspec.UNSET
-    # auto: before its last evaluation a device fine-tunes its models for 20 epochs, for itself alone
+    # auto: before its last evaluation a device fine-tunes its models for 20 to 60 epochs, for itself alone
     # (docs/does-it-help.md#finishing). none: off.
     finish: Literal["auto", "off"] | msgspec.UnsetType = msgspec.UNSET
     # Constant learning rate of this fine-tuning. none: `lr`, with its decay.
     finish_lr: Positive | msgspec.UnsetType = msgspec.UNSET
     # fleet: before the last round devices try several numbers of epochs, and all finish with the likeliest
-    # (docs/does-it-help.md#finishing). none: 20 epochs.
+    # (docs/does-it-help.md#finishing). none: 20 to 60 epochs.
     finish_stop: Literal["fleet"] | msgspec.UnsetType = msgspec.UNSET
     # Rounds after which all devices report how likely held-out samples are under what they would keep. The dial gets a second
     # held-out share. `--method auto` sets this. none: no round.

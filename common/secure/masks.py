@@ -30,7 +30,7 @@ KEY_BYTES = 32
 _MASK_KEY_BYTES = 16
 SEALED_BYTES = 2 * SHARE_BYTES + 16  # two shares and the tag
 _COEFFICIENT_BYTES = 48  # 16 more than the prime has, so that the remainder is uniform
-PIECE = 1 << 16  # numbers, so that a piece and a stream stay in the cache
+PIECE = 1 << 15  # numbers, so that a piece and a stream stay in the cache
 _NO_NONCE = bytes(12)  # each key seals one message
 
 
