@@ -204,8 +204,8 @@ def _weighed(path: Path) -> Iterator[str]:
     yield "13 points less where tasks differ and an epoch has two batches. What is kept in %, and in brackets the nats of"
     yield "a held-out sample under weights that are found without it"
     yield "([finish_weights.csv](../benchmarks/results/finish_weights.csv)). More of the prior for finished models (x 3, x 10)"
-    yield "is better where classes differ, and costs points where all devices label alike. Another rate, 0.1 for 0.03, is better"
-    yield "in some places and worse in others. So both stay as they are."
+    yield "is better where classes differ, and costs points where all devices label alike. Another rate, 0.1 for 0.03, is"
+    yield "better in some places and worse in others. So both stay as they are."
     yield ""
     with path.open(newline="", encoding="utf-8") as file:
         yield from finish_weights.lines(list(csv.DictReader(file)))

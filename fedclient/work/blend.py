@@ -23,6 +23,7 @@ from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores, Trainer
 # Pseudo-count of the prior for each model. It draws weights from few samples towards those that other devices found, or
 # towards equal weights.
 PSEUDO_COUNT = 1.0
+# For each finished model the model that it comes from.
 ORIGINS: Mapping[Choice, Choice] = {"finished-personalized": "personalized", "finished-common": "common"}
 NOTHING: Mapping[Choice, float] = MappingProxyType({})  # no device has found anything yet
 LOCAL_SHARE = 1 / 3  # weight of the model that was trained alone, where no sample was held out
@@ -51,11 +52,13 @@ def pseudo_counts(models: Collection[Choice], prior: Mapping[Choice, float]) -> 
     Args:
         models: The K models.
         prior: Shares of models, as other devices found them. Other models in it are ignored; if one of `models` is missing, the
-            counts are equal. A finished model has the share of the model that it comes from.
+            counts are equal. Other devices say nothing of finished models, so each of these counts PSEUDO_COUNT: a model that
+            a device can hardly use may be the best one after finishing.
     """
-    known = [prior.get(ORIGINS.get(model, model), 0.0) for model in models]
-    shares = known if all(known) else [1.0] * len(known)
-    return [PSEUDO_COUNT * len(known) * share / sum(shares) for share in shares]
+    known = {model: prior.get(model, 0.0) for model in models if model not in ORIGINS}
+    total = sum(known.values()) if all(known.values()) else 0.0
+    counts = {model: len(known) * share / total for model, share in known.items()} if total else {}
+    return [PSEUDO_COUNT * counts.get(model, 1.0) for model in models]
 
 
 def weights_of(

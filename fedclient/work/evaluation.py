@@ -26,7 +26,7 @@ from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.own_loop import Data, scored
 from attune.fedclient.work.trainer import Seeds, Trainer, TrainingDiverged
 
-FAR_BEHIND = 1.0  # nats a held-out sample: fine-tuning a common model that is so much worse is not worth its time
+FAR_BEHIND = 2.0  # nats a held-out sample: fine-tuning a common model that is so much worse is not worth its time
 
 
 @dataclass(frozen=True)

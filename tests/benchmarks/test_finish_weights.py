@@ -35,7 +35,7 @@ def test_a_common_model_far_behind_is_finished_in_the_other_ways_alone() -> None
 def test_the_present_weights_are_those_of_devices(tmp_path: Path) -> None:
     shards = [tabular_shard(tmp_path / f"site{n}", seed=n, samples=80) for n in range(3)]
     settings = {"train.finish": "auto", "train.local_epochs": 1, "model.name": "dnn"}
-    devices = devices_of(shards, RecipeMethod("FedMCSA", "fedmcsa"), 3, 0, settings)
+    devices = devices_of(shards, RecipeMethod("FedMCSA", "fedmcsa"), 3, 0, settings, long=True)
     assert all({"personalized", "finished-personalized", "finished-common"} <= device.held_out.keys() for device in devices)
     rows = list(rows_of({"recipe": "a-finished", "x": "1", "seed": 0, "method": "FedMCSA"}, devices))
     result = attune.simulate(shards, "fedmcsa", None, 3, 0, settings, executor="stacked", progress=False)

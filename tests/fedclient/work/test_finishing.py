@@ -11,9 +11,11 @@ import pytest
 import attune
 from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
+from attune.common.metrics import Choice
 from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.work.baselines import Baselines
+from attune.fedclient.work.blend import pseudo_counts
 from attune.fedclient.work.evaluation import Evaluation
 from attune.fedclient.work.objectives.descent import TrainingDiverged
 from attune.fedserver.core.finishing import FINISH_EPOCHS, FINISH_STOPS, lengthened
@@ -140,18 +142,26 @@ def test_which_models_are_finished(method: str, baseline: Any, names: set[str]) 
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_a_common_model_that_is_far_behind_is_not_finished(alike: bool) -> None:
-    """Give each device other names for six classes, so that the mean of all models is more than a nat worse."""
+    """Give each device other names for twenty classes, so that the mean of all models is more than two nats worse."""
     data = {}
     for site in range(6):
         rng = np.random.default_rng(site)
-        y = rng.integers(0, 6, 90)
-        x = (np.eye(6)[y] * 4 + rng.normal(size=(90, 6))).astype(np.float32)
-        data[f"site{site}"] = (x, y if alike else (y + site) % 6)
+        y = rng.integers(0, 20, 400)
+        x = (np.eye(20)[y] * 5 + rng.normal(size=(400, 20))).astype(np.float32)
+        data[f"site{site}"] = (x, y if alike else (y + 3 * site) % 20)
     settings = {"train.local_epochs": 5, "train.lr": 0.1, "method.sigma": 50.0}
     result = run("fedmcsa", data=data, settings=settings)
     common = {"common", "finished-common"} if alike else {"common"}
     for device in result.devices:
         assert set(result.model(device).members) == {"personalized", "finished-personalized"} | common
+
+
+def test_a_finished_model_counts_as_one_sample_whatever_others_found() -> None:
+    """Others' shares 0.6 and 0.15 of the unfinished models are 0.8 and 0.2 of two samples; without them all count one."""
+    models: list[Choice] = ["personalized", "common", "finished-personalized", "finished-common"]
+    assert pseudo_counts(models, {"personalized": 0.6, "common": 0.15, "local": 0.25}) == pytest.approx([1.6, 0.4, 1, 1])
+    assert pseudo_counts(models, {"personalized": 0.6}) == pseudo_counts(models, {}) == [1, 1, 1, 1]
+    assert pseudo_counts(["common", "finished-common"], {"common": 0.3}) == [1, 1]
 
 
 def test_devices_that_hold_nothing_out_finish_nothing() -> None:
