@@ -1,10 +1,9 @@
-"""Finished models in the blend: what devices would keep with more of the prior for them, another rate, or more epochs.
+"""Finished models in the blend: what devices would keep with other weights, fewer epochs, or another rate of finishing.
 
 `python -m benchmarks.finish_weights --recipe digits-finished --x 80 --seed 0 --out benchmarks/results/finish_weights.csv`. Each
-method is trained once, and finishes for 20 epochs. Then the blends are weighed again in several ways, each scored on the test
-parts, and by the likelihood of held-out samples, with weights that are found without the sample (fedclient/work/blend.py).
-`--rate 0.1` finishes at the rate of the recipes' tuned FedAvg in place of the training rate. `--long` finishes for as many
-epochs as devices do.
+method is trained once. Then the blends are weighed again in several ways, each scored on the test parts, and by the likelihood
+of held-out samples, with weights that are found without the sample (fedclient/work/blend.py). `--rate 0.1` finishes at the rate
+of the recipes' tuned FedAvg in place of the training rate, and `--short` for 20 epochs everywhere; both weigh as now.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import torch
 
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.work import baselines, evaluation
-from attune.fedclient.work.blend import ORIGINS, blended_shares, leave_one_out, weights_of
+from attune.fedclient.work.blend import ORIGINS, blended_shares, leave_one_out, pseudo_counts, weights_of
 from attune.fedclient.work.evaluation import FAR_BEHIND
 from attune.fedserver.core import finishing
 from attune.simulation.recipes.catalogue import RECIPES, RecipeMethod, get
@@ -33,10 +32,10 @@ from benchmarks.study import Results
 
 KEY = ("recipe", "x", "seed", "method")
 COLUMNS = (*KEY, "weights", "kept", "nats")
-NOW, ALWAYS = "as they are", "the common model always finished"
-FACTORS = {NOW: 1.0, ALWAYS: 1.0, f"{ALWAYS}, finished x 3": 3.0, f"{ALWAYS}, finished x 10": 10.0}
-RATED, LONG = "as they are, at the rate of tuned FedAvg", "as they are, for up to 60 epochs"
-WAYS: Mapping[str, str] = {way: way for way in FACTORS}  # for the name of each row, how its blends are weighed
+NOW, ALWAYS, ORIGIN, MORE = "as they are", "the common model always finished", "with the shares of their origins", "x 3"
+WEIGHED = (NOW, ALWAYS, ORIGIN, MORE)
+SHORT, RATED = "20 epochs", "at the rate of tuned FedAvg"
+WAYS: Mapping[str, str] = {way: way for way in WEIGHED}  # for the name of each row, how its blends are weighed
 METHODS = ("FedMCSA", "FedMCSA, dial", "FedTP")
 ByModel = Mapping[Any, torch.Tensor]  # by the model's name
 
@@ -62,13 +61,13 @@ class Device:
     def kept(self, way: str) -> tuple[float, float]:
         """Return (the accuracy of the blend on the test part, the log-likelihood of the held-out samples)."""
         names = [name for name in self.held_out if not (way == NOW and self.far and name == "finished-common")]
-        shares = [self.prior.get(ORIGINS.get(name, name), 0.0) for name in names]
-        shares = shares if all(shares) else [1.0] * len(names)
-        # Names of our own, because weights_of gives a finished model the share of its origin.
+        known = all(self.prior.get(ORIGINS.get(name, name), 0.0) for name in names)
+        counts = dict(zip(names, pseudo_counts(names, self.prior), strict=True))
+        for name in ORIGINS.keys() & counts if way in (ORIGIN, MORE) else ():
+            counts[name] = 3.0 if way == MORE else counts[ORIGINS[name]] if known else 1.0
+        # Names of our own, because weights_of knows finished models by their names.
         given: dict[Any, torch.Tensor] = {f"{name}!": self.held_out[name] for name in names}
-        prior: dict[Any, float] = {
-            f"{name}!": share * (FACTORS[way] if name in ORIGINS else 1) for name, share in zip(names, shares, strict=True)
-        }
+        prior: dict[Any, float] = {f"{name}!": counts[name] for name in names}
         weights: Mapping[Any, float] = weights_of(given, prior)
         blended = torch.stack([weights[f"{name}!"] * self.test[name] for name in names]).sum(0)
         right = blended.argmax(1) == self.y
@@ -82,7 +81,7 @@ def devices_of(
     seed: int,
     settings: Mapping[str, Any],
     rate: float | None = None,
-    long: bool = False,
+    short: bool = False,
 ) -> list[Device]:
     """Train one method, and return the models of each device in the last evaluation, with the common model always finished.
 
@@ -93,7 +92,7 @@ def devices_of(
         seed: Seed of all draws.
         settings: Of the recipe.
         rate: Learning rate of finishing; None: that of training.
-        long: Finish for more epochs where these have few steps (fedserver.core.finishing), not for 20 everywhere.
+        short: Finish for 20 epochs, also where these have few steps (fedserver.core.finishing).
     """
     latest: dict[int, tuple[baselines.Weighed, Any, Prepared, Mapping[Any, float]]] = {}
     weighed = baselines.weighed
@@ -107,7 +106,7 @@ def devices_of(
     with (
         patch.object(baselines, "weighed", recorded),
         patch.object(evaluation, "FAR_BEHIND", math.inf),
-        patch.object(finishing, "FINISH_STEPS", finishing.FINISH_STEPS if long else 0),
+        patch.object(finishing, "FINISH_STEPS", 0 if short else finishing.FINISH_STEPS),
     ):
         simulate(
             [str(shard) for shard in shards], entry.method, None, rounds, seed, {**settings, **entry.settings, **rated},
@@ -141,7 +140,7 @@ def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
     points: dict[tuple[str, ...], dict[str, list[Mapping[str, str]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         points[row["recipe"].removesuffix("-finished"), row["x"], row["method"]][row["weights"]].append(row)
-    shown = (*FACTORS, RATED, LONG)
+    shown = (*WEIGHED, SHORT, RATED)
     yield f"| recipe | x | method | seeds | {' | '.join(shown)} |"
     yield "|---" * (len(shown) + 4) + "|"
     for point, ways in points.items():
@@ -161,7 +160,7 @@ def lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 @click.option("--method", "methods", multiple=True, default=METHODS, show_default=True)
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0,), show_default=True)
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Finish at this rate, and weigh as now.")
-@click.option("--long", is_flag=True, help="Finish for as many epochs as devices do, and weigh as now.")
+@click.option("--short", is_flag=True, help="Finish for 20 epochs everywhere, and weigh as now.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A CSV file.")
 def main(
     name: str,
@@ -170,7 +169,7 @@ def main(
     methods: tuple[str, ...],
     seeds: tuple[int, ...],
     rate: float | None,
-    long: bool,
+    short: bool,
     out: Path,
 ) -> None:
     """Run what is left, and print the table of all rows."""
@@ -181,10 +180,12 @@ def main(
             shards = point.write(Path(folder) / "shards", recipe.load(data, seed), seed)
             for entry in (entry for entry in recipe.entries if entry.label in methods):
                 key = {"recipe": name, "x": f"{place:g}", "seed": seed, "method": entry.label}
-                ways = {RATED: NOW} if rate else {LONG: NOW} if long else WAYS
+                ways = {RATED: NOW} if rate else {SHORT: NOW} if short else WAYS
                 done = key | {"weights": next(iter(ways))}
                 if not any(all(row[part] == str(value) for part, value in done.items()) for row in results.rows()):
-                    results.add(rows_of(key, devices_of(shards, entry, recipe.rounds, seed, recipe.settings, rate, long), ways))
+                    results.add(
+                        rows_of(key, devices_of(shards, entry, recipe.rounds, seed, recipe.settings, rate, short), ways)
+                    )
     for line in lines(results.rows()):
         click.echo(line)
 
