@@ -5,6 +5,8 @@ N samples, H height, W width, C channels, T steps, F features.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from attune.common.errors import NonFiniteFeatures, ShardError
@@ -108,6 +110,28 @@ def check_unlike(x: Array, where: str) -> None:
             f"all {len(x)} images of {where} are equal as they were read: nothing can be learned from them. Look at their "
             "transparency, their bits and their scale"
         )
+
+
+def vocabulary_of(path: Path, kind: Kind, declared: int | None, train_x: Array, test_x: Array) -> int:
+    """Return the number of tokens: as declared, else the largest one + 1; 0 for other kinds.
+
+    Raises:
+        ShardError: There are too many, or one is outside what is declared; or other kinds declare a vocabulary.
+    """
+    if kind != "tokens":
+        if declared is not None:
+            raise ShardError(f"meta.json of {path} declares a vocabulary, but the data are {kind}; only tokens have one")
+        return 0
+    largest = max(int(part.max()) for part in (train_x, test_x) if part.size)
+    vocabulary = declared if declared is not None else max(largest, 0) + 1
+    if vocabulary > MAX_VOCABULARY:
+        raise ShardError(
+            f"the vocabulary of {path} would be {vocabulary}, more than {MAX_VOCABULARY}; number the tokens "
+            "from 0 without gaps, or set `kind` in meta.json if these are no tokens"
+        )
+    for part, x in (("training", train_x), ("test", test_x)):
+        check_tokens(x, vocabulary, f"x of the {part} part of {path}")
+    return vocabulary
 
 
 def check_tokens(x: Array, vocabulary: int, where: str) -> None:

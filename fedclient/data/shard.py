@@ -278,7 +278,7 @@ def make_shard(
         test_x=test_x,
         test_y=test_y,
         declared_classes=meta.classes,
-        vocabulary=_vocabulary(path, kind, meta, train_x, test_x),
+        vocabulary=kinds.vocabulary_of(path, kind, meta.vocabulary, train_x, test_x),
         declares=frozenset(name for name in get_args(Declared) if getattr(meta, name)),
         standardise=meta.standardise,
         warnings=(*notes, *cautions.of_parts(train_y, test_y, meta)),
@@ -370,23 +370,6 @@ def _check_alike(path: Path, train_x: Array, test_x: Array, train_y: Array, test
         raise ShardError(
             f"y of {path} is {train_y.dtype} for training and {test_y.dtype} for testing; save both as the same type"
         )
-
-
-def _vocabulary(path: Path, kind: Kind, meta: Meta, train_x: Array, test_x: Array) -> int:
-    if kind != "tokens":
-        if meta.vocabulary is not None:
-            raise ShardError(f"meta.json of {path} declares a vocabulary, but the data are {kind}; only tokens have one")
-        return 0
-    largest = max(int(part.max()) for part in (train_x, test_x) if part.size)
-    vocabulary = meta.vocabulary if meta.vocabulary is not None else max(largest, 0) + 1
-    if vocabulary > kinds.MAX_VOCABULARY:
-        raise ShardError(
-            f"the vocabulary of {path} would be {vocabulary}, more than {kinds.MAX_VOCABULARY}; number the tokens "
-            "from 0 without gaps, or set `kind` in meta.json if these are no tokens"
-        )
-    for part, x in (("training", train_x), ("test", test_x)):
-        kinds.check_tokens(x, vocabulary, f"x of the {part} part of {path}")
-    return vocabulary
 
 
 def _check_labels(shard: Shard) -> None:

@@ -27,6 +27,7 @@ from attune.common.identity.credential import (
     Credential,
     fingerprint_of,
     key_pem,
+    load_certificate,
     load_key,
     new_key,
     public_key_of,
@@ -50,6 +51,23 @@ class RequestRefused(CertificateRefused):
     """
 
     kind, status = "request-refused", "INVALID_ARGUMENT"
+
+
+def authority_certificate_in(folder: Path) -> bytes | None:
+    """Return the certificate of the authority in `folder` as PEM; None if it has none.
+
+    Raises:
+        HomeMismatch: It is damaged.
+    """
+    try:
+        pem = (folder / CERTIFICATE_FILE).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        load_certificate(pem)
+    except CertificateRefused:
+        raise HomeMismatch(f"{CERTIFICATE_FILE} in {folder} is damaged: restore it from a backup") from None
+    return pem
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attune.common.errors import HomeMismatch
 from attune.common.identity.credential import fingerprint_of
-from attune.fedserver.identity.authority import CERTIFICATE_FILE
+from attune.fedserver.identity.authority import authority_certificate_in
 from attune.fedserver.ports.blobs import NOISE_SECRET, Blobs
 from attune.fedserver.ports.storage import Storage
 
@@ -28,10 +28,13 @@ def commitments_of(authority: Path, blobs: Blobs) -> dict[str, str]:
     Args:
         authority: The folder of the authority.
         blobs: The blobs of the home.
+
+    Raises:
+        HomeMismatch: The certificate of the authority is damaged.
     """
     commitments = {}
-    if (authority / CERTIFICATE_FILE).exists():
-        commitments[AUTHORITY] = fingerprint_of((authority / CERTIFICATE_FILE).read_bytes())
+    if (certificate := authority_certificate_in(authority)) is not None:
+        commitments[AUTHORITY] = fingerprint_of(certificate)
     try:
         secret = blobs.get(NOISE_SECRET)
     except KeyError:

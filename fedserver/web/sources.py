@@ -20,7 +20,7 @@ from attune.common.text import clean, from_json
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.device_activity import DeviceActivity
 from attune.fedserver.home import BACKUP_MADE, ServerHome
-from attune.fedserver.identity.authority import CERTIFICATE_FILE
+from attune.fedserver.identity.authority import authority_certificate_in
 from attune.fedserver.lab.aggregators.stored import MATRICES, Arrays, read_matrices
 from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.blobs import blob_of, read_again
@@ -63,8 +63,8 @@ class HomeWatch:
     def __init__(self, home: ServerHome) -> None:
         self._home, self._size = home, -1
         self._backup_at: float | None = None
-        certificate = home.authority / CERTIFICATE_FILE
-        self._fingerprint = short_form(certificate.read_bytes()) if certificate.exists() else ""
+        certificate = authority_certificate_in(home.authority)
+        self._fingerprint = "" if certificate is None else short_form(certificate)
 
     def facts(self, snapshot: Snapshot) -> HomeFacts:
         """Return the present facts."""

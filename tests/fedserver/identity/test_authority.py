@@ -31,6 +31,15 @@ from attune.common.identity.credential import (
     server_name,
 )
 from attune.fedserver.identity.authority import Authority, RequestRefused, request_key
+from attune.fedserver.identity.bound_secrets import commitments_of
+from attune.fedserver.ports.blobs import Blobs
+
+
+class NoBlobs(Blobs):
+    """Blobs of a home without a secret of noise."""
+
+    def get(self, key: str) -> bytes:
+        raise KeyError(key)
 
 
 def _purposes(pem: bytes) -> list[x509.ObjectIdentifier]:
@@ -84,6 +93,19 @@ def test_a_mixed_up_authority_is_not_loaded(home: Path, stranger: Authority) -> 
     (home / "ca.pem").write_bytes(b"no certificate")
     with pytest.raises(HomeMismatch, match="damaged"):
         Authority.load(home)
+
+
+def test_a_certificate_with_any_byte_flipped_is_read_or_said_to_be_damaged(home: Path) -> None:
+    """Upper case becomes lower case, and digits control characters: then the server must not be told to enrol again."""
+    Authority.create(home)
+    whole, told = (home / "ca.pem").read_bytes(), set[str]()
+    for at in range(len(whole)):
+        (home / "ca.pem").write_bytes(whole[:at] + bytes([whole[at] ^ 0x20]) + whole[at + 1 :])
+        try:
+            commitments_of(home, NoBlobs())
+        except HomeMismatch as error:
+            told.add(str(error))
+    assert told == {f"ca.pem in {home} is damaged: restore it from a backup"}
 
 
 def test_every_authority_has_the_same_name_and_its_own_key(authority: Authority, stranger: Authority) -> None:
