@@ -126,7 +126,7 @@ class PrivacyLimits:
 
     @property
     def needs_noise(self) -> bool:
-        """Whether what depends on single samples leaves the device with noise alone."""
+        """True if what depends on single samples may leave the device only with noise."""
         return self.epsilon is not None or self.delta is not None
 
     def check_plan(self, plan: Plan, samples: int) -> None:
