@@ -200,9 +200,9 @@ def with_finishing(rows: dict[str, list[RecipeRow]], weights: Path = WEIGHTS) ->
 
 def _weighed(path: Path) -> Iterator[str]:
     """Yield why devices keep less than the best of their own models, from the rows of benchmarks.finish_weights."""
-    yield "What still misses: FedMCSA and MR-MTL on WISDM, where their models are behind FedAvg's, finished or not; FedTP,"
-    yield "alone and with a dial, on `hospital-tables`; and FedMCSA with a dial. Devices with a dial report no likelihoods. So the"
-    yield "prior of their blends gives the local model as much as each other one."
+    yield "What still misses: FedMCSA and MR-MTL on WISDM, where their models are behind FedAvg's, finished or not;"
+    yield "FedTP, alone and with a dial, on `hospital-tables`; and FedMCSA with a dial. Devices with a dial report no"
+    yield "likelihoods. So the prior of their blends gives the local model as much as each other one."
     yield ""
     yield "How long devices finish matters most. With 20 epochs for all FedMCSA keeps up to 13 points less where tasks"
     yield "differ and an epoch has two batches. What is kept in %, and in brackets the nats of a held-out sample under"
