@@ -132,6 +132,18 @@ def test_an_unknown_part_of_a_table_is_an_error_with_the_known_ones(small, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+def test_a_row_that_is_like_another_takes_what_its_trials_chose(tmp_path, monkeypatch):
+    rows_ = [
+        {"name": "Mine", "method": "local"},
+        {"name": "Later", "method": "local", "set": ["train.momentum=0.5"], "like": "Mine"},
+    ]
+    table = convert(tables.Table, SMALL | {"row": rows_}, "")
+    monkeypatch.setattr(paper, "load", lambda name: table)
+    run(tmp_path, "--row", "Later", "--seed", "0")
+    assert [row["row"] for row in rows(tmp_path / "fedmcsa-1_grid.csv")] == ["Mine", "Mine"]
+    assert [row["settings"] for row in rows(tmp_path / "fedmcsa-1.csv")] == ["train.momentum=0.5 train.lr=0.5"]
+
+
 def test_a_column_may_draw_so_many_samples_of_its_file(tmp_path):
     parts = {"train": 40, "test": 20}
     arrays = {f"{part}_x": np.random.default_rng(0).random((size, 6, 6), np.float32) for part, size in parts.items()}
