@@ -160,12 +160,14 @@ class Coordinator:
     async def expel(self, name: str) -> None:
         """Continue the round without a revoked device, and remove its update from the inbox.
 
-        The caller must have the turn. A round that is being aggregated is not started again.
+        The caller must have the turn. A round that is being aggregated is not started again, and its updates stay until then:
+        the aggregation reads them.
         """
         before = self.round.record
         self._orders.count_votes_anew()
         await self.handle(events.Expelled(name, self.clock.monotonic()))
-        await self._executors.disk(self.inbox.discard, before.order_of(name))
+        if before.phase is not events.Phase.AGGREGATING or name not in before.cohort:
+            await self._executors.disk(self.inbox.discard, before.order_of(name))
 
     # --- the plan
 

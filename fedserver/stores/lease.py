@@ -69,7 +69,7 @@ class Lease:
             self._ended.set()
             if beats.ident is not None:
                 beats.join()
-            self._close()
+            self._release()
             self._db.term, self._db.mine_until = None, math.inf
 
     def _take(self) -> bool:
@@ -126,6 +126,13 @@ class Lease:
         row = self._ask("SELECT value FROM meta WHERE key = %s", TERM).fetchone()
         if row is None or int(row[0]) != self._db.term:
             _end()
+
+    def _release(self) -> None:
+        """Give the lock up at once: PostgreSQL frees it only when it notices that the session has ended."""
+        if self._is_held:
+            with suppress(psycopg.Error):
+                self._ask("SELECT pg_advisory_unlock_all()")
+        self._close()
 
     def _close(self) -> None:
         if self._session is not None:

@@ -567,6 +567,57 @@ def test_a_device_never_sampled_is_fitted_after_the_end_to_what_it_is_served(wor
     process(world, scenario, settings)
 
 
+async def hand_in(server: Server, order: OrderId) -> bool:
+    """Hand in a changed copy of the shared part that the device is served."""
+    served = (await server.coordinator.lab.serve([order.client]))[order.client]["shared"]
+    with TensorFile(server.blobs.open(served)) as file:
+        trained = {name: tensor + len(order.client) for name, tensor in file.items()}
+    part = write_tensors(partial(server.blobs.create, f"uploads/{order.client}"), trained)
+    row = Report(round=order.round, work=order.work, client=order.client, samples=10)
+    server.coordinator.inbox.accept(order, row, {"shared": part})
+    return await server.coordinator.report(order)
+
+
+def test_a_device_that_is_revoked_while_its_update_is_aggregated_does_not_stop_the_server(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
+
+    async def scenario(server: Server) -> None:
+        orders, coordinator = await first_orders(server), server.coordinator
+        go_on = held_up(server, monkeypatch)
+        assert [await hand_in(server, order) for order in orders] == [True, True]
+        await coordinator.turn(coordinator.expel, "b")
+        go_on.set()
+        await server.closed(1)
+        assert coordinator.error is None and not coordinator.unusable.is_set()
+        assert coordinator.inbox.holds(orders[1]), "a damaged state is made again of it"
+
+    process(world, scenario, settings)
+
+
+def test_a_device_that_was_revoked_while_its_update_was_aggregated_does_not_count_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_on_disk(tmp_path)
+    settings = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
+
+    async def killed(server: Server) -> None:
+        orders, coordinator = await first_orders(server), server.coordinator
+        held_up(server, monkeypatch)
+        assert [await hand_in(server, order) for order in orders] == [True, True]
+        await server.ledger.update_device("b", revoked=True)
+        await coordinator.turn(coordinator.expel, "b")
+
+    async def restarted(server: Server) -> None:
+        await server.closed(1)
+        assert server.coordinator.round.record.last_cohort == ("a",)
+        assert not server.coordinator.inbox.holds(OrderId("train", 1, "b"))
+
+    process(world, killed, settings)
+    process(world, restarted, settings)
+
+
 def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -576,15 +627,6 @@ def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_mor
     def on_disk(name: str) -> World:
         (tmp_path / name).mkdir(exist_ok=True)
         return world_on_disk(tmp_path / name)
-
-    async def hand_in(server: Server, order: OrderId) -> bool:
-        served = (await server.coordinator.lab.serve([order.client]))[order.client]["shared"]
-        with TensorFile(server.blobs.open(served)) as file:
-            trained = {name: tensor + len(order.client) for name, tensor in file.items()}
-        part = write_tensors(partial(server.blobs.create, f"uploads/{order.client}"), trained)
-        row = Report(round=order.round, work=order.work, client=order.client, samples=10)
-        server.coordinator.inbox.accept(order, row, {"shared": part})
-        return await server.coordinator.report(order)
 
     async def state(server: Server) -> list[str]:
         await server.closed(1)

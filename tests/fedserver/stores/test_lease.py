@@ -45,6 +45,21 @@ def test_one_holds_it_and_the_next_begins_a_new_term(servers: list[PostgresDatab
         assert second.term == 2
 
 
+def test_the_lock_is_free_as_soon_as_its_holder_has_ended(
+    servers: list[PostgresDatabase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep the session open, as PostgreSQL does until it notices that it was closed: a server that starts now gets the lock."""
+    open_still = list[lease.WatchedConnection]()
+    monkeypatch.setattr(lease.WatchedConnection, "close", lambda session: open_still.append(session))
+    with Lease(servers[0]).held(None):
+        pass
+    with Lease(servers[1]).held(None):
+        assert servers[1].term == 2
+    monkeypatch.undo()
+    for session in open_still:
+        session.close()
+
+
 def test_a_waiting_server_says_so_and_takes_over(servers: list[PostgresDatabase]) -> None:
     said, over = list[str](), threading.Event()
 
