@@ -170,7 +170,7 @@ def test_a_device_that_is_revoked_on_the_waiting_machine_is_cut_off(tmp_path: Pa
         result = CliRunner().invoke(cli, ["revoke", "--home", str(pair.home), "edge-s1"])
         assert result.output == "edge-s1 is revoked\n", result.exception
         began = time.monotonic()
-        site.until(lambda: re.search(r"edge-s1.*revoked", site.children["fleet"].text), "the device to be cut off")
+        site.until(lambda: re.search(r"s1: FAILED: .*revoked", site.children["fleet"].text), "the device to be cut off")
         assert time.monotonic() - began < REVOKED_S
         old_home = site.server_home
         pair.take_over(lambda child: child.signal(signal.SIGKILL))
@@ -178,7 +178,7 @@ def test_a_device_that_is_revoked_on_the_waiting_machine_is_cut_off(tmp_path: Pa
         result = CliRunner().invoke(cli, ["revoke", "--home", str(old_home), "edge-s2"])
         assert result.output == "edge-s2 is revoked\n", result.exception
         began = time.monotonic()
-        site.until(lambda: re.search(r"edge-s2.*revoked", site.children["fleet"].text), "that device to be cut off, too")
+        site.until(lambda: re.search(r"s2: FAILED: .*revoked", site.children["fleet"].text), "that device to be cut off, too")
         assert time.monotonic() - began < REVOKED_S
 
 
