@@ -37,8 +37,8 @@ class Storage(Protocol):
             HomeMismatch: The ledger is damaged.
         """
 
-    def news(self) -> int | None:
-        """Return the number of the newest decision in the audit log; None where no other machine can make one.
+    def news(self) -> str | None:
+        """Return a digest of who is revoked and of the join tokens; None where no other machine can change them.
 
         Raises:
             LedgerBusy: The ledger cannot be read now.

@@ -128,7 +128,7 @@ class GrpcServer:
 
         Where another server may take over, no device stays with one that has lost the ledger.
         """
-        known: int | None = None
+        known: str | None = None
         while True:
             await asyncio.sleep(NEWS_S)
             try:

@@ -26,6 +26,12 @@ from attune.fedserver.stores.s3 import IN_S3, OWNER, S3Blobs
 from attune.fedserver.stores.s3_objects import S3Access, S3Objects
 from attune.fedserver.stores.tables import put_value, value_in
 
+# Of the decisions themselves: their lines in the audit log are written before them, so a look between the two would miss them.
+NEWS = (
+    "SELECT md5(COALESCE((SELECT string_agg(name, ' ' ORDER BY name) FROM devices WHERE revoked = 1), '') || '/' || "
+    "COALESCE((SELECT string_agg(id || ':' || COALESCE(withdrawn_at, 0), ' ' ORDER BY fingerprint) FROM tokens), ''))"
+)
+
 
 class RemoteStorage:
     """A server's storage in PostgreSQL and S3. See ports.storage.HomeStorage. Leaving it as a context manager closes it.
@@ -81,9 +87,8 @@ class RemoteStorage:
     def reader(self) -> PostgresReader:
         return PostgresReader(self.database.url)
 
-    def news(self) -> int:
-        row = self.database.execute("SELECT COALESCE(MAX(number), 0) FROM audit").fetchone()
-        return int(row[0])
+    def news(self) -> str:
+        return str(self.database.execute(NEWS).fetchone()[0])
 
     async def close(self) -> None:
         if "ledger" in self.__dict__:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from attune.common import aio
 from attune.common.errors import HomeMismatch, LedgerBusy, SettingError
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import Report, Slot
+from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.ports.ledger import Certificate, Token
 from tests import engines
 
@@ -23,6 +26,7 @@ psycopg = pytest.importorskip("psycopg")
 from attune.fedserver.stores import postgres  # noqa: E402
 from attune.fedserver.stores.postgres import PostgresDatabase, check_url  # noqa: E402
 from attune.fedserver.stores.postgres_ledger import PostgresLedger, PostgresReader  # noqa: E402
+from attune.fedserver.stores.remote import RemoteStorage  # noqa: E402
 
 pytestmark = pytest.mark.engines
 
@@ -267,3 +271,29 @@ def test_a_database_that_is_down_is_a_clear_line(tmp_path: Path) -> None:
         match=rf"the database postgresql://eve@127.0.0.1:{(port := engines.free_port())}/x cannot be used now .*refused",
     ):
         PostgresDatabase(f"postgresql://eve@127.0.0.1:{port}/x").prepare()
+
+
+@pytest.mark.parametrize("decision", ["revoke", "new_token", "revoke_token"])
+def test_a_server_that_looks_within_a_decision_looks_again_after_it(
+    database: PostgresDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decision: str
+) -> None:
+    """Look for news after each line of the audit log, which is written before what it is about."""
+    storage, ledger, looks = RemoteStorage(tmp_path, database.url, "s3://bucket/prefix"), PostgresLedger(database), list[str]()
+    admin, note = FederationAdmin(ledger, "operator"), ledger.note
+    key = secrets.token_bytes(33)
+
+    async def noted(*arguments: Any, **facts: Any) -> None:
+        await note(*arguments, **facts)
+        looks.append(storage.news())
+
+    async def decide() -> None:
+        await ledger.enrol("ada", "key", Certificate("print", "ada", "device", 1e12), 0.0)
+        await admin.new_token(key)
+        [token] = await ledger.tokens()
+        looks.append(storage.news())
+        monkeypatch.setattr(ledger, "note", noted)
+        await getattr(admin, decision)({"revoke": "ada", "new_token": key, "revoke_token": token.id}[decision])
+
+    with closing(storage.database):
+        aio.run(decide())
+        assert len(looks) > 1 and storage.news() not in looks
