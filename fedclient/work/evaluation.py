@@ -109,9 +109,10 @@ class Evaluation:
             candidates = {**candidates, **finished}
             weighed = yield from baselines.weighed(candidates, self._own, data, order.prior)
         members = weighed.members
-        # The dial was set by these samples, so they say too much for its model: their likelihood is not reported.
+        # A dial says too much for its model about the samples that have set it. Then no likelihood is reported.
+        honest = mixed is None or data.dial is not None
         reported = [name for name in weighed.likelihood if name in LIKELIHOODS]  # nothing is reported of finished models
-        said = {name: weighed.likelihood[name] for name in reported} if mixed is None and len(reported) > 1 else {}
+        said = {name: weighed.likelihood[name] for name in reported} if honest and len(reported) > 1 else {}
         likelihood_kept = (yield from self._scored(weighed, candidates, order)) if order.round in self._scored_rounds else None
         blended = (yield from self._blended(list(members.values()))) if members and right else None
         against = [comparison.compared(right[self._own], right[name], RIVALS[name], data.test_groups) for name in others]

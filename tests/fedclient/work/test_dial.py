@@ -17,7 +17,7 @@ from attune.common.methods.method import configure
 from attune.common.methods.registry import method_from_options
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
-from attune.fedclient.data.prepare import prepare
+from attune.fedclient.data.prepare import HeldOut, prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.work.calibration import log_likelihood
 from attune.fedclient.work.dial import dialled, price, searched
@@ -252,14 +252,18 @@ def test_the_last_trained_model_outlives_evaluations_that_serve_other_values(mak
     assert all(finished[name].equal(trained[name]) for name in trained)
 
 
-@pytest.mark.parametrize("dial", [True, False])
-def test_who_has_dialled_does_not_tell_the_fleet_how_good_the_result_is(make, dial):
+@pytest.mark.parametrize(("dial", "apart", "silent"), [(True, False, True), (True, True, False), (False, False, False)])
+def test_who_has_dialled_by_the_samples_that_score_the_result_does_not_tell_the_fleet_how_good_it_is(make, dial, apart, silent):
     """Withhold the score, because the same samples have chosen the result and flatter it. The blend is weighted as before."""
-    learner = make("fedmcsa", home="on" if dial else "off", baseline="local", dial=dial)
+
+    def held_out(data):
+        return replace(data, dial=HeldOut(data.train_x[:8], data.train_y[:8], None)) if apart else data
+
+    learner = make("fedmcsa", baseline="local", held_out=held_out, dial=dial)
     ordered(learner, 1, train=True, serves=by_part(learner, learner.state.theta))
     found = ordered(learner, 2, common=spoilt(learner.state.theta))
     said = [getattr(found, f"likelihood_{name}") for name in ("personalized", "common", "local")]
-    assert [each is None for each in said] == [dial] * 3
+    assert [each is None for each in said] == [silent] * 3
     assert found.weights["common"] < 0.2 and found.validation_samples == 12
 
 
