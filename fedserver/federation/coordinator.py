@@ -160,8 +160,7 @@ class Coordinator:
     async def expel(self, name: str) -> None:
         """Continue the round without a revoked device, and remove its update from the inbox.
 
-        The caller must have the turn. A round that is being aggregated is not started again, and its updates stay until then:
-        the aggregation reads them.
+        The caller must have the turn. A round that is being aggregated is not started again, and still reads its updates.
         """
         before = self.round.record
         self._orders.count_votes_anew()

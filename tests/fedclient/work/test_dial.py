@@ -253,8 +253,8 @@ def test_the_last_trained_model_outlives_evaluations_that_serve_other_values(mak
 
 
 @pytest.mark.parametrize(("dial", "apart", "silent"), [(True, False, True), (True, True, False), (False, False, False)])
-def test_who_has_dialled_by_the_samples_that_score_the_result_does_not_tell_the_fleet_how_good_it_is(make, dial, apart, silent):
-    """Withhold the score, because the same samples have chosen the result and flatter it. The blend is weighted as before."""
+def test_who_has_dialled_does_not_tell_the_fleet_how_good_the_result_is(make, dial, apart, silent):
+    """Withhold the score if the same samples have chosen the result, which they flatter. The blend is weighted as before."""
 
     def held_out(data):
         return replace(data, dial=HeldOut(data.train_x[:8], data.train_y[:8], None)) if apart else data

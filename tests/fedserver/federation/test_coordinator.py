@@ -578,7 +578,7 @@ async def hand_in(server: Server, order: OrderId) -> bool:
     return await server.coordinator.report(order)
 
 
-def test_a_device_that_is_revoked_while_its_update_is_aggregated_does_not_stop_the_server(
+def test_a_device_that_is_revoked_during_the_aggregation_does_not_stop_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
@@ -596,7 +596,7 @@ def test_a_device_that_is_revoked_while_its_update_is_aggregated_does_not_stop_t
     process(world, scenario, settings)
 
 
-def test_a_device_that_was_revoked_while_its_update_was_aggregated_does_not_count_after_a_kill(
+def test_a_device_that_was_revoked_before_a_kill_does_not_count_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = world_on_disk(tmp_path)
