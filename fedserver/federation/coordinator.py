@@ -158,13 +158,11 @@ class Coordinator:
         LOG.info("paused: the open round goes on to its end, and no other opens" if on else "no longer paused")
 
     async def expel(self, name: str) -> None:
-        """Continue the round without a revoked device, and remove its update from the inbox.
-
-        The caller must have the turn. A round that is being aggregated is not started again, and still reads its updates.
-        """
+        """Continue the round without a revoked device, and remove its update from the inbox. The caller must have the turn."""
         before = self.round.record
         self._orders.count_votes_anew()
         await self.handle(events.Expelled(name, self.clock.monotonic()))
+        # A round that is being aggregated is not started again, and reads its updates.
         if before.phase is not events.Phase.AGGREGATING or name not in before.cohort:
             await self._executors.disk(self.inbox.discard, before.order_of(name))
 
