@@ -177,6 +177,19 @@ class Troubles:
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
+    async def keep_up(self, step: str, watch: Callable[[], Awaitable[None]]) -> None:
+        """Run a watch to its end, and start it again whenever it fails: without it no limit and no revocation would hold.
+
+        The obstacle stays in the status, so that the operator reads of it.
+        """
+        while True:
+            try:
+                return await watch()
+            except Exception as error:
+                LOG.error("%s failed", step, exc_info=error)
+                self.set(step, f"it failed, and was started again ({type(error).__name__}: {error})", tries=False)
+            await asyncio.sleep(FIRST_DELAY_S)
+
 
 def _aside(work: WorkName) -> str:
     return PASSED_OVER.format(PATIENCE, "orders" if work == "train" else "evaluations", LIMIT, 1 / SHARE)

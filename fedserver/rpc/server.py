@@ -104,9 +104,16 @@ class GrpcServer:
         """Answer calls during the block. At its end streams are closed, and calls in flight have a moment to finish."""
         self._health.set(False)
         await self._server.start()
-        watching = [asyncio.create_task(work()) for work in (self._guard, self._watch, self._follow, self._pulses.run)]
+        watches = {
+            "the watch on connections": self._guard,
+            "the watch on steps": self._watch,
+            "the watch on other machines' decisions": self._follow,
+            "the watch on streams": self._pulses.run,
+        }
         if self._direct is not None:
-            watching.append(asyncio.create_task(self._direct.watch()))
+            watches["the watch on direct transfers"] = self._direct.watch
+        keep_up = self._coordinator.troubles.keep_up
+        watching = [asyncio.create_task(keep_up(step, watch)) for step, watch in watches.items()]
         try:
             yield
         finally:
