@@ -70,7 +70,8 @@ class Actions:
         async def work() -> dict[str, Any]:
             return await self._by_name[name](arguments, by)
 
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
+        # Whoever vanishes meanwhile does not stop it half-way.
+        return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop)))
 
 
 NO_ACTIONS = Actions({})

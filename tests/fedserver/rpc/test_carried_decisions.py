@@ -1,0 +1,116 @@
+"""A decision of an operator is carried out to its end, also if the operator's call ends before it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from attune.common import aio
+from attune.common.errors import CertificateRefused
+from attune.fedserver.identity.admin import FederationAdmin
+from attune.fedserver.pb import admin_pb2 as pb
+from attune.fedserver.rpc.admin_service import AdminService
+from attune.fedserver.web.actions import Actions, DeviceName
+from tests.fedserver.conftest import World
+from tests.fedserver.federation.test_coordinator import Server, process
+
+Call = Callable[[AdminService, str], Awaitable[Any]]
+
+
+async def revoked(server: Server) -> bool:
+    device = await server.ledger.device("a")
+    return device is not None and device.revoked and server.coordinator.streams.get("a") is None
+
+
+async def withdrawn(server: Server) -> bool:
+    return all([token.withdrawn_at is not None for token in await server.ledger.tokens()]) and await revoked(server)
+
+
+async def paused(server: Server) -> bool:
+    return (await server.ledger.snapshot()).record.paused
+
+
+async def made(server: Server) -> bool:
+    return len(await server.ledger.tokens()) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "done"),
+    [
+        (lambda service, token: service.Revoke(pb.RevokeRequest(name="a"), None), revoked),
+        (lambda service, token: service.RevokeToken(pb.RevokeTokenRequest(id=token, devices=True), None), withdrawn),
+        (lambda service, token: service.Pause(pb.PauseRequest(paused=True), None), paused),
+        (lambda service, token: service.NewToken(pb.NewTokenRequest(), None), made),
+    ],
+)
+def test_a_decision_goes_on_when_its_caller_vanishes_after_the_line_in_the_audit_log(
+    world: World, monkeypatch: pytest.MonkeyPatch, call: Call, done: Callable[[Server], Awaitable[bool]]
+) -> None:
+    async def scenario(server: Server) -> None:
+        admin, note, noted, goes_on = (
+            FederationAdmin(server.ledger, "operator"),
+            server.ledger.note,
+            asyncio.Event(),
+            asyncio.Event(),
+        )
+        await admin.new_token(b"k" * 33)
+        [token] = await server.ledger.tokens()
+        for name in "ab":
+            await server.ledger.update_device(name, token=token.id)
+        [stream, _] = server.connect("a", "b")
+
+        async def slow(*arguments: Any, **facts: Any) -> None:
+            await note(*arguments, **facts)
+            noted.set()
+            await goes_on.wait()
+
+        async def refresh() -> None:
+            pass
+
+        monkeypatch.setattr(server.ledger, "note", slow)
+        registrar = SimpleNamespace(refresh=refresh, authority=SimpleNamespace(public_key_compressed=b"k" * 33))
+        nobody = cast(Any, None)
+        service = AdminService(server.coordinator, server.members, cast(Any, registrar), admin, server.ledger, nobody)
+        calling = asyncio.ensure_future(call(service, token.id))
+        await noted.wait()
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        goes_on.set()
+        async with aio.timeout(10):
+            while not await done(server):  # noqa: ASYNC110 (the ledger tells nobody)
+                await asyncio.sleep(0.01)
+        if done in (revoked, withdrawn):
+            with pytest.raises(CertificateRefused):
+                while await stream.next() is not None:
+                    pass
+
+    process(world, scenario)
+
+
+def test_an_action_of_the_page_goes_on_when_its_caller_vanishes() -> None:
+    async def scenario() -> None:
+        begun, goes_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def revoke(asked: DeviceName, by: str) -> dict[str, Any]:
+            begun.set()
+            await goes_on.wait()
+            done.set()
+            return {}
+
+        calling = asyncio.ensure_future(
+            Actions({"revoke": revoke}, asyncio.get_running_loop()).do("revoke", b'{"name": "a"}', "ada")
+        )
+        await begun.wait()
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        goes_on.set()
+        async with aio.timeout(10):
+            await done.wait()
+
+    aio.run(scenario())
