@@ -74,7 +74,7 @@ class GrpcServer:
         resolved, masked = coordinator.settings, coordinator.masked
         noisy = NoisyQuestions(masked.federation, resolved.privacy, resolved.data)
         survey = Survey(coordinator.streams, without_statistics(resolved.privacy), masked, noisy)
-        federation = FederationService(members, updates, registrar, pulses, survey)
+        federation = FederationService(members, updates, registrar, pulses, survey, coordinator.turns)
         self._direct = DirectTransfers(direct, coordinator.book, updates) if direct is not None else None
         transfers = BlobService(coordinator.book, blobs, updates, executors, pulses, coordinator.activity, self._direct)
         server.add_generic_rpc_handlers((federation.handler(), transfers.handler()))

@@ -25,6 +25,7 @@ from attune.common.exchange.messages import (
 from attune.common.exchange.protobuf import CONNECT, ENROL, FEDERATION, RENEW, SUBMIT
 from attune.common.protocol import PROCESS_KEY, PROTOCOL
 from attune.fedserver.federation.members import Members
+from attune.fedserver.federation.steps import Turns
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.federation.survey import Survey
 from attune.fedserver.federation.updates import Updates
@@ -41,9 +42,11 @@ SILENT_PACES = 3  # after so long a silence, a stream is over that is not watche
 class FederationService:
     """Handlers of the calls Enrol, Renew, Connect and Submit."""
 
-    def __init__(self, members: Members, updates: Updates, registrar: Registrar, pulses: DevicePulses, survey: Survey) -> None:
+    def __init__(
+        self, members: Members, updates: Updates, registrar: Registrar, pulses: DevicePulses, survey: Survey, turns: Turns
+    ) -> None:
         self._members, self._updates, self._registrar, self._pulses = members, updates, registrar, pulses
-        self._survey = survey
+        self._survey, self._turns = survey, turns
 
     def handler(self) -> grpc.GenericRpcHandler:
         unary = {ENROL: self.enrol, RENEW: self.renew, SUBMIT: self.submit}
@@ -55,13 +58,17 @@ class FederationService:
         return grpc.method_handlers_generic_handler(FEDERATION, handlers | {CONNECT.name: connect})
 
     async def enrol(self, request: EnrolRequest, context: grpc.aio.ServicerContext) -> IssuedCertificate:
-        pem = await self._registrar.enrol(caller().fingerprint, request.name, request.csr_der)
+        """Issue a device's first certificate. An enrolment that has begun goes on without the device, as the audit log says."""
+        return await self._turns.carry(self._enrol(caller().fingerprint, request))
+
+    async def _enrol(self, fingerprint: str, request: EnrolRequest) -> IssuedCertificate:
+        pem = await self._registrar.enrol(fingerprint, request.name, request.csr_der)
         self._members.readmit(request.name)
         return self._certificate(pem, request.name)
 
     async def renew(self, csr_der: bytes, context: grpc.aio.ServicerContext) -> IssuedCertificate:
         name = caller().name
-        return self._certificate(await self._registrar.renew(name, csr_der), name)
+        return self._certificate(await self._turns.carry(self._registrar.renew(name, csr_der)), name)
 
     def _certificate(self, pem: bytes, name: str) -> IssuedCertificate:
         return IssuedCertificate(pem, self._registrar.authority.certificate_pem, name)

@@ -1,4 +1,4 @@
-"""A decision of an operator is carried out to its end, also if the operator's call ends before it."""
+"""What an operator has decided, or a device has begun, is carried out to its end, also if the call ends before it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ import pytest
 
 from attune.common import aio
 from attune.common.errors import CertificateRefused
+from attune.common.exchange.messages import EnrolRequest
+from attune.fedserver.federation.steps import Turns
 from attune.fedserver.identity.admin import FederationAdmin
+from attune.fedserver.identity.registrar import Caller
 from attune.fedserver.pb import admin_pb2 as pb
 from attune.fedserver.rpc.admin_service import AdminService
+from attune.fedserver.rpc.auth import CALLER
+from attune.fedserver.rpc.service import FederationService
 from attune.fedserver.web.actions import Actions, DeviceName
 from tests.fedserver.conftest import World
 from tests.fedserver.federation.test_coordinator import Server, process
@@ -27,7 +32,8 @@ async def revoked(server: Server) -> bool:
 
 
 async def withdrawn(server: Server) -> bool:
-    return all([token.withdrawn_at is not None for token in await server.ledger.tokens()]) and await revoked(server)
+    tokens = await server.ledger.tokens()
+    return all(token.withdrawn_at is not None for token in tokens) and await revoked(server)
 
 
 async def paused(server: Server) -> bool:
@@ -112,5 +118,37 @@ def test_an_action_of_the_page_goes_on_when_its_caller_vanishes() -> None:
         goes_on.set()
         async with aio.timeout(10):
             await done.wait()
+
+    aio.run(scenario())
+
+
+@pytest.mark.parametrize("call", ["enrol", "renew"])
+def test_a_certificate_is_issued_to_its_end_when_the_device_vanishes(call: str) -> None:
+    """Vanish while the ledger is written: the audit log has the line already. A readmitted name is let in at once."""
+
+    async def scenario() -> None:
+        begun, goes_on, issued, readmitted = asyncio.Event(), asyncio.Event(), asyncio.Event(), list[str]()
+
+        async def issue(*_: Any) -> bytes:
+            begun.set()
+            await goes_on.wait()
+            issued.set()
+            return b"a certificate"
+
+        registrar = SimpleNamespace(enrol=issue, renew=issue, authority=SimpleNamespace(certificate_pem=b"of the authority"))
+        members, nobody = SimpleNamespace(readmit=readmitted.append), cast(Any, None)
+        service = FederationService(cast(Any, members), nobody, cast(Any, registrar), nobody, nobody, Turns())
+        CALLER.set(Caller("device", "ada", "print"))
+        request = {"enrol": EnrolRequest("ada", b"csr"), "renew": b"csr"}[call]
+        calling = asyncio.ensure_future(getattr(service, call)(request, nobody))
+        await begun.wait()
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        goes_on.set()
+        async with aio.timeout(10):
+            await issued.wait()
+        await asyncio.sleep(0)
+        assert readmitted == (["ada"] if call == "enrol" else [])
 
     aio.run(scenario())

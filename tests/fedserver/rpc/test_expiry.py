@@ -13,6 +13,7 @@ from attune.common import aio
 from attune.common.errors import CertificateRefused
 from attune.common.exchange.messages import Hello, Notice
 from attune.common.plan import Profile
+from attune.fedserver.federation.steps import Turns
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.identity.registrar import Caller
 from attune.fedserver.rpc.auth import CALLER
@@ -53,7 +54,7 @@ def test_a_stream_ends_with_its_certificate(busy: bool, retired: bool) -> None:
         connect=lambda name, hello, process: context.stream, disconnect=lambda stream: None, rival=lambda *_: None
     )
     pulses = DevicePulses(2.0)
-    service = FederationService(members, *[SimpleNamespace()] * 2, pulses, None)  # type: ignore[arg-type]
+    service = FederationService(members, *[SimpleNamespace()] * 2, pulses, None, Turns())  # type: ignore[arg-type]
     known = Caller("device", "ada", "f", float("inf"), {"f": ends}) if retired else Caller("device", "ada", "f", ends)
 
     async def main() -> None:

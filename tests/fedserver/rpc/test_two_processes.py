@@ -14,7 +14,7 @@ from attune.common.plan import Profile
 from attune.common.protocol import PROCESS_KEY
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
-from attune.fedserver.federation.steps import Troubles
+from attune.fedserver.federation.steps import Troubles, Turns
 from attune.fedserver.federation.streams import Stream, Streams
 from attune.fedserver.identity.registrar import Caller
 from attune.fedserver.rpc.auth import CALLER
@@ -72,7 +72,7 @@ def play(first: Context, second: Context) -> tuple[str, list[str]]:
     """Return how the second process fares, and the troubles at that time."""
     members = RealStreams()
     pulses = DevicePulses(EVERY_S)
-    service = FederationService(members, None, None, pulses, None)  # type: ignore[arg-type]
+    service = FederationService(members, None, None, pulses, None, Turns())  # type: ignore[arg-type]
 
     async def main() -> tuple[str, list[str]]:
         CALLER.set(Caller("device", "ada", "f"))
