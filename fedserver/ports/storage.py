@@ -38,7 +38,7 @@ class Storage(Protocol):
         """
 
     def news(self) -> str | None:
-        """Return a digest of who is revoked and of the join tokens; None where no other machine can change them.
+        """Return a text that differs after each revocation and with each join token; None where no other machine makes any.
 
         Raises:
             LedgerBusy: The ledger cannot be read now.
