@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from attune.common.config import RoundSettings
 from attune.common.durable import NO_SPACE
-from attune.common.errors import DiskFull, LedgerBusy
+from attune.common.errors import AttuneError, DiskFull, HomeMismatch, LedgerBusy
 from attune.common.exchange.messages import WorkName
 from attune.fedserver.core.attendance import LIMIT, PATIENCE, SHARE
 from attune.fedserver.ports.ledger import MemberLedger
@@ -109,8 +109,13 @@ class InlineTurns(Turns):
 
 
 def _unheard(task: asyncio.Task[Any]) -> None:
-    """Take the result of work whose caller is gone. An error that can pass is no news: the caller comes again."""
-    if not task.cancelled() and (error := task.exception()) is not None and not can_pass(error):
+    """Take the result of work whose caller is gone. An error that can pass is no news: the caller comes again.
+
+    Nor is a refusal, for it is about what the caller has sent: a peer that hangs up early must not fill the log.
+    """
+    if task.cancelled() or (error := task.exception()) is None or can_pass(error):
+        return
+    if not isinstance(error, AttuneError) or isinstance(error, HomeMismatch):
         LOG.error("%s", error, exc_info=error)
 
 

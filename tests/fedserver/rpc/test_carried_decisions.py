@@ -10,12 +10,13 @@ from typing import Any, cast
 import pytest
 
 from attune.common import aio
-from attune.common.errors import CertificateRefused
+from attune.common.errors import CertificateRefused, UpdateRefused
 from attune.common.exchange.messages import EnrolRequest
 from attune.fedserver.federation.steps import Turns
 from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Caller
 from attune.fedserver.pb import admin_pb2 as pb
+from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import CALLER
 from attune.fedserver.rpc.service import FederationService
@@ -152,3 +153,32 @@ def test_a_certificate_is_issued_to_its_end_when_the_device_vanishes(call: str) 
         assert readmitted == (["ada"] if call == "enrol" else [])
 
     aio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("error", "written"),
+    [(UpdateRefused("it is not finite"), False), (Damaged("a file is damaged"), True), (ValueError("a defect"), True)],
+)
+def test_a_refusal_that_nobody_waits_for_is_not_written(
+    caplog: pytest.LogCaptureFixture, error: Exception, written: bool
+) -> None:
+    """Hang up before the refusal: else a peer could fill the log with tracebacks."""
+
+    async def scenario() -> None:
+        goes_on, turns = asyncio.Event(), Turns()
+
+        async def refuse() -> None:
+            await goes_on.wait()
+            raise error
+
+        calling = asyncio.ensure_future(turns.carry(refuse()))
+        await asyncio.sleep(0)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        goes_on.set()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    aio.run(scenario())
+    assert (str(error) in caplog.text) == written
