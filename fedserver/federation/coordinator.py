@@ -162,7 +162,7 @@ class Coordinator:
         before = self.round.record
         self._orders.count_votes_anew()
         await self.handle(events.Expelled(name, self.clock.monotonic()))
-        # A round that is being aggregated is not started again, and reads its updates.
+        # An aggregation under way is not started again, and it still reads this update.
         if before.phase is not events.Phase.AGGREGATING or name not in before.cohort:
             await self._executors.disk(self.inbox.discard, before.order_of(name))
 

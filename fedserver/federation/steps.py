@@ -185,7 +185,7 @@ class Troubles:
     async def keep_up(self, step: str, watch: Callable[[], Awaitable[None]]) -> None:
         """Run a watch to its end, and start it again whenever it fails: without it no limit and no revocation would hold.
 
-        The obstacle stays in the status, so that the operator reads of it.
+        The obstacle stays in the status until the process ends, so that the operator sees it.
         """
         while True:
             try:

@@ -58,7 +58,7 @@ class FederationService:
         return grpc.method_handlers_generic_handler(FEDERATION, handlers | {CONNECT.name: connect})
 
     async def enrol(self, request: EnrolRequest, context: grpc.aio.ServicerContext) -> IssuedCertificate:
-        """Issue a device's first certificate. An enrolment that has begun goes on without the device, as the audit log says."""
+        """Issue a device's first certificate. The work goes on if the device vanishes, because the log has it already."""
         return await self._turns.carry(self._enrol(caller().fingerprint, request))
 
     async def _enrol(self, fingerprint: str, request: EnrolRequest) -> IssuedCertificate:

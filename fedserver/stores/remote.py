@@ -26,8 +26,8 @@ from attune.fedserver.stores.s3 import IN_S3, OWNER, S3Blobs
 from attune.fedserver.stores.s3_objects import S3Access, S3Objects
 from attune.fedserver.stores.tables import put_value, value_in
 
-# Of the decisions themselves: their lines in the audit log are written before them, so a look between the two would miss them.
-# These numbers only grow, except for tokens that are forgotten long after their end, and they cost little with many devices.
+# The server looks at the decisions themselves. The audit log gets a line before each decision, so a look between the two would
+# miss the decision. These numbers cost little with many devices. They only grow, except when old tokens are forgotten.
 NEWS = (
     "SELECT CONCAT_WS('/', (SELECT COUNT(*) FROM devices WHERE revoked = 1), MAX(rowid), MAX(withdrawn_at), "
     "COUNT(withdrawn_at)) FROM tokens"

@@ -70,7 +70,7 @@ class Actions:
         async def work() -> dict[str, Any]:
             return await self._by_name[name](arguments, by)
 
-        # Whoever vanishes meanwhile does not stop it half-way.
+        # A caller that vanishes does not stop the action half-way.
         return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop)))
 
 

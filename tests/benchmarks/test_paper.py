@@ -63,6 +63,7 @@ def test_settings_of_every_table_exist_and_printed_cells_have_rows_and_columns(n
     assert all(row in rows and column in columns for row, column in (*tables.printed(name), *leads))
     assert not table.leads or (leads and table.leads.row in rows)
     assert len({row.name for row in table.row}) == len(table.row)
+    assert {row.like for row in table.row} <= {"", *(row.name for row in table.row)}
 
 
 @pytest.mark.parametrize("name", tables.names())

@@ -1,4 +1,4 @@
-"""What an operator has decided, or a device has begun, is carried out to its end, also if the call ends before it."""
+"""Decisions of an operator and enrolments are carried out to their end, also if the call ends before it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ from tests.fedserver.conftest import World
 from tests.fedserver.federation.test_coordinator import Server, process
 
 Call = Callable[[AdminService, str], Awaitable[Any]]
+
+
+async def vanish(call: Awaitable[Any], begun: asyncio.Event, goes_on: asyncio.Event) -> None:
+    """Cancel a call when its work has begun, as gRPC does for a caller that vanishes. Then let the work go on."""
+    calling = asyncio.ensure_future(call)
+    await begun.wait()
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    goes_on.set()
 
 
 async def revoked(server: Server) -> bool:
@@ -82,12 +92,7 @@ def test_a_decision_goes_on_when_its_caller_vanishes_after_the_line_in_the_audit
         registrar = SimpleNamespace(refresh=refresh, authority=SimpleNamespace(public_key_compressed=b"k" * 33))
         nobody = cast(Any, None)
         service = AdminService(server.coordinator, server.members, cast(Any, registrar), admin, server.ledger, nobody)
-        calling = asyncio.ensure_future(call(service, token.id))
-        await noted.wait()
-        calling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await calling
-        goes_on.set()
+        await vanish(call(service, token.id), noted, goes_on)
         async with aio.timeout(10):
             while not await done(server):  # noqa: ASYNC110 (the ledger tells nobody)
                 await asyncio.sleep(0.01)
@@ -109,14 +114,8 @@ def test_an_action_of_the_page_goes_on_when_its_caller_vanishes() -> None:
             done.set()
             return {}
 
-        calling = asyncio.ensure_future(
-            Actions({"revoke": revoke}, asyncio.get_running_loop()).do("revoke", b'{"name": "a"}', "ada")
-        )
-        await begun.wait()
-        calling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await calling
-        goes_on.set()
+        actions = Actions({"revoke": revoke}, asyncio.get_running_loop())
+        await vanish(actions.do("revoke", b'{"name": "a"}', "ada"), begun, goes_on)
         async with aio.timeout(10):
             await done.wait()
 
@@ -141,12 +140,7 @@ def test_a_certificate_is_issued_to_its_end_when_the_device_vanishes(call: str) 
         service = FederationService(cast(Any, members), nobody, cast(Any, registrar), nobody, nobody, Turns())
         CALLER.set(Caller("device", "ada", "print"))
         request = {"enrol": EnrolRequest("ada", b"csr"), "renew": b"csr"}[call]
-        calling = asyncio.ensure_future(getattr(service, call)(request, nobody))
-        await begun.wait()
-        calling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await calling
-        goes_on.set()
+        await vanish(getattr(service, call)(request, nobody), begun, goes_on)
         async with aio.timeout(10):
             await issued.wait()
         await asyncio.sleep(0)
@@ -165,18 +159,14 @@ def test_a_refusal_that_nobody_waits_for_is_not_written(
     """Hang up before the refusal: else a peer could fill the log with tracebacks."""
 
     async def scenario() -> None:
-        goes_on, turns = asyncio.Event(), Turns()
+        begun, goes_on = asyncio.Event(), asyncio.Event()
 
         async def refuse() -> None:
+            begun.set()
             await goes_on.wait()
             raise error
 
-        calling = asyncio.ensure_future(turns.carry(refuse()))
-        await asyncio.sleep(0)
-        calling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await calling
-        goes_on.set()
+        await vanish(Turns().carry(refuse()), begun, goes_on)
         for _ in range(3):
             await asyncio.sleep(0)
 
