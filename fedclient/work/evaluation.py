@@ -63,6 +63,7 @@ class Evaluation:
         self._blends, self._scored_rounds = blends and plan.train.validation > 0, plan.train.scored_rounds
         # Of its own loop a device does not know what one more epoch would do; a head that training does not use stays as drawn.
         self._finishes = hooks.train is None and configured_on_device(plan).objective.uses_head
+        self._will_finish = self._finishes and plan.train.finishes
         self.constant = baselines.constant_answer(data, self._measure) if hooks.evaluate is None else None
 
     def __repr__(self) -> str:
@@ -95,6 +96,8 @@ class Evaluation:
         """
         data, theta = self._data, held.theta
         mixed = yield from self._dialled(held, seeds, cancelled)
+        # The samples that set a dial say too much for its model.
+        honest = mixed is None or data.dial is not None
         if mixed is not None:
             theta = theta | mixed.tensors
             result = msgspec.structs.replace(result, dial_mean=mixed.share("mean"), dial_own=mixed.share("own"))
@@ -105,12 +108,17 @@ class Evaluation:
         others = [name for name in RIVALS if name in right and name != self._own and self._by_sample]
         weighed, after = baselines.Weighed({}, {}), dict[str, float]()
         if self._blends:
-            finished, after = yield from self._finished(theta, held.common, candidates, order, seeds, cancelled)
-            candidates = {**candidates, **finished}
-            weighed = yield from baselines.weighed(candidates, self._own, data, order.prior)
+            blending = candidates
+            if self._will_finish and not honest:
+                # The blend has the dial's sources, and finishes them. The model before the dial takes the place of the mixture.
+                theta, honest = held.theta, True
+                before = yield from self._prepared(theta, held.received, seeds, cancelled)
+                blending = {**candidates, self._own: (self._trainer, before)}
+            finished, after = yield from self._finished(theta, held.common, blending, order, seeds, cancelled)
+            blending = {**blending, **finished}
+            weighed = yield from baselines.weighed(blending, self._own, data, order.prior)
+            candidates = blending if weighed.members else candidates
         members = weighed.members
-        # A dial says too much for its model about the samples that have set it. Then no likelihood is reported.
-        honest = mixed is None or data.dial is not None
         reported = [name for name in weighed.likelihood if name in LIKELIHOODS]  # nothing is reported of finished models
         said = {name: weighed.likelihood[name] for name in reported} if honest and len(reported) > 1 else {}
         likelihood_kept = (yield from self._scored(weighed, candidates, order)) if order.round in self._scored_rounds else None
