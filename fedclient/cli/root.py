@@ -163,11 +163,9 @@ class DeviceCommands(ExtensibleGroup):
 @click.version_option(package_name="attune-fl")
 @click.pass_context
 def main(ctx: click.Context, /, **given: Any) -> None:
-    r"""Train on this device's data and end with a model of its own.
+    """Train on this device's data and end with a model of its own.
 
-    \b
-    fedclient --data shard3 --server localhost:50051
-    fedclient --data 'shards/*' --server localhost:50051
+    Example: fedclient --data shard3 --server localhost:50051
     """
     if ctx.invoked_subcommand is not None:
         return

@@ -117,6 +117,7 @@ def test_help_of_every_command_answers_and_each_is_documented(page: Any) -> None
     for name, command in every_command():
         result = CliRunner().invoke(command, ["--help"])
         assert result.exit_code == 0, name
+        assert "\\b" not in result.output, name  # a mark that click did not read
         assert name in text
 
 
