@@ -48,7 +48,7 @@ class PortInUse(AttuneError):
 class HomeMismatch(AttuneError):
     """The home belongs to another federation or device, has other settings, or is damaged.
 
-    What to do: Leave the flags out, or use another `--home`.
+    What to do: Leave the flags out, use another `--home`, or restore what the message names.
     """
 
     kind, exit_code, status = "home-mismatch", 4, "FAILED_PRECONDITION"
@@ -156,7 +156,7 @@ class NotEnrolled(AttuneError):
 class Forbidden(AttuneError):
     """An authenticated peer asked for something that belongs to another.
 
-    What to do: Report it.
+    What to do: Find out which program has this certificate.
     """
 
     kind, exit_code, status = "forbidden", 16, "PERMISSION_DENIED"

@@ -38,7 +38,7 @@ class Data:
     """Samples and labels for a user's loop.
 
     x is (N, ...): images (N, C, H, W), series (N, T, C), tabular (N, F), prepared as a model takes them; tokens (N, T). y is
-    (N,) or (N, T): indices into `classes`.
+    (N,) or (N, T): indices into `classes`; in other tasks (N, K).
     """
 
     x: Tensor
