@@ -26,7 +26,7 @@ from attune.fedclient.work.evaluation import Evaluation
 from attune.fedserver.core.candidates import USUAL
 from attune.fedserver.core.finishing import FINISH_EPOCHS
 from attune.fedserver.core.race_course import Course
-from attune.fedserver.core.racing import ALONE, Scores, rungs_of
+from attune.fedserver.core.racing import ALONE, DeviceScores, rungs_of
 from attune.simulation.recipes.catalogue import PLAIN, get
 from attune.simulation.recipes.run import Groups, groups_of, harmed
 from attune.simulation.simulate import simulate
@@ -43,7 +43,7 @@ class Outcome:
 
     finished: Right
     unfinished: Right
-    scores: Mapping[int, Scores]
+    scores: Mapping[int, DeviceScores]
 
 
 @dataclass

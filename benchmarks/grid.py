@@ -12,7 +12,7 @@ import msgspec
 
 from attune.common.config import Count
 from attune.common.errors import SettingError
-from attune.simulation.grid import Settings, best, trials
+from attune.simulation.grid import TrialSettings, best, trials
 from attune.simulation.validation import SHARE
 
 EVERY_METHOD = "*"
@@ -31,7 +31,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share: float = SHARE  # share of each client's training samples that is used for validation
 
 
-def alternatives(grid: Grid, method: str) -> list[Settings]:
+def alternatives(grid: Grid, method: str) -> list[TrialSettings]:
     """Return the settings of each trial of a method.
 
     Raises:
@@ -40,7 +40,7 @@ def alternatives(grid: Grid, method: str) -> list[Settings]:
     return trials(method, grid.train, grid.own.get(method, grid.own.get(EVERY_METHOD, [[]])), MOST_TRIALS)
 
 
-def chosen(rows: Iterable[Mapping[str, str]], grid: Grid, task: str, method: str) -> Settings:
+def chosen(rows: Iterable[Mapping[str, str]], grid: Grid, task: str, method: str) -> TrialSettings:
     """Return the settings of this grid with the best accuracy on validation parts; of equal ones, the first in its order.
 
     Raises:

@@ -48,6 +48,7 @@ _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, to
 _GENERATED = re.compile(r"<!-- generated\b.*?<!-- end generated -->", re.DOTALL)
 _TEST = re.compile(r"^[ \t]*(?:async )?def (test_\w+)", re.MULTILINE)
 _FIRST_WORD = re.compile(r"[^\W\d_][\w'-]*")
+_LIKE_A_CLASS = re.compile(r"[A-Z][a-z]")
 _CELL = re.compile(r"(?<!\\)\|")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = ast.Module | ast.ClassDef | Function
@@ -100,6 +101,11 @@ class Source:
     def class_names(self) -> Iterator[str]:
         """Yield the names of all classes, nested ones too."""
         return (node.name for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+
+    def alias_names(self) -> Iterator[str]:
+        """Yield the names of the module's type aliases: what is written like a class, and is assigned."""
+        targets = (target for node in self.tree.body if isinstance(node, ast.Assign) for target in node.targets)
+        return (target.id for target in targets if isinstance(target, ast.Name) and _LIKE_A_CLASS.match(target.id))
 
 
 def listed(root: Path, pattern: str) -> list[Path]:
@@ -157,12 +163,14 @@ def read_verbs(path: Path) -> frozenset[str]:
 
 
 def duplicate_classes(files: Sequence[Source]) -> dict[str, list[str]]:
-    """Return the class names that are defined more than once, each with its files."""
-    places = defaultdict(list)
+    """Return the class names that another class or a type alias has too, each with its files."""
+    places, classes = defaultdict(list), set[str]()
     for source in files:
-        for name in source.class_names():
+        names = list(source.class_names())
+        classes |= set(names)
+        for name in (*names, *source.alias_names()):
             places[name].append(str(source.path))
-    return {name: paths for name, paths in sorted(places.items()) if len(paths) > 1}
+    return {name: paths for name, paths in sorted(places.items()) if len(paths) > 1 and name in classes}
 
 
 def duplicate_modules(files: Sequence[Source]) -> dict[str, list[str]]:

@@ -27,7 +27,7 @@ from attune.common.errors import FederationFailed
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.arguments import data_by_name, read_shards
-from attune.simulation.grid import Settings, best, trials
+from attune.simulation.grid import TrialSettings, best, trials
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.recipes.catalogue import get
 from attune.simulation.result import SimulationResult
@@ -46,7 +46,7 @@ LOCAL = "local"
 OWN, KEPT = "own", "kept"  # the method's own models; what devices keep after finishing
 COLUMNS = ("task", "epsilon", "method", "seed", "settings", "part", OWN, KEPT)
 KEY = COLUMNS[:6]
-ALTERNATIVES: Mapping[str, Sequence[Settings]] = {
+ALTERNATIVES: Mapping[str, Sequence[TrialSettings]] = {
     "mr-mtl": (("method.mu=0.1",), ("method.mu=1",), ("method.mu=3",)),
     "fedmcsa": (("method.sigma=1",), ("method.sigma=5",), ("method.sigma=50",)),
 }
@@ -74,7 +74,7 @@ class Task:
     trial_seeds: tuple[int, ...] = (0,)
     squared_error: bool = False
 
-    def listed(self, method: str, epsilon: float) -> list[Settings]:
+    def listed(self, method: str, epsilon: float) -> list[TrialSettings]:
         """Return the trials of a method. Without noise there is no clipping to choose."""
         clips = self.clips if math.isfinite(epsilon) else (LOOSE,)
         train = [
@@ -176,7 +176,9 @@ class Table:
     def __repr__(self) -> str:
         return f"Table({self._name})"
 
-    def row(self, method: str, epsilon: float, seed: int, part: str, members: Members, settings: Settings) -> dict[str, float]:
+    def row(
+        self, method: str, epsilon: float, seed: int, part: str, members: Members, settings: TrialSettings
+    ) -> dict[str, float]:
         """Return the scores of one run."""
         key = dict(zip(KEY, (self._name, f"{epsilon:g}", method, str(seed), " ".join(settings), part), strict=True))
         for row in self._results.rows():

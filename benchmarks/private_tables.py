@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from attune.common.statistics import interval_of_mean
-from attune.simulation.grid import Settings, best
+from attune.simulation.grid import TrialSettings, best
 from benchmarks.private_methods import EPSILONS, KEPT, LOCAL, OUT, OWN, TASKS
 from benchmarks.visible_by_mode import HALF, OVER
 from docs.markdown import table
@@ -67,7 +67,7 @@ def known(name: str, rows: Rows) -> Known:
 
 
 def _scores(
-    rows: Rows, epsilon: float, method: str, part: str, settings: Settings, seeds: Sequence[int], what: str
+    rows: Rows, epsilon: float, method: str, part: str, settings: TrialSettings, seeds: Sequence[int], what: str
 ) -> tuple[float, ...]:
     """Return the scores of all seeds; none if one of them is missing."""
     keys = [(f"{epsilon:g}", method, part, " ".join(settings), str(seed)) for seed in seeds]

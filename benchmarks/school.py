@@ -17,7 +17,7 @@ import click
 import attune
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.simulation.arguments import data_by_name, read_shards
-from attune.simulation.grid import Settings, best, parse_grid
+from attune.simulation.grid import TrialSettings, best, parse_grid
 from attune.simulation.recipes.run import squared_error
 from attune.simulation.recipes.site_tables import by_site, read_school
 from attune.simulation.validation import validation_members
@@ -50,7 +50,7 @@ def point(results: Results, members: Mapping[str, LazyShard], at_most: int, seed
     held = validation_members(members, seed)
     for method, listed in parse_grid(GRID, METHODS).items():
         key = {"at_most": at_most, "method": method, "seed": seed}
-        scores: dict[Settings, float] = {}
+        scores: dict[TrialSettings, float] = {}
         for settings in listed if len(listed) > 1 else ():
             trial = key | {"settings": " ".join(settings), "part": "validation"}
             scores[settings] = -measured(results, trial, held, _values(settings))
@@ -59,7 +59,7 @@ def point(results: Results, members: Mapping[str, LazyShard], at_most: int, seed
         click.echo(f"{run}: {measured(results, run, members, _values(chosen))}")
 
 
-def _values(settings: Settings) -> dict[str, float]:
+def _values(settings: TrialSettings) -> dict[str, float]:
     return {key: float(value) for key, _, value in (text.partition("=") for text in settings)}
 
 

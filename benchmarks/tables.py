@@ -10,7 +10,7 @@ import msgspec
 
 from attune.common.config import Count, CountOrZero, convert, read_toml
 from attune.common.methods.registry import get
-from attune.simulation.grid import Settings
+from attune.simulation.grid import TrialSettings
 from benchmarks.grid import Grid, alternatives
 
 FOLDER = Path(__file__).parent / "papers"
@@ -101,7 +101,7 @@ def printed(table: str) -> dict[tuple[str, str], float]:
         return {(row["row"], row["column"]): float(row["printed"]) for row in csv.DictReader(file) if row["table"] == table}
 
 
-def trials(table: Table, row: Row) -> list[Settings]:
+def trials(table: Table, row: Row) -> list[TrialSettings]:
     """Return the settings of each trial of a row; there is one if nothing is to be chosen.
 
     Raises:
@@ -113,7 +113,7 @@ def trials(table: Table, row: Row) -> list[Settings]:
     return [(*row.set, *each) for each in alternatives(grid, row.name)]
 
 
-def given(table: Table, column: Column, row: Row, settings: Settings) -> Settings:
+def given(table: Table, column: Column, row: Row, settings: TrialSettings) -> TrialSettings:
     """Return all settings of a run. As in the papers, updates are not bounded, and rounds are not taken back.
 
     Models are scored if a table says so. A method that fine-tunes is scored only when all clients evaluate, not in orders of

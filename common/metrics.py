@@ -28,7 +28,7 @@ Choice = Literal["personalized", "common", "local", "finished-personalized", "fi
 CHOICES: tuple[Choice, ...] = ("personalized", "common", "local")  # models whose likelihoods devices report, for the prior
 Rival = Literal["common", "local"]
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST_KEPT, le=LARGEST_KEPT)]
-Accuracy = Annotated[float, msgspec.Meta(ge=-1, le=1)]  # below 0 in regression alone: common.task
+Score = Annotated[float, msgspec.Meta(ge=-1, le=1)]  # below 0 in regression alone: common.task
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST_KEPT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
@@ -83,11 +83,11 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     loss: Finite | None = None
-    accuracy_before: Accuracy | None = None
-    accuracy_after: Accuracy | None = None
-    accuracy_common: Accuracy | None = None
-    accuracy_local: Accuracy | None = None
-    accuracy_constant: Accuracy | None = None
+    accuracy_before: Score | None = None
+    accuracy_after: Score | None = None
+    accuracy_common: Score | None = None
+    accuracy_local: Score | None = None
+    accuracy_constant: Score | None = None
     above_constant: Yes | None = None
     better_than_common: Count | None = None
     worse_than_common: Count | None = None
@@ -99,7 +99,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gain_local: Finite | None = None
     error_local: Finite | None = None
     p_local: Share | None = None
-    accuracy_kept: Accuracy | None = None
+    accuracy_kept: Score | None = None
     kept_better_than_common: Count | None = None
     kept_worse_than_common: Count | None = None
     kept_better_than_local: Count | None = None

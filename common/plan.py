@@ -12,7 +12,7 @@ from attune.common.task import TaskName
 
 Kind = Literal["images", "tokens", "series", "tabular"]
 Label = int | str
-FEWEST = 5  # devices whose statistics are combined for others; with fewer, each of them must have agreed
+FEWEST_DEVICES = 5  # devices whose statistics are combined for others; with fewer, each of them must have agreed
 FEWEST_ROWS = 10  # rows behind each number that statistics show, and behind what a proposal tells
 FIRST_RUN = "first"  # the name of a federation's first run for people; in the plan and the ledger it is empty
 
@@ -161,7 +161,7 @@ def standardisation(plan: Plan) -> str:
     lines = [f"{together} are standardised over the federation, by what devices disclosed before round 1"] if together else []
     if alone:
         lines.append(
-            f"{alone} are standardised by each device's own statistics: neither {FEWEST} devices nor all of them disclosed "
-            f"those of their {alone} before round 1 (fedclient --disclose {masked}statistics)"
+            f"{alone} are standardised by each device's own statistics: neither {FEWEST_DEVICES} devices nor all of them "
+            f"disclosed those of their {alone} before round 1 (fedclient --disclose {masked}statistics)"
         )
     return "; ".join(lines)

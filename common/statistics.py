@@ -35,7 +35,7 @@ def wilson(share: float, samples: int) -> tuple[float, float]:
 
 
 Finding = Literal["better", "worse", "unclear"]
-Effect = Literal["helped", "harmed"]  # of a federation on a device
+HelpOrHarm = Literal["helped", "harmed"]  # of a federation on a device
 Name = TypeVar("Name", bound=str)
 STEPS = 40  # halvings of an interval of length 2 or 11: far below what is shown
 MANY = 200  # degrees of freedom from which Student's t is near the normal distribution

@@ -15,7 +15,7 @@ from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.limits import DEFAULT_LIMITS, NO_DEMANDS, OrderLimits, PrivacyLimits
-from attune.fedclient.options import DeviceOptions, Disclosed
+from attune.fedclient.options import DeviceOptions, DisclosedKind
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
 
@@ -86,8 +86,8 @@ class Client:
         units: Literal["all", "none"] = "all",
         direct_hosts: Sequence[str] = (),
     ) -> None:
-        if unknown := [word for word in disclose if word not in get_args(Disclosed)]:
-            raise SettingError(f"disclose={unknown[0]!r} is not known; known: {', '.join(get_args(Disclosed))}")
+        if unknown := [word for word in disclose if word not in get_args(DisclosedKind)]:
+            raise SettingError(f"disclose={unknown[0]!r} is not known; known: {', '.join(get_args(DisclosedKind))}")
         address, reading = ServerAddress.parse(server), ReadOptions.of(label, **{"task": task, **table})
         self._shard: LazyShard | None
         place = Path(home).expanduser() if home is not None else None
@@ -112,7 +112,7 @@ class Client:
             limits=limits,
             privacy=privacy,
             stay=stay,
-            disclose=cast(tuple[Disclosed, ...], tuple(disclose)),
+            disclose=cast(tuple[DisclosedKind, ...], tuple(disclose)),
             authority=Path(authority) if authority else None,
             signer=Path(signer) if signer else None,
             resources=resources,

@@ -62,7 +62,7 @@ class DeviceHome:
         self.model = path / "model"
         self.plan = path / "plan.json"
         self.statistics = path / "statistics.json"
-        self.runs = path / "runs"  # earlier ones of this federation, each with the three above
+        self.runs = path / "runs"  # earlier ones of this federation, each with its plan, orders and model
 
     def __repr__(self) -> str:
         return f"<DeviceHome {self.path}>"

@@ -16,7 +16,7 @@ import msgspec
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import SecureMessage, StatisticsReport, StatisticsRequest
 from attune.common.faults import fail_at
-from attune.common.plan import FEWEST
+from attune.common.plan import FEWEST_DEVICES
 from attune.common.protocol import STATISTICS_ORDER
 from attune.common.secure.masked_sums import ONE_SUM, MaskedLayout, packed, plus_masks
 from attune.common.site_statistics import MOST_COLUMNS
@@ -102,7 +102,7 @@ class MaskedDiscloser:
             return
         number = packed(layout, slots_of(self._shard.load(), layout))
         signer = signer_of(self._options, self._link.identity)
-        minimum = max(FEWEST, self._options.privacy.devices)
+        minimum = max(FEWEST_DEVICES, self._options.privacy.devices)
         member = Participant(signer.name, signer.credential, signer.ca_pem, layout.federation, run, minimum)
         vector = f"{run} {hashlib.sha256(number).hexdigest()}"
         self._ready = MaskableStatistics(MaskableOrder(order_id, ONE_SUM, vector), member, number)

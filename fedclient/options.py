@@ -13,7 +13,7 @@ from attune.fedclient.limits import DEFAULT_LIMITS, NO_DEMANDS, OrderLimits, Pri
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
 
-Disclosed = Literal["statistics", "masked-statistics"]
+DisclosedKind = Literal["statistics", "masked-statistics"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class DeviceOptions:
     allow_models: tuple[str, ...] = ()
     allow_plugins: tuple[str, ...] = ()  # distributions whose code the federation may run here
     direct_hosts: tuple[str, ...] = ()  # origins of S3 stores with which it may exchange blobs
-    disclose: tuple[Disclosed, ...] = ()  # what else the server may know
+    disclose: tuple[DisclosedKind, ...] = ()  # what else the server may know
     authority: Path | None = None  # whose certificates others must have in secure aggregation; None: the server's
     signer: Path | None = None  # this device's key and certificate of that authority
     stay: bool = False  # after the last round, for the federation's next run

@@ -1,7 +1,7 @@
 """The server's home on disk: keys, lock, address and earlier runs; how a new home is made, and its storage opened.
 
-This module owns `ca/`, `operator/`, `local-token`, `server.json`, `lock` and `runs/`. `fedserver.web.live` owns the two
-dashboard files, and the storage (`fedserver.stores.disk`) owns the rest.
+This module owns `ca/`, `operator/`, `local-token`, `server.json`, `lock` and `runs/`. `fedserver.web` owns the files of
+the dashboard and of /metrics, and the storage (`fedserver.stores.disk`) owns the rest.
 """
 
 from __future__ import annotations

@@ -24,13 +24,13 @@ from attune.fedserver.core.table_schemas import merge_proposals
 
 NOTHING = DataSettings()
 _SHOWN, _MOST = 3, 12  # devices of a warning, and warnings, that are shown
-Method = str | Mapping[str, Any]
+MethodArgument = str | Mapping[str, Any]
 Shards = str | Path | Sequence[str | Path] | Mapping[str, Any]
 
 
 def overrides(
     devices: int,
-    method: Method | None,
+    method: MethodArgument | None,
     model: str | None,
     rounds: int | None,
     seed: int | None,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attune.common.errors import FederationFailed, SettingError
-from attune.fedclient.data.holdout import FEWEST
+from attune.fedclient.data.holdout import FEWEST_SAMPLES
 from attune.fedserver.core.candidates import check_race, entrants_of
 from attune.fedserver.core.race_course import Course
 from attune.fedserver.core.racing import ALONE, KEPT, NOTHING_HELD_OUT, rungs_of
@@ -36,7 +36,7 @@ def race(simulator: Simulator, overrides: Mapping[str, Any], folder: Path | None
     """
     members = simulator.members
     rounds = check_race(overrides)
-    if all(shard.profile.samples < FEWEST for shard in members.values()):
+    if all(shard.profile.samples < FEWEST_SAMPLES for shard in members.values()):
         raise SettingError(NOTHING_HELD_OUT)
     entrants = entrants_of(
         overrides,

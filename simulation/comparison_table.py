@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attune.common.metrics import KEPT_RIVALS, Rival
 from attune.common.paired import findings_of, pairs_of
-from attune.common.statistics import Effect
+from attune.common.statistics import HelpOrHarm
 from attune.common.task import TASKS
 from attune.common.text import aligned
 from attune.fedclient.data.lazy_shard import LazyShard
@@ -141,7 +141,7 @@ def model_lines(methods: Sequence[ComparedMethod], results: Mapping[str, Simulat
     return [f"model: {words}", *(method.why for method in methods if method.why)]
 
 
-def _cells(method: str, row: DeviceRow, harm: bool | None, probably: Effect | None) -> tuple[str, ...]:
+def _cells(method: str, row: DeviceRow, harm: bool | None, probably: HelpOrHarm | None) -> tuple[str, ...]:
     scores = (score_text(row.kept), score_text(row.accuracy), score_text(row.served))
     return row.device, str(row.samples), method, *scores, row.verdict or "-", _yes_or_no(harm), probably or "-", row.keeps
 

@@ -17,12 +17,12 @@ from attune.common.methods.registry import get
 SHARED = ("train.lr", "train.momentum", "train.batch_size")  # settings that must be the same for every method
 _COMMA = re.compile(r",(?![^\[]*\])")  # a comma that is not within brackets
 
-Settings = tuple[str, ...]  # each as section.key=value
+TrialSettings = tuple[str, ...]  # each as section.key=value
 
 
 def trials(
     method: str, train: Sequence[Sequence[str]], alternatives: Sequence[Sequence[str]], most: int | None = None
-) -> list[Settings]:
+) -> list[TrialSettings]:
     """Return the settings of each trial of a method: every choice of training with every alternative of the method.
 
     Args:
@@ -42,12 +42,12 @@ def trials(
     return listed
 
 
-def best(scores: Mapping[Settings, float]) -> Settings:
+def best(scores: Mapping[TrialSettings, float]) -> TrialSettings:
     """Return the settings with the best score on validation parts; of equal ones, the first."""
     return max(scores, key=lambda settings: scores[settings])
 
 
-def parse_grid(texts: Sequence[str], methods: Sequence[str]) -> dict[str, list[Settings]]:
+def parse_grid(texts: Sequence[str], methods: Sequence[str]) -> dict[str, list[TrialSettings]]:
     """Return the trials of each method from `--grid section.key=VALUE,VALUE`. A method has the keys that it knows.
 
     Args:

@@ -11,7 +11,7 @@ from attune.common.config import load_settings, merge
 from attune.common.errors import AttuneError, together
 from attune.fedserver.core.candidates import ComparedMethod
 from attune.simulation.compared_methods import Comparison
-from attune.simulation.grid import Settings, best, parse_grid
+from attune.simulation.grid import TrialSettings, best, parse_grid
 from attune.simulation.result_table import Cell, ResultTable
 from attune.simulation.simulate import simulate
 from attune.simulation.validation import validation_members
@@ -28,7 +28,7 @@ class GridTrial:
     """
 
     method: str
-    settings: Settings
+    settings: TrialSettings
     kept: float
 
 
@@ -43,7 +43,7 @@ class GridSearch:
     """
 
     trials: Sequence[GridTrial]
-    settings: Mapping[str, Settings]
+    settings: Mapping[str, TrialSettings]
     chosen: Sequence[ComparedMethod]
 
     def lines(self) -> list[str]:
@@ -89,9 +89,9 @@ def search(
     prepared = _prepared(comparison, methods, grid)
     members = validation_members(comparison.members, seed)
     trials: list[GridTrial] = []
-    settings_of: dict[str, Settings] = {}
+    settings_of: dict[str, TrialSettings] = {}
     for method in methods:
-        scores: dict[Settings, float] = {}
+        scores: dict[TrialSettings, float] = {}
         for settings in grid[method.name] if len(grid[method.name]) > 1 else ():
             given = merge(prepared[method.name, settings], {"seed": seed})
             kept = simulate(members, method.name, settings=given, executor=executor).table().mean("kept")
@@ -105,14 +105,14 @@ def search(
 
 
 def _prepared(
-    comparison: Comparison, methods: Sequence[ComparedMethod], grid: Mapping[str, Sequence[Settings]]
-) -> dict[tuple[str, Settings], Mapping[str, Any]]:
+    comparison: Comparison, methods: Sequence[ComparedMethod], grid: Mapping[str, Sequence[TrialSettings]]
+) -> dict[tuple[str, TrialSettings], Mapping[str, Any]]:
     """Return all settings of each method and trial, checked.
 
     Raises:
         SettingError: Some are wrong. It names the problems of all trials.
     """
-    prepared: dict[tuple[str, Settings], Mapping[str, Any]] = {}
+    prepared: dict[tuple[str, TrialSettings], Mapping[str, Any]] = {}
     problems: dict[str, Exception] = {}
     for method in methods:
         for settings in grid[method.name]:
@@ -126,7 +126,7 @@ def _prepared(
     return prepared
 
 
-def as_options(entrants: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, Settings]) -> dict[str, dict[str, Any]]:
+def as_options(entrants: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, TrialSettings]) -> dict[str, dict[str, Any]]:
     """Return the options of the candidates of a race (auto.candidates), with settings that were chosen for each.
 
     Args:

@@ -17,7 +17,7 @@ from attune.common.methods.registry import configured_in
 from attune.common.metrics import reported_by
 from attune.common.outputs import check_folder
 from attune.common.plan import Plan
-from attune.common.statistics import Effect, Finding, interval_of
+from attune.common.statistics import Finding, HelpOrHarm, interval_of
 from attune.common.task import TaskName
 from attune.common.text import aligned, csv_cell
 from attune.fedclient.console import kept_words
@@ -265,7 +265,7 @@ class DeviceRow:
     constant: float | None
     interval: tuple[float, float] | None
     verdict: Finding | None
-    probably: Effect | None
+    probably: HelpOrHarm | None
     keeps: str
 
 
@@ -337,7 +337,7 @@ class DeviceTable(Sequence[DeviceRow]):
         return pandas.DataFrame(rows).drop(columns="interval").set_index("device")
 
 
-def _row_of(name: str, result: OrderResult, served: float | None, probably: Effect | None) -> DeviceRow:
+def _row_of(name: str, result: OrderResult, served: float | None, probably: HelpOrHarm | None) -> DeviceRow:
     """Return a device's row, from the result of its last order."""
     accuracies, samples = result.accuracies, result.test_samples or 0
     accuracy = accuracies[result.own_choice]

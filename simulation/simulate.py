@@ -16,7 +16,7 @@ from attune.common.plugins import installed
 from attune.fedclient.data.kinds import WHOLE_NUMBERS
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.limits import PrivacyLimits
-from attune.fedclient.options import DeviceOptions, Disclosed
+from attune.fedclient.options import DeviceOptions, DisclosedKind
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.executor import IN_OTHER_PROCESSES
 from attune.simulation import arguments
@@ -46,7 +46,7 @@ NO_SETTINGS: Mapping[str, Any] = {}
 @overload
 def simulate(
     shards: Shards,
-    method: arguments.Method | None = ...,
+    method: arguments.MethodArgument | None = ...,
     model: str | Factory | nn.Module | None = ...,
     rounds: int | None = ...,
     seed: int | None = ...,
@@ -78,7 +78,7 @@ def simulate(shards: Shards, *args: Any, seeds: Sequence[int], **kwargs: Any) ->
 
 def simulate(  # type: ignore[misc]  # the second overload has these arguments too, and Any stands for their types
     shards: Shards,
-    method: arguments.Method | None = None,
+    method: arguments.MethodArgument | None = None,
     model: str | Factory | nn.Module | None = None,
     rounds: int | None = None,
     seed: int | None = None,
@@ -163,7 +163,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
     members = read_shards(given, ReadOptions.of(label, **{"task": task, **table}), declared)
     if any(shard is not given[key] and WHOLE_NUMBERS in shard.warnings for key, shard in members.items()):
         sys.stderr.write(f"note: {WHOLE_NUMBERS}\n")
-    masked: Sequence[Disclosed] = ("masked-statistics",) if overrides.get("privacy", {}).get("secure_aggregation") else ()
+    masked: Sequence[DisclosedKind] = ("masked-statistics",) if overrides.get("privacy", {}).get("secure_aggregation") else ()
     options = DeviceOptions(
         Path(),
         NOWHERE,

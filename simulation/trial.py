@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attune.common.config import by_section, merge
 from attune.fedclient.work.executor import PROCESSES, SEQUENTIAL, STACKED
-from attune.simulation.arguments import Method, Shards, data_by_name
+from attune.simulation.arguments import MethodArgument, Shards, data_by_name
 from attune.simulation.executors import importable
 from attune.simulation.simulate import NO_SETTINGS, simulate
 
@@ -64,7 +64,7 @@ class Trial:
 
 def try_executors(
     shards: Shards,
-    method: Method | None = None,
+    method: MethodArgument | None = None,
     model: str | Factory | nn.Module | None = None,
     seed: int | None = None,
     settings: Mapping[str, Any] = NO_SETTINGS,
@@ -87,7 +87,7 @@ def try_executors(
 def _measure(
     executor: Any,
     shards: Shards,
-    method: Method | None,
+    method: MethodArgument | None,
     model: Any,
     seed: int | None,
     settings: Mapping[str, Any],

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from attune.common.errors import ShardError
-from attune.fedclient.data.holdout import FEWEST, Indices, hold_out, strata
+from attune.fedclient.data.holdout import FEWEST_SAMPLES, Indices, hold_out, strata
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import Shard
 
@@ -49,7 +49,8 @@ def validation_members(members: Mapping[str, LazyShard], seed: int, share: float
         cut[name] = LazyShard(member.name, shard.profile(), (), load, shard.read, shard.digest)
     if not any(member.profile.test_samples for member in cut.values()):
         raise ShardError(
-            f"no device has {FEWEST} training samples, of which a part could be cut to choose settings: leave --grid out"
+            f"no device has {FEWEST_SAMPLES} training samples, of which a part could be cut to choose settings: "
+            "leave --grid out"
         )
     return cut
 

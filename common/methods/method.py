@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 PartKind = Literal["shared", "attended", "generated", "private"]
-Evaluate = Literal["served", "trained"]
+EvaluatedAs = Literal["served", "trained"]
 
 EVERYDAY, PUBLISHED = "everyday", "published"  # presets
 UNBOUNDED = {"bound_change": 0.0, "bound_samples": 0.0}  # as published: no paper bounds what a device hands in
@@ -60,7 +60,7 @@ class Method:
     objective: str = "sgd"
     predictor: str = "model"
     aggregators: Mapping[PartKind, str] = field(default_factory=lambda: dict(DEFAULT_AGGREGATORS))
-    evaluate: Evaluate = "served"
+    evaluate: EvaluatedAs = "served"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, Any] = field(default_factory=dict)
     published_with: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class CustomMethod(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Aggregator for each kind of part. Default: mean for shared, attention for attended, hypernetwork for generated.
     aggregators: dict[PartKind, str] = {}
     # Model that an accuracy measures: what the server serves, or the device's model after training.
-    evaluate: Evaluate = "served"
+    evaluate: EvaluatedAs = "served"
 
 
 ROW_KEYS = keys_of(CustomMethod)

@@ -25,7 +25,7 @@ FRACTION_BITS = 80  # of a sum: each device's is rounded to a multiple of 2^-80
 _OFFSET = 1 << 8 * WIDE_BYTES - 9  # makes sums of a device positive
 LARGEST = 1e100  # of a centre
 ONE_SUM = 1  # stands where a round's number does: a device hands in to one sum of its statistics
-Slot = int | Fraction
+SlotValue = int | Fraction
 
 
 class MaskedLayout(msgspec.Struct, frozen=True):
@@ -105,9 +105,9 @@ def packed(layout: MaskedLayout, slots: Sequence[int | float | Fraction]) -> byt
     return b"".join(pieces)
 
 
-def unpacked(layout: MaskedLayout, total: bytes, devices: int) -> list[Slot]:
+def unpacked(layout: MaskedLayout, total: bytes, devices: int) -> list[SlotValue]:
     """Return the sums over so many devices, exactly as they were added."""
-    values: list[Slot] = []
+    values: list[SlotValue] = []
     start = 0
     for is_wide in layout.is_wide():
         end = start + (WIDE_BYTES if is_wide else COUNT_BYTES)

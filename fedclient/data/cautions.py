@@ -27,7 +27,7 @@ _PERHAPS_MISSING = re.compile(
     r"#[a-z0-9/]+[!?]|\W+|_+|\\n|\W*(missing|unknown|unbekannt|undef|undefined|nil|void|tbd|k\.? ?a\.?|n[./]?d\.?|na\.|null)\W*"
 )
 _NUMBERS_FOR_UNKNOWN = {-1, -9, -99, -999, -9999, 99, 999, 9999}
-FEWEST = 10  # rows. With fewer, whole numbers that all differ say nothing
+FEWEST_VALUES = 10  # With fewer, whole numbers that all differ say nothing
 MANY_CLASSES = 20
 _NUMBER, _FRACTION = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?"), re.compile(r"[-+]?[0-9]+\.[0-9]*[1-9]")
 
@@ -68,7 +68,7 @@ def of_features(x: npt.NDArray[np.float64], names: Sequence[str]) -> list[str]:
     for column, name in zip(x.T, names, strict=True):
         values = column[~np.isnan(column)]
         different = len(np.unique(values))
-        if len(values) >= FEWEST and different == len(values) and (values == np.trunc(values)).all():
+        if len(values) >= FEWEST_VALUES and different == len(values) and (values == np.trunc(values)).all():
             identifiers.append(name)
         if len(np.unique(values.astype(np.float32))) < different:
             shortened.append(name)

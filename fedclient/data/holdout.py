@@ -13,7 +13,7 @@ from attune.common.plan import Kind
 from attune.common.task import TaskName
 from attune.fedclient.data.arrays import Array
 
-FEWEST = 20  # training samples. With fewer, a choice between models would be noise, and training needs every sample
+FEWEST_SAMPLES = 20  # training samples. With fewer, a choice between models would be noise, and training needs every sample
 LONG_RUN = 4  # classes come in long runs if this many samples of one class follow each other, on average
 NEIGHBOURS: frozenset[Kind] = frozenset({"series", "tokens"})  # kinds whose samples are usually windows, in the order of time
 
@@ -33,12 +33,12 @@ def hold_out(labels: Array, share: float, seed: int, kind: Kind, groups: Array |
 
     Args:
         labels: Shape (N,), or (N, T), of which the last position counts.
-        share: Share of the samples to hold out. With fewer than FEWEST samples none is held out.
+        share: Share of the samples to hold out. With fewer than FEWEST_SAMPLES samples none is held out.
         seed: Seed of the random choice.
         kind: Kind of the samples.
         groups: Group of each sample, (N,).
     """
-    count = round(share * len(labels)) if len(labels) >= FEWEST else 0
+    count = round(share * len(labels)) if len(labels) >= FEWEST_SAMPLES else 0
     if groups is not None:
         held = by_group(labels, groups, count, seed)
     elif kind in NEIGHBOURS:

@@ -18,10 +18,10 @@ from attune.fedclient.data.site_sums import class_counts, columns_in, feature_na
 Values = npt.NDArray[np.float64]
 
 
-Numbers = list[int | float | Fraction]
+SlotValues = list[int | float | Fraction]
 
 
-def slots_of(shard: Shard, layout: MaskedLayout) -> Numbers:
+def slots_of(shard: Shard, layout: MaskedLayout) -> SlotValues:
     """Return the slots of a shard.
 
     Every device of a sum fills every slot: a column that one device alone has would be that device's own.
@@ -29,7 +29,7 @@ def slots_of(shard: Shard, layout: MaskedLayout) -> Numbers:
     Raises:
         UpdateRefused: The shard has other classes, features or targets than the layout, lacks a column, or has no value in one.
     """
-    slots: Numbers = [len(shard.train_x) + len(shard.test_x)]
+    slots: SlotValues = [len(shard.train_x) + len(shard.test_x)]
     if layout.classes:
         if shard.task != "classes" or [str(label) for label in shard.labels] != layout.classes:
             raise UpdateRefused("its classes are not those of the masked sum")
@@ -53,7 +53,7 @@ def slots_of(shard: Shard, layout: MaskedLayout) -> Numbers:
     return slots
 
 
-def _moments(part: Array, wanted: list[str], names: list[str]) -> Numbers:
+def _moments(part: Array, wanted: list[str], names: list[str]) -> SlotValues:
     """Return the rows of a training part, and for each of its columns the sums of the values and of their squares."""
     if not wanted:
         return [0]

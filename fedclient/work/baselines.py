@@ -28,7 +28,7 @@ from attune.fedclient.work.measures import MEASURES, Measure
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.shared_model import SharedModel
-from attune.fedclient.work.trainer import Progress, Seeds, Tensors, Trained, Trainer
+from attune.fedclient.work.trainer import OnProgress, Seeds, Tensors, Trained, Trainer
 
 Candidates = Mapping[Choice, tuple[Trainer, Tensors]]
 
@@ -79,7 +79,7 @@ class Baselines:
         return f"<Baselines{', with local training' if self.local is not None else ''}>"
 
     def trained(
-        self, data: Prepared, seeds: Seeds, progress: Progress, cancelled: Callable[[], bool], round_: int
+        self, data: Prepared, seeds: Seeds, progress: OnProgress, cancelled: Callable[[], bool], round_: int
     ) -> Jobs[Trained | None]:
         """Train the local model as in one more order, bit by bit as the method `local` does."""
         if self.local is None:

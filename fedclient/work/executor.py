@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attune.fedclient.data.standardiser import Standardiser
     from attune.fedclient.messages import OrderResult
     from attune.fedclient.work.orders import OrderStore
-    from attune.fedclient.work.trainer import Progress, Tensors
+    from attune.fedclient.work.trainer import OnProgress, Tensors
 
 SEQUENTIAL, STACKED, AUTO, PROCESSES, RAY = "sequential", "stacked", "auto", "processes", "ray"
 EXECUTORS = (SEQUENTIAL, STACKED, AUTO, PROCESSES, RAY)
@@ -82,7 +82,7 @@ class Work:
     order: Order
     fetched: Mapping[str, Tensors] = field(default_factory=dict)
     bytes_down: int = 0
-    progress: Progress = lambda done: None
+    progress: OnProgress = lambda done: None
     cancelled: Callable[[], bool] = lambda: False
 
     def run(self) -> OrderResult:

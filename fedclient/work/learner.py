@@ -98,7 +98,7 @@ class Learner:
         }
         objective, predictor = objective_for(configured), predictor_for(configured)
         self.dial = dial_of(configured.dial, self.part_of, shared.components)
-        self.keeps_trained = bool(self.dial) and method.evaluate == "served"  # otherwise they are those of theta
+        self.keeps_trained = bool(self.dial) and method.evaluate == "served"  # otherwise the trained values are theta's
         self.keeps_received = objective.keeps_received
         self.data = on_processor(prepared, device)
         self.standardiser, self.targets = prepared.standardiser, prepared.targets

@@ -17,7 +17,7 @@ from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure, mean_score
-from attune.fedclient.work.objectives.base import LocalTask, Objective, Progress, Tensors, Trained, extras_of
+from attune.fedclient.work.objectives.base import LocalTask, Objective, OnProgress, Tensors, Trained, extras_of
 from attune.fedclient.work.objectives.batches import batches
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged, autocast
 from attune.fedclient.work.objectives.network import Network
@@ -28,7 +28,7 @@ from attune.fedclient.work.private.order_noise import OrderNoise
 __all__ = [
     "Accuracy",
     "Cancelled",
-    "Progress",
+    "OnProgress",
     "Scores",
     "Seeds",
     "Tensors",
@@ -119,7 +119,7 @@ class Trainer:
         x: Tensor,
         y: Tensor,
         seeds: Seeds,
-        progress: Progress = lambda done: None,
+        progress: OnProgress = lambda done: None,
         cancelled: Callable[[], bool] = lambda: False,
         trains: Collection[str] = (),
         round_: int = 0,
@@ -241,7 +241,7 @@ class Trainer:
         x: Tensor,
         y: Tensor,
         seeds: Seeds,
-        progress: Progress,
+        progress: OnProgress,
         cancelled: Callable[[], bool],
         trains: Collection[str] = (),
         round_: int = 0,

@@ -8,14 +8,14 @@ from math import fsum
 from statistics import fmean
 from typing import Any
 
-from attune.common.methods.method import Evaluate
+from attune.common.methods.method import EvaluatedAs
 from attune.common.metrics import METRICS, reported_by
 from attune.fedserver.core.records import Report
 
 ByRound = dict[int, list[float]]  # the values of the devices, by the round that their reports name
 
 
-def accuracies(rows: Iterable[Report], evaluate: Evaluate) -> dict[str, tuple[float, int]]:
+def accuracies(rows: Iterable[Report], evaluate: EvaluatedAs) -> dict[str, tuple[float, int]]:
     """Return the latest accuracy of each client with the size of its test part.
 
     An evaluation order does not train, so it reports its one accuracy as `accuracy_before`.
@@ -96,7 +96,7 @@ def without_use(rows: Iterable[Report], latest: Mapping[str, tuple[float, int]])
     return sorted({*said, *no_better_than(constants(listed), latest)})
 
 
-def summary(rows: Iterable[Report], evaluate: Evaluate, metric: str = "accuracy") -> str:
+def summary(rows: Iterable[Report], evaluate: EvaluatedAs, metric: str = "accuracy") -> str:
     """Return one line about a round, for the log."""
     listed = list(rows)
     losses = [row.loss for row in listed if row.loss is not None]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attune.common.statistics import Effect
+from attune.common.statistics import HelpOrHarm
 
 Floats = NDArray[np.float64]
 
@@ -38,7 +38,7 @@ class Belief:
     better: float
     worse: float
 
-    def effect(self, enough: bool = True, threshold: float = THRESHOLD) -> Effect | None:
+    def effect(self, enough: bool = True, threshold: float = THRESHOLD) -> HelpOrHarm | None:
         """Return whether the device is probably helped or probably harmed; None if the evidence is too weak."""
         if not enough:
             return None

@@ -1,6 +1,6 @@
 """Statistics of a fleet's data before training: the sums of many devices, and what may be shown of them.
 
-Every number that is shown is a sum over at least FEWEST devices and FEWEST_ROWS rows, or is withheld.
+Every number that is shown is a sum over at least FEWEST_DEVICES devices and FEWEST_ROWS rows, or is withheld.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import accumulate
 import msgspec
 
 from attune.common.errors import UpdateRefused
-from attune.common.plan import FEWEST, FEWEST_ROWS, Profile
+from attune.common.plan import FEWEST_DEVICES, FEWEST_ROWS, Profile
 from attune.common.site_statistics import (
     ACCURACY,
     BUCKETS,
@@ -191,7 +191,7 @@ def check_sketches(sketches: SiteSketches, sums: SiteSums, centres: Mapping[str,
         raise UpdateRefused("it counts more events than rows at a time")
 
 
-def centres_of(sites: Mapping[str, SiteSums], fewest: int = FEWEST, survival: Sequence[str] = ()) -> dict[str, Centre]:
+def centres_of(sites: Mapping[str, SiteSums], fewest: int = FEWEST_DEVICES, survival: Sequence[str] = ()) -> dict[str, Centre]:
     """Return mean and deviation of each column that may be shown; of events those of all times (`survival_columns`)."""
     centres = {}
     for name, columns in _by_column(sites).items():
@@ -207,7 +207,7 @@ def fleet_statistics(
     sketches: Mapping[str, SiteSketches],
     profiles: Mapping[str, Profile],
     without: Mapping[str, str],
-    fewest: int = FEWEST,
+    fewest: int = FEWEST_DEVICES,
 ) -> FleetStatistics:
     """Return what may be shown of a fleet.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from attune.common.metrics import KEPT_RIVALS, Rival
 from attune.common.paired import Pair, pairs_of
-from attune.common.statistics import Effect, interval_of_mean, mcnemar
+from attune.common.statistics import HelpOrHarm, interval_of_mean, mcnemar
 
 RIVAL_WORDS: Mapping[Rival, str] = {"local": "training alone", "common": "the common model"}
 
@@ -27,7 +27,7 @@ class FleetVerdict:
         better: Number of devices whose gain is positive.
         worse: Number of devices whose gain is negative.
         p: The p-value of the exact sign test over devices.
-        effects: Effect for each device: "helped" or "harmed" if it probably is, else None (fedserver.core.evidence).
+        effects: What it did to each device: "helped" or "harmed" if it probably is, else None (fedserver.core.evidence).
     """
 
     rival: Rival
@@ -36,7 +36,7 @@ class FleetVerdict:
     better: int
     worse: int
     p: float
-    effects: Mapping[str, Effect | None]
+    effects: Mapping[str, HelpOrHarm | None]
 
     @property
     def helped(self) -> int:
@@ -79,7 +79,7 @@ def fleet_verdicts(reports: Mapping[str, Mapping[str, Any]]) -> list[FleetVerdic
     return [_verdict(tuple(by_rival[rival].items())) for rival in RIVAL_WORDS if rival in by_rival]
 
 
-def effect_of(verdicts: Sequence[FleetVerdict], device: str) -> Effect | None:
+def effect_of(verdicts: Sequence[FleetVerdict], device: str) -> HelpOrHarm | None:
     """Return the effect on one device: harmed if any rival is probably better, helped if it probably beats each of them."""
     effects = [verdict.effects[device] for verdict in verdicts if device in verdict.effects]
     if "harmed" in effects:
@@ -96,11 +96,11 @@ def _verdict(listed: tuple[tuple[str, Pair], ...]) -> FleetVerdict:
     return FleetVerdict(pairs[0].rival, fmean(gains), interval_of_mean(gains), better, worse, mcnemar(better, worse), effects)
 
 
-def _effects(pairs: Sequence[Pair]) -> list[Effect | None]:
+def _effects(pairs: Sequence[Pair]) -> list[HelpOrHarm | None]:
     """Return the effect on each device: from counts where a score is right or wrong, else from gains and their errors."""
     from attune.fedserver.core.evidence import LEAST_DIFFERENCE, LEAST_GROUPS, beliefs_of_counts, beliefs_of_gains  # numpy
 
-    effects: list[Effect | None] = [None] * len(pairs)
+    effects: list[HelpOrHarm | None] = [None] * len(pairs)
     counted = [i for i, pair in enumerate(pairs) if pair.gain is None]
     beliefs = beliefs_of_counts([(pairs[i].better, pairs[i].worse) for i in counted])
     for i, belief in zip(counted, beliefs, strict=True):

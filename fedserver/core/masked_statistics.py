@@ -13,7 +13,7 @@ from attune.common.errors import SettingError, UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors
 from attune.common.plan import FEWEST_ROWS, Profile, Scale
 from attune.common.schema import Schema
-from attune.common.secure.masked_sums import MaskedLayout, Slot, unpacked
+from attune.common.secure.masked_sums import MaskedLayout, SlotValue, unpacked
 from attune.common.site_statistics import BUCKETS, MOST_COLUMNS, Centre, ColumnSketch, output_columns
 from attune.common.task import TIME_AND_EVENT
 from attune.common.text import clean
@@ -171,7 +171,7 @@ class SumReader:
         return same and rows == self._samples and is_within(self._sketches[event], self._sketches[time])
 
 
-def _column(slots: Iterator[Slot], centre: Centre, devices: int) -> tuple[ColumnStatistics, ColumnSketch]:
+def _column(slots: Iterator[SlotValue], centre: Centre, devices: int) -> tuple[ColumnStatistics, ColumnSketch]:
     """Return the statistics of a column, and its counts by bucket."""
     rows, missing = int(next(slots)), int(next(slots))
     total, squares, between = (Fraction(next(slots)) for _ in range(3))
@@ -196,7 +196,7 @@ def _column(slots: Iterator[Slot], centre: Centre, devices: int) -> tuple[Column
     return shown, sketch
 
 
-def _scale(slots: Iterator[Slot], count: int) -> Scale | None:
+def _scale(slots: Iterator[SlotValue], count: int) -> Scale | None:
     rows = int(next(slots))
     sums = [(Fraction(next(slots)), Fraction(next(slots))) for _ in range(count)]
     if not sums:

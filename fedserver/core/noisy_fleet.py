@@ -14,7 +14,7 @@ from typing import Literal
 
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
-from attune.common.plan import FEWEST, FEWEST_ROWS, DataSettings, Profile
+from attune.common.plan import FEWEST_DEVICES, FEWEST_ROWS, DataSettings, Profile
 from attune.common.privacy.noisy_statistics import BINS, MOMENTS, NoisyColumn, NoisyLayout, NoisySums
 from attune.common.schema import Schema
 from attune.common.site_statistics import output_columns
@@ -119,7 +119,7 @@ def noisy_fleet(
     answers: Mapping[str, NoisySums],
     without: Mapping[str, str],
     withheld: Mapping[str, str],
-    fewest: int = FEWEST,
+    fewest: int = FEWEST_DEVICES,
 ) -> FleetStatistics:
     """Return what may be shown of a fleet whose devices have added noise.
 

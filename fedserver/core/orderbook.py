@@ -8,7 +8,7 @@ from typing import Literal
 
 from attune.common.errors import OrderClosed, UnknownBlob
 from attune.common.exchange.messages import BlobRef, Order, WorkName
-from attune.common.methods.method import Evaluate
+from attune.common.methods.method import EvaluatedAs
 from attune.common.metrics import Choice
 from attune.common.protocol import PACKED
 from attune.common.wire.blobs import Blob
@@ -149,7 +149,7 @@ def _refs(blobs: Mapping[str, Blob], version: int, instead: Mapping[str, Smaller
     return tuple(refs)
 
 
-def needs_download(device: DeviceRecord | None, work: str, train: Literal["sampled", "all"], evaluate: Evaluate) -> bool:
+def needs_download(device: DeviceRecord | None, work: str, train: Literal["sampled", "all"], evaluate: EvaluatedAs) -> bool:
     """Return whether an order starts from what the server serves, instead of from the device's own state.
 
     If all devices train, one outside the cohort continues from its own state until its next update counts. If a method is

@@ -170,7 +170,7 @@ class TrainingPhase(OpenPhase):
         return self._replace(rules, state, now)
 
     def _extend(self, rules: Rules, state: Round, now: float) -> Step:
-        """Restart the deadline of a round that lacks its quorum, let newcomers join, and retry the devices in trouble."""
+        """Restart the deadline of a round that lacks its quorum, ask devices that came since, and those in trouble again."""
         asked = rules.policy.ask_again(state)
         joined = state.joining(asked - frozenset(state.record.devices), now)
         extended = joined.extending(asked, now, rules.settings.deadline_s)

@@ -15,7 +15,7 @@ from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method
 from attune.common.methods.private_training import check_private, with_orders
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
 from attune.common.models import registry as models
-from attune.common.plan import FEWEST, DataSettings, Plan, Profile
+from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile
 from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
@@ -198,7 +198,7 @@ def make_plan(
     profiles: Mapping[str, Profile],
     federation: str,
     run: str = "",
-    fewest: int = FEWEST,
+    fewest: int = FEWEST_DEVICES,
     masked: MaskedScales = MaskedScales(),  # noqa: B008 - it is immutable
 ) -> Plan:
     """Make the plan for the devices present at round 1, whose data have one form.

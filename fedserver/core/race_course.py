@@ -14,9 +14,9 @@ from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.racing import (
     ALONE,
     NOTHING_HELD_OUT,
+    DeviceScores,
     RaceResult,
     Rung,
-    Scores,
     at_end,
     at_rung,
     rungs_of,
@@ -43,7 +43,7 @@ class Course:
 
     def __init__(self, entrants: Sequence[str], rounds: int, left_out: Mapping[str, str] = MappingProxyType({})) -> None:
         self._racing, self._stops = [name for name in entrants if name != ALONE], (*rungs_of(rounds), rounds)
-        self._left_out, self._scores = dict(left_out), dict[str, Scores]()
+        self._left_out, self._scores = dict(left_out), dict[str, DeviceScores]()
         self.rungs: list[Rung] = []
         self._stage = 0
 
@@ -68,7 +68,7 @@ class Course:
         """The course so far; `chosen` is the winner once the race is over."""
         return RaceResult(self.rungs, self._left_out)
 
-    def scored(self, scores: Scores) -> None:
+    def scored(self, scores: DeviceScores) -> None:
         """Take in the scores of the present leg.
 
         Raises:

@@ -26,7 +26,7 @@ NOTHING_HELD_OUT = (
     "no device holds samples out by which a method could be chosen; devices need 20 training samples, train.validation above "
     "0, and owners that let scores be reported. Name a method instead of auto"
 )
-Scores = Mapping[str, float]  # by device
+DeviceScores = Mapping[str, float]  # by device
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def rungs_of(rounds: int) -> tuple[int, int]:
     return first, max(second, first + 1)
 
 
-def paired(first: str, second: str, scores: Mapping[str, Scores]) -> PairedDifference:
+def paired(first: str, second: str, scores: Mapping[str, DeviceScores]) -> PairedDifference:
     """Return the difference of two candidates on the devices that both have scored; there is at least one."""
     devices = sorted(scores[first].keys() & scores[second].keys())
     gains = [scores[first][device] - scores[second][device] for device in devices]
@@ -92,7 +92,7 @@ def paired(first: str, second: str, scores: Mapping[str, Scores]) -> PairedDiffe
     return PairedDifference(first, second, math.fsum(gains), error, len(gains))
 
 
-def at_rung(rung: int, scores: Mapping[str, Scores]) -> Decision:
+def at_rung(rung: int, scores: Mapping[str, DeviceScores]) -> Decision:
     """Decide which candidates go on.
 
     At the first rung all that are not behind the second one by FIRST_ERRORS. At the second rung the best two, unless their
@@ -113,7 +113,7 @@ def at_rung(rung: int, scores: Mapping[str, Scores]) -> Decision:
     return Decision(totals, tuple(best[:1] if alone else best), difference)
 
 
-def at_end(scores: Mapping[str, Scores], earlier: Sequence[Mapping[str, Scores]] = ()) -> Decision:
+def at_end(scores: Mapping[str, DeviceScores], earlier: Sequence[Mapping[str, DeviceScores]] = ()) -> Decision:
     """Decide who wins: the candidate with the highest sum, if it is clear.
 
     Of those within one standard error of it, the one with the highest sum over all comparisons. ALONE wins a tie, because it
@@ -135,12 +135,12 @@ def at_end(scores: Mapping[str, Scores], earlier: Sequence[Mapping[str, Scores]]
     return Decision(totals, (next(iter(evidence)),), paired(names[0], names[1], scores) if len(names) > 1 else None, evidence)
 
 
-def scored_by_all(scores: Mapping[str, Scores]) -> list[str]:
+def scored_by_all(scores: Mapping[str, DeviceScores]) -> list[str]:
     """Return the devices that every candidate has scored, sorted."""
     return sorted(set.intersection(*(set(of) for of in scores.values()))) if scores else []
 
 
-def _totals(scores: Mapping[str, Scores]) -> dict[str, float]:
+def _totals(scores: Mapping[str, DeviceScores]) -> dict[str, float]:
     """Return the candidates' sums over the devices that all have scored, from the best to the worst; ties stay in order."""
     devices: Sequence[str] = scored_by_all(scores)
     sums = {name: math.fsum(of[device] for device in devices) for name, of in scores.items()}

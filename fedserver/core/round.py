@@ -1,7 +1,7 @@
 """The round as a pure function: (state, event) -> (state, effects). It reads no clock, opens no file and sees no tensor.
 
-Phases: waiting -> training -> aggregating -> (evaluation ->) waiting | training ... -> done. Aggregating can also take the last
-round back: the state before it becomes the state again (`policy.spoiled`). Newcomers to a finished federation open further
+Phases: waiting -> training -> aggregating -> (evaluation ->) waiting | training ... -> done. Aggregating can also take
+rounds back: an earlier state becomes the state again (`policy.spoiled`). Newcomers to a finished federation open further
 rounds: done -> adaptation -> aggregating -> adaptation ... -> evaluation -> done. A failed round tries the same step again when
 it is resumed.
 

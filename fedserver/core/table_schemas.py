@@ -9,7 +9,7 @@ import msgspec
 
 from attune.common.classes import look, look_alikes
 from attune.common.errors import SettingError, ShapeMismatch
-from attune.common.plan import FEWEST, Profile
+from attune.common.plan import FEWEST_DEVICES, Profile
 from attune.common.schema import EMBEDDED_FROM, MAX_VALUES, OUTPUTS, ROLES, Column, Missing, Schema, name_and_unit
 from attune.common.text import clean, listed
 from attune.fedserver.core.fleet_statistics import FleetStatistics
@@ -57,11 +57,11 @@ def merge_proposals(proposals: Mapping[str, Schema], edits: Mapping[str, Column]
 
 
 def with_ranges(schema: Schema, statistics: FleetStatistics) -> Schema:
-    """Return the schema with the usual range of each number that has none, by quantiles of at least FEWEST devices."""
+    """Return the schema with the usual range of each number that has none, by quantiles of at least FEWEST_DEVICES devices."""
     columns = dict(schema.columns)
     for name, column in schema.columns.items():
         given = statistics.columns.get(name)
-        if column.kind != "number" or column.range is not None or given is None or given.devices < FEWEST:
+        if column.kind != "number" or column.range is not None or given is None or given.devices < FEWEST_DEVICES:
             continue
         values = (given.quantiles or {}).values()
         if values and min(values) < max(values):

@@ -17,7 +17,7 @@ import msgspec
 from attune.common.errors import AttuneError, CertificateRefused, FederationFailed
 from attune.common.exchange.messages import Farewell, Notice, Welcome, WorkName
 from attune.common.faults import SERVER, fail_at
-from attune.common.plan import FEWEST, Plan, Profile, standardisation
+from attune.common.plan import FEWEST_DEVICES, Plan, Profile, standardisation
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
@@ -71,7 +71,7 @@ class Coordinator:
         self.direct = ""  # address of the S3 store with which devices may exchange blobs themselves
         self.round, self._run = Round(), ""  # the name of the run; empty: the first
         self.max_bytes: Mapping[str, int] = {}  # part that devices hand in -> the largest blob that can be an answer
-        self.fewest = 1 if one_owner else FEWEST  # devices whose statistics are combined for others
+        self.fewest = 1 if one_owner else FEWEST_DEVICES  # devices whose statistics are combined for others
         self.settings, self._rules, self.clock, self._federation = settings, settings.rules, clock, federation
         self._ledger, self._blobs, self._executors = ledger, blobs, executors
         self._orders = OrderSender(settings, ledger, self.streams, lab, blobs, executors, self.activity, self.fewest)

@@ -21,7 +21,7 @@ from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError, UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors, SecureMessage, StatisticsReport, StatisticsRequest
 from attune.common.faults import SERVER, fail_at
-from attune.common.plan import FEWEST, Profile
+from attune.common.plan import FEWEST_DEVICES, Profile
 from attune.common.protocol import MASKED, MASKED_SCALE, STATISTICS_ORDER
 from attune.common.secure.masked_sums import ONE_SUM, MaskedLayout, added, plus_masks
 from attune.common.text import from_json, listed
@@ -57,7 +57,7 @@ class MaskedSurvey:
         self, privacy: PrivacySettings, federation: str, streams: Streams, blobs: Blobs, executors: Executors, clock: Clock
     ) -> None:
         self.on = privacy.secure_aggregation and not privacy.on_devices and not privacy.on_server
-        self._minimum, self.federation = max(FEWEST, privacy.secure_devices), federation
+        self._minimum, self.federation = max(FEWEST_DEVICES, privacy.secure_devices), federation
         self._streams, self._blobs, self._executors, self._clock = streams, blobs, executors, clock
         self._exchanger = Exchanger(self._send, clock)
         self._turn = asyncio.Lock()

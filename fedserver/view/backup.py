@@ -52,7 +52,7 @@ class CopiedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class BackupManifest(msgspec.Struct, frozen=True):
     """The list of a backup's files. It is written last: a folder without one is no backup."""
 
     version: int
@@ -77,7 +77,7 @@ def back_up(home: ServerHome, out: Path) -> Iterator[str]:
         snapshot = _taken_aside(home, aside)
         with disk_errors(out):
             files = _copied(aside, out)
-            whole = Manifest(VERSION, time.time(), snapshot.record.round, files, str(home.path.absolute()))
+            whole = BackupManifest(VERSION, time.time(), snapshot.record.round, files, str(home.path.absolute()))
             write_file(out / MANIFEST, msgspec.json.format(msgspec.json.encode(whole), indent=1))
             sync(out)
     finally:
@@ -182,7 +182,9 @@ def restore_to(source: Path, home: ServerHome, newer_log: Path | None, readmitte
     yield "start it with `fedserver --home` and that folder; let no other server run on the old home, for devices take either"
 
 
-def _brought_up(home: ServerHome, manifest: Manifest, newer_log: Path | None, readmitted: Collection[str]) -> Iterator[str]:
+def _brought_up(
+    home: ServerHome, manifest: BackupManifest, newer_log: Path | None, readmitted: Collection[str]
+) -> Iterator[str]:
     """Take the decisions that were made since from the newer audit log, and yield a line for each."""
     log, newer = newer_log or Path(manifest.home, AUDIT_FILE), list[tuple[AuditEntry, str]]()
     kept = list(entries(home.path / AUDIT_FILE))
@@ -228,7 +230,7 @@ async def _charged(home: ServerHome) -> list[str]:
         return [f"{left} rounds after the backup are charged to the privacy ledger: the lost home may have released them"]
 
 
-def _verified(source: Path) -> Manifest:
+def _verified(source: Path) -> BackupManifest:
     """Compare each file of a backup with its manifest, and return the manifest.
 
     Raises:
@@ -240,7 +242,7 @@ def _verified(source: Path) -> Manifest:
             text = file.read(LONGEST_MANIFEST)
         if newer := newer_format(text, source / MANIFEST, "fedserver"):
             raise HomeMismatch(newer)
-        manifest = from_json(text, Manifest)
+        manifest = from_json(text, BackupManifest)
     except FileNotFoundError:
         raise HomeMismatch(f"{source} is no backup, or one that was not finished: {MANIFEST} is missing") from None
     except msgspec.MsgspecError as error:

@@ -19,10 +19,10 @@ import msgspec
 
 from attune.common.config import RoundSettings
 from attune.common.errors import SettingError
-from attune.common.methods.method import Evaluate
+from attune.common.methods.method import EvaluatedAs
 from attune.common.metrics import within_bounds
 from attune.common.paired import gain_between, gain_of, verdict_of
-from attune.common.statistics import Effect, Finding
+from attune.common.statistics import Finding, HelpOrHarm
 from attune.common.task import TASKS, TaskName
 from attune.common.text import from_json, newer_format
 from attune.fedserver.core import accuracy as of_rows
@@ -36,7 +36,7 @@ FEDMCSA_LAST = 20  # evaluations
 
 Curve = Literal["before", "after", "common", "local"]  # curves of accuracy by state
 Figure = Literal["accuracy", "before", "after", "common", "local", "constant"]  # figures of a client
-Scores = dict[str, tuple[float, int]]  # client -> accuracy, and the size of its test part
+ClientScores = dict[str, tuple[float, int]]  # client -> accuracy, and the size of its test part
 Pick = Callable[[Report], tuple[int, float | None]]  # report -> state, and one of its accuracies
 
 
@@ -104,7 +104,7 @@ class ClientSummary(msgspec.Struct, frozen=True):
     gain: float | None = None  # gain by federation
     gain_interval: tuple[float, float] | None = None
     verdict: Finding | None = None
-    probably: Effect | None = None  # of what it keeps, from the evidence of the whole fleet
+    probably: HelpOrHarm | None = None  # of what it keeps, from the evidence of the whole fleet
 
     @property
     def figures(self) -> dict[Figure, float | None]:
@@ -168,12 +168,12 @@ def summarise(
     )
 
 
-def judged_by(evaluate: Evaluate) -> Curve:
+def judged_by(evaluate: EvaluatedAs) -> Curve:
     """Return the curve by which a method is judged."""
     return "before" if evaluate == "served" else "after"
 
 
-def curves(rows: Iterable[Report], evaluate: Evaluate, policy: RoundSettings) -> dict[Curve, list[CurvePoint]]:
+def curves(rows: Iterable[Report], evaluate: EvaluatedAs, policy: RoundSettings) -> dict[Curve, list[CurvePoint]]:
     """Return the curves of accuracy by state: as served, after local training, of the common and of the local model.
 
     A device reports its accuracy with state r before it trains in round r + 1, and in an evaluation of state r. If both exist,
@@ -202,7 +202,7 @@ def curves(rows: Iterable[Report], evaluate: Evaluate, policy: RoundSettings) ->
 
 def curve(rows: Iterable[Report], pick: Pick, everyone_trains: bool) -> list[CurvePoint]:
     """Return a point for each state with a known accuracy. If a client has two rows for a state, the later one counts."""
-    states: dict[int, Scores] = defaultdict(dict)
+    states: dict[int, ClientScores] = defaultdict(dict)
     asked: set[int] = set()
     for row in rows:
         state, value = pick(row)
@@ -258,7 +258,7 @@ def fedmcsa(points: Iterable[CurvePoint]) -> FedMCSA | None:
     )
 
 
-def clients(rows: Sequence[Report], evaluate: Evaluate) -> list[ClientSummary]:
+def clients(rows: Sequence[Report], evaluate: EvaluatedAs) -> list[ClientSummary]:
     """Return each client with an accuracy, by name."""
     accuracy = of_rows.accuracies(rows, evaluate)
     trained = {row.client: row for row in rows if row.work == "train" and row.accuracy_after is not None}
@@ -292,7 +292,7 @@ def _compared(row: Report) -> dict[str, Any]:
 
 def averages(listed: Sequence[ClientSummary]) -> dict[Figure, Average]:
     """Return the averages of each figure over the clients that have it."""
-    by_figure: dict[Figure, Scores] = defaultdict(dict)
+    by_figure: dict[Figure, ClientScores] = defaultdict(dict)
     for client in listed:
         for figure, value in client.figures.items():
             if value is not None and client.test_samples:

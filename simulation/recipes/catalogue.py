@@ -23,7 +23,7 @@ from attune.simulation.partition.split import Partition, partition, write_shards
 from attune.simulation.recipes import cuts, site_tables
 from attune.simulation.recipes.site_tables import SiteCut, SiteTables
 
-Cut = Callable[[Any, int], Partition | SiteCut]  # what `Recipe.load` returns, and a seed
+CutFunction = Callable[[Any, int], Partition | SiteCut]  # what `Recipe.load` returns, and a seed
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class RecipePoint:
     """Place on the axis of a recipe. `series` divides a recipe into several curves."""
 
     x: float
-    cut: Cut
+    cut: CutFunction
     series: str = ""
 
     def write(self, out: Path, source: Source | SiteTables, seed: int) -> list[Path]:

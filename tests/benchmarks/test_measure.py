@@ -81,10 +81,13 @@ def test_names_that_are_defined_twice_are_listed_with_their_files() -> None:
         Source(Path("common/rows.py"), "class Row: ...\nclass Base: ..."),
         Source(Path("common/wire/rows.py"), "def f():\n    class Row: ..."),
         Source(Path("fedclient/rows.py"), ""),
-        Source(Path("common/base.py"), ""),
-        Source(Path("common/wire/base.py"), ""),
+        Source(Path("common/base.py"), "Rows = list[Row]"),
+        Source(Path("common/wire/base.py"), "Base = str | bytes\nRows = tuple[Row, ...]\nBASE = 1"),
     ]
-    assert measure.duplicate_classes(files) == {"Row": ["common/rows.py", "common/wire/rows.py"]}
+    assert measure.duplicate_classes(files) == {
+        "Base": ["common/rows.py", "common/wire/base.py"],
+        "Row": ["common/rows.py", "common/wire/rows.py"],
+    }
     assert measure.duplicate_modules(files) == {"common/rows": ["common/rows.py", "common/wire/rows.py"]}
 
 

@@ -8,7 +8,7 @@ from benchmarks import measure
 from benchmarks.measure import Source
 
 
-def test_a_class_name_is_defined_once_in_the_product(product: list[Source]) -> None:
+def test_no_class_or_type_alias_has_the_name_of_another_class(product: list[Source]) -> None:
     assert measure.duplicate_classes(product) == {}
 
 

@@ -10,7 +10,7 @@ from attune.common.config import Count, CountOrZero, Positive
 from attune.common.plugins import PluginRegistry
 
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
+PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class PredictorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,7 +72,7 @@ class KnnSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
     # Weight of the neighbours; the rest is the model's. 0: only the model. 1: only the neighbours.
     knn_weight: Fraction = 0.6
     # Share of the training samples that the device remembers; at least one sample.
-    capacity: Part = 1.0
+    capacity: PositiveShare = 1.0
 
 
 SETTINGS: PluginRegistry[type[PredictorSettings]] = PluginRegistry(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, torch.Tensor]
 Forward = Callable[[Mapping[str, torch.Tensor], torch.Tensor], torch.Tensor]  # (tensors, x) -> logits (N, ..., C)
-Progress = Callable[[float], None]
+OnProgress = Callable[[float], None]
 
 S = TypeVar("S", bound=ObjectiveSettings, default=Any)
 
@@ -68,7 +68,7 @@ class LocalTask:
     device: torch.device
     kinds: Mapping[str, str] = field(default_factory=dict)  # tensor -> shared, attended, generated or private
     trains: frozenset[str] = frozenset()  # the kinds that may move, "personal" for the objective's extras; empty: all
-    progress: Progress = lambda done: None
+    progress: OnProgress = lambda done: None
     cancelled: Callable[[], bool] = lambda: False
     round: int = 0  # of the federation, that this work is for
     measure: Measure = MEASURES["classes"]  # of the task

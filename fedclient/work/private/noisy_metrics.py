@@ -20,7 +20,7 @@ from attune.fedclient.hooks import Hooks
 from attune.fedclient.work.private.order_noise import OrderNoise
 
 MOST_LOSS = 4.0  # nats; a larger loss counts as this one
-Network = Callable[[Mapping[str, Tensor], Tensor], Tensor]  # (tensors, x) -> logits
+LogitsFunction = Callable[[Mapping[str, Tensor], Tensor], Tensor]  # (tensors, x) -> logits
 
 
 def check_countable(task: str, hooks: Hooks) -> None:
@@ -36,7 +36,7 @@ def check_countable(task: str, hooks: Hooks) -> None:
 
 def noisy_metrics(
     noise: OrderNoise | None,
-    network: Network,
+    network: LogitsFunction,
     before: Mapping[str, Tensor],
     after: Mapping[str, Tensor],
     data: Prepared,

@@ -13,7 +13,7 @@ from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner, make_learner
 from attune.fedclient.work.processes import requests
 from attune.fedclient.work.processes.pipe import packed, receive, send, unpacked
-from attune.fedclient.work.trainer import Progress
+from attune.fedclient.work.trainer import OnProgress
 
 CHECK_S = 0.05  # seconds between two checks whether the order at hand is to be given up
 PROGRESS_S = 1.0  # seconds between two reports of progress
@@ -73,14 +73,16 @@ class HostedLearners:
         for name in names:
             self._learners.pop(name, None)
 
-    def answer(self, request: requests.HostRequest, progress: Progress, cancelled: Callable[[], bool]) -> requests.HostAnswer:
+    def answer(self, request: requests.HostRequest, progress: OnProgress, cancelled: Callable[[], bool]) -> requests.HostAnswer:
         """Answer a request; an error is an answer too."""
         try:
             return self._answer(request, progress, cancelled)
         except Exception as error:
             return requests.RequestFailed(_portable(error))
 
-    def _answer(self, request: requests.HostRequest, progress: Progress, cancelled: Callable[[], bool]) -> requests.HostAnswer:
+    def _answer(
+        self, request: requests.HostRequest, progress: OnProgress, cancelled: Callable[[], bool]
+    ) -> requests.HostAnswer:
         match request:
             case requests.PlaceDevice(name):
                 self._learners.pop(name, None)

@@ -14,7 +14,7 @@ from attune.fedclient.work.executor import HostLost
 from attune.fedclient.work.processes.pipe import receive, send
 from attune.fedclient.work.processes.remote_executor import LearnerHost
 from attune.fedclient.work.processes.requests import ForgetAll, Forgotten, GiveUpWork, HostAnswer, HostRequest, WorkProgress
-from attune.fedclient.work.trainer import Progress
+from attune.fedclient.work.trainer import OnProgress
 
 CHECK_S = 0.1  # seconds between two checks whether the order at hand was cancelled
 PROGRAM = "import sys; from attune.fedclient.work.processes.hosted import main; main(int(sys.argv[1]))"
@@ -63,7 +63,9 @@ class ProcessHost(LearnerHost):
         self._end: Connection = mine
         self.life += 1
 
-    def _exchange(self, message: tuple[set[str], HostRequest], progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
+    def _exchange(
+        self, message: tuple[set[str], HostRequest], progress: OnProgress, cancelled: Callable[[], bool]
+    ) -> HostAnswer:
         send(self._end, message)
         stopped = False
         while True:

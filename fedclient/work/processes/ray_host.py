@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from attune.fedclient.work.processes.pipe import receive, send
 from attune.fedclient.work.processes.remote_executor import LearnerHost
 from attune.fedclient.work.processes.requests import HostAnswer, HostRequest
-from attune.fedclient.work.trainer import Progress
+from attune.fedclient.work.trainer import OnProgress
 
 if TYPE_CHECKING:
     from attune.fedclient.work.processes.hosted import HostedLearners
@@ -95,7 +95,9 @@ class RayHost(LearnerHost):
         self.worker = _remote().remote()
         self.life += 1
 
-    def _exchange(self, message: tuple[set[str], HostRequest], progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
+    def _exchange(
+        self, message: tuple[set[str], HostRequest], progress: OnProgress, cancelled: Callable[[], bool]
+    ) -> HostAnswer:
         waited = self.worker.answer.remote(written(message))
         while not ray.wait([waited], timeout=CHECK_S)[0]:
             if share := ray.get(self.worker.watch.remote(cancelled())):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from attune.fedclient.work.orders import OrderStore
     from attune.fedclient.work.processes.remote_learner import RemoteLearner
     from attune.fedclient.work.processes.requests import HostAnswer, HostRequest
-    from attune.fedclient.work.trainer import Progress
+    from attune.fedclient.work.trainer import OnProgress
 
 TURNS_EACH = 2  # devices that have a turn, for each process: one trains while the next one downloads
 
@@ -48,7 +48,7 @@ class LearnerHost(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, life {self.life}>"
 
-    def ask(self, life: int, request: HostRequest, progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
+    def ask(self, life: int, request: HostRequest, progress: OnProgress, cancelled: Callable[[], bool]) -> HostAnswer:
         """Return the answer.
 
         Raises:
@@ -77,7 +77,9 @@ class LearnerHost(ABC):
         """Start a life."""
 
     @abstractmethod
-    def _exchange(self, message: tuple[set[str], HostRequest], progress: Progress, cancelled: Callable[[], bool]) -> HostAnswer:
+    def _exchange(
+        self, message: tuple[set[str], HostRequest], progress: OnProgress, cancelled: Callable[[], bool]
+    ) -> HostAnswer:
         """Send a request, with the names of the learners to drop before it, and wait for the answer."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import HostDied, HostLost, Work
 from attune.fedclient.work.processes import requests
 from attune.fedclient.work.processes.remote_executor import Placement
-from attune.fedclient.work.trainer import Progress, Tensors
+from attune.fedclient.work.trainer import OnProgress, Tensors
 
 MAX_DEATHS = 3  # of the host, during one device's work: then the work kills it
 
@@ -81,7 +81,7 @@ class RemoteLearner:
     def _ask(
         self,
         request: requests.HostRequest,
-        progress: Progress = lambda done: None,
+        progress: OnProgress = lambda done: None,
         cancelled: Callable[[], bool] = lambda: False,
         life: int | None = None,
     ) -> object:

@@ -210,29 +210,29 @@ class MemoryVault:
 
 
 Carried = tuple[Unit, Tensors, Iterable[Put]]  # a unit, what was combined for it, and the next values of its blocks
-Reported = dict[str, Tensors]  # unit -> those of its combined values that the aggregator needs after the round
+ReportedTensors = dict[str, Tensors]  # unit -> those of its combined values that the aggregator needs after the round
 
 
 class Carrier(Protocol):
     """Computation of one aggregator's rounds. The bits do not depend on it."""
 
-    def carry(self, aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate]) -> Reported:
+    def carry(self, aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate]) -> ReportedTensors:
         """Write the next values of all units into the vault, and return what is reported, in the order of the units."""
 
 
 class InTurn:
     """Carrier that computes everything in this process, a unit at a time."""
 
-    def carry(self, aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate]) -> Reported:
+    def carry(self, aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate]) -> ReportedTensors:
         return written(aggregator, vault, updates, in_turn(aggregator, aggregator.units(), updates))
 
 
 IN_TURN = InTurn()
 
 
-def written(aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate], carried: Iterable[Carried]) -> Reported:
+def written(aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate], carried: Iterable[Carried]) -> ReportedTensors:
     """Write the values of units, one tensor after the other, into the vault."""
-    reported: Reported = {}
+    reported: ReportedTensors = {}
     with ExitStack() as opened:
         writers = {key: opened.enter_context(vault.writer(key, kept)) for key, kept in aggregator.kept(updates).items()}
         for unit, combined, puts in carried:

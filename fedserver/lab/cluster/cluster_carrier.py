@@ -21,7 +21,7 @@ from attune.fedserver.lab.aggregators.base import (
     Blockwise,
     Carried,
     Put,
-    Reported,
+    ReportedTensors,
     Tensors,
     Unit,
     Vault,
@@ -131,7 +131,7 @@ class ClusterCarrier:
     def __init__(self, pool: WorkerPool, spec: AggregatorSpec, parcel_bytes: int = PARCEL_BYTES, sends: bool = True) -> None:
         self._pool, self._spec, self._parcel_bytes, self._sends = pool, spec, parcel_bytes, sends
 
-    def carry(self, aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate]) -> Reported:
+    def carry(self, aggregator: Blockwise, vault: Vault, updates: Sequence[PartUpdate]) -> ReportedTensors:
         if self._pool.usable and (blobs := store_of(vault, updates)) is not None:
             try:
                 return StoreRound(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from attune.common.exchange.transform import PartUpdate
 from attune.common.wire.files import TensorFile
 from attune.common.wire.tensors import Cast, TensorSource
-from attune.fedserver.lab.aggregators.base import Block, Blockwise, Reported, Tensors, Vault
+from attune.fedserver.lab.aggregators.base import Block, Blockwise, ReportedTensors, Tensors, Vault
 from attune.fedserver.lab.build import AggregatorSpec
 from attune.fedserver.lab.checks import BoundedTensors
 from attune.fedserver.lab.cluster.cluster_worker import pack, unpack
@@ -71,7 +71,7 @@ class StoreRound:
         self._access, self._spec = blobs.shared, spec
         self._token, self._pieces = secrets.token_hex(8), list[str]()
 
-    def carry(self) -> Reported:
+    def carry(self) -> ReportedTensors:
         """Write the next values, stage them in the vault, and return what is reported.
 
         Raises:
@@ -95,7 +95,7 @@ class StoreRound:
         finally:
             self._blobs.drop_objects(self._pieces)
 
-    def _computed(self) -> tuple[list[Any], Reported]:
+    def _computed(self) -> tuple[list[Any], ReportedTensors]:
         """Compute all next values, and return the pieces that have them."""
         round_ = self._pool.share(self._round())
         whole = {
@@ -108,7 +108,7 @@ class StoreRound:
             for number, batch in enumerate(self._batches)
             if number not in whole
         }
-        reported: Reported = {}
+        reported: ReportedTensors = {}
         values: list[PoolCall] = []
         for number, calls in sums.items():
             (unit,) = self._batches[number].units

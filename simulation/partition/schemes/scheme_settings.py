@@ -10,7 +10,7 @@ from attune.common.config import Count, CountOrZero
 
 Concentration = Annotated[float, msgspec.Meta(gt=0, le=1e9)]  # of a Dirichlet distribution
 Deviation = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-Part = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+SampleShare = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
 class IidSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,7 +50,7 @@ class UnequalSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `two-class-unequal` (FedMCSA's images): consecutive classes, unequal sizes, both parts pooled."""
 
     classes_per_client: Count = 2
-    test: Part = 0.25  # of each client's samples
+    test: SampleShare = 0.25  # of each client's samples
 
 
 class SyntheticSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,14 +60,14 @@ class SyntheticSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     beta: Deviation = 0.5  # deviation of the clients' features
     features: Count = 60
     classes: Annotated[int, msgspec.Meta(ge=2)] = 10
-    test: Part = 0.25  # of each client's samples; 0.1 in the published code (E4)
+    test: SampleShare = 0.25  # of each client's samples; 0.1 in the published code (E4)
 
 
 class CountsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `counts`: a table of label counts for each client, both parts pooled."""
 
     table: str = ""  # path of a CSV file with the columns client, label, samples
-    test: Part = 0.25  # of each client's samples
+    test: SampleShare = 0.25  # of each client's samples
 
 
 class NaturalSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class NaturalSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by: str = "client"  # the column or label array that names the client
     split: Literal["auto", "given", "random", "time"] = "auto"  # auto: "given" if there is a test part, else "random"
     group: str = ""  # a label array: samples with the same value are in the same part
-    test: Part = 0.25  # of each client's samples, unless given
+    test: SampleShare = 0.25  # of each client's samples, unless given
     at_least: Annotated[int, msgspec.Meta(ge=2)] = 2  # samples; clients with fewer are left out
 
 
@@ -86,5 +86,5 @@ class RolesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     window: Count = 80  # characters of a sample
     target: Literal["each", "last"] = "each"  # the next character of each position, or of the last alone
     stride: CountOrZero = 0  # characters from one window to the next; 0: `window` for "each", 1 for "last"
-    train: Part = 0.8  # share of the role's text, from its beginning
+    train: SampleShare = 0.8  # share of the role's text, from its beginning
     at_least: CountOrZero = 0  # characters; roles with fewer are left out
