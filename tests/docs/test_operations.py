@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from attune.common.methods import registry
-from attune.common.methods.registry import configured_from
 from attune.common.metrics import METRICS
-from attune.fedserver.core.adaptation import adaptation_of
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.ports.ledger import Snapshot
@@ -33,12 +29,3 @@ def test_every_column_of_metrics_csv_is_described(page: Any) -> None:
     described = page("docs/operations/results.md").section("## Export")
     assert all(f"`{column}`" in described for column in ORDER_COLUMNS)
     assert "(../metrics.md)" in described
-
-
-def test_what_newcomers_of_each_method_train_is_described(page: Any) -> None:
-    rows = page("docs/operations/rounds.md").table("## Newcomers")
-    described = {what: set(re.findall(r"`([\w+-]+)`", methods)) for methods, what, *_ in rows[4:]}
-    nothing = {name for name in registry.names() if adaptation_of(configured_from({"name": name}), "personal") is None}
-    assert described[next(what for what in described if what.startswith("no part"))] == nothing
-    single = {name for name in registry.names() if "+" not in name and not name.startswith("fedtp-")}
-    assert set().union(*described.values()) >= single
