@@ -46,7 +46,7 @@ def begin(home: ServerHome, name: str, given: Mapping[str, Any], by: str) -> str
         The folder of the run before; empty if it had no plan, so that there was nothing to keep.
 
     Raises:
-        HomeMismatch: The present run is not over.
+        HomeMismatch: The present run has closed rounds, and is not over.
         SettingError: The name or a setting cannot be.
         HomeBusy: A server runs on the home.
     """
@@ -60,8 +60,6 @@ async def _begin(home: ServerHome, name: str, given: Mapping[str, Any], by: str)
         snapshot = await storage.ledger.snapshot()
         await tidy(storage, snapshot)
         _check_over(snapshot)
-        if snapshot.race is not None and not snapshot.race.is_over:
-            raise HomeMismatch("a race of methods is under way (--method auto): give it up first with `fedserver run stop`")
         _check_new(home, snapshot, name)
         kept = {key: value for key, value in (snapshot.overrides or {}).items() if key in KEPT_SECTIONS}
         settings = merge(kept, given)
@@ -132,10 +130,10 @@ async def _take_back(storage: HomeStorage, kept: ServerHome) -> None:
 def stop(home: ServerHome, by: str) -> int:
     """End the present run after the rounds that are closed, and return their number. Its devices get their models as ever.
 
-    A race of methods that is under way is given up: the present candidate's run stays.
+    A race of methods that is under way is given up: the present candidate's run stays, even without a closed round.
 
     Raises:
-        HomeMismatch: No round is closed, or the run is over already.
+        HomeMismatch: No round is closed and no race is under way, or the run is over already.
         HomeBusy: A server runs on the home.
     """
     home.require()
@@ -150,12 +148,13 @@ async def _stop(home: ServerHome, by: str) -> int:
         racing = snapshot.race is not None and not snapshot.race.is_over
         if record.revive().phase is Phase.DONE and not racing:
             raise HomeMismatch(f"the run {run_name(snapshot.run)} is over already: `fedserver run new` begins the next")
-        if not record.round:
-            raise HomeMismatch(f"no round of the run {run_name(snapshot.run)} is closed, so there is nothing to end")
+        if not (record.round or racing):
+            raise HomeMismatch(f"no round of the run {run_name(snapshot.run)} is closed: `fedserver run new` begins the next")
         await storage.ledger.note("run stopped", by, run=run_name(snapshot.run), rounds=record.round)
-        settings = merge(snapshot.overrides or {}, {"round": {"rounds": record.round}})
         await storage.ledger.set_race(None if racing else snapshot.race)
-        await storage.ledger.end_run(msgspec.structs.replace(record, **ENDED), settings)
+        if record.round:
+            settings = merge(snapshot.overrides or {}, {"round": {"rounds": record.round}})
+            await storage.ledger.end_run(msgspec.structs.replace(record, **ENDED), settings)
         return record.round
 
 
@@ -167,7 +166,10 @@ async def tidy(storage: HomeStorage, snapshot: Snapshot) -> None:
 
 
 def _check_over(snapshot: Snapshot) -> None:
-    if snapshot.plan is not None and snapshot.record.phase not in (Phase.DONE, Phase.FAILED):
+    """Check that the run is over, or has no closed round: then there is nothing to end."""
+    if snapshot.race is not None and not snapshot.race.is_over:
+        raise HomeMismatch("a race of methods is under way (--method auto): give it up first with `fedserver run stop`")
+    if snapshot.record.round and snapshot.record.phase not in (Phase.DONE, Phase.FAILED):
         raise HomeMismatch(
             f"the run {run_name(snapshot.run)} is not over (round {snapshot.record.round}): "
             "end it first with `fedserver run stop`"

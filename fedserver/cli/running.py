@@ -143,4 +143,7 @@ def stop_run(home: Path | None) -> None:
     from attune.fedserver.identity.admin import user
 
     closed = runs.stop(place_of(home), f"operator {user()}")
-    click.echo(f"the run is over after {closed} rounds; start the server once more, so that devices fetch their models")
+    if closed:
+        click.echo(f"the run is over after {closed} rounds; start the server once more, so that devices fetch their models")
+    else:
+        click.echo("the race of methods is given up; `fedserver run new` begins the next run")

@@ -15,6 +15,7 @@ from attune.common.errors import AttuneError, HomeBusy, HomeMismatch, SettingErr
 from attune.common.plan import ModelSpec, Plan
 from attune.fedserver import runs
 from attune.fedserver.core.messages import Phase, Record
+from attune.fedserver.core.race_course import Race
 from attune.fedserver.core.records import Report, Slot
 from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.ledger import Certificate, Token
@@ -156,6 +157,23 @@ def test_a_run_in_which_nothing_happened_is_replaced_and_leaves_nothing(tmp_path
     assert [run.name for run in listed(ran.home)] == ["first", "third"]
     with pytest.raises(HomeMismatch, match="no round of the run third is closed"):
         runs.stop(ran.home, "ada")
+
+
+@pytest.mark.parametrize("races", [False, True])
+def test_a_run_without_a_closed_round_is_no_dead_end(tmp_path, races):
+    ran = Ran(tmp_path, Phase.TRAINING)
+    ledger = ran.home.open().ledger
+    Ran.do(ledger.put_record(Record(phase=Phase.TRAINING, devices=("ada",), cohort=("ada",))))
+    Ran.do(ledger.set_race(Race({"method": {"name": "auto"}}, 5) if races else None))
+    Ran.do(ledger.close())
+    if races:
+        with pytest.raises(HomeMismatch, match=r"a race .* is under way .*fedserver run stop"):
+            runs.begin(ran.home, "second", {}, "ada")
+        assert runs.stop(ran.home, "ada") == 0
+    with pytest.raises(HomeMismatch, match=r"no round of the run first is closed: .*fedserver run new"):
+        runs.stop(ran.home, "ada")
+    runs.begin(ran.home, "second", {}, "ada")
+    assert (ran.found.run, ran.found.plan, ran.found.race) == ("second", None, None)
 
 
 def test_the_first_runs_plan_is_the_one_of_version_1_to_the_byte():
