@@ -95,7 +95,7 @@ class Client:
             path, self._shard = Path(data), None
         else:
             if name is None:
-                raise SettingError("data that lie in no file have no name: give the device one, name=")
+                raise SettingError("data that lie in no file have no name: give the device one, such as name='kiel'")
             path, self._shard = Path(check_name(name)), shard_of(name, data, reading, kind == "tokens")
             place = place or homes.devices_home() / homes.address_folder(address.host, address.port) / name
         self.options = DeviceOptions(

@@ -104,7 +104,9 @@ def reconcile_executor(folder: Path, executor: str | None) -> str:
     except msgspec.DecodeError as error:
         raise HomeMismatch(f"{path} is damaged ({error}); restore it, or use a new home") from None
     if executor not in (None, recorded.executor):
-        raise HomeMismatch(f"the simulation in {folder} was begun with the executor {recorded.executor!r}, not {executor!r}")
+        raise HomeMismatch(
+            f"the simulation in {folder} was begun with the executor {recorded.executor!r}, not {executor!r}: leave it out"
+        )
     return recorded.executor
 
 

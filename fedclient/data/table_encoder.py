@@ -116,7 +116,8 @@ class TableEncoder:
         named = [f"{name} ({count})" for name, count in lacking.items() if count]
         if named:
             raise ShardError(
-                f'{table.path} lacks values in the columns (how many): {listed(named)}, and the schema says missing = "refuse"'
+                f"{table.path} lacks values in the columns (how many): {listed(named)}, and the schema says "
+                'missing = "refuse": fill them in, or change the schema'
             )
 
     def _check_range(self, table: DataTable, x: Floats) -> None:

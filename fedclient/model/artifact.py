@@ -314,7 +314,7 @@ class Model:
         check_labelled_alike(shard, self.info.model, self.info.task, self.info.classes)
         check_columns(shard, self.info.column_names)
         if not len(shard.test_x):
-            raise ShardError(f"shard {shard.path} has no test samples to evaluate on")
+            raise ShardError(f"shard {shard.path} has no test samples to evaluate on: give a shard that has")
         features = prepare_features(shard.test_x, self.info.model, self.standardiser, f"shard {shard.name}")
         _, y = y_of(shard, self.info.task, self.info.classes, self.info.targets)
         if not self.measure.can_score(torch.from_numpy(y)):
