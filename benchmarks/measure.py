@@ -48,6 +48,7 @@ _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, to
 _GENERATED = re.compile(r"<!-- generated\b.*?<!-- end generated -->", re.DOTALL)
 _TEST = re.compile(r"^[ \t]*(?:async )?def (test_\w+)", re.MULTILINE)
 _FIRST_WORD = re.compile(r"[^\W\d_][\w'-]*")
+_FIELD = re.compile(r"[a-z_]+:")
 _LIKE_A_CLASS = re.compile(r"[A-Z][a-z]")
 _CELL = re.compile(r"(?<!\\)\|")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -131,10 +132,13 @@ def has_bad_first_word(node: Documented, verbs: frozenset[str]) -> bool:
     """Return whether a docstring begins with a word that it should not begin with.
 
     A function's must begin with an imperative verb of `verbs`; the others' must not begin with one of NO_FIRST_WORDS. A
-    class or a module is a thing, so "Carries out …" with THIRD_PERSON is no better.
+    class or a module is a thing, so "Carries out …" with THIRD_PERSON is no better, nor is a field of it.
     """
-    match = _FIRST_WORD.match((ast.get_docstring(node) or "").lstrip())
+    text = (ast.get_docstring(node) or "").lstrip()
+    match = _FIRST_WORD.match(text)
     word = match[0] if match else ""
+    if isinstance(node, ast.ClassDef) and _FIELD.match(text):
+        return True
     if is_property(node):
         return word in NO_FIRST_WORDS - {"Whether"}
     return word not in verbs if isinstance(node, Function) else word in NO_FIRST_WORDS | THIRD_PERSON

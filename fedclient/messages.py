@@ -125,7 +125,7 @@ class WorkDone:
 
 @dataclass(frozen=True)
 class WorkFailed:
-    """Event: the present work failed."""
+    """The present work failed."""
 
     order_id: str
     reason: str
@@ -133,7 +133,7 @@ class WorkFailed:
 
 @dataclass(frozen=True)
 class Sent:
-    """Event: a result was handed in."""
+    """A result was handed in. `late`: it does not count."""
 
     order_id: str
     late: bool
@@ -141,7 +141,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class SendRefused:
-    """known: the server has refused the update itself, and waits for it no longer."""
+    """A result could not be handed in. `known`: the server has refused it, and no longer waits for it."""
 
     order_id: str
     reason: str
@@ -162,7 +162,7 @@ Event = StreamOpened | ToDevice | Broke | Displaced | WorkDone | WorkFailed | Se
 
 @dataclass(frozen=True)
 class Say:
-    """Effect: print a line."""
+    """Print a line."""
 
     text: str
 
@@ -176,7 +176,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Start:
-    """Effect: start an order."""
+    """Start an order."""
 
     order: Order
 
@@ -190,7 +190,7 @@ class Extend:
 
 @dataclass(frozen=True)
 class StopWork:
-    """Effect: stop the present work."""
+    """Stop the present work."""
 
     order_id: str
 
@@ -212,21 +212,21 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Disclose:
-    """Effect: answer a question for statistics of the data."""
+    """Answer a question for statistics of the data."""
 
     question: StatisticsRequest
 
 
 @dataclass(frozen=True)
 class StopSending:
-    """Effect: stop handing in."""
+    """Stop handing in."""
 
     order_id: str
 
 
 @dataclass(frozen=True)
 class ReportTrouble:
-    """Effect: tell the server that an order cannot be carried out."""
+    """Tell the server that an order cannot be carried out."""
 
     order_id: str
     reason: str
@@ -241,7 +241,7 @@ class Reconnect:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Effect: end the device with an error."""
+    """End the device with an error."""
 
     reason: str
 

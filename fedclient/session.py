@@ -24,9 +24,10 @@ STEADY_S = 5.0  # a stream that lived this long starts the back-off anew
 class Session:
     """One device's decisions from start to end.
 
-    finished: id of the newest order whose result is on disk, if any.
-    connect_timeout_s: give up after so long without a word from the server.
-    stay: at the end wait for the federation's next run, for as long as it takes.
+    Args:
+        finished: Id of the newest order whose result is on disk, if any.
+        connect_timeout_s: Longest time without a word from the server before the device gives up.
+        stay: Whether to wait for the federation's next run at the end, for as long as it takes.
     """
 
     def __init__(

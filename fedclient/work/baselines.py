@@ -174,10 +174,12 @@ def constant_answer(data: Prepared, measure: Measure) -> float | None:
 
 
 class Weighed(NamedTuple):
-    """members: the models of the blend; empty if the device keeps its own model alone.
+    """Weights of a device's models, and what they were found from.
 
-    likelihood: log-likelihood of the held-out samples under each model, nats; empty without such samples.
-    probability: of each held-out sample's label under each model, (V,) or (V, T); empty likewise.
+    Attributes:
+        members: The models of the blend; empty if the device keeps its own model alone.
+        likelihood: Log-likelihood of the held-out samples under each model, nats; empty without such samples.
+        probability: Probability of each held-out sample's label under each model, (V,) or (V, T); empty likewise.
     """
 
     members: dict[Choice, Member]

@@ -23,7 +23,12 @@ SHARPENED_ELEMENTS = 1 << 22  # most sharpened scores in memory at a time: 16 Mi
 
 
 class Calibrated(NamedTuple):
-    """sharpness: factor of the scores, an inverse temperature. probability: of the right labels with it, (V,) or (V, T)."""
+    """Calibration of a model.
+
+    Attributes:
+        sharpness: Factor of the scores, an inverse temperature.
+        probability: Probability of the right labels with it, (V,) or (V, T).
+    """
 
     sharpness: float
     probability: Tensor

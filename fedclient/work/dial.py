@@ -26,7 +26,12 @@ SWEEPS = 3  # over all components at most; most searches end with the second, wh
 
 @dataclass(frozen=True)
 class Dialled:
-    """tensors: of the part, as chosen. positions: which value each component has."""
+    """Values that a dial has chosen for a part.
+
+    Attributes:
+        tensors: The tensors of the part.
+        positions: Which value each component has.
+    """
 
     tensors: Tensors
     positions: Positions

@@ -33,8 +33,11 @@ FAR_BEHIND = 2.0  # nats a held-out sample: fine-tuning a common model that is s
 class DeviceModels:
     """The tensors that an evaluation starts from.
 
-    theta: of the device's own model. received: what the server last served of it. common: the cold-start model, empty if the
-    order does not name it. trained: the attended tensors as training left them, for the dial.
+    Attributes:
+        theta: Those of the device's own model.
+        received: What the server last served of it.
+        common: The cold-start model; empty if the order does not name it.
+        trained: The attended tensors as training left them, for the dial.
     """
 
     theta: Tensors

@@ -70,6 +70,8 @@ def test_a_function_begins_with_a_listed_verb(module: Source) -> None:
         ('def wait():\n    """No-one waits."""', True),
         ("def wait():\n    pass", False),
         ('class A:\n    """Carries out orders."""', True),
+        ('class A:\n    """rows: the rows of it."""', True),
+        ('class A:\n    """f(x): a mean."""', False),
     ],
 )
 def test_the_first_word_of_a_docstring_is_judged_by_what_it_describes(code: str, bad: bool) -> None:

@@ -57,7 +57,7 @@ def in_stacks(
 
 
 class Stack:
-    """jobs: like ones, those with the most steps first."""
+    """Similar descents as one, those with the most steps first."""
 
     def __init__(self, jobs: Sequence[Descent]) -> None:
         self._jobs, self._job = jobs, jobs[0]
