@@ -174,7 +174,7 @@ def table(outcomes: Sequence[DeviceOutcome]) -> list[str]:
     metric = TASKS[results[0].task].metric if results else "accuracy"
     accuracies = [result.accuracy for result in results if result.accuracy is not None]
     mean = f", mean {metric} {sum(accuracies) / len(accuracies):.3f}" if accuracies else ""
-    lines = [f"done: {sum(outcome.error is None for outcome in outcomes)} of {len(outcomes)} clients have their model{mean}"]
+    lines = [f"done: {sum(outcome.error is None for outcome in outcomes)} of {len(outcomes)} devices have their model{mean}"]
     findings = {outcome.name: _finding(outcome.result) for outcome in outcomes}
     count = Counter(finding for finding in findings.values() if finding is not None)
     if count:

@@ -114,14 +114,14 @@ def agreeing(lines_of: Iterable[tuple[str, str]]) -> list[str]:
     lines = []
     for texts in groups.values():
         name, text = list(texts.items())[-1]
-        lines.append(f"{name}: {text}" if len(texts) == 1 else f"{len(texts)} clients, such as {name}: {text}")
+        lines.append(f"{name}: {text}" if len(texts) == 1 else f"{len(texts)} devices, such as {name}: {text}")
     return lines
 
 
 def line_of_all(results: Mapping[str, OrderResult]) -> str:
-    """Return a line with means over the clients that have a value.
+    """Return a line with means over the devices that have a value.
 
-    An example is `round 3  100 clients  loss 0.41  accuracy 0.93 -> 0.97`.
+    An example is `round 3  100 devices  loss 0.41  accuracy 0.93 -> 0.97`.
     """
     import msgspec
 
@@ -130,7 +130,7 @@ def line_of_all(results: Mapping[str, OrderResult]) -> str:
         field: _mean([value for value in (getattr(result, field) for result in listed) if value is not None])
         for field in ("loss", "accuracy_before", "accuracy_after")
     }
-    count = f"{len(listed)} client{'s' if len(listed) > 1 else ''}"
+    count = f"{len(listed)} device{'s' if len(listed) > 1 else ''}"
     return line_of(msgspec.structs.replace(listed[0], **means), count)
 
 

@@ -76,7 +76,7 @@ def _evaluate_fleet(
     elif results:
         mean = artifact.mean_scores(results)
         over_samples = f"{mean['over_samples']:.4f} over all test samples"
-        click.echo(f"mean of {len(results)} clients: {results[0].metric} {mean['accuracy']:.4f} ({over_samples})")
+        click.echo(f"mean of {len(results)} devices: {results[0].metric} {mean['accuracy']:.4f} ({over_samples})")
     return code
 
 

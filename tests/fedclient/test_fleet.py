@@ -101,7 +101,7 @@ def test_a_bad_shard_or_home_ends_its_own_device_alone(bench, folder):
     assert [outcome.error is None for outcome in outcomes] == [False, False, True]
     assert fleet.exit_code(outcomes) == 6
     shown = fleet.table(outcomes)
-    assert shown[0].startswith("done: 1 of 3 clients have their model, mean accuracy 0.")
+    assert shown[0].startswith("done: 1 of 3 devices have their model, mean accuracy 0.")
     assert shown[-1].endswith(str(listed[2].home / "model"))
     assert shown[2].endswith("failed")
     first, second = fleet.failures(outcomes)
@@ -162,7 +162,7 @@ def test_the_command_ends_with_the_table_and_then_evaluates_each_shard(bench, fo
     assert seen.exit_code == 0, seen.output
     lines = seen.output.splitlines()
     assert [line.split(" (")[0] for line in lines] == ["edge-shard2", "edge-shard10", lines[2].split(" (")[0]]
-    assert lines[2].startswith("mean of 2 clients: accuracy 0.")
+    assert lines[2].startswith("mean of 2 devices: accuracy 0.")
     (tmp_path / "homes" / "shard2" / "model" / "model.json").unlink()
     assert call("evaluate").exit_code == 19
     assert call("evaluate", "--json").stdout.startswith('{"clients": [{"name": "edge-shard10"')
@@ -195,9 +195,9 @@ def test_many_devices_say_one_line_a_round(bench):
 
     aio.run(scenario())
     assert bench.lines.lines == [
-        "round 1  6 clients  loss 2.5  accuracy 0.500 -> 0.250",
-        "round 2  1 client  loss 1  accuracy 0.500 -> 0.500",
-        "6 clients, such as s5: enrolled as edge-s5",
+        "round 1  6 devices  loss 2.5  accuracy 0.500 -> 0.250",
+        "round 2  1 device  loss 1  accuracy 0.500 -> 0.500",
+        "6 devices, such as s5: enrolled as edge-s5",
     ]
     assert agreeing([("a", "no"), ("b", "yes")]) == ["a: no", "b: yes"]
 
