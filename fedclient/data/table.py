@@ -124,9 +124,9 @@ class DataTable:
         if wrong:
             apart = " ".join(f"--apart {_quoted(name)}" for name, _, _ in wrong[:_LISTED])
             raise ShardError(
-                f"{_columns_with(wrong)} of {self.path} holds text, dates or names, so it is no number; say --schema auto "
-                f"(docs/tables.md), leave it out with {apart}, or give a number to each of its values. If such a cell stands "
-                "for a missing value, --missing-words usual,WORD says so"
+                f"{_columns_with(wrong)} of {self.path}: text, dates or names are no numbers. Say --schema auto "
+                f"(docs/tables.md), leave out with {apart}, or give each value a number. If such a cell stands for a missing "
+                "value, --missing-words usual,WORD says so"
             )
         return np.column_stack(columns)
 
