@@ -262,7 +262,7 @@ def rows(root: Path, walked: dict[str, Any]) -> Iterator[Row]:
     yield Row("docstrings against ruff's D401", violations.count("D401"), 775, 0)
     yield Row("violations of ruff's D rules", len(violations), 979, 0)
     yield Row("docstrings with a bad first word", sum(len(bad_first_words(source, verbs)) for source in product), 1883, 0)
-    yield Row("class names defined more than once", len(duplicate_classes(product)), 61, 0)
+    yield Row("class names that another class or alias has", len(duplicate_classes(product)), 61, 0)
     yield Row("module names twice in a package", len(duplicate_modules(product)), 19, 0)
     yield Row(f"variables called {', '.join(VAGUE)}", sum(len(vague_variables(source)) for source in product), 483, 0)
     yield Row(f"test names over {MAX_TEST_NAME} characters", len(long_test_names(sources(root, ["tests"]))), 44, 0)
