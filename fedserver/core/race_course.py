@@ -72,7 +72,7 @@ class Course:
         """Take in the scores of the present leg.
 
         Raises:
-            SettingError: There is no device that all have scored.
+            SettingError: No device has scored ALONE.
         """
         leg = self._leg()
         self._scores[leg.name] = scores
@@ -97,9 +97,7 @@ class Course:
         """Decide, if all entrants have trained to the end of the stage."""
         if self.legs_of_stage:
             return
-        scores = {name: self._scores[name] for name in self.present}
-        if not scored_by_all(scores):
-            raise SettingError(NOTHING_HELD_OUT)
+        scores = self._comparable()
         last = self._stage == len(self._stops) - 1
         candidates = {name: of for name, of in scores.items() if name != ALONE}
         if last:
@@ -110,6 +108,27 @@ class Course:
         if last or candidates:
             self.rungs.append(Rung(self._stops[self._stage], scores, decision))
         self._stage, self._scores = self._stage + 1, {}
+
+    def _comparable(self) -> dict[str, Scores]:
+        """Return the scores of the stage, and leave out candidates that cannot be compared by them.
+
+        At least half of the devices that scored ALONE must have scored a candidate, and one device must have scored all.
+        Devices can be absent, or cannot use a model that has diverged: that must neither end the race nor decide it.
+        """
+        judges = self._scores[ALONE].keys()
+        if not judges:
+            raise SettingError(NOTHING_HELD_OUT)
+        while True:
+            scores = {name: self._scores[name] for name in self.present}
+            voters = {name: len(judges & scores[name].keys()) for name in reversed(self._racing)}
+            fewest = min(voters, key=lambda name: voters[name], default=None)
+            if fewest is None or (2 * voters[fewest] >= len(judges) and scored_by_all(scores)):
+                return scores
+            self._racing.remove(fewest)
+            stop = self._stops[self._stage]
+            self._left_out[fewest] = (
+                f"{voters[fewest]} of the {len(judges)} devices that scored {ALONE} scored it after round {stop}"
+            )
 
 
 class RunLeg(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -149,7 +168,7 @@ class Race(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the course that the legs make.
 
         Raises:
-            SettingError: There is no device that all have scored.
+            SettingError: No device has scored ALONE.
         """
         course = Course(list(self.entrants), self.rounds, self.left_out)
         for over in self.legs:
