@@ -16,7 +16,7 @@ from typing import Any
 
 from attune.common.config import ServerSettings
 from attune.common.durable import write_file
-from attune.common.errors import FederationFailed, LedgerBusy
+from attune.common.errors import AttuneError, LedgerBusy
 from attune.common.faults import SERVER, fail_at
 from attune.common.models.options import cautions
 from attune.common.supervisor import supervised
@@ -222,12 +222,11 @@ async def _serve(options: ServerOptions, opened: _Opened) -> bool:
                 if options.is_first:
                     _greet(options, address, authority.short_fingerprint, join, settings, url, coordinator.direct)
                 async with supervised(lambda: _state_of(coordinator)):
-                    await _until(signalled, resumed, coordinator, registrar, options.exit_when_done, turn)
-                profiles = coordinator.streams.profiles()
+                    leg = await _until(signalled, resumed, coordinator, registrar, options.exit_when_done, turn)
     finally:  # also after an error of this block: the turn under way must not meet a closed ledger
         await coordinator.stop()
-    if turn is not None and _is_over(turn, coordinator) and not signalled.done():
-        race = await fleet_race.end_leg(ledger, turn, coordinator, profiles)
+    if turn is not None and leg is not None and not signalled.done():
+        race = await fleet_race.end_leg(ledger, turn, coordinator, leg.result())
         for line in fleet_race.new_words(turn.race, race):
             options.say(line)
         return True
@@ -240,14 +239,10 @@ async def _serve(options: ServerOptions, opened: _Opened) -> bool:
     return False
 
 
-def _is_over(turn: Turn, coordinator: Coordinator) -> bool:
-    """Return whether a leg of a race is over: its round is evaluated, or its run cannot go on."""
-    failed = isinstance(coordinator.error, FederationFailed) and not coordinator.unusable.is_set()
-    return turn.until is not None and (fleet_race.is_over(turn, coordinator) or failed)
-
-
 async def _begun(options: ServerOptions, opened: _Opened) -> str:
     """Bind the home to its settings, and return the join token to print. Only a start that has its port may do this."""
+    if opened.turn is not None:  # before the settings, which are those of its first run alone
+        await opened.storage.ledger.set_race(opened.turn.race)
     starting = opened.admin(f"operator {user()}, start of the server")
     await starting.set_settings(opened.overrides)
     fail_at(SERVER, 0, "settings-written")
@@ -325,15 +320,20 @@ async def _until(
     registrar: Registrar,
     exit_when_done: bool,
     turn: Turn | None,
-) -> None:
+) -> asyncio.Future[AttuneError | None] | None:
     """Wait for a signal, for damage, for the end of a leg of a race, or for the end of the rounds if that is wanted.
+
+    Returns:
+        The leg's end, if it is there (fleet_race.over).
 
     Raises:
         AttuneError: As for `resumed`.
     """
     ends: set[asyncio.Future[Any]] = {signalled, asyncio.create_task(coordinator.unusable.wait())}
+    leg: asyncio.Task[AttuneError | None] | None = None
     if turn is not None and turn.until is not None:
-        ends |= {asyncio.create_task(fleet_race.over(turn, coordinator)), asyncio.create_task(coordinator.finished.wait())}
+        leg = asyncio.create_task(fleet_race.over(turn, coordinator))
+        ends.add(leg)
     elif exit_when_done:
         ends.add(asyncio.create_task(goodbye(coordinator, returning=turn is not None)))
     begun, done = {resumed}, set[asyncio.Future[Any]]()
@@ -347,3 +347,4 @@ async def _until(
                 await registrar.refresh()
     for task in ends - {signalled}:
         task.cancel()
+    return leg if leg in done else None

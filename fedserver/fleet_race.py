@@ -15,16 +15,16 @@ from typing import Any
 import msgspec
 
 from attune.common.config import AutoSettings, convert, merge
-from attune.common.errors import HomeMismatch
+from attune.common.errors import AttuneError, FederationFailed, HomeMismatch
 from attune.common.faults import SERVER, fail_at
 from attune.common.methods.registry import AUTO
-from attune.common.plan import Profile
 from attune.fedserver import runs
 from attune.fedserver.core import planning
 from attune.fedserver.core.candidates import check_race, common_settings, entrants_of
+from attune.fedserver.core.messages import Phase
 from attune.fedserver.core.race_course import Race, RunLeg, reached, run_of
 from attune.fedserver.core.racing import ALONE
-from attune.fedserver.core.schema_votes import united
+from attune.fedserver.core.state import Round
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.ledger import Ledger
@@ -101,8 +101,7 @@ async def turn_of(home: ServerHome, storage: HomeStorage, given: Mapping[str, An
             return None
         if snapshot.overrides is not None:
             raise HomeMismatch(ANOTHER.format("without"))
-        race = Race(dict(given), check_race(given))
-        await storage.ledger.set_race(race)
+        race = Race(dict(given), check_race(given))  # kept once the server has its port
     together = merge(race.overrides, given)
     if {**together, "server": {}} != {**race.overrides, "server": {}}:
         raise HomeMismatch(ANOTHER.format("with other settings of"))
@@ -119,43 +118,65 @@ async def turn_of(home: ServerHome, storage: HomeStorage, given: Mapping[str, An
     return Turn(race, name, until, server)
 
 
-def is_over(turn: Turn, coordinator: Coordinator) -> bool:
+async def over(turn: Turn, coordinator: Coordinator) -> AttuneError | None:
+    """Wait for the end of a leg, and return why its candidate cannot go on; None if it has come to the end.
+
+    Raises:
+        AttuneError: The server cannot go on: the error is not the candidate's.
+    """
+    while not _is_there(turn, coordinator):
+        if coordinator.finished.is_set() and (error := coordinator.error) is not None:
+            if turn.name == ALONE or coordinator.unusable.is_set() or not isinstance(error, FederationFailed):
+                raise error
+            return error
+        if turn.name != ALONE and (why := _cannot_train(coordinator.round)):
+            return FederationFailed(why)
+        await asyncio.sleep(LOOK_S)
+    return None
+
+
+def _is_there(turn: Turn, coordinator: Coordinator) -> bool:
     """Return whether the round of a leg is closed and evaluated; of the first leg, whether the devices' data are known."""
     return coordinator.plan is not None if turn.until == 0 else reached(coordinator.round.record, turn.until)
 
 
-async def over(turn: Turn, coordinator: Coordinator) -> None:
-    """Wait for the end of a leg."""
-    while not is_over(turn, coordinator):  # noqa: ASYNC110 (the coordinator knows no legs)
-        await asyncio.sleep(LOOK_S)
+def _cannot_train(now: Round) -> str:
+    """Explain that most devices fail at the open round, of which no earlier state can be taken back; empty if they do not."""
+    failed, devices = len(now.troubled), len(now.record.devices)
+    is_stuck = now.record.phase is Phase.TRAINING and 2 * failed > devices
+    return f"{failed} of {devices} devices could not train with it" if is_stuck else ""
 
 
-async def end_leg(ledger: Ledger, turn: Turn, coordinator: Coordinator, profiles: Mapping[str, Profile]) -> Race:
+async def end_leg(ledger: Ledger, turn: Turn, coordinator: Coordinator, error: AttuneError | None) -> Race:
     """Keep what a leg has brought, durably, and return the race after it.
 
     Args:
         ledger: Where to.
         turn: The leg.
         coordinator: Its federation.
-        profiles: Descriptions of the devices' data.
+        error: Why the candidate cannot go on; None: it has come to the end of the leg.
 
     Raises:
-        SettingError: No candidate fits the data, or there is no device that all entrants have scored.
-        AttuneError: The run of training alone has failed.
+        SettingError: No candidate fits the data, or no device has scored training alone.
     """
     race, until = turn.race, turn.until or 0
-    if not until:
-        alike, _ = united(profiles, coordinator.settings.data.schema)
-        entrants = await asyncio.to_thread(entrants_of, race.overrides, alike, lambda _, settings: settings)
+    if error is not None:
+        race = race.after(RunLeg(turn.name, until, failed=str(error)))
+    elif not until:
+        entrants = await asyncio.to_thread(entrants_of, race.overrides, coordinator.profiles, lambda _, settings: settings)
         settings = {name: dict(of) for name, of in entrants.settings.items()}
         race = msgspec.structs.replace(race, entrants=settings, left_out=dict(entrants.left_out))
-    elif (error := coordinator.error) is not None:
-        if turn.name == ALONE:
-            raise error
-        race = race.after(RunLeg(turn.name, until, failed=str(error)))
     else:
-        rows = [row for row in (await ledger.snapshot()).rows if (row.work, row.round) == ("evaluate", until)]
-        scores = {row.client: row.likelihood_kept for row in rows if row.likelihood_kept is not None}
+        snapshot = await ledger.snapshot()
+        rows = [row for row in snapshot.rows if (row.work, row.round) == ("evaluate", until)]
+        record = snapshot.record
+        if not rows and record.devices and not record.excused and record.round == until:
+            LOG.warning("no device was there to evaluate %s after round %d: they are asked again", turn.name, until)
+            await ledger.put_record(msgspec.structs.replace(record.revive(), phase=Phase.EVALUATING))
+            return race
+        out = {device.name for device in snapshot.devices if device.revoked}
+        kept = {row.client: row.likelihood_kept for row in rows}
+        scores = {name: nats for name, nats in kept.items() if nats is not None and name not in out}
         race = race.after(RunLeg(turn.name, until, scores))
     race.course()
     fail_at(SERVER, until, "leg-over")

@@ -68,6 +68,7 @@ class Coordinator:
         self.turns, self.streams, self.troubles, self.revoked = turns or Turns(), Streams(), Troubles(), RevokedDevices()
         self.inbox, self.lab, self.activity = Inbox(blobs), lab, DeviceActivity(clock.unix)
         self.plan: Plan | None = None
+        self.profiles: Mapping[str, Profile] = {}  # of the devices for which this process made the plan
         self.direct = ""  # address of the S3 store with which devices may exchange blobs themselves
         self.round, self._run = Round(), ""  # the name of the run; empty: the first
         self.max_bytes: Mapping[str, int] = {}  # part that devices hand in -> the largest blob that can be an answer
@@ -196,7 +197,7 @@ class Coordinator:
         await self.troubles.overcome("writing the plan", lambda: self._ledger.commit_round(record, started.slots, [], {}, plan))
         fail_at(SERVER, 0, "plan-committed")
         await self.lab.settle()
-        self.plan, self.max_bytes = plan, started.max_bytes
+        self.plan, self.profiles, self.max_bytes = plan, profiles, started.max_bytes
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
         if how := standardisation(plan):
             LOG.info("%s", how)
