@@ -66,8 +66,8 @@ async def _begin(home: ServerHome, name: str, given: Mapping[str, Any], by: str)
         planning.resolve(settings)
         place = _put_aside(home, storage, snapshot) if snapshot.plan is not None else None
         await storage.ledger.note("run begun", by, run=name, before=run_name(snapshot.run), settings=flat(settings))
+        await storage.ledger.set_race(None)  # before the run: a race that is over would take its winner's run back
         await storage.ledger.begin_run(name, settings)
-        await storage.ledger.set_race(None)
         # A lost noise secret may be replaced now.
         known = snapshot.commitments
         await storage.ledger.set_commitments({secret: known[secret] for secret in known if secret != NOISE})
@@ -123,7 +123,8 @@ async def _take_back(storage: HomeStorage, kept: ServerHome) -> None:
             "fetched": known.fetched if known else -1,
         }
     await storage.ledger.set_overrides(before.overrides or {})
-    await storage.ledger.commit_round(before.record, before.slots, before.rows, marks, before.plan)
+    record = msgspec.structs.replace(before.record, paused=(await storage.ledger.snapshot()).record.paused)
+    await storage.ledger.commit_round(record, before.slots, before.rows, marks, before.plan)
     fail_at(SERVER, before.record.round, "run-taken-back")
 
 

@@ -189,7 +189,7 @@ class RoundLedger(Protocol):
         """
 
     async def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:
-        """Begin a run in the place of the present one: members stay, plan, record, slots and metrics go.
+        """Begin a run in the place of the present one: members and a pause stay; plan, record, slots and metrics go.
 
         Until `end_cleanup`, snapshots say that the blobs of the run before must go too.
         """

@@ -103,7 +103,7 @@ class MemoryLedger:
     async def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:
         await self.set_overrides(overrides)
         self._run, self._leaving = name, True
-        self._plan, self._record = None, Record()
+        self._plan, self._record = None, Record(paused=self._record.paused)
         self._slots, self._rows, self._refusals = {}, {}, {}
         for name, one in self._devices.items():
             self._devices[name] = DeviceRecord(

@@ -102,16 +102,16 @@ class Tables:
 
     def begin_run(self, name: str, overrides: Mapping[str, Any]) -> None:
         with self._db.synced(), self._db.transaction():
-            self._db.execute("DELETE FROM meta WHERE key IN ('plan', 'record')")
+            paused = (value_in(self._db, "record", Record) or Record()).paused
+            self._db.execute("DELETE FROM meta WHERE key = 'plan'")
             for table in ("slots", "metrics", "refusals"):
                 self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - names of tables
             self._db.execute(
                 "UPDATE devices SET founder = 1, connected = 0, samples = NULL, contributed = 0, fetched = -1, progress = 0, "
                 "note = '', labels = ''"
             )
-            put_value(self._db, "run", name)
-            put_value(self._db, "overrides", overrides)
-            put_value(self._db, "leaving", True)
+            for key, value in {"run": name, "overrides": overrides, "leaving": True, "record": Record(paused=paused)}.items():
+                put_value(self._db, key, value)
 
     def end_run(self, record: Record, overrides: Mapping[str, Any]) -> None:
         with self._db.synced(), self._db.transaction():

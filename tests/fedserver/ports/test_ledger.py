@@ -356,6 +356,9 @@ def test_the_next_run_has_the_members_and_nothing_of_the_run_before(storage: Sto
         assert [one.id for one in await ledger.tokens()] == ["t1"]
         await ledger.end_cleanup()
         assert not (await ledger.snapshot()).leaving
+        await ledger.put_record(Record(round=1, paused=True))
+        await ledger.begin_run("third", {})
+        assert (await ledger.snapshot()).record == Record(paused=True), "a pause is of the fleet"
 
     run(storage.ledger, scenario)
 
