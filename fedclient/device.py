@@ -219,7 +219,7 @@ class Device:
             self.options.privacy.check_plan(plan, self.shard.profile.samples)
             if before is not None:
                 await self._leave(before, plan)
-            elif self.store.plan() is None:  # a process that left another run for this one may have been killed on the way
+            else:  # a process that left another run for this one may have been killed on the way
                 await self.worker.do(self.store.take_back, plan)
             self.exchanges = exchanges_of(plan, self.options, self.link, self.worker, self.console.say)
             make = functools.partial(

@@ -190,11 +190,13 @@ class DeviceHome:
 
         Raises:
             DiskFull: The disk has no room.
+            HomeMismatch: What a killed process left is damaged.
         """
         place = _unused(self.runs / run)
         with disk_errors(place):
             place.mkdir(parents=True, exist_ok=True)
-            write_file(place / ORDERS_DONE, str(orders).encode(), PUBLIC)
+            moved_before = _orders_in(place)  # by a process that was killed here
+            write_file(place / ORDERS_DONE, str(max(orders, moved_before)).encode(), PUBLIC)
             for path in (self.model, self.orders, self.plan):
                 if path.exists():
                     path.rename(place / path.name)
@@ -203,27 +205,36 @@ class DeviceHome:
         return place
 
     def take_back(self, plan: Plan) -> Path | None:
-        """Move orders and model of a run that was put aside under this plan back, because the server goes on with it.
+        """Move what was put aside under this plan back, because the server goes on with its run.
+
+        The plan goes first: from then on the run counts. A killed process leaves a folder without a plan, be it here or in
+        `put_aside`; the next call for the same run goes on with it.
 
         Returns:
-            The folder where they were; None if there is none.
+            The folder where it was; None if there is none.
 
         Raises:
             DiskFull: The disk has no room.
         """
+        place = self._place_of(plan)
+        if place is not None:
+            with disk_errors(place):
+                for path in (self.plan, self.orders, self.model):
+                    if (place / path.name).exists():
+                        (place / path.name).rename(path)
+                        sync(self.path)
+                shutil.rmtree(place)
+        return place
+
+    def _place_of(self, plan: Plan) -> Path | None:
+        """Return the folder of the run with this plan, or what is left of it if the plan is here; None if there is none."""
+        if self.plan.exists():
+            left = _unused(self.runs / run_name(plan.run))
+            return left if left.exists() else None
         for place in sorted(self.runs.glob(f"{run_name(plan.run)}*"), reverse=True):
-            try:
-                kept = from_json((place / self.plan.name).read_bytes(), Plan)
-            except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
-                continue
-            if kept == plan:
-                with disk_errors(place):
-                    for path in (self.orders, self.model):
-                        if (place / path.name).exists():
-                            (place / path.name).rename(path)
-                    sync(self.path)
-                    shutil.rmtree(place)
-                return place
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+                if from_json((place / self.plan.name).read_bytes(), Plan) == plan:
+                    return place
         return None
 
     def spent(self) -> int:
@@ -232,13 +243,7 @@ class DeviceHome:
         Raises:
             HomeMismatch: The record is damaged.
         """
-        total = 0
-        for path in self.runs.glob(f"*/{ORDERS_DONE}"):
-            try:
-                total += int(path.read_text(encoding="ascii"))
-            except ValueError:
-                raise HomeMismatch(f"{path} is damaged; restore it, or use another --home") from None
-        return total
+        return sum(map(_orders_in, self.runs.glob("*/")))
 
     def identity(self) -> Identity | None:
         """Return the enrolled identity, or None before enrolment.
@@ -299,6 +304,21 @@ def _unused(place: Path) -> Path:
     while (folder / "plan.json").exists():
         folder, number = place.with_name(f"{place.name}.{number}"), number + 1
     return folder
+
+
+def _orders_in(place: Path) -> int:
+    """Return how many orders were carried out in a run that was put aside here.
+
+    Raises:
+        HomeMismatch: The record is damaged.
+    """
+    path = place / ORDERS_DONE
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except ValueError:
+        raise HomeMismatch(f"{path} is damaged; restore it, or use another --home") from None
 
 
 def check_name(home: DeviceHome, asked: str | None, identity: Identity) -> None:
