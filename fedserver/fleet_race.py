@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from attune.common.config import AutoSettings, convert, merge
+from attune.common.config import merge
 from attune.common.errors import AttuneError, FederationFailed, HomeMismatch
 from attune.common.faults import SERVER, fail_at
 from attune.common.methods.registry import AUTO
 from attune.fedserver import runs
 from attune.fedserver.core import planning
-from attune.fedserver.core.candidates import check_race, common_settings, entrants_of
+from attune.fedserver.core.candidates import check_race, common_settings, entrants_of, named_candidates, with_options
 from attune.fedserver.core.messages import Phase
 from attune.fedserver.core.race_course import Race, RunLeg, reached, run_of
 from attune.fedserver.core.racing import ALONE
@@ -73,10 +73,8 @@ def first_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         SettingError: The settings allow no race, or those of a named candidate are wrong.
     """
     common = common_settings(given, check_race(given))
-    named = convert(AutoSettings, given.get("auto", {}), "auto.").candidates
-    for name in named:
-        options = named[name] if isinstance(named, Mapping) else {}
-        planning.resolve({**common, "method": {**options, "name": name}})
+    for name, options in named_candidates(given).items():
+        planning.resolve(with_options(common, name, options))
     return {**common, "method": {"name": ALONE}}
 
 

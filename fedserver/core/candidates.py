@@ -24,6 +24,8 @@ NOWHERE = "tried"  # the federation of a plan that is thrown away
 USUAL: Mapping[str, Mapping[str, Any]] = {"fedavg": {}, "fedper": {}, "fedtp": {}, "fedmcsa": {"dial": True}}
 NEEDS_ATTENTION = "fedtp"  # a usual candidate only where the usual model for the data has attention
 
+OF_THE_RACE = ("round.rounds", "round.mode", "train.score_after", "train.validation")  # by which candidates are compared
+
 
 @dataclass(frozen=True)
 class ComparedMethod:
@@ -163,7 +165,12 @@ def check_race(overrides: Mapping[str, Any]) -> int:
     Raises:
         SettingError: They allow no race.
     """
-    rounds = convert(RoundSettings, overrides.get("round", {}), "round.").rounds
+    settings = convert(RoundSettings, overrides.get("round", {}), "round.")
+    if settings.mode != "synchronous":
+        raise SettingError(
+            'round.mode = "buffered": --method auto compares candidates after rounds that devices close together'
+        )
+    rounds = settings.rounds
     if rounds < FEWEST_ROUNDS:
         raise SettingError(f"--method auto needs {FEWEST_ROUNDS} rounds at least, to compare methods on the way; not {rounds}")
     if not convert(TrainSettings, overrides.get("train", {}), "train.").validation:
@@ -213,9 +220,7 @@ def entrants_of(
     Raises:
         SettingError: A named candidate, or every usual one, is unknown or cannot be used.
     """
-    given = convert(AutoSettings, overrides.get("auto", {}), "auto.").candidates
-    named = given if isinstance(given, Mapping) else {name: {} for name in given}
-    common = common_settings(overrides, check_race(overrides))
+    named, common = named_candidates(overrides), common_settings(overrides, check_race(overrides))
     left_out: dict[str, str] = {}
     options = named or _usual(common, profiles, complete, left_out)
     names = [ALONE, *(name for name in options if name != ALONE)]
@@ -224,12 +229,26 @@ def entrants_of(
             "; ".join(dict.fromkeys(left_out.values()))
             or f"auto.candidates names no method beside {ALONE}, which takes part anyway"
         )
-    settings = {name: _with_options(common, name, options.get(name, {})) for name in names}
+    settings = {name: with_options(common, name, options.get(name, {})) for name in names}
     compared = Fitting(names, profiles, None, complete).fitted(settings, dict.fromkeys(names, common.get("model", {})))
     return Entrants({method.name: method.settings for method in compared}, left_out)
 
 
-def _with_options(common: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def named_candidates(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the options of the candidates that are named.
+
+    Raises:
+        SettingError: One of them has other rounds or other held-out samples than the race.
+    """
+    given = convert(AutoSettings, overrides.get("auto", {}), "auto.").candidates
+    named = dict(given) if isinstance(given, Mapping) else {name: {} for name in given}
+    for name, options in named.items():
+        if own := [key for key in options if key in OF_THE_RACE or key.startswith("privacy.")]:
+            raise SettingError(f"auto.candidates: {own[0]} of {name} must be that of the race: set it there")
+    return named
+
+
+def with_options(common: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of one entrant. Options without a dot are settings of its method, the others have a section."""
     method = {key: value for key, value in options.items() if "." not in key}
     others = {key: value for key, value in options.items() if "." in key}

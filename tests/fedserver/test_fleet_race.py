@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from attune.common import aio
-from attune.common.errors import AttuneError, FederationFailed, HomeMismatch, PortInUse
+from attune.common.errors import AttuneError, FederationFailed, HomeMismatch, PortInUse, SettingError
 from attune.common.protocol import SCORES
 from attune.fedserver import app, fleet_race, runs
 from attune.fedserver.core import planning
@@ -280,3 +280,20 @@ def test_a_new_run_after_a_race_is_begun_or_not_wherever_it_is_killed(
     before = racing.home.snapshot().run
     racing.do(lambda storage: fleet_race.turn_of(racing.home, storage, {}))
     assert racing.home.snapshot().run == before
+
+
+def test_a_candidate_has_settings_of_all_sections_as_in_a_simulation() -> None:
+    candidates = {"fedprox": {"mu": 0.5, "train.lr": 0.25}, ALONE: {"train.lr": 0.125}}
+    assert fleet_race.first_settings({**GIVEN, "auto": {"candidates": candidates}})["method"] == {"name": ALONE}
+
+
+@pytest.mark.parametrize("named", ["round.rounds", "round.mode", "train.score_after", "train.validation", "privacy.unit"])
+def test_what_makes_candidates_comparable_is_the_same_for_all(named: str) -> None:
+    with pytest.raises(SettingError, match=rf"{named} of fedavg must be that of the race"):
+        fleet_race.first_settings({**GIVEN, "auto": {"candidates": {"fedavg": {named: 1}}}})
+
+
+def test_buffered_rounds_have_no_race() -> None:
+    """At a rung only those devices would score that are between two orders, for each candidate others."""
+    with pytest.raises(SettingError, match=r"round\.mode.*--method auto compares"):
+        fleet_race.first_settings({**GIVEN, "round": {"rounds": 3, "mode": "buffered"}})
