@@ -40,6 +40,7 @@ USUAL_WORDS = (
 USUAL = "usual"  # in --missing-words: all of them
 REMEDY = "--missing-words says which words mean a missing value"
 _NUMBER = re.compile(r"[-+]?(?:([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
+_FRACTION = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
 _DECIMAL_COMMA = re.compile(r"[-+]?[0-9]{1,3}(\.?[0-9]{3})*,[0-9]+|[-+]?[0-9]+,[0-9]+")
 EXACT = 1 << 53  # integers above it have lost digits when they became floats
 
@@ -51,7 +52,7 @@ def words_of(given: Iterable[str]) -> Words:
     words: set[str] = set()
     for word in given:
         text = normal(word).casefold()
-        words.update(USUAL_WORDS if text == USUAL else [str(label_of_text(text))])
+        words.update(USUAL_WORDS if text == USUAL else [_plain(text)])
     return frozenset(words - {""})
 
 
@@ -64,10 +65,16 @@ def is_missing(cell: Any, words: Words = WORDS) -> bool:
         cell = cell.decode("utf-8", "replace")
     if isinstance(cell, str):
         text = cell.strip()
-        return not text or text.casefold() in words or (text[-1] in "0123456789" and str(label_of_text(text)) in words)
+        return not text or text.casefold() in words or (text[-1] in "0123456789" and _plain(text) in words)
     if cell is None or cell is np.ma.masked or cell != cell:  # only NaN and NaT differ from themselves
         return True
-    return isinstance(cell, (int, float, np.number, Decimal)) and written(cell) in words
+    return isinstance(cell, (int, float, np.number, Decimal)) and _plain(written(cell)) in words
+
+
+def _plain(text: str) -> str:
+    """Return a number as it is compared with words: without zeros at the end of its fraction. Other text stays as it is."""
+    text = str(label_of_text(text))
+    return text.rstrip("0") if _FRACTION.fullmatch(text) else text
 
 
 def label_of(cell: Any) -> int | str:
@@ -172,6 +179,6 @@ def written(cell: Any) -> str:
     if isinstance(cell, datetime) and cell.time() == time():
         return cell.date().isoformat()  # as CSV files have days
     if isinstance(cell, (float, np.floating)):
-        number = float(cell)
+        number = float(str(cell))  # narrow floats have the digits of their text
         return str(int(number)) if number.is_integer() and abs(number) < EXACT else repr(number)
     return format(cell, "f") if isinstance(cell, Decimal) else normal(str(cell))

@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.errors import ShardError
+from attune.common.plan import Kind
 from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.cells import numbers_in, words_of
 
 _SHOWN = 8
 
@@ -47,9 +49,20 @@ def filled(x: Array, fill: npt.NDArray[np.float64]) -> Array:
     return np.where(np.isnan(x), fill, x).astype(x.dtype) if x.dtype.kind == "f" else x
 
 
-def with_nan(x: Array, numbers: Sequence[float]) -> Array:
-    """Return `x`, (N, ...), with NaN in place of the numbers that mean a missing value."""
-    missing = np.isin(x, numbers)
+def missing_numbers(kind: Kind, words: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Return the numbers among the words for missing values, (K,); none for other kinds than tables and series."""
+    return np.array(numbers_in(words_of(words)) if kind in ("tabular", "series") else [], dtype=np.float64)
+
+
+def with_nan(x: Array, kind: Kind, words: Sequence[str]) -> Array:
+    """Return the numbers of a table or series, (N, ...), with NaN for those among the words for missing values.
+
+    They are numbers as the user has them: features that a schema has made of cells are none. Other kinds stay as they are.
+    """
+    numbers = missing_numbers(kind, words)
+    with np.errstate(over="ignore"):  # a number that the type cannot hold is none of its values
+        numbers = numbers.astype(x.dtype) if x.dtype.kind == "f" else numbers
+    missing = np.isin(x, numbers[np.isfinite(numbers)])
     return np.where(missing, np.nan, x) if missing.any() else x
 
 

@@ -209,7 +209,7 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
             )
         return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std), None, shard.missing_words)
     if not shard.over_the_federation or plan.scale is None:
-        scaling = _unscaled(shard, Standardiser.fit(_numbers(shard.train_x[fitted])))
+        scaling = _unscaled(shard, Standardiser.fit(shard.train_x[fitted]))
         return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
     scaling = _unscaled(shard, Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std)))
     return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
@@ -285,8 +285,8 @@ def check_labelled_alike(shard: Shard, spec: ModelSpec, task: TaskName, classes:
 def prepare_features(x: Array, spec: ModelSpec, standardiser: Standardiser | None, who: str = "the given data") -> Tensor:
     """Return samples as the model takes them.
 
-    These are images (N, C, H, W), series (N, T, C) or tabular (N, F) in float32, or tokens (N, T) in int64. uint8 is divided
-    by 255.
+    These are images (N, C, H, W), series (N, T, C) or tabular (N, F) in float32, or tokens (N, T) in int64. Images of
+    8 bits are divided by 255.
 
     Args:
         x: Samples as in an .npz file.
@@ -317,7 +317,7 @@ def prepare_features(x: Array, spec: ModelSpec, standardiser: Standardiser | Non
     _check_finite(x, spec.kind, where)
     if spec.kind == "tokens":
         return _tokens(x, spec, who)
-    numbers = _numbers(x)
+    numbers = as_fractions(x) if spec.kind == "images" else x
     values = _float32(standardiser.apply(numbers) if standardiser else numbers, spec.kind, where)
     if spec.kind == "images":
         values = np.ascontiguousarray(values.transpose(0, 3, 1, 2))
@@ -344,7 +344,8 @@ def _tokens(x: Array, spec: ModelSpec, who: str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64))
 
 
-def _numbers(x: Array) -> Array:
+def as_fractions(x: Array) -> Array:
+    """Return images as the model takes them: 8 bits are divided by 255."""
     return x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x
 
 

@@ -46,7 +46,7 @@ class Shard:
         test_groups: Group of each test sample.
         column_names: Names of features (tabular) or channels (series), in order; empty if not known.
         fill: Values in place of missing ones, (F,): medians over the training part. None if none may be missing.
-        missing_words: Words that mean a missing value, if the user named them; only of tables.
+        missing_words: Words that mean a missing value, if the user named them; only of tables and series.
         held_hashes: Hashes of a table's rows that the device holds out (fedclient.data.held_rows).
         schema: The schema by which the features were made from a table.
         train_gaps, test_gaps: By a schema, which features were missing before `fill` took their place, (N, F).
@@ -287,7 +287,7 @@ def make_shard(
         column_names=_column_names(path, kind, meta, train_x),
         task=meta.task,
         fill=fill,
-        missing_words=tuple(meta.missing_words or ()) if kind == "tabular" else (),
+        missing_words=tuple(meta.missing_words or ()) if kind in ("tabular", "series") else (),
         held_hashes=tuple(sorted({row for row, out in zip(hashed.rows, held, strict=True) if out})) if hashed else (),
         schema=meta.schema,
         train_gaps=train_gaps,
@@ -302,8 +302,8 @@ def _part(path: Path, part: str, x: Array, y: Array, kind: Kind, meta: Meta, gap
         raise ShardError(f"x of the {part} part of {path} is a single value; it needs a first axis of samples")
     where = f"x of the {part} part of {path}"
     x = kinds.canonical(x, kind, where)
-    if kind in ("tabular", "series") and meta.missing_words:
-        x = gaps.with_nan(x, numbers_in(words_of(meta.missing_words)))
+    if meta.schema is None:
+        x = gaps.with_nan(x, kind, meta.missing_words or ())
     where_y = f"y of the {part} part of {path}"
     if meta.task == "classes":
         words = WORDS if meta.missing_words is None else words_of(meta.missing_words)

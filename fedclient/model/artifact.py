@@ -32,6 +32,7 @@ from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
 from attune.common.text import from_json, newer_format
 from attune.common.wire.files import read_tensors, write_tensors
+from attune.fedclient.data import gaps
 from attune.fedclient.data.prepare import check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.data.standardiser import Standardiser
@@ -282,7 +283,7 @@ class Model:
             ShapeMismatch: x has another shape than the model takes.
             NonFiniteFeatures: x has NaN or infinite values.
         """
-        answers, classes = self.answers_of(prepare_features(x, self.info.model, self.standardiser, who)), self.info.classes
+        answers, classes = self.answers_of(self.prepared(x, who)), self.info.classes
         if self.info.task == "regression":
             numbers = in_unit(answers, self.info.targets)
             return list((numbers[:, 0] if len(classes) == 1 else numbers).tolist())
@@ -293,6 +294,12 @@ class Model:
         if self.info.model.per_position:
             return [[classes[index] for index in row] for row in answers.tolist()]
         return [classes[index] for index in answers.tolist()]
+
+    def prepared(self, x: npt.NDArray[Any], who: str = "the given data") -> Tensor:
+        """Return samples (N, ...) as the model takes them, prepared as in the training. Errors are those of `predict`."""
+        if self.info.table_schema is None:
+            x = gaps.with_nan(x, self.info.model.kind, self.info.missing_words)
+        return prepare_features(x, self.info.model, self.standardiser, who)
 
     def evaluate(self, shard: Shard) -> tuple[float, int]:
         """Return (accuracy, samples) on the test part. With a label per position, the accuracy is over all positions.
@@ -315,7 +322,7 @@ class Model:
         check_columns(shard, self.info.column_names)
         if not len(shard.test_x):
             raise ShardError(f"shard {shard.path} has no test samples to evaluate on: give a shard that has")
-        features = prepare_features(shard.test_x, self.info.model, self.standardiser, f"shard {shard.name}")
+        features = self.prepared(shard.test_x, f"shard {shard.name}")
         _, y = y_of(shard, self.info.task, self.info.classes, self.info.targets)
         if not self.measure.can_score(torch.from_numpy(y)):
             raise ShardError(

@@ -21,7 +21,7 @@ from attune.common.plan import Label
 from attune.common.task import TaskName
 from attune.fedclient.data import labels
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.prepare import check_labelled_alike, prepare_features
+from attune.fedclient.data.prepare import check_labelled_alike
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.model import drawings
 from attune.fedclient.model.artifact import Model, in_unit
@@ -191,7 +191,7 @@ def judge(models: Sequence[Model], shard: Shard) -> list[Judged]:
         raise SettingError("these models know different classes: compare models of federations with the same ones")
     judged = []
     for title, model in zip(titles([model.info for model in models]), models, strict=True):
-        features = prepare_features(shard.test_x, model.info.model, model.standardiser, f"shard {shard.name}")
+        features = model.prepared(shard.test_x, f"shard {shard.name}")
         judged.append(Judged(title, model, features, _true(shard, model)))
     return judged
 

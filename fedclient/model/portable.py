@@ -19,7 +19,8 @@ from attune.common.durable import replaced
 from attune.common.errors import NoModel, SettingError
 from attune.common.models.body import body_of
 from attune.common.schema import Schema
-from attune.fedclient.data.prepare import prepare_features
+from attune.fedclient.data import gaps
+from attune.fedclient.data.prepare import as_fractions
 from attune.fedclient.model.artifact import Model, in_unit
 from attune.fedclient.work.blend import Member, blended_shares
 
@@ -34,9 +35,9 @@ class Portable(nn.Module):
 
     Of several labels the probability of each; of numbers the numbers, in their unit.
 
-    Images (N, H, W, channels), series (N, T, channels) and tables (N, features) as float32, images of 8 bits divided by 255;
-    a model that knows values for missing ones takes NaN; tokens (N, T) as int64. Returns (N, C), or (N, T, C) where every
-    position has a label.
+    Images (N, H, W, channels), series (N, T, channels) and tables (N, features) as float32, images of 8 bits divided by 255; a
+    model that knows values for missing ones takes NaN, and the numbers that mean so; tokens (N, T) as int64. Returns (N, C), or
+    (N, T, C) where every position has a label.
     """
 
     mean: Tensor
@@ -52,6 +53,8 @@ class Portable(nn.Module):
         if model.standardiser is not None:
             self.register_buffer("mean", torch.tensor(model.standardiser.mean))
             self.register_buffer("std", torch.tensor(model.standardiser.std))
+        words = model.info.missing_words if model.info.table_schema is None else ()
+        self._gaps: list[float] = gaps.missing_numbers(model.info.model.kind, words).astype(np.float32).tolist()
         self._fills = model.standardiser is not None and model.standardiser.fill is not None
         if model.standardiser is not None and model.standardiser.fill is not None:
             self.register_buffer("fill", torch.tensor(model.standardiser.fill, dtype=torch.float32))
@@ -65,6 +68,8 @@ class Portable(nn.Module):
         self.members = nn.ModuleList(_Member(member) for member in model.members.values())
 
     def forward(self, x: Tensor) -> Tensor:
+        for number in self._gaps:
+            x = torch.where(x == number, torch.nan, x)
         if self._fills:
             x = torch.where(torch.isnan(x), self.fill, x)
         if self._standard:
@@ -151,12 +156,12 @@ def _plain(x: npt.NDArray[Any], model: Model) -> npt.NDArray[Any]:
     """Return samples as the file takes them."""
     if model.info.model.kind == "tokens":
         return np.ascontiguousarray(x, dtype=np.int64)
-    return np.ascontiguousarray(x / 255 if x.dtype == np.uint8 else x, dtype=np.float32)
+    return np.ascontiguousarray(as_fractions(x) if model.info.model.kind == "images" else x, dtype=np.float32)
 
 
 def _original(model: Model, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return what the model itself predicts."""
-    features = prepare_features(x, model.info.model, model.standardiser)
+    features = model.prepared(x)
     return in_unit(np.asarray(blended_shares(list(model.members.values()), features)), model.info.targets)
 
 

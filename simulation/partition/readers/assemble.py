@@ -51,10 +51,11 @@ def assemble(raw: Raw, options: ReadOptions) -> Dataset:
             f"shape {test_x.shape[1:]}; they must agree"
         )
     train_x, test_x = (_shaped(x, options.shape, raw.name) for x in (train_x, test_x))
+    kind = kinds.infer(train_x, f"x of {raw.name}", tokens=raw.vocabulary > 0)
+    train_x, test_x = (gaps.with_nan(x, kind, options.missing_words) for x in (train_x, test_x))
     if options.missing == "median" and train_x.dtype.kind == "f":
         fill = gaps.medians(train_x, raw.columns, raw.name)
         train_x, test_x = gaps.filled(train_x, fill), gaps.filled(test_x, fill)
-    kind = kinds.infer(train_x, f"x of {raw.name}", tokens=raw.vocabulary > 0)
     parts, words = [], missing_words(options)
     for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
         where = f"the {part} part of {raw.name}"
