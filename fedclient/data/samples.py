@@ -91,9 +91,10 @@ def _by_schema(table: DataTable, options: ReadOptions, schema: Schema) -> TableS
     table.require(*options.apart, *filter(None, (options.group, options.key)))
     problems, test = Problems(), None
     with problems.collected():
-        usable = [name for name in options.columns or table.names if name not in options.apart]
-        x, notes = TableEncoder(schema).encode(table, usable)
+        roles = {*options.apart, split, options.group, options.key}
+        x, notes = TableEncoder(schema).encode(table, [name for name in options.columns or table.names if name not in roles])
     with problems.collected():
+        _check_no_feature([table.label_column(name) for name in options.labels()], schema, table)
         y = outputs_of(table, options)
     if split:
         with problems.collected():
@@ -102,6 +103,19 @@ def _by_schema(table: DataTable, options: ReadOptions, schema: Schema) -> TableS
     if options.task == "classes" and options.threshold is None:
         notes = (*notes, *cautions.of_labels(table, table.label_column(options.label)))
     return TableSamples(x, y, test, schema.feature_names, (*table.notes, *notes))
+
+
+def _check_no_feature(outputs: Sequence[str], schema: Schema, table: DataTable) -> None:
+    """Check that what is to be predicted is no feature, from which a model would read it.
+
+    Raises:
+        SettingError: It is one in the schema.
+    """
+    if known := [repr(name) for name in outputs if name in schema.used]:
+        raise SettingError(
+            f"{listed(known)} is what is to be predicted of {table.path}, and a feature in the schema: give it the kind label "
+            "there, or set left_out"
+        )
 
 
 def _left_out(table: DataTable, options: ReadOptions, used: set[str]) -> list[str]:

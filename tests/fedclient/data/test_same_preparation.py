@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from attune.common.config import TrainSettings
+from attune.common.errors import SettingError
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.plan import ModelSpec, Plan, Scale
@@ -112,3 +113,24 @@ def test_the_type_of_whole_numbers_does_not_matter(write: Any, kind: str) -> Non
         taken: list[npt.NDArray[Any]] = [x[:4].astype(form) for form in (np.uint8, np.int16, np.float64)]
         made = [prepare_features(part, plan.model, one.standardiser) for part in taken]
         assert torch.allclose(made[0], made[1]) and torch.allclose(made[0], made[2])
+
+
+@pytest.mark.parametrize("label", ["smokes", "age>54", "sex"])
+def test_what_is_to_be_predicted_is_no_feature_of_a_schema(tmp_path: Path, label: str) -> None:
+    with pytest.raises(SettingError, match="a feature in the schema"):
+        load_shard(patients(tmp_path / "kiel.csv"), options=ReadOptions.of(label, schema=SEX_AND_SMOKES))
+
+
+@pytest.mark.parametrize("role", ["group", "key"])
+def test_a_column_with_a_role_is_no_feature_of_a_schema(tmp_path: Path, role: str) -> None:
+    """As without a schema: a model would learn the number of a case by heart."""
+    shard = load_shard(patients(tmp_path / "kiel.csv"), options=ReadOptions.of(schema=SEX_AND_SMOKES, **{role: "age"}))
+    assert len(np.unique(shard.train_x[:, 0])) == 1
+
+
+def test_a_test_mark_is_no_feature_of_a_schema(tmp_path: Path) -> None:
+    path = tmp_path / "kiel.csv"
+    path.write_text("age,part,y\n" + "".join(f"{n % 9},{('train', 'test')[n % 4 == 0]},{n % 2}\n" for n in range(40)))
+    columns = {"age": Column("number"), "part": Column("category", values=["test", "train"]), "y": Column("label")}
+    shard = load_shard(path, options=ReadOptions.of(split="part", schema=Schema.of(columns)))
+    assert not shard.train_x[:, 1:].any()
