@@ -16,7 +16,7 @@ from attune.common.command_group import FORMAT
 from attune.common.durable import replaced
 from attune.common.errors import AttuneError, SettingError
 from attune.common.outputs import check_file, check_folder
-from attune.common.text import csv_cell
+from attune.common.text import csv_cell, listed
 from attune.fedclient.cli.shared import allow_model_option, data_option, home_of, home_option, server_option
 from attune.fedclient.table_options import read_options, table_options
 
@@ -109,7 +109,8 @@ def predict(data: tuple[str, ...], out: Path, server: str | None, home: Path | N
     model = Model.load(home_of(home, server, None).model, allow_models=allow_models)
     info = model.info
     samples = new_samples(data, info.model, info.column_names, info.missing_words, info.table_schema)
-    for note in samples.notes:
+    unseen = f"training here knew no value of {listed(model.unseen)}, so they change no prediction"
+    for note in (*samples.notes, *([unseen] if model.unseen else [])):
         click.echo(f"note: {note}", err=True)
     labels = model.predict(samples.x, ", ".join(data))
     lines = _label_rows(labels, model.info)

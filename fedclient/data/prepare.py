@@ -24,7 +24,7 @@ from attune.fedclient.data import kinds, labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import hold_out, strata
 from attune.fedclient.data.shard import Shard
-from attune.fedclient.data.standardiser import Standardiser
+from attune.fedclient.data.standardiser import UNSEEN, Standardiser
 from attune.fedclient.data.table_encoder import TableEncoder
 
 
@@ -209,7 +209,7 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
             )
         return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std), None, shard.missing_words)
     if not shard.over_the_federation or plan.scale is None:
-        scaling = _unscaled(shard, Standardiser.fit(shard.train_x[fitted]))
+        scaling = _blind(shard, fitted, _unscaled(shard, Standardiser.fit(shard.train_x[fitted])))
         return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
     scaling = _unscaled(shard, Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std)))
     return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
@@ -221,6 +221,23 @@ def _unscaled(shard: Shard, scaling: Standardiser) -> Standardiser:
         return scaling
     is_scaled = TableEncoder(shard.schema).is_scaled
     return Standardiser(np.where(is_scaled, scaling.mean, 0.0), np.where(is_scaled, scaling.std, 1.0))
+
+
+def _blind(shard: Shard, fitted: Array, scaling: Standardiser) -> Standardiser:
+    """Return a scaling under which a feature stays what it is in training, if no training sample has a value in its column.
+
+    Nothing is known of its scale, and new samples may have the column.
+    """
+    if shard.schema is None or shard.train_gaps is None:
+        return scaling
+    features = shard.schema.features()
+    gap_F = np.asarray(shard.train_gaps[fitted].all(axis=0))
+    unseen = {feature.column for feature, gap in zip(features, gap_F, strict=True) if gap}
+    number_F, missing_F = (
+        np.array([feature.role == role and feature.column in unseen for feature in features]) for role in ("number", "missing")
+    )
+    mean_F, std_F = np.where(missing_F, -UNSEEN, scaling.mean), np.where(number_F | missing_F, UNSEEN, scaling.std)
+    return replace(scaling, mean=mean_F, std=std_F)  # 0 for the number, and 1 for the mark that it is missing
 
 
 def _own_scale(shard: Shard, plan: Plan) -> Scale:

@@ -16,6 +16,8 @@ from attune.common.errors import ShapeMismatch, ShardError
 from attune.fedclient.data import gaps
 from attune.fedclient.data.arrays import Array
 
+UNSEEN = 1e30  # deviation of a feature of which training knows no value: beside it all values are alike
+
 
 @dataclass(frozen=True)
 class Standardiser:
@@ -23,7 +25,7 @@ class Standardiser:
 
     Attributes:
         mean: (F,) or (C,).
-        std: (F,) or (C,); 1 for a constant feature.
+        std: (F,) or (C,); 1 for a constant feature, and UNSEEN for one that was never seen.
         fill: Values in place of NaN, (F,): the medians of the training part. None: NaN is refused.
         missing_words: Words that mean a missing value, if the user named them.
     """

@@ -35,7 +35,7 @@ from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.data import gaps
 from attune.fedclient.data.prepare import check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard, load_shard
-from attune.fedclient.data.standardiser import Standardiser
+from attune.fedclient.data.standardiser import UNSEEN, Standardiser
 from attune.fedclient.data.table import may_be_table
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.model.model_guarantee import PrivacyGuarantee, guarantee_of
@@ -272,6 +272,15 @@ class Model:
 
     def __repr__(self) -> str:
         return f"<Model of {self.info.name}, {self.info.method}, accuracy {self.info.accuracy}>"
+
+    @property
+    def unseen(self) -> list[str]:
+        """The columns of which training on the device knew no value. They change no prediction."""
+        schema = self.info.table_schema
+        if self.standardiser is None or schema is None:
+            return []
+        pairs = zip(schema.features(), self.standardiser.std.tolist(), strict=True)
+        return [feature.column for feature, std in pairs if feature.role == "number" and std == UNSEEN]
 
     def predict(self, x: npt.NDArray[Any], who: str = "the given data") -> list[Any]:
         """Return the original label of each sample of x (N, ...), or of each position of each sample if the model labels those.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from attune.common.plan import ModelSpec, Plan, Scale
 from attune.common.schema import Column, Schema
 from attune.fedclient.data.cells import is_missing, words_of
 from attune.fedclient.data.gaps import with_nan
+from attune.fedclient.data.new_samples import new_samples
 from attune.fedclient.data.prepare import prepare, prepare_features
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.model import portable
@@ -44,6 +45,8 @@ def patients(path: Path) -> Path:
 
 def plan_of(shard: Shard, **changed: Any) -> Plan:
     spec = ModelSpec("any", shard.kind, shard.train_x.shape[1:], len(shard.labels), 0)
+    if shard.schema is not None:
+        changed |= {"schema": shard.schema, "schema_digest": shard.schema.digest}
     return Plan("f", 0, spec, shard.labels, "fedavg", {}, TrainSettings(), **changed)
 
 
@@ -134,3 +137,25 @@ def test_a_test_mark_is_no_feature_of_a_schema(tmp_path: Path) -> None:
     columns = {"age": Column("number"), "part": Column("category", values=["test", "train"]), "y": Column("label")}
     shard = load_shard(path, options=ReadOptions.of(split="part", schema=Schema.of(columns)))
     assert not shard.train_x[:, 1:].any()
+
+
+@pytest.mark.parametrize("missing", ["fill", "indicator"])
+@pytest.mark.parametrize("apart", [("dose",), ()])
+def test_a_column_that_was_never_seen_in_training_changes_no_prediction(
+    tmp_path: Path, apart: tuple[str, ...], missing: Literal["fill", "indicator"]
+) -> None:
+    """A device that lacks a column knows no scale for it. When its new samples have it, they must not go in unscaled."""
+    columns = {"age": Column("number"), "dose": Column("number", missing=missing), "y": Column("label")}
+    schema = Schema.of(columns)
+    rows = [f"{n % 9},{180 + n if apart else ''},{n % 2}" for n in range(40)]
+    (tmp_path / "kiel.csv").write_text("\n".join(["age,dose,y", *rows]) + "\n")
+    shard = load_shard(tmp_path / "kiel.csv", options=ReadOptions.of(apart=apart, schema=schema))
+    prepared = prepare(shard, plan_of(shard))
+
+    def samples(dose: str) -> torch.Tensor:
+        (tmp_path / "new.csv").write_text(f"age,dose\n3,{dose}\n4,{dose}\n")
+        x = new_samples([str(tmp_path / "new.csv")], plan_of(shard).model, schema=schema).x
+        return prepare_features(x, plan_of(shard).model, prepared.standardiser)
+
+    assert torch.allclose(samples("180"), samples(""), atol=1e-20)
+    assert torch.allclose(samples("180")[:, 1:], prepared.train_x[:2, 1:], atol=1e-20)
