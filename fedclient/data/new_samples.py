@@ -83,21 +83,16 @@ def new_samples(
         )
     if len(paths) > 1:
         raise SettingError(f"several files were given with {first}: only images can be several; call predict for each file")
-    if schema is not None and may_be_table(first):
-        x, notes = TableEncoder(schema).encode(read_table(first, words_of(missing_words) if missing_words else WORDS))
-        return NewSamples(x, notes=notes)
-    return NewSamples(_features(first, columns, missing_words))
-
-
-def _features(path: Path, columns: Sequence[str], missing_words: Sequence[str]) -> Array:
-    """Return `x` of an .npz file, or these columns of a table, (N, F) float32."""
-    if not may_be_table(path):
-        return read_arrays(path, ("x",))[0]
-    if not columns:
-        raise ShardError(f"the model does not know what its columns are called, so {path} cannot be used; give an .npz with x")
-    table = read_table(path, words_of(missing_words) if missing_words else WORDS)
+    if not may_be_table(first):
+        return NewSamples(read_arrays(first, ("x",))[0])
+    if schema is None and not columns:
+        raise ShardError(f"the model does not know what its columns are called, so {first} cannot be used; give an .npz with x")
+    table = read_table(first, words_of(missing_words) if missing_words else WORDS)
+    if schema is not None:
+        x, notes = TableEncoder(schema).encode(table)
+        return NewSamples(x, notes=(*table.notes, *notes))
     table.require(*columns)
-    return features_of(table, columns)
+    return NewSamples(features_of(table, columns), notes=table.notes)
 
 
 def _expanded(text: str) -> list[Path]:

@@ -112,3 +112,31 @@ def test_words_for_missing_values_are_those_of_the_training(tmp_path: Path) -> N
         .exit_code
         == 0
     )
+
+
+def predicted(home: Path, table: Path, *lines: str) -> Result:
+    """Predict the lines of a table; the file of labels lies beside it."""
+    table.write_text("\n".join(lines) + "\n")
+    return CliRunner().invoke(
+        main, ["predict", "--data", str(table), "--out", str(table.with_suffix(".out")), "--home", str(home)]
+    )
+
+
+def test_lines_that_get_no_label_are_said(home: Path, tmp_path: Path) -> None:
+    """The labels would be laid beside the wrong rows."""
+    done = predicted(home, tmp_path / "new.csv", "age,dose", "1,2", "", "3,4")
+    assert done.exit_code == 0 and "1 line without any cell" in done.output, done.output
+
+
+def test_a_column_that_only_other_sites_had_is_said(tmp_path: Path) -> None:
+    table(tmp_path / "kiel.csv", "age,ill")
+    table(tmp_path / "lund.csv", "age,dose,ill", 2)
+    given = {"table": {"schema": "auto"}, "label": "ill", "settings": SETTINGS}
+    attune.simulate(str(tmp_path / "*.csv"), "fedavg", rounds=1, home=tmp_path / "home", progress=False, **given)
+    kiel, lund = (tmp_path / "home" / "devices" / name for name in ("kiel", "lund"))
+    done = predicted(kiel, tmp_path / "new.csv", "age,dose", "1,2000", "0,2000")
+    assert done.exit_code == 0 and "no value of dose" in done.output, done.output
+    labels = (tmp_path / "new.out").read_text()
+    predicted(kiel, tmp_path / "new.csv", "age", "1", "0")
+    assert (tmp_path / "new.out").read_text() == labels
+    assert "no value of" not in predicted(lund, tmp_path / "new.csv", "age,dose", "1,2").output
