@@ -11,12 +11,14 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import Self
 
+from attune.common.columns import difference, wrong_with
 from attune.common.errors import ShardError
 from attune.common.plan import Plan, Profile
 from attune.common.schema import Schema
 from attune.fedclient.data import kinds
 from attune.fedclient.data.arrays import Array, plain_array
 from attune.fedclient.data.cells import unmasked
+from attune.fedclient.data.csv_file import plain_name
 from attune.fedclient.data.describe import describe
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.shard import Declared, Shard, load_shard, make_shard
@@ -133,8 +135,28 @@ def shard_of(name: str, given: Any, table: ReadOptions = PLAIN, tokens: bool = F
     train, test = _parts(name, given, table.task == "classes")
     missing: Literal["refuse", "median"] = "median" if table.missing == "median" else "refuse"
     words = list(table.missing_words) or None
-    meta = Meta(task=table.task, missing=missing, missing_words=words)
+    columns = None if tokens else _columns_of(name, given)
+    meta = Meta(task=table.task, missing=missing, missing_words=words, columns=columns)
     return LazyShard.in_memory(make_shard(Path(name), name, train, test, meta, tokens=tokens))
+
+
+def _columns_of(name: str, given: Any) -> list[str] | None:
+    """Return the names of the columns of x if it is a frame that names them; None otherwise.
+
+    Raises:
+        ShardError: The frame with the test part has other columns, or has them in another order.
+    """
+    parts = [_names_in(part) for part in given[::2]] if isinstance(given, Sequence) else [[]]
+    if unlike := difference(parts[-1], parts[0]):
+        raise ShardError(f"the test part of {name} {unlike}")
+    return parts[0] or None
+
+
+def _names_in(x: Any) -> list[str]:
+    """Return the names of a frame's columns; none if they are numbers, or not all different."""
+    names = list(getattr(x, "columns", ()))
+    plain = [plain_name(column) for column in names if isinstance(column, str)]
+    return [] if len(plain) < len(names) or wrong_with(plain, len(names)) else plain
 
 
 def _parts(name: str, given: Any, classes: bool) -> tuple[tuple[Array, Array], tuple[Array, Array] | None]:

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import attune
-from attune.common.errors import AttuneError, SettingError, ShardError
+from attune.common.errors import AttuneError, SettingError, ShapeMismatch, ShardError
+from attune.fedclient.data.lazy_shard import shard_of
 from tests.forked import hosts
 
 FEW = {"train.local_epochs": 1}
@@ -288,6 +289,21 @@ def test_frames_and_series() -> None:
     x, y = data()
     frame, text = pandas.DataFrame(x), pandas.Series(np.array(["no", "yes"])[y])
     assert digests({"a": (frame, text), "b": (frame.convert_dtypes(), text.astype("category"))})
+
+
+def test_columns_of_frames_are_known_by_their_names() -> None:
+    """Frames whose columns have another order would be learned from as if age were dose."""
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    frames = [pandas.DataFrame(rng.normal(size=(40, 2)), columns=["age", "dose"]) for _ in "ab"]
+    y = np.arange(40) % 2
+    shard = shard_of("kiel", (frames[0], y))
+    assert shard.profile.column_names == ["age", "dose"]
+    with pytest.raises(ShapeMismatch, match="another order"):
+        attune.simulate({"kiel": (frames[0], y), "lund": (frames[1][["dose", "age"]], y)}, "fedavg", rounds=1)
+    with pytest.raises(ShardError, match="columns in another order"):
+        shard_of("kiel", (frames[0], y, frames[1][["dose", "age"]], y))
+    assert shard_of("kiel", (pandas.DataFrame(rng.normal(size=(40, 2))), y)).profile.column_names == []
 
 
 @pytest.mark.parametrize("names", [(1, "1"), (None,), (True,), ((1, 2),), (1.5,)])
