@@ -83,6 +83,8 @@ def label_of(cell: Any) -> int | str:
     Raises:
         ValueError: It can be neither. The message says why.
     """
+    if isinstance(cell, (float, np.floating)) and math.isfinite(cell) and abs(cell) >= exact_below(type(cell)):
+        raise ValueError(f"the float {cell!s}, of which the last digits are lost: save the column as whole numbers or text")
     if isinstance(cell, np.generic):
         cell = cell.item()
     if isinstance(cell, bool):
@@ -92,11 +94,14 @@ def label_of(cell: Any) -> int | str:
             cell = cell.decode("utf-8")
         except UnicodeDecodeError:
             raise ValueError("binary data that are no UTF-8 text") from None
-    if isinstance(cell, float) and abs(cell) >= EXACT and math.isfinite(cell):
-        raise ValueError(f"the float {cell!r}, of which the last digits are lost: save the column as whole numbers or text")
     if isinstance(cell, (list, dict, tuple, set, np.ndarray)):
         raise ValueError("several values in one cell")
     return label_of_text(written(cell))
+
+
+def exact_below(form: npt.DTypeLike) -> int:
+    """Return the integer from which floats of this type lack others, so that codes may have lost digits."""
+    return EXACT if form is float else 1 << (np.finfo(np.dtype(form)).nmant + 1)
 
 
 def number_of(cell: Any) -> float:

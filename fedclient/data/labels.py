@@ -17,7 +17,7 @@ from attune.common.plan import Label
 from attune.common.task import TASKS, TIME_AND_EVENT, TaskName
 from attune.common.text import listed
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.cells import REMEDY, WORDS, Words, is_missing, labels_of, numbers_in
+from attune.fedclient.data.cells import REMEDY, WORDS, Words, exact_below, is_missing, labels_of, numbers_in
 
 NO_LABEL = -1
 
@@ -102,6 +102,7 @@ def _integers(y: Array, where: str) -> Array:
 
 
 def _integral(y: Array, where: str) -> Array:
+    limit, y = exact_below(y.dtype), y.astype(np.float64)
     if gaps := int(np.isnan(y).sum()):
         raise ShardError(f"{where} holds {gaps} labels that are no integers but missing values (nan); leave these samples out")
     wrong = ~np.isfinite(y) | (y != np.trunc(y)) | (np.abs(y) >= 2.0**63)
@@ -111,8 +112,8 @@ def _integral(y: Array, where: str) -> Array:
             f"{where} holds {int(wrong.sum())} labels that are no integers, the first is {first}; use integers or text, "
             'or say that these are numbers to predict: "task": "regression" in meta.json, --task regression'
         )
-    if (np.abs(y) > 2.0**53).any():
-        raise ShardError(f"{where} holds floats above 2^53 as labels, whose last digits are lost; use integers or text")
+    if (np.abs(y) >= limit).any():
+        raise ShardError(f"{where} holds floats from {limit} on as labels, whose last digits are lost; use integers or text")
     return y.astype(np.int64)
 
 

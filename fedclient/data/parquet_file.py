@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from attune.common.errors import SettingError, ShardError
+from attune.fedclient.data.cells import exact_below
 from attune.fedclient.data.csv_file import TableContent, check_names, check_size, is_index, plain_name
 from attune.fedclient.data.files import MAX_BINARY_BYTES
 
@@ -35,7 +36,7 @@ def read_parquet(path: Path) -> TableContent:
         raise ShardError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     names = [plain_name(name) for name in read.column_names]
     check_names(path, names)
-    cells: dict[str, Any] = {name: _cells(column) for name, column in zip(names, read.columns, strict=True)}
+    cells: dict[str, Any] = {name: cells_of(column) for name, column in zip(names, read.columns, strict=True)}
     index = index_columns(read.schema.metadata)
     return TableContent(cells, tuple(name for name in names if name in index or is_index(name, cells[name])))
 
@@ -49,10 +50,14 @@ def index_columns(metadata: dict[bytes, bytes] | None) -> set[str]:
         return set()
 
 
-def _cells(column: Any) -> list[Any]:
-    """Return the cells of a column. Floats of 32 bits get the digits that they have as text, as in a CSV file."""
+def cells_of(column: Any) -> list[Any]:
+    """Return the cells of a column of Arrow. Floats of 32 bits get the digits that they have as text, as in a CSV file.
+
+    From the number on that their type cannot tell from its neighbour, they keep the type, so that none becomes a label.
+    """
     cells: list[Any] = column.to_pylist()
     if str(column.type) not in ("float", "halffloat"):
         return cells
     narrow = np.float32 if str(column.type) == "float" else np.float16
-    return [None if cell is None else float(str(narrow(cell))) for cell in cells]
+    limit = exact_below(narrow)
+    return [cell if cell is None else narrow(cell) if abs(cell) >= limit else float(str(narrow(cell))) for cell in cells]

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from attune.common.errors import SettingError, ShardError
+from attune.fedclient.data.csv_file import is_index
 from attune.fedclient.data.files import MAX_BINARY_BYTES
+from attune.fedclient.data.parquet_file import cells_of
 from attune.fedclient.data.table import DataTable
 
 _TRAIN = ("train", "training")
@@ -54,8 +56,8 @@ def _table(path: Path) -> DataTable:
     except (OSError, pyarrow.ArrowException, ValueError) as error:
         raise ShardError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     features: dict[str, Any] = _json(path / "dataset_info.json").get("features") or {}
-    cells = {name: _named(table.column(name).to_pylist(), features.get(name)) for name in table.column_names}
-    return DataTable(path, cells)
+    cells = {name: _named(cells_of(table.column(name)), features.get(name)) for name in table.column_names}
+    return DataTable(path, cells, index=tuple(name for name in cells if is_index(name, cells[name])))
 
 
 def _named(cells: list[Any], feature: Any) -> list[Any]:

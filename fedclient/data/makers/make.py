@@ -91,7 +91,9 @@ def _of_dataset(train: DataTable, test: DataTable | None, options: MakeOptions) 
     train = replace(train, words=missing_words(options.table))
     if test is None:
         return source_of_table(train, options.table)
-    both = {name: [*train.cells[name], *test.cells.get(name, [])] for name in train.names}
+    names = [name for name in train.names if name in test.cells or name not in train.index]
+    test.require(*names)
+    both = {name: [*train.cells[name], *test.cells[name]] for name in names}
     both[SPLIT] = ["train"] * len(train) + ["test"] * len(test)
     return source_of_table(replace(train, cells=both), options.table)
 

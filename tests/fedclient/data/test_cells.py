@@ -105,6 +105,18 @@ def test_long_codes_that_are_floats_already_are_refused(tmp_path: Path) -> None:
         load_shard(parquet(path, v=np.arange(40.0), y=[9e17, 8e17] * 20))
 
 
+@pytest.mark.parametrize(("width", "code"), [(16, 2049), (32, 16_777_217), (32, 123_456_789)])
+def test_codes_in_narrow_floats_are_refused_where_digits_are_lost(tmp_path: Path, width: int, code: int) -> None:
+    """Half of them would be one class with their neighbour: 16,777,217 is 16,777,216 in 32 bits."""
+    y = np.array([code, 1] * 20).astype(f"float{width}")
+    with pytest.raises(ShardError, match="last digits are lost"):
+        shard_of("kiel", (np.arange(80.0).reshape(40, 2), y))
+    with pytest.raises(ShardError, match="last digits are lost"):
+        load_shard(parquet(tmp_path / "t.parquet", v=np.arange(40.0), y=y))
+    y[y > 1] = 1000
+    assert load_shard(parquet(tmp_path / "t.parquet", v=np.arange(40.0), y=y)).labels == [1, 1000]
+
+
 def test_groups_that_are_no_integers_stay_apart(tmp_path: Path) -> None:
     path = parquet(tmp_path / "t.parquet", v=np.arange(40.0), y=[0, 1] * 20, g=[1 + n % 10 / 10 for n in range(40)])
     shard = load_shard(path, options=ReadOptions.of("y", group="g"))

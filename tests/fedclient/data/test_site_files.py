@@ -269,6 +269,21 @@ def test_a_dataset_of_images_and_one_of_numbers(tmp_path: Path) -> None:
     assert make(numbers, options(), tmp_path / "out2").column_names == ("a",)
 
 
+def test_a_dataset_of_numbers_has_the_rules_of_tables(tmp_path: Path) -> None:
+    """The index of a sorted frame is no feature, and a split that lacks a column is named."""
+    numbers = {"a": [3, 1, 2, 0] * 3, "__index_level_0__": list(range(12)), "label": [0, 1] * 6}
+    saved(tmp_path / "in" / "train", numbers, {})
+    saved(tmp_path / "in" / "test", {"a": [1, 2], "label": [0, 1]}, {})
+    (tmp_path / "in" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    assert make(tmp_path / "in", options(), tmp_path / "out").column_names == ("a",)
+    assert make(tmp_path / "in" / "train", options(), tmp_path / "out2").column_names == ("a",)
+    saved(tmp_path / "more" / "train", numbers | {"b": [1.5] * 12}, {})
+    (tmp_path / "in" / "test").rename(tmp_path / "more" / "test")
+    (tmp_path / "in" / "dataset_dict.json").rename(tmp_path / "more" / "dataset_dict.json")
+    with pytest.raises(SettingError, match=r"test has no column .b."):
+        make(tmp_path / "more", options(missing="median"), tmp_path / "out3")
+
+
 def test_a_split_without_the_images_is_said_with_its_column(tmp_path: Path) -> None:
     picture(tmp_path / "a.png", (7, 0, 0))
     image = {"bytes": (tmp_path / "a.png").read_bytes(), "path": None}
