@@ -40,6 +40,7 @@ class Dataset:
     more: Mapping[str, Array] = field(default_factory=dict)  # further labels by name, (N,) each, such as "coarse" or "subject"
     called: Mapping[str, list[str]] = field(default_factory=dict)  # names of the values 0, 1, ... of such a label
     standardise: Standardise = True  # on each device, for series and tables: see docs/shards.md
+    group: str = ""  # the name in `more` of groups that the data bring with them; they stay together in every cut
     columns: tuple[str, ...] = ()  # names of features (tabular) or channels (series); empty: unknown
 
     def __len__(self) -> int:

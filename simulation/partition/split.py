@@ -22,7 +22,7 @@ from attune.fedclient.data.meta import Meta
 from attune.simulation.partition import features
 from attune.simulation.partition.samples import Corpus, Dataset, Positions, Source, with_classes
 from attune.simulation.partition.schemes import registry
-from attune.simulation.partition.schemes.cut import generator, stratified
+from attune.simulation.partition.schemes.cut import Cut, generator, stratified
 
 Counts = npt.NDArray[np.int64]
 RECORD = "partition.json"
@@ -117,7 +117,7 @@ def partition(
         normaliser=features.normaliser(cut.dataset, how),
         noise=noise,
         notes=cut.notes,
-        group=cut.group,
+        group=cut.group or _own_groups(cut),
         settings={"scheme": scheme, "settings": plain, "seed": seed, "normalise": how, "noise": noise},
     )
 
@@ -138,6 +138,25 @@ def _fitting(source: Source | None, scheme: str, row: registry.Scheme, seed: int
     if not row.test_part or len(data.test_y):
         return data
     return data.parted(stratified(data.class_indices(), _HELD_OUT, generator(seed, "test part")))
+
+
+def _own_groups(cut: Cut) -> str:
+    """Return the name of the groups that the data bring with them; empty without any.
+
+    Raises:
+        SettingError: A client's training and test part have samples of one group.
+    """
+    name = cut.dataset.group
+    if not name:
+        return ""
+    group_n = cut.dataset.further(name)
+    for train, test in zip(cut.train, cut.test, strict=True):
+        if both := np.intersect1d(group_n[train], group_n[test]).tolist():
+            raise SettingError(
+                f"{len(both)} groups of {cut.dataset.name} would have samples in both parts of a client: take a scheme that "
+                "keeps the parts of the shard, such as iid"
+            )
+    return name
 
 
 def _title(name: str, scheme: str, settings: dict[str, Any], clients: int, seed: int, noise: float) -> str:

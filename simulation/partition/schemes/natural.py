@@ -32,7 +32,8 @@ def natural(data: Dataset, clients: int | None, settings: NaturalSettings, seed:
         SettingError: An array is not there, or too few clients are left.
     """
     whose = data.further(settings.by)
-    group = data.further(settings.group) if settings.group else None
+    together = settings.group or data.group
+    group = data.further(together) if together else None
     split = settings.split if settings.split != "auto" else ("given" if len(data.test_y) else "random")
     if split == "given" and not len(data.test_y):
         raise SettingError(f"data set {data.name} has no test part, so no split is given; set split to random or time")
@@ -52,7 +53,7 @@ def natural(data: Dataset, clients: int | None, settings: NaturalSettings, seed:
         raise SettingError(f"no client of {data.name} by {settings.by!r} can be used. {' '.join(notes)}")
     kept = some(len(usable), clients, generator(seed, "natural"), f"by {settings.by!r}")
     names, train, test = zip(*(usable[place] for place in kept), strict=True)
-    return Cut(data, train, test, folders(names), notes, settings.group)
+    return Cut(data, train, test, folders(names), notes, together)
 
 
 def _test_part(

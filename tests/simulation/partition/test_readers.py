@@ -14,12 +14,13 @@ import pytest
 from attune.common.errors import NonFiniteFeatures, SettingError, ShardError
 from attune.fedclient.data import csv_file, files
 from attune.fedclient.data.makers.alphabets import CHARACTERS, encode
+from attune.fedclient.data.shard import load_shard
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.datasets import load_dataset, load_source
 from attune.simulation.partition.readers import plays
 from attune.simulation.partition.readers.idx import parse
 from attune.simulation.partition.samples import Corpus, Dataset, corpus
-from attune.simulation.partition.split import partition
+from attune.simulation.partition.split import partition, write_shards
 
 
 def read(path: Path, **said: Any) -> Dataset:
@@ -113,6 +114,20 @@ def test_a_shard_is_read_as_it_is(tmp_path):
     assert data.classes == [0, 1, 2] and len(data.test_y) == 4
     with pytest.raises(SettingError, match=r"meta\.json declares all that is needed"):
         read(tmp_path, label="z")
+
+
+def test_the_groups_of_a_shard_stay_together_when_it_is_cut_again(tmp_path):
+    """A device would hold out windows for validation whose neighbours it trains on."""
+    x, y, g = np.random.default_rng(3).normal(size=(96, 5)), np.arange(96) % 2, np.arange(96) // 6
+    np.savez(tmp_path / "train.npz", x=x, y=y, patient=g)
+    (tmp_path / "meta.json").write_text('{"groups": "patient"}')
+    parts = partition(read(tmp_path), "iid", 2)
+    for folder in write_shards(tmp_path / "out", parts):
+        shard = load_shard(folder)
+        assert shard.groups is not None and shard.test_groups is not None
+        assert not set(shard.groups.tolist()) & set(shard.test_groups.tolist())
+    with pytest.raises(SettingError, match=r"groups .* in both parts"):
+        partition(read(tmp_path), "two-class-unequal", 2)
 
 
 # --- idx ---
