@@ -39,6 +39,9 @@ USUAL_WORDS = (
 )
 USUAL = "usual"  # in --missing-words: all of them
 REMEDY = "--missing-words says which words mean a missing value"
+COMMAS = (
+    "holds numbers with a comma, which is no decimal point here (or parts the thousands): save the table with decimal points"
+)
 _NUMBER = re.compile(r"[-+]?(?:([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
 _FRACTION = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
 _DECIMAL_COMMA = re.compile(r"[-+]?[0-9]{1,3}(\.?[0-9]{3})*,[0-9]+|[-+]?[0-9]+,[0-9]+")

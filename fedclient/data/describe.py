@@ -124,10 +124,11 @@ def _kind_of(name: str, present: Sequence[Any]) -> DescribedColumn:
         texts = [value_of(cell) for cell in present]
     except ValueError as error:
         return DescribedColumn(Column("text"), (f"{name} is left out: it holds {error}",))
-    words = {text.casefold() for text in texts}
+    spelled = {text.casefold(): text for text, _ in reversed(Counter(texts).most_common())}  # the most common spelling
+    words = spelled.keys()
     if len(words) == 2 and len(words & NO) == 1 and len(words & YES) == 1:
         low, high = sorted(sorted(words), key=lambda word: word in YES)
-        return DescribedColumn(Column("yes/no", values=[low, high]))
+        return DescribedColumn(Column("yes/no", values=[spelled[low], spelled[high]]))
     numbers = sum(_is_number(cell) for cell in present)
     if numbers == len(present):
         return _number(name, present, texts)
@@ -136,6 +137,8 @@ def _kind_of(name: str, present: Sequence[Any]) -> DescribedColumn:
         if form != "year-month-day" and not _is_clear(present):
             warnings.append(f"{name} could be day/month/year or month/day/year: day/month/year is assumed; check `form`")
         return DescribedColumn(Column("date", form=form), tuple(warnings))
+    if all(_is_number(cell) or cell_rules.has_decimal_comma(cell) for cell in present):
+        return _of_texts(name, texts, [f"{name} {cell_rules.COMMAS}"])
     mixed = () if not numbers else (f"{name} mixes kinds: {numbers} of {len(present)} cells are numbers, {_others(present)}",)
     return _of_texts(name, texts, mixed)
 

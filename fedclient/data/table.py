@@ -117,10 +117,7 @@ class DataTable:
                     (commas if cell_rules.has_decimal_comma(cell) else wrong).append((name, at, cell))
                     break
         if commas:
-            raise ShardError(
-                f"{_columns_with(commas)} of {self.path} hold numbers with a comma, which is no decimal point here (or parts "
-                "the thousands): save the table with decimal points"
-            )
+            raise ShardError(f"{_columns_with(commas)} of {self.path} {cell_rules.COMMAS}")
         if wrong:
             apart = " ".join(f"--apart {_quoted(name)}" for name, _, _ in wrong[:_LISTED])
             raise ShardError(

@@ -118,7 +118,7 @@ def conflict_in(name: str, sites: Mapping[str, Column]) -> str:
     values = {value for column in sites.values() for value in column.values}
     if len(values) > MAX_VALUES:
         return f"{name}: {len(values)} values in {listed(list(sites), _SHOWN)}, more than {MAX_VALUES}: leave it out"
-    if len(kinds) == 1 and "category" in kinds and (alike := look_alikes(values)):
+    if "category" in kinds and (alike := look_alikes(values)):
         groups = [" and ".join(f"{value!r} ({_with_value(value, sites)})" for value in group) for group in alike]
         return f"{name}: values look alike, {listed(groups, _SHOWN)}: write each in one way, or list its `values`"
     return ""

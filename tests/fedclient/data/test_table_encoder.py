@@ -21,7 +21,7 @@ from attune.fedclient.data.table_encoder import TableEncoder, with_gaps
 from attune.fedclient.data.units import unit_verdicts, verdict_of
 from attune.fedclient.read_options import ReadOptions
 from attune.fedserver.core.planning import make_plan, resolve
-from attune.fedserver.core.table_schemas import in_schema
+from attune.fedserver.core.table_schemas import in_schema, merge_proposals
 
 ROWS = 40
 KINDS = {
@@ -95,6 +95,27 @@ def test_what_is_strange_is_said() -> None:
         "none has no value at all",
     ):
         assert words in said
+
+
+def test_words_for_yes_and_no_are_proposed_as_they_are_written() -> None:
+    """Beside a category of another site they are its values: `Yes` would count as `other` there if `yes` were proposed."""
+
+    def proposal(words: list[str]) -> Schema:
+        cells = table(s=[words[n % len(words)] for n in range(60)], y=[0, 1] * 30, a=[0.5 * (n % 4) for n in range(60)])
+        return describe(cells, ReadOptions.of("y")).schema
+
+    both, three = proposal(["Yes", "No"]), proposal(["Yes", "No", "Unknown"])
+    assert merge_proposals({"kiel": both, "lund": three}).columns["s"].values == ["No", "Unknown", "Yes"]
+    with pytest.raises(SettingError, match=r"values look alike.*'YES' \(kiel\) and 'Yes' \(lund\)"):
+        merge_proposals({"kiel": proposal(["YES", "NO"]), "lund": three})
+    assert proposal(["YES", "No", "yes", "no", "no"]).columns["s"].kind == "yes/no"
+
+
+@pytest.mark.parametrize("cells", [["0,5", "1,0"], ["1", "1,5"], [f"{n},{n % 10}" for n in range(20)]])
+def test_numbers_with_a_comma_are_said(cells: list[str]) -> None:
+    cells = [cells[n % len(cells)] for n in range(20)]
+    said = describe(table(dose=list(cells), y=[0, 1] * 10, a=[0.5, 1.5] * 10), ReadOptions.of("y")).warnings
+    assert any(warning.startswith("dose holds numbers with a comma") for warning in said), said
 
 
 def test_day_and_month_are_told_apart_by_what_cannot_be() -> None:
