@@ -114,7 +114,7 @@ def partition(
         train=cut.train,
         test=cut.test,
         seed=seed,
-        normaliser=features.normaliser(cut.dataset, how),
+        normaliser=features.normaliser(_without_tested(cut) if how == "channel" else cut.dataset, how),
         noise=noise,
         notes=cut.notes,
         group=cut.group or _own_groups(cut),
@@ -138,6 +138,14 @@ def _fitting(source: Source | None, scheme: str, row: registry.Scheme, seed: int
     if not row.test_part or len(data.test_y):
         return data
     return data.parted(stratified(data.class_indices(), _HELD_OUT, generator(seed, "test part")))
+
+
+def _without_tested(cut: Cut) -> Dataset:
+    """Return the data set without the samples of its training part that a client tests."""
+    split, tested = len(cut.dataset.train_y), np.concatenate(cut.test)
+    if not (tested < split).any():
+        return cut.dataset
+    return cut.dataset.subset(np.setdiff1d(np.arange(split), tested), np.arange(len(cut.dataset.test_y)))
 
 
 def _own_groups(cut: Cut) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from attune.common.errors import SettingError
+from attune.common.text import csv_cell
 from attune.simulation.result_table import ResultTable, Spread, check_table, spread_of
 
 TABLE = ResultTable(
@@ -32,6 +33,7 @@ def test_csv_has_full_numbers_and_a_column_for_deviations() -> None:
     assert rows[0] == ["method", "seeds", "kept", "kept deviation", "own"]
     assert rows[1] == ["fedavg+ft", "3", "0.8124", "0.01", "0.5"]
     assert rows[3] == ["'=SUM(A1)", "1", "", "", ""], "a spreadsheet would run the formula"
+    assert [csv_cell(label) for label in ("+", "-", "@", "-1", "+x")] == ["+", "-", "@", "-1", "'+x"], "a sign is a class"
 
 
 def test_latex_marks_the_best_of_each_column_and_ties_as_they_are_shown() -> None:

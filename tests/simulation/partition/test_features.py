@@ -58,6 +58,16 @@ def test_noise_rises_with_the_client(images, tmp_path: Path):
     assert '"noise": 20.0' in record and '"sigma": 15.0' in record and '"normalise": "channel"' in record
 
 
+def test_no_sample_that_is_tested_tells_its_value_to_the_normalisation(images):
+    """A scheme may test samples of the data set's training part."""
+    site = np.arange(60) % 3
+    whole = dataclasses.replace(images, test_x=images.test_x[:0], test_y=images.test_y[:0], more={"client": site})
+    whole = dataclasses.replace(whole, train_x=images.train_x[:60], train_y=images.train_y[:60])
+    parts = partition(whole, "natural", normalise="channel")
+    trained = whole.train_x[np.sort(np.concatenate(parts.train))] / 255.0
+    assert len(trained) < 60 and np.allclose(parts.normaliser.mean, trained.mean(axis=(0, 1, 2)))
+
+
 def test_what_is_not_normalised_stays_as_it_was(images):
     parts = partition(images, "iid", 2)
     assert parts.normaliser is None and parts.arrays(0, "train")[0].dtype == np.uint8
