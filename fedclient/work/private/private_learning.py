@@ -43,6 +43,7 @@ class PrivateLearning:
         groups: Number of each sample's group, (N,); None: the shard has none.
         metrics: The metrics of its orders leave with noise.
         seed: Of a simulation whose rounds repeat their noise, whatever their inputs.
+        name: The device, whose draws (dropout, augmentation) differ from those of another one with the same data.
 
     Raises:
         SettingError: This device cannot train so.
@@ -57,6 +58,7 @@ class PrivateLearning:
         digest: str = "",
         metrics: bool = False,
         seed: bytes | None = None,
+        name: str = "",
     ) -> None:
         assert plan.privacy is not None  # noqa: S101 - for mypy
         configured = configured_on_device(plan)
@@ -70,14 +72,13 @@ class PrivateLearning:
             raise SettingError("this device has no training samples: it cannot train with noise")
         self._privacy, self._ledger, self._seed = plan.privacy, ledger, seed
         self._groups = groups if plan.privacy.unit == "group" else None
-        # The same noise on other data or with other settings would be taken off by comparing the updates.
-        numbers = {} if groups is None else {"groups": groups}
-        self._inputs = "/".join(
-            [version(DISTRIBUTION), digest, digest_of(msgspec.json.encode(plan)), digest_of_tensors(numbers)]
-        )
         self._steps = steps_per_order(configured, plan.train, samples)
         rate = rate_of(samples, plan.train.batch_size)
         self.run = ledger.begin(f"{plan.federation}/{plan.run}", plan.privacy, rate, self._steps, metrics)
+        # The same noise on other data or with other settings would be taken off by comparing the updates.
+        numbers = {} if groups is None else {"groups": groups}
+        of_plan, of_groups = digest_of(msgspec.json.encode(plan)), digest_of_tensors(numbers)
+        self._inputs = [version(DISTRIBUTION), digest, of_plan, of_groups, name, f"{self.run.noise!r} {self.run.metrics!r}"]
 
     def __repr__(self) -> str:
         return f"<PrivateLearning, noise {self.run.noise:.3g}, {len(self.run.attempts)} of {self.run.orders} orders>"
@@ -121,7 +122,7 @@ class PrivateLearning:
             BudgetSpent: The budget does not allow another order.
         """
         tensors = [digest_of_tensors(_by_name(start)), digest_of_tensors(_by_name(received))]
-        inputs = "/".join([self._inputs, *sorted(order.trains), *tensors])
+        inputs = "/".join([*self._inputs, str(order.round), *sorted(order.trains), *tensors])  # the server chooses them all
         key = self._ledger.charge(self.run, order.id, inputs, started)
         if self._seed is not None:
             key = key_of(self._seed, order.round, *sorted(order.trains))
@@ -152,7 +153,7 @@ def private_learning(
     else:
         ledger = PrivacyLedger.of_data(homes.root() / FOLDER, options.data, digest, options.privacy.new_data)
     repeated = None if seed is None else key_of(str(derive(seed, "privacy")).encode(), name)
-    learning = PrivateLearning(plan, ledger, samples, groups, digest, noisy, repeated)
+    learning = PrivateLearning(plan, ledger, samples, groups, digest, noisy, repeated, name)
     if options.privacy.epsilon is not None:
         learning.check_limits(options.privacy.epsilon)
     return learning

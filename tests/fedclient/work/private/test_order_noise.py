@@ -26,12 +26,19 @@ VALUE = {"w": torch.zeros(3)}
 
 
 def noise_of(
-    root: Path, device: str = "a", order: str = "train-1-a", round_: int = 1, value: float = 0.0, run: str = ""
+    root: Path,
+    device: str = "a",
+    order: str = "train-1-a",
+    round_: int = 1,
+    value: float = 0.0,
+    run: str = "",
+    data: str = "",
+    metrics: bool = False,
 ) -> OrderNoise:
-    """Return the noise of an order, by a device that has just started."""
+    """Return the noise of an order, by a device that has just started. `data`: the device whose data it has, too."""
     plan = make_plan(resolve(SETTINGS), {device: Profile("tabular", (6,), [0, 1], SAMPLES, 20)}, "f", run)
-    ledger = PrivacyLedger.of_data(root / "privacy", root / device, f"sha256:{device}", False)
-    learning = PrivateLearning(plan, ledger, SAMPLES, None)
+    ledger = PrivacyLedger.of_data(root / "privacy", root / device, f"sha256:{data or device}", False)
+    learning = PrivateLearning(plan, ledger, SAMPLES, None, metrics=metrics, name=device)
     served = {"w": VALUE["w"] + value}
     return learning.order_noise(Order(id=order, round=round_, work="train"), served, served, 0)
 
@@ -50,6 +57,9 @@ def test_noise_is_independent_between_rounds_devices_attempts_and_runs(tmp_path:
         "another attempt at the order": noise_of(tmp_path, order="train-1-a.2"),
         "the same order from another value": noise_of(tmp_path, value=1e-6),
         "another run": noise_of(tmp_path, run="second"),
+        "the same order in another round": noise_of(tmp_path, round_=2),  # of another learning rate, and other dropout
+        "a device with the same data": noise_of(tmp_path, device="d", data="a"),
+        "other noise, as metrics take their share": noise_of(tmp_path, metrics=True),
     }
     numbers = {name: drawn(noise) for name, noise in orders.items()}
     for z in numbers.values():
