@@ -78,6 +78,10 @@ class RunCharges(msgspec.Struct):
         """The mechanism whose charges these are, by which they are found again."""
         return self.run, self.rate, self.steps, self.delta, self.metrics > 0
 
+    def counts_with(self, other: RunCharges) -> bool:
+        """Return whether an attempt of both costs the same."""
+        return (self.mechanism, self.noise, self.metrics) == (other.mechanism, other.noise, other.metrics)
+
     def spent(self, orders: int | None = None) -> list[NoisySteps]:
         """Return what these orders cost; None: those that were started."""
         return _cost(self.rate, self.noise, self.steps, self.metrics, len(self.attempts) if orders is None else orders)
@@ -101,6 +105,15 @@ class LedgerContent(msgspec.Struct):
     runs: list[RunCharges] = []
     is_new: bool = False
     format: int = 1
+
+    def take(self, runs: Sequence[RunCharges]) -> None:
+        """Add the charges of another ledger. What both have is counted once."""
+        for charges in runs:
+            same = next((kept for kept in self.runs if kept.counts_with(charges)), None)
+            if same is None:
+                self.runs.append(msgspec.structs.replace(charges, attempts=list(charges.attempts)))
+            else:
+                same.attempts += [attempt for attempt in charges.attempts if attempt not in same.attempts]
 
 
 class PrivacyLedger:
@@ -143,19 +156,19 @@ class PrivacyLedger:
             before = [place for place, known in ledgers.items() if where in known.paths and place not in same]
             if is_new and not same:
                 for place in before:  # the old data may come back at another place, and their charges with them
-                    ledgers[place].paths.remove(where)
-                    _write(place, ledgers[place])
+                    with cls(place, ledgers[place])._changing() as old:
+                        old.paths.remove(where)
                 before = []
-            place = next(iter([*same, *before]), root / secrets.token_hex(8))
-            content = ledgers.get(place) or LedgerContent(secrets.token_hex(SECRET_BYTES), is_new=is_new)
-            for other in (*same, *before):  # data that were in two ledgers: each has spent what both have
-                if other != place:
-                    known = {msgspec.json.encode(charges) for charges in content.runs}
-                    content.runs += [charges for charges in ledgers[other].runs if msgspec.json.encode(charges) not in known]
-            content.paths = list(dict.fromkeys([*content.paths, where]))
-            content.digests = list(dict.fromkeys([*content.digests, *([digest] if digest else [])]))
-            _write(place, content)
-        return cls(place, content)
+            if not (places := [*same, *before]):
+                places = [root / secrets.token_hex(8)]
+                _write(places[0], LedgerContent(secrets.token_hex(SECRET_BYTES), is_new=is_new))
+            ledger = cls(places[0], LedgerContent(""))
+            with ledger._changing() as content:
+                for other in places[1:]:  # data that were in two ledgers: each has spent what both have
+                    content.take(ledgers[other].runs)
+                content.paths = list(dict.fromkeys([*content.paths, where]))
+                content.digests = list(dict.fromkeys([*content.digests, *([digest] if digest else [])]))
+        return ledger
 
     def begin(self, run: str, privacy: PrivacySettings, rate: float, steps: int, metrics: bool = False) -> RunCharges:
         """Return the charges of a run, with its noise: set at its first order for the most orders that are left.
@@ -198,7 +211,9 @@ class PrivacyLedger:
                 "If these data are of other people than before, say --new-data"
             )
 
-    def charge(self, run: RunCharges, order_id: str, inputs: str, started: int = 0) -> bytes:
+    def charge(
+        self, run: RunCharges, order_id: str, inputs: str, started: int = 0, most_epsilon: float | None = None
+    ) -> bytes:
         """Charge an order, durably, and return the key of its noise. The same order with the same inputs costs nothing more.
 
         Args:
@@ -206,16 +221,18 @@ class PrivacyLedger:
             order_id: The order.
             inputs: Digest of everything that its training depends on besides the data.
             started: Orders that the device knows to have started, if the ledger was in memory.
+            most_epsilon: What may be spent on these data in all; None: not limited.
 
         Raises:
-            BudgetSpent: So many orders were started already.
+            BudgetSpent: So many orders were started already, or other runs have spent too much.
             DiskFull: The charge cannot be kept.
         """
         attempt = Attempt(order_id, inputs)
         with self._changing() as content:
-            [charges] = [kept for kept in content.runs if kept.mechanism == run.mechanism]
+            charges = next(kept for kept in content.runs if kept.counts_with(run))
             if attempt not in charges.attempts:
-                if max(len(charges.attempts), started) >= charges.orders or not _leaves_one(content, charges):
+                most = min((limit for limit in (charges.epsilon, most_epsilon) if limit is not None), default=math.inf)
+                if max(len(charges.attempts), started) >= charges.orders or not _leaves_one(content, charges, most):
                     raise BudgetSpent(SPENT)
                 charges.attempts.append(attempt)
             number = charges.attempts.index(attempt)
@@ -245,7 +262,7 @@ class PrivacyLedger:
             known = [kept for kept in content.runs if kept.run == run]
             charges = known[0] if known else RunCharges(run, 1.0, noise, 1, 0, layout.delta, layout.budget)
             if attempt not in charges.attempts:
-                others = [kept for kept in content.runs if kept.run != run]
+                others = [kept for kept in content.runs if kept is not charges]
                 spent = [cost for kept in others for cost in kept.spent(kept.orders if kept.run == running else None)]
                 cost = epsilon_of([*spent, *charges.spent(len(charges.attempts) + 1)], layout.delta)
                 if most_epsilon is not None and cost > most_epsilon * (1 + 1e-6):
@@ -255,12 +272,15 @@ class PrivacyLedger:
         return key_of(bytes.fromhex(content.secret), run, inputs)
 
     def epsilon(self, delta: float) -> float:
-        """Return what was spent on these data in all runs."""
-        return epsilon_of([cost for charges in self._content.runs for cost in charges.spent()], delta)
+        """Return what was spent on these data in all runs, those of other processes too."""
+        with self._changing() as content:
+            spent = [cost for charges in content.runs for cost in charges.spent()]
+        return epsilon_of(spent, delta)
 
     def planned(self, run: RunCharges) -> float:
         """Return what will have been spent on these data after all orders of this run."""
-        others = [cost for charges in self._content.runs if charges.mechanism != run.mechanism for cost in charges.spent()]
+        with self._changing() as content:
+            others = [cost for charges in content.runs if not charges.counts_with(run) for cost in charges.spent()]
         return epsilon_of([*others, *run.spent(run.orders)], run.delta)
 
     @staticmethod
@@ -313,13 +333,13 @@ def _reserved_statistics(content: LedgerContent, run: str, privacy: PrivacySetti
     return [NoisySteps(1.0, noise_for(privacy.statistics_epsilon, privacy.delta, 1.0, 1), 1)]
 
 
-def _leaves_one(content: LedgerContent, charges: RunCharges) -> bool:
-    """Return whether the budget allows one order more, if other runs have spent of it since the noise was set."""
-    others = [kept for kept in content.runs if kept.mechanism != charges.mechanism]
-    if charges.epsilon is None or sum(len(kept.attempts) for kept in others) <= charges.others:
+def _leaves_one(content: LedgerContent, charges: RunCharges, most: float) -> bool:
+    """Return whether the budget `most` allows one order more, if other runs have spent since the noise was set."""
+    others = [kept for kept in content.runs if kept is not charges]
+    if not math.isfinite(most) or sum(len(kept.attempts) for kept in others) <= charges.others:
         return True
     one_more = charges.spent(len(charges.attempts) + 1)
-    return epsilon_of([*(cost for kept in others for cost in kept.spent()), *one_more], charges.delta) <= charges.epsilon
+    return epsilon_of([*(cost for kept in others for cost in kept.spent()), *one_more], charges.delta) <= most
 
 
 def _cost(rate: float, noise: float, steps: int, metrics: float, orders: int) -> list[NoisySteps]:

@@ -71,6 +71,7 @@ class PrivateLearning:
         if not samples:
             raise SettingError("this device has no training samples: it cannot train with noise")
         self._privacy, self._ledger, self._seed = plan.privacy, ledger, seed
+        self._most_epsilon: float | None = None  # of the owner
         self._groups = groups if plan.privacy.unit == "group" else None
         self._steps = steps_per_order(configured, plan.train, samples)
         rate = rate_of(samples, plan.train.batch_size)
@@ -94,11 +95,12 @@ class PrivateLearning:
         return self._ledger.epsilon(self._privacy.delta)
 
     def check_limits(self, most_epsilon: float) -> None:
-        """Check what the plan asks for against the owner's limit.
+        """Check what the plan asks for against the owner's limit, which holds from then on whatever other runs spend.
 
         Raises:
             LimitExceeded: It asks for more.
         """
+        self._most_epsilon = most_epsilon
         if self.run.orders and self.planned > most_epsilon * (1 + 1e-6):
             raise LimitExceeded(
                 f"this federation's plan costs this device's data epsilon = {self.planned:.3g} in all; it allows "
@@ -123,7 +125,7 @@ class PrivateLearning:
         """
         tensors = [digest_of_tensors(_by_name(start)), digest_of_tensors(_by_name(received))]
         inputs = "/".join([*self._inputs, str(order.round), *sorted(order.trains), *tensors])  # the server chooses them all
-        key = self._ledger.charge(self.run, order.id, inputs, started)
+        key = self._ledger.charge(self.run, order.id, inputs, started, self._most_epsilon)
         if self._seed is not None:
             key = key_of(self._seed, order.round, *sorted(order.trains))
         return OrderNoise(self._privacy.clip, self.run.noise, key, self._steps, self._groups, self.run.metrics)

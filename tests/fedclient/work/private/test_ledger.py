@@ -15,6 +15,7 @@ from attune.common.errors import HomeMismatch
 from attune.common.exchange.messages import Order
 from attune.common.plan import Profile
 from attune.common.privacy.accountant import NoisySteps, epsilon_of
+from attune.fedclient.work.private import ledger as module
 from attune.fedclient.work.private.ledger import BudgetSpent, PrivacyLedger, RunCharges
 from attune.fedclient.work.private.private_learning import PrivateLearning
 from attune.fedserver.core.planning import make_plan, resolve
@@ -204,3 +205,56 @@ def test_runs_at_the_same_time_together_keep_to_the_budget(tmp_path: Path) -> No
             started += 1
     assert 3 <= started < 6
     assert kept.epsilon(1e-5) <= 4
+
+
+def test_a_charge_during_another_start_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second home on the same data starts; between its read and its write the first one charges an order."""
+    kept, read = ledger(tmp_path), module._read
+    run = begun(kept)
+
+    def slow(path: Path) -> module.LedgerContent:
+        monkeypatch.setattr(module, "_read", read)
+        content = read(path)
+        kept.charge(run, "order", "a")
+        return content
+
+    monkeypatch.setattr(module, "_read", slow)
+    second = ledger(tmp_path)
+    assert len(begun(second).attempts) == 1 and second.epsilon(1e-5) == kept.epsilon(1e-5) > 0
+
+
+def test_what_another_process_has_spent_is_reported_at_once(tmp_path: Path) -> None:
+    first, second = ledger(tmp_path), ledger(tmp_path)
+    run = begun(first)
+    begun(second, "f/second")
+    first.charge(run, "order", "a")
+    spent = second.epsilon(1e-5)
+    assert spent == first.epsilon(1e-5) > 0
+    assert second.planned(begun(second, "f/second")) > epsilon_of(begun(second, "f/second").spent(3), 1e-5)
+
+
+def test_ledgers_that_become_one_count_each_order_once(tmp_path: Path) -> None:
+    """Old data come back to a path after new ones, and both were trained on in the same run: the device goes on."""
+    asked = msgspec.structs.replace(ASKED, orders=5)
+    for digest, is_new, orders in (("sha256:1", False, ("one",)), ("sha256:2", True, ("one", "two"))):
+        kept = ledger(tmp_path, digest=digest, is_new=is_new)
+        for order in orders:
+            kept.charge(begun(kept, asked=asked), order, digest)
+    noise = begun(kept, asked=asked).noise
+    for _ in range(2):
+        kept = ledger(tmp_path)  # the old data
+        kept.charge(begun(kept, asked=asked), "three", "sha256:1")
+        assert kept.epsilon(1e-5) == epsilon_of([NoisySteps(0.1, noise, 20 * 4)], 1e-5)
+
+
+def test_runs_at_the_same_time_keep_to_what_the_owner_allows(tmp_path: Path) -> None:
+    """Each plan alone costs less than --max-epsilon, and sets its noise without a budget: nothing else would stop both."""
+    asked = PrivacySettings(unit="example", noise=1.5, orders=3)
+    kept = ledger(tmp_path)
+    runs = [begun(kept, name, asked) for name in ("f/one", "f/two")]
+    most = 1.1 * kept.planned(runs[0])
+    with pytest.raises(BudgetSpent):
+        for number in range(3):
+            for run in runs:
+                kept.charge(run, f"order{number}", "a", most_epsilon=most)
+    assert 0 < kept.epsilon(1e-5) <= most
