@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import msgspec
 
+from attune.common.methods.registry import configured_on_device
 from attune.common.metrics import Choice
 from attune.common.plan import Plan
 from attune.common.privacy.accountant import MEANING
@@ -51,7 +52,8 @@ def guarantee_of(plan: Plan, result: OrderResult, models: Collection[Choice]) ->
     if privacy is None or not mode_of(privacy):
         return msgspec.UNSET
     by_server = privacy.on_server  # what a device trains on after it is served has none of that noise
-    without_noise = sorted(name for name in models if (name != "common" if by_server else name in ORIGINS or name == "local"))
+    none = {*ORIGINS, "local", *([] if _own_has_noise(plan) else [result.own_choice])}
+    without_noise = sorted(name for name in models if (name != "common" if by_server else name in none))
     return PrivacyGuarantee(
         privacy.unit,
         privacy.epsilon if by_server else result.epsilon,
@@ -62,3 +64,10 @@ def guarantee_of(plan: Plan, result: OrderResult, models: Collection[Choice]) ->
         privacy.epsilon,
         visible_of(privacy),
     )
+
+
+def _own_has_noise(plan: Plan) -> bool:
+    """Return whether what the method leads to on a device follows from its samples through noise alone."""
+    configured = configured_on_device(plan)
+    stays = configured.objective.own_stays and configured.predictor.own_model
+    return not (stays or configured.predictor.reads_samples or configured.dial)

@@ -15,6 +15,7 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     Attributes:
         keeps_own: The device keeps tensors of its own beside the model's.
+        own_stays: They influence nothing that is handed in, so they train without noise.
         uses_head: The classifier head takes part in the training.
         needs_features: The objective reads the inputs of the head, so the model must have one.
         needs_feature_mean: The objective needs the mean of these inputs over all devices (common.models.feature_mean).
@@ -27,6 +28,7 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     implementation: ClassVar[str | type] = ""
     keeps_own: ClassVar[bool] = False
+    own_stays: ClassVar[bool] = False
     uses_head: ClassVar[bool] = True
     needs_features: ClassVar[bool] = False
     needs_feature_mean: ClassVar[bool] = False
@@ -84,6 +86,7 @@ class OwnModelSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=Tru
 
     not_private: ClassVar[str] = ""
     keeps_own: ClassVar[bool] = True
+    own_stays: ClassVar[bool] = True
     # Strength of the own model's pull towards what the server sent (the paper's lambda). 0: no pull.
     mu: NonNegative = 0.1
 

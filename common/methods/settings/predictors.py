@@ -19,6 +19,7 @@ class PredictorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     Attributes:
         needs_features: The predictor reads the inputs of the head, so the model must have one.
         own_model: The device predicts with a model of its own, and with no part of the shared one.
+        reads_samples: What it predicts with follows from its samples once more, without noise.
         only_classes: Why it can predict nothing but classes, and what to take instead; empty if it can.
         implementation: The class of a predictor that is not built in, or "package.module:Class".
     """
@@ -26,11 +27,14 @@ class PredictorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     implementation: ClassVar[str | type] = ""
     needs_features: ClassVar[bool] = False
     own_model: ClassVar[bool] = False
+    reads_samples: ClassVar[bool] = True
     only_classes: ClassVar[str] = ""
 
 
 class ModelSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
     """The model itself has nothing to set."""
+
+    reads_samples: ClassVar[bool] = False
 
 
 class FineTuneSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +52,7 @@ class OwnModelPredictorSettings(PredictorSettings, frozen=True, forbid_unknown_f
     """The device's own model has nothing to set."""
 
     own_model: ClassVar[bool] = True
+    reads_samples: ClassVar[bool] = False
 
 
 class TwoHeadsPredictorSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):

@@ -211,9 +211,7 @@ class PrivacyLedger:
                 "If these data are of other people than before, say --new-data"
             )
 
-    def charge(
-        self, run: RunCharges, order_id: str, inputs: str, started: int = 0, most_epsilon: float | None = None
-    ) -> bytes:
+    def charge(self, run: RunCharges, order_id: str, inputs: str, started: int = 0, most_epsilon: float | None = None) -> bytes:
         """Charge an order, durably, and return the key of its noise. The same order with the same inputs costs nothing more.
 
         Args:
