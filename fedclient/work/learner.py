@@ -43,7 +43,7 @@ from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.own_loop import check_loop
 from attune.fedclient.work.private.noisy_metrics import noisy_metrics
-from attune.fedclient.work.private.private_learning import PrivateLearning, private_learning
+from attune.fedclient.work.private.private_learning import PrivateLearning, private_learning, quietly
 from attune.fedclient.work.shared_model import shared_model
 from attune.fedclient.work.state import check_order_id
 from attune.fedclient.work.trainer import Cancelled, Seeds, Tensors, Trained, Trainer
@@ -262,7 +262,7 @@ class Learner:
         before = after = None
         scored = self.plan.train.evaluate is not False
         if scored:
-            before = yield from self.evaluation.accuracy(theta, received, seeds, cancelled)
+            before = yield from quietly(self.private, self.evaluation.accuracy(theta, received, seeds, cancelled), None)
         noise = None
         if self.private is not None:
             noise = self.private.order_noise(order, theta, received, self.newest.charged if self.newest else 0)
@@ -270,13 +270,14 @@ class Learner:
             theta, received, data.train_x, data.train_y, seeds, first, cancelled, order.trains, order.round, noise
         )
         if scored:
-            after = yield from self.evaluation.accuracy(trained.tensors, received, seeds, cancelled)
+            scoring = self.evaluation.accuracy(trained.tensors, received, seeds, cancelled)
+            after = yield from quietly(self.private, scoring, None)
         noisy = noisy_metrics(noise, self.trainer.network_logits, theta, trained.tensors, data, scored)
         result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after, noisy=noisy)
         state = replace(state, theta=dict(trained.tensors), loop=trained.state)
         if self.keeps_trained:
             state = replace(state, trained={name: state.theta[name] for names in self.dial.values() for name in names})
-        local = yield from self.baselines.trained(data, seeds, second, cancelled, order.round)
+        local = yield from quietly(self.private, self.baselines.trained(data, seeds, second, cancelled, order.round), None)
         if local is not None:
             state = replace(state, local=local.tensors, loop_local=local.state)
         return result, state
@@ -287,7 +288,8 @@ class Learner:
         """Compare the models, and return the result and the tensors of each model that the device keeps."""
         order = work.order
         models = DeviceModels(state.theta, state.received, self._common(order, fetched), state.trained)
-        result, kept = yield from self.evaluation.compared(result, models, order, self._seeds(order.round), work.cancelled)
+        comparing = self.evaluation.compared(result, models, order, self._seeds(order.round), work.cancelled)
+        result, kept = yield from quietly(self.private, comparing, (result, {}))
         if self.private is not None and math.isfinite(spent := self.private.spent):
             result = msgspec.structs.replace(result, epsilon=spent)
         return result, dict(kept)
@@ -356,7 +358,8 @@ class Learner:
         if self.newest is None:
             raise NoModel("no order was carried out yet")
         data, seeds = self.data, self._seeds(self.newest.round)
-        own_tensors = alone(self.trainer.preparing(self.state.theta, self.state.received, data.train_x, data.train_y, seeds))
+        preparing = self.trainer.preparing(self.state.theta, self.state.received, data.train_x, data.train_y, seeds)
+        own_tensors = alone(quietly(self.private, preparing, {name: self.state.theta[name] for name in self.part_of}))
         names = self.newest.weights or {self.own_choice: 1.0}
         return {name: self.orders.beside(self.newest, KEPT.format(name)) or own_tensors for name in names}
 

@@ -125,6 +125,18 @@ def test_a_device_whose_budget_is_spent_is_excused_and_evaluates(caplog: pytest.
     assert all(0 < epsilon <= 4 for epsilon in spent) and len(spent) == 4
 
 
+def test_what_trains_without_noise_makes_no_order_fail() -> None:
+    """Whether fine-tuning diverges follows from the samples, and the server is told of each order that fails."""
+    settings = {"method": {"alpha": 1e30}, "privacy": RANGE}
+    with pytest.raises(FederationFailed, match="not finite any more"):
+        attune.simulate(
+            shards(), method="fedavg+ft", model="dnn", rounds=2, settings={"method": {"alpha": 1e30}}, progress=False
+        )
+    result = attune.simulate(shards(), method="fedavg+ft", model="dnn", rounds=2, settings=settings, progress=False)
+    assert result.status["state"] == "done" and len(result.reports) == 3
+    assert all(tensor.isfinite().all() for name in result.devices for tensor in result.model(name).tensors.values())
+
+
 def test_too_few_devices_with_a_budget_end_a_simulation() -> None:
     with pytest.raises(FederationFailed, match=r"device.: its privacy budget is spent"):
         simulated("fedavg", {**RANGE, "orders": 2}, rounds=4)

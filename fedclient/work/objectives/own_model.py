@@ -6,6 +6,7 @@ Liu, Hu, Wu, Smith, 'On Privacy and Personalization in Cross-Silo Federated Lear
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from attune.common.methods.settings.objectives import MeanRegularisedSettings, OwnModelSettings
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import LocalTask, Objective, Tensors, Trained, personal, split
-from attune.fedclient.work.objectives.descent import Descent, last_loss
+from attune.fedclient.work.objectives.descent import Descent, TrainingDiverged, last_loss
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.objectives.proximal import pull, pulled_loss
 
@@ -36,18 +37,23 @@ class OwnModel(Objective[OwnModelSettings]):
         centre = {name: task.received[name] for name in task.movable(own_tensors, is_own=True) if name in task.received}
         shared: Trained = yield Descent(task, task.settings, model, task.plain, share=(0.0, 0.5))
         loss, penalty = pulled_loss(task, self._settings.mu), pull(self._settings.mu)
-        kept: Trained = yield Descent(
-            task,
-            task.settings,
-            own_tensors,
-            loss,
-            centre,
-            purpose="own",
-            share=(0.5, 1.0),
-            is_own=True,
-            penalty=penalty,
-            stays=True,
-        )
+        try:
+            kept: Trained = yield Descent(
+                task,
+                task.settings,
+                own_tensors,
+                loss,
+                centre,
+                purpose="own",
+                share=(0.5, 1.0),
+                is_own=True,
+                penalty=penalty,
+                stays=True,
+            )
+        except TrainingDiverged:
+            if task.noise is None:
+                raise
+            kept = Trained(own_tensors, math.nan)  # it has no noise, so a failure of the order would tell of samples
         return Trained(shared.tensors | personal(kept.tensors), last_loss(shared, kept))
 
 

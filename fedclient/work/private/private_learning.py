@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import torch
@@ -21,6 +21,8 @@ from attune.common.privacy.noise import SECRET_BYTES, key_of
 from attune.common.seeds import derive
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import digest_of_tensors
+from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.objectives.descent import TrainingDiverged
 from attune.fedclient.work.private.ledger import PrivacyLedger
 from attune.fedclient.work.private.noisy_metrics import check_countable
 from attune.fedclient.work.private.order_noise import OrderNoise, rate_of
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from attune.common.exchange.messages import Order
     from attune.fedclient.options import DeviceOptions
 
+T = TypeVar("T")
 FOLDER = "privacy"  # of all ledgers, beside the default homes
 
 
@@ -159,6 +162,19 @@ def private_learning(
     if options.privacy.epsilon is not None:
         learning.check_limits(options.privacy.epsilon)
     return learning
+
+
+def quietly(private: PrivateLearning | None, work: Jobs[T], otherwise: T) -> Jobs[T]:
+    """Return what work without noise comes to; in an order with noise `otherwise`, if it diverges.
+
+    The server is told of each order that fails, and whether this work diverges follows from the samples.
+    """
+    try:
+        return (yield from work)
+    except TrainingDiverged:
+        if private is None:
+            raise
+        return otherwise
 
 
 def _by_name(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -89,6 +89,7 @@ def clipped_sum(
 ) -> tuple[Tensors, Tensor]:
     """Return the sum over units of their gradients, each scaled down to the norm `clip`, and the sum of the losses.
 
+    A gradient that is not finite counts as zero: an error would tell who chooses the weights that there is such a sample.
     Arguments are those of `split_of`; group_B has the unit of each sample, numbers from 0, or None.
     """
     if len(batch.x) == 0:
@@ -108,21 +109,39 @@ def clipped_sum(
         if group_B is not None:
             single = {name: g.new_zeros(units, *g.shape[1:]).index_add_(0, group_B, g) for name, g in single.items()}
         squares += [gradient.flatten(1).square().sum(dim=1) for gradient in single.values()]
-    scale_U = factors(_sum(squares), clip)
-    sums = weighted(layers, scale_U, moving)
+    square_U = _sum(squares)
+    scale_U = factors(square_U, clip)
+    sums = weighted(_finite(layers, square_U), scale_U, moving)
+    if not square_U.isfinite().all():
+        single = {name: torch.where(_shaped(square_U.isfinite(), g), g, 0.0) for name, g in single.items()}
     sums |= {name: torch.tensordot(scale_U, gradient, dims=1) for name, gradient in single.items()}
     none = {name: torch.zeros_like(tensors[name]) for name in moving if name not in sums}
     return {**sums, **none}, (value if value is not None else scale_U.sum()).detach()
 
 
 def factors(square_U: Tensor, clip: float) -> Tensor:
-    """Return the factor of each unit with which its gradient has at most the norm `clip`."""
-    return square_U.clamp_min(torch.finfo(square_U.dtype).tiny).rsqrt_().mul_(clip).clamp_(max=1.0)
+    """Return the factor of each unit with which its gradient has at most the norm `clip`; 0 if it is not finite."""
+    scale_U = square_U.clamp_min(torch.finfo(square_U.dtype).tiny).rsqrt_().mul_(clip).clamp_(max=1.0)
+    return torch.where(square_U.isfinite(), scale_U, 0.0)
 
 
 def clipped_layers(layers: Mapping[str, tuple[Tensor, Tensor]], moving: Sequence[str], clip: float) -> Tensors:
     """Return the sums of clipped gradients where all tensors belong to these layers. Arguments as in `square_norms`."""
-    return weighted(layers, factors(square_norms(layers, moving), clip), moving)
+    square_U = square_norms(layers, moving)
+    return weighted(_finite(layers, square_U), factors(square_U, clip), moving)
+
+
+def _finite(layers: Mapping[str, tuple[Tensor, Tensor]], square_U: Tensor) -> Mapping[str, tuple[Tensor, Tensor]]:
+    """Return the layers with zeros for units whose squared norm is not finite."""
+    if square_U.isfinite().all():
+        return layers
+    is_finite = square_U.isfinite()[..., None, None]
+    return {path: (torch.where(is_finite, a, 0.0), torch.where(is_finite, delta, 0.0)) for path, (a, delta) in layers.items()}
+
+
+def _shaped(value_U: Tensor, like: Tensor) -> Tensor:
+    """Return (U,) as (U, 1, ...), with as many axes as `like`."""
+    return value_U.view(-1, *[1] * (like.dim() - 1))
 
 
 def square_norms(layers: Mapping[str, tuple[Tensor, Tensor]], moving: Sequence[str]) -> Tensor:

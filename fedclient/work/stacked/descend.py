@@ -137,7 +137,7 @@ class Stack:
 
     def _ended(self, loss_D: Tensor) -> list[Trained | Exception]:
         """Return each device's result in separate tensors."""
-        finite_D = loss_D.isfinite()
+        finite_D = loss_D.isfinite() if self._noisy is None else torch.ones_like(loss_D, dtype=torch.bool)  # as in `descend`
         for name in self._job.moving:
             finite_D &= self._tensors[name].flatten(1).isfinite().all(dim=1)
         parts = {name: self._tensors[name].unbind() for name in self._job.moving}

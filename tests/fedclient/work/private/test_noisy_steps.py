@@ -22,7 +22,7 @@ from attune.common.methods.settings.objectives import (
 from attune.common.seeds import derive
 from attune.fedclient.work.objectives.alternating import Alternating
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Objective, Tensors, Trained, personal
-from attune.fedclient.work.objectives.descent import Descent
+from attune.fedclient.work.objectives.descent import Descent, TrainingDiverged
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.objectives.optimisers import optimiser_for
 from attune.fedclient.work.objectives.own_model import MeanRegularised, OwnModel
@@ -187,3 +187,19 @@ def test_an_empty_draw_releases_noise_alone() -> None:
     assert 0 in sizes
     trained: Trained = Sgd(SgdSettings()).run(given)
     assert all(tensor.isfinite().all() for tensor in trained.tensors.values()) and math.isfinite(trained.loss)
+
+
+def test_no_sample_makes_an_order_with_noise_fail() -> None:
+    """A server may serve weights with which only samples above a threshold overflow: a failure would tell that there is one."""
+    given = task(local_steps=5)
+    given.x[3] = 1e308
+    loud = replace(given, noise=noise(1.0, 1.0), start={name: 10 * tensor for name, tensor in given.start.items()})
+    trained = Sgd(SgdSettings()).run(loud)
+    assert all(tensor.isfinite().all() for tensor in trained.tensors.values())
+    both = replace(loud, start=loud.start | personal(loud.start))
+    kept = OwnModel(OwnModelSettings()).run(replace(both, noise=noise(1.0, 1.0)))
+    for name in given.start:  # the own model, which trains without noise, stays as it was
+        assert kept.tensors[name].equal(trained.tensors[name])
+        assert kept.tensors[PERSONAL + name].equal(both.start[PERSONAL + name])
+    with pytest.raises(TrainingDiverged):
+        OwnModel(OwnModelSettings()).run(replace(both, noise=None))

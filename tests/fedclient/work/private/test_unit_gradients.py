@@ -143,3 +143,24 @@ def test_with_dropout_one_pass_has_norms_and_gradients() -> None:
         assert (split.linear, split.mapped) == (paths, True)
         sums, _ = clipped_sum(network, mean_loss(network), tensors, {}, tuple(tensors), some, 0.01, None, split)
         assert torch.stack([total.square().sum() for total in sums.values()]).sum().sqrt() <= 0.04 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("model", [mlp, images])
+def test_a_unit_whose_gradient_is_not_finite_counts_as_zero(model: Callable[[], nn.Module], grouped: bool) -> None:
+    """An order that failed for it would tell the server, which chooses the weights, that the device has such a sample."""
+    torch.manual_seed(0)
+    module = model()
+    network, shape = Network(module), (4,) if model is mlp else (1, 4, 4)
+    x, y = torch.randn(5, *shape), torch.arange(5) % 3
+    tensors = {name: 100 * tensor.detach() for name, tensor in module.named_parameters()}
+    moving, loss = tuple(tensors), mean_loss(network)
+    split = split_of(network, loss, tensors, {}, moving, Batch(x, y))
+    group_B = torch.tensor([0, 1, 1, 2, 2]) if grouped else None
+    without = torch.tensor([0, 3, 4]) if grouped else torch.tensor([0, 2, 3, 4])
+    left = torch.tensor([0, 1, 1]) if grouped else None
+    wanted, _ = clipped_sum(network, loss, tensors, {}, moving, Batch(x[without], y[without]), 0.1, left, split)
+    x[1] = 1e38  # the scores are too large for float32
+    sums, _ = clipped_sum(network, loss, tensors, {}, moving, Batch(x, y), 0.1, group_B, split)
+    for name in moving:
+        assert torch.allclose(sums[name], wanted[name], rtol=1e-4, atol=1e-6), name

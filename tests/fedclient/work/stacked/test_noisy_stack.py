@@ -47,6 +47,14 @@ def test_layers_over_positions_are_clipped_alike(make: Make) -> None:
     assert compare(devices, 1e-11) > 0.01
 
 
+def test_a_sample_that_overflows_counts_as_zero_alike(make: Make) -> None:
+    devices = make(objective("sgd"))
+    for device in devices:
+        device.noise = noise
+    devices[1].x[0] = 3e38
+    assert compare(devices, 2e-5) > 0.01
+
+
 def test_models_with_other_tensors_and_groups_go_one_by_one_and_say_why(make: Make) -> None:
     layers = (nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
     devices = make(objective("sgd"), lambda: nn.Sequential(*layers))
