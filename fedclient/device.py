@@ -227,7 +227,7 @@ class Device:
             )
             slot = await self.worker.do(LearnerSlot, self.link.name, self.worker.learners, make)
         except AttuneError as error:  # it ends this device; the server's operator must know it too
-            await self.link.decline(str(error))
+            await self.link.decline(self.options.privacy.declined(error, plan))
             raise
         # Keep the plan only after the model was built: a home must not be bound to a plan that cannot work.
         self.store.keep_plan(plan_json)

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from attune.common.errors import HomeMismatch, LimitExceeded, SettingError, WireError
+from attune.common.errors import (
+    AttuneError,
+    HomeMismatch,
+    LimitExceeded,
+    NonFiniteFeatures,
+    SettingError,
+    ShapeMismatch,
+    UndeclaredLabels,
+    WireError,
+)
 from attune.common.exchange.messages import Order
 from attune.common.exchange.registry import secure_sum_in
 from attune.common.identity.names import check_name
@@ -169,6 +178,16 @@ class PrivacyLimits:
     def told(self, reason: str, plan: Plan | None) -> str:
         """Return what the server is told of an error: its text may tell of samples."""
         return reason if reason == SPENT or self.tells_scores(plan) else "it cannot carry out the order; its own log says why"
+
+    def declined(self, error: AttuneError, plan: Plan) -> str:
+        """Return what the server is told of why the device takes no part: not which labels, tokens or gaps its data have.
+
+        A server could leave some of them out of a plan, to be told which ones occur and how often.
+        """
+        of_samples = isinstance(error, (UndeclaredLabels, ShapeMismatch, NonFiniteFeatures))
+        if of_samples and (self.needs_noise or not self.tells_scores(plan)):
+            return f"its data do not fit the plan ({error.kind}); its own log says why"
+        return str(error)
 
     def tells_scores(self, plan: Plan | None) -> bool:
         """Return whether the server is told losses, scores and the texts of errors."""

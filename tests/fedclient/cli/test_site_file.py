@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from attune.common.errors import AttuneError, LimitExceeded, SettingError
-from attune.common.plan import ModelSpec, Plan
+from attune.common.errors import AttuneError, LimitExceeded, SettingError, UndeclaredLabels
+from attune.common.plan import ModelSpec, Plan, Profile
 from attune.fedclient import client
 from attune.fedclient.cli import main
 from attune.fedclient.cli.site_file import KEYS
@@ -128,6 +128,17 @@ def test_a_device_declines_a_run_of_which_it_takes_no_part(bench: Any) -> None:
         bench.run(limits=OrderLimits(runs=("second",)))
     assert [trouble.reason for trouble in bench.server.seen.troubles if not trouble.order_id] or not bench.server.seen.submits
     assert bench.run(limits=OrderLimits(runs=("first",), models=("mlr",)), token=None).exists()
+
+
+@pytest.mark.parametrize("limits", [PrivacyLimits(), PrivacyLimits(metrics="none")])
+def test_why_its_data_do_not_fit_is_told_only_where_texts_may_be(bench: Any, limits: PrivacyLimits) -> None:
+    """A server could leave out classes and tokens, to be told which ones occur and how often."""
+    bench.server._make_plan(Profile("tabular", (6,), ["ant", "bee"], 40, 20))
+    with pytest.raises(UndeclaredLabels, match="'cow'"):
+        bench.run(privacy=limits)
+    [told] = [trouble.reason for trouble in bench.server.seen.troubles]
+    hidden = "its data do not fit the plan (undeclared-labels); its own log says why"
+    assert (told == hidden) if limits.metrics else ("'cow'" in told)
 
 
 @pytest.mark.parametrize("bound", [float("nan"), float("inf")])
