@@ -27,6 +27,7 @@ from attune.fedclient.work.objectives.base import Batch, Loss, Tensors
 from attune.fedclient.work.objectives.network import Network
 
 PROBED = 3  # samples of the trial
+ROUNDING = 32.0  # of a sum of products, in units of the last place of the largest sum there could be
 AT_ONCE_BYTES = 256 << 20  # of the gradients of single samples
 
 
@@ -179,7 +180,10 @@ def _square_of_weight(a: Tensor, delta: Tensor) -> Tensor:
     if positions * positions > inputs * outputs:
         return (delta.transpose(-1, -2) @ a).square().sum(dim=(-2, -1))
     pairs = (a @ a.transpose(-1, -2)) * (delta @ delta.transpose(-1, -2))
-    return pairs.sum(dim=(-2, -1)).clamp_min(0)
+    # Where large terms cancel, rounding can take all of the square; it takes no more than this.
+    sizes = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(delta, dim=-1)
+    lost = ROUNDING * torch.finfo(a.dtype).eps * sizes.sum(dim=-1).square()
+    return pairs.sum(dim=(-2, -1)).clamp_min(0) + lost
 
 
 def weighted(layers: Mapping[str, tuple[Tensor, Tensor]], scale_U: Tensor, moving: Sequence[str]) -> Tensors:

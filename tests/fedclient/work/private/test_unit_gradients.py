@@ -14,7 +14,7 @@ from attune.common.errors import SettingError
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.objectives.base import Batch
 from attune.fedclient.work.objectives.network import Network
-from attune.fedclient.work.private.unit_gradients import clipped_sum, split_of
+from attune.fedclient.work.private.unit_gradients import clipped_layers, clipped_sum, split_of
 
 
 class Sequences(nn.Module):
@@ -164,3 +164,18 @@ def test_a_unit_whose_gradient_is_not_finite_counts_as_zero(model: Callable[[], 
     sums, _ = clipped_sum(network, loss, tensors, {}, moving, Batch(x, y), 0.1, group_B, split)
     for name in moving:
         assert torch.allclose(sums[name], wanted[name], rtol=1e-4, atol=1e-6), name
+
+
+@pytest.mark.parametrize(("positions", "inputs"), [(2, 64), (80, 8)])  # by products of pairs, and by the gradient itself
+@pytest.mark.parametrize("moving", ["layer.weight", "layer.bias"])
+def test_positions_that_nearly_cancel_hide_no_norm(positions: int, inputs: int, moving: str) -> None:
+    """In float32 the norm of a sum of large opposite terms is lost, and the server chooses how large they are."""
+    draws = torch.Generator().manual_seed(0)
+    for size in (1e3, 1e5):
+        a = size * torch.randn(8, 1, inputs, generator=draws).expand(8, positions, inputs)
+        a = a + size * 1e-4 * torch.randn(8, positions, inputs, generator=draws)
+        delta = size * torch.randn(8, 1, 64, generator=draws) * torch.tensor([1.0, -1.0]).repeat(positions // 2)[:, None]
+        delta = delta + size * 1e-4 * torch.randn(8, positions, 64, generator=draws)
+        for unit in range(8):
+            [total] = clipped_layers({"layer": (a[unit, None], delta[unit, None])}, [moving], 1.0).values()
+            assert total.norm() <= 1 + 1e-3
