@@ -181,7 +181,7 @@ def _square_of_weight(a: Tensor, delta: Tensor) -> Tensor:
         return (delta.transpose(-1, -2) @ a).square().sum(dim=(-2, -1))
     pairs = (a @ a.transpose(-1, -2)) * (delta @ delta.transpose(-1, -2))
     # Where large terms cancel, rounding can take all of the square; it takes no more than this.
-    sizes = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(delta, dim=-1)
+    sizes: Tensor = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(delta, dim=-1)
     lost = ROUNDING * torch.finfo(a.dtype).eps * sizes.sum(dim=-1).square()
     return pairs.sum(dim=(-2, -1)).clamp_min(0) + lost
 
