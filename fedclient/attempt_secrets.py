@@ -47,31 +47,36 @@ class AttemptSecrets:
         """The public keys of `mask_key` and `share_key`."""
         return masks.public(self.mask_key), masks.public(self.share_key)
 
-    def sealed(self, pair: bytes, receiver: SecureMember) -> bytes:
+    def sealed(self, pair: bytes, receiver: SecureMember, cohort: bytes) -> bytes:
         """Return a pair of this device's shares, encrypted for another device.
+
+        Args:
+            pair: The shares.
+            receiver: The other device, or this one.
+            cohort: Digest of the cohort that this device was shown. One that was shown another cohort cannot open them.
 
         Raises:
             UpdateRefused: The receiver's key is none.
         """
-        return masks.seal(pair, *self._sealing(receiver, self._name, receiver.name))
+        return masks.seal(pair, *self._sealing(receiver, self._name, receiver.name, cohort))
 
-    def opened(self, sealed: bytes, sender: SecureMember) -> bytes:
-        """Return the pair of shares that another device has encrypted for this one.
+    def opened(self, sealed: bytes, sender: SecureMember, cohort: bytes) -> bytes:
+        """Return the pair of shares that another device has encrypted for this one, in the same cohort.
 
         Raises:
             UpdateRefused: It has not, or its key is none.
         """
-        known = sender.share_key, sealed
+        known = sender.share_key, sealed + cohort
         if known not in self._opened:
-            pair = masks.opened(sealed, *self._sealing(sender, sender.name, self._name))
+            pair = masks.opened(sealed, *self._sealing(sender, sender.name, self._name, cohort))
             if len(pair) != 2 * SHARE_BYTES:
                 raise UpdateRefused(f"the shares of {sender.name} have a wrong length")
             self._opened[known] = pair
         return self._opened[known]
 
-    def _sealing(self, other: SecureMember, sender: str, receiver: str) -> tuple[bytes, bytes]:
+    def _sealing(self, other: SecureMember, sender: str, receiver: str, cohort: bytes) -> tuple[bytes, bytes]:
         """Return the key and the context of what `sender` seals for `receiver`. One is `other`, and one this device."""
-        context = msgspec.json.encode([sender, receiver]) + self.occasion.context
+        context = msgspec.json.encode([sender, receiver]) + cohort + self.occasion.context
         if other.share_key not in self._agreed:
             self._agreed[other.share_key] = masks.agreed(self.share_key, other.share_key)
         return masks.for_purpose(self._agreed[other.share_key], b"shares " + context), context

@@ -23,6 +23,7 @@ from attune.common.secure.statements import (
     certificate_der,
     check_lifetimes,
     check_signed,
+    cohort_digest,
     keys_statement,
     lifetime_of,
     signed,
@@ -157,8 +158,9 @@ class Participant:
             self._check_cohort(state, message)
             state = changed(state, members=message.members, threshold=message.threshold)
         secrets, shares = self._secrets_of(state), masks.shares_of(state.root, state.threshold, len(state.members))
+        cohort = cohort_digest(state.members, state.threshold)
         return state, [
-            SecureMember(member.name, secret=secrets.sealed(pair, member))
+            SecureMember(member.name, secret=secrets.sealed(pair, member, cohort))
             for member, pair in zip(state.members, shares, strict=True)
         ]
 
@@ -211,9 +213,13 @@ class Participant:
         self._check_number(len(names), state.threshold)
 
     def _shares_from(self, state: MemberState) -> dict[str, bytes]:
-        """Return the pairs of shares that devices have sealed for this one, or that this one keeps of itself, by name."""
+        """Return the pairs of shares that devices have sealed for this one, or that this one keeps of itself, by name.
+
+        All of them were shown this device's cohort: else some could share their keys with devices that it does not know.
+        """
         secrets, members = self._secrets_of(state), {member.name: member for member in state.members}
-        return {name: secrets.opened(sealed, members[name]) for name, sealed in state.sealed.items()}
+        cohort = cohort_digest(state.members, state.threshold)
+        return {name: secrets.opened(sealed, members[name], cohort) for name, sealed in state.sealed.items()}
 
     def seeds(self, state: MemberState) -> list[tuple[bytes, bool]]:
         """Return the seed of each mask of this device, and whether the mask is subtracted."""

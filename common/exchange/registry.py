@@ -12,7 +12,7 @@ from attune.common.config import CountOrZero, NonNegative, Positive, convert
 from attune.common.exchange.transform import Transform, TransformSettings
 from attune.common.plugins import Package, PluginRegistry, implementation_of
 
-SECURE_SUM = "secure-sum-3"  # a new name for each form: a device that does not know it is refused by name
+SECURE_SUM = "secure-sum-4"  # a new name for each form: a device that does not know it is refused by name
 
 
 class SecureSumSettings(TransformSettings, frozen=True, forbid_unknown_fields=True):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property, lru_cache
@@ -50,6 +51,12 @@ def keys_statement(occasion: Occasion, member: SecureMember) -> bytes:
 def survivors_statement(occasion: Occasion, names: list[str]) -> bytes:
     """Return what a device signs about the devices whose updates are summed."""
     return b"survivors\n" + msgspec.json.encode(sorted(names)) + b"\n" + occasion.context
+
+
+def cohort_digest(members: Iterable[SecureMember], threshold: int) -> bytes:
+    """Return a digest of the cohort as a device was shown it: names, keys and threshold."""
+    keys = [[member.name, member.mask_key, member.share_key] for member in members]
+    return hashlib.sha256(msgspec.json.encode([threshold, keys])).digest()
 
 
 def signed(statement: bytes, credential: Credential) -> bytes:

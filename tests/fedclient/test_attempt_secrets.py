@@ -14,7 +14,7 @@ from attune.fedclient.attempt_secrets import AttemptSecrets
 from tests.common.secure.cohort import NAMES, Cohort
 
 ATTEMPT = Occasion("fed", "first", 7, 1)
-PAIR = bytes(range(64))
+PAIR, COHORT = bytes(range(64)), b"the cohort"
 
 
 def secrets_of(name: str, occasion: Occasion = ATTEMPT) -> AttemptSecrets:
@@ -26,8 +26,8 @@ def entry(name: str) -> SecureMember:
 
 
 def test_a_pair_of_shares_is_opened_by_its_receiver_alone() -> None:
-    sealed = secrets_of("ada").sealed(PAIR, entry("bo"))
-    assert secrets_of("bo").opened(sealed, entry("ada")) == PAIR
+    sealed = secrets_of("ada").sealed(PAIR, entry("bo"), COHORT)
+    assert secrets_of("bo").opened(sealed, entry("ada"), COHORT) == PAIR
     for name, occasion, sender in (
         ("cy", ATTEMPT, "ada"),
         ("bo", ATTEMPT, "cy"),
@@ -35,29 +35,31 @@ def test_a_pair_of_shares_is_opened_by_its_receiver_alone() -> None:
         ("bo", Occasion("fed", "first", 8, 1), "ada"),
     ):
         with pytest.raises(UpdateRefused, match="not what another device has sealed for this one"):
-            secrets_of(name, occasion).opened(sealed, entry(sender))
+            secrets_of(name, occasion).opened(sealed, entry(sender), COHORT)
+    with pytest.raises(UpdateRefused, match="not what another device has sealed for this one"):
+        secrets_of("bo").opened(sealed, entry("ada"), b"another")
 
 
 def test_a_device_opens_the_pair_that_it_keeps_of_itself() -> None:
     ada = secrets_of("ada")
-    assert ada.opened(ada.sealed(PAIR, entry("ada")), entry("ada")) == PAIR
+    assert ada.opened(ada.sealed(PAIR, entry("ada"), COHORT), entry("ada"), COHORT) == PAIR
 
 
 def test_after_a_good_text_another_one_of_the_same_device_is_opened_anew() -> None:
     ada, bo = secrets_of("ada"), secrets_of("bo")
-    first, second = (ada.sealed(pair, entry("bo")) for pair in (PAIR, PAIR[::-1]))
-    assert [bo.opened(sealed, entry("ada")) for sealed in (first, second, first)] == [PAIR, PAIR[::-1], PAIR]
+    first, second = (ada.sealed(pair, entry("bo"), COHORT) for pair in (PAIR, PAIR[::-1]))
+    assert [bo.opened(sealed, entry("ada"), COHORT) for sealed in (first, second, first)] == [PAIR, PAIR[::-1], PAIR]
     with pytest.raises(UpdateRefused):
-        bo.opened(first[:-1] + bytes([first[-1] ^ 1]), entry("ada"))
+        bo.opened(first[:-1] + bytes([first[-1] ^ 1]), entry("ada"), COHORT)
     with pytest.raises(UpdateRefused):
-        bo.opened(first, entry("cy"))
+        bo.opened(first, entry("cy"), COHORT)
 
 
 def test_shares_of_a_wrong_length_are_refused_each_time() -> None:
-    sealed, bo = secrets_of("ada").sealed(PAIR[:40], entry("bo")), secrets_of("bo")
+    sealed, bo = secrets_of("ada").sealed(PAIR[:40], entry("bo"), COHORT), secrets_of("bo")
     for _ in range(2):
         with pytest.raises(UpdateRefused, match="shares of ada have a wrong length"):
-            bo.opened(sealed, entry("ada"))
+            bo.opened(sealed, entry("ada"), COHORT)
 
 
 def test_in_a_whole_attempt_no_secret_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:

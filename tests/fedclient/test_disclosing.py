@@ -83,7 +83,7 @@ def test_sums_are_given_before_and_under_a_plan_without_privacy() -> None:
         (None, {"privacy": PrivacyLimits(epsilon=4.0)}, "only with noise"),
         (plan(privacy=PrivacySettings(unit="example", epsilon=4.0)), {}, "only with noise"),
         (plan(privacy=PrivacySettings(unit="client", epsilon=4.0, devices=100)), {}, "only with noise"),
-        (plan(transforms={"secure-sum-3": {}}), {}, "only masked"),
+        (plan(transforms={"secure-sum-4": {}}), {}, "only masked"),
     ],
 )
 def test_a_device_refuses_statistics_beside_privacy(agreed: Plan | None, options: dict[str, Any], why: str) -> None:
@@ -121,7 +121,7 @@ def test_under_privacy_a_question_for_noise_gets_noisy_sums_alone(more: dict[str
         (None, noisy(), {"privacy": PrivacyLimits(epsilon=0.5)}, "its privacy budget is spent"),
         (None, noisy(), {"privacy": PrivacyLimits(epsilon=4.0, delta=1e-9)}, "--max-delta"),
         (plan(privacy=PrivacySettings(unit="example", epsilon=4.0)), noisy(), {}, "privacy.statistics_epsilon"),
-        (plan(transforms={"secure-sum-3": {}}), noisy(), {}, "only masked"),
+        (plan(transforms={"secure-sum-4": {}}), noisy(), {}, "only masked"),
         (None, noisy(msgspec.structs.replace(LAYOUT, classes=[], columns={})), {}, "for 0 numbers"),
         (None, noisy(msgspec.structs.replace(LAYOUT, unit="group")), {}, "name none"),
         (None, StatisticsRequest("3", noisy_json=b"["), {}, "cannot be read"),

@@ -73,7 +73,7 @@ def test_options_that_do_not_fit_are_told(wrong: str, org: Authority, tmp_path: 
 def test_a_device_may_demand_sums_of_many_devices() -> None:
     spec = ModelSpec("mlr", "tabular", (3,), 2)
     single = Plan("fed", 0, spec, [0, 1], "fedavg", {}, TrainSettings())
-    summed = replace(single, transforms={"secure-sum-3": {"devices": 5}})
+    summed = replace(single, transforms={"secure-sum-4": {"devices": 5}})
     for plan, demanded in ((single, 0), (summed, 0), (summed, 5)):
         PrivacyLimits(devices=demanded).check_plan(plan, 60)
     for plan, demanded, least in ((single, 3, 1), (summed, 6, 5)):

@@ -129,11 +129,11 @@ WRONG = {
     "method.name=local": "shares nothing",
     "method.robust=median": "method.robust",
     "method.robust=multi-krum": "method.robust",
-    "method.bound_change=3.0": "secure-sum-3 and change-bound cannot be combined",
-    "method.bound_samples=5.0": "secure-sum-3 and sample-bound cannot be combined",
-    "server.max_update_norm=9.0": "secure-sum-3 and norm-limit cannot be combined",
-    "round.encoding=bf16": "secure-sum-3 and bf16 cannot be combined",
-    "round.encoding=int8": "secure-sum-3 and int8 cannot be combined",
+    "method.bound_change=3.0": "secure-sum-4 and change-bound cannot be combined",
+    "method.bound_samples=5.0": "secure-sum-4 and sample-bound cannot be combined",
+    "server.max_update_norm=9.0": "secure-sum-4 and norm-limit cannot be combined",
+    "round.encoding=bf16": "secure-sum-4 and bf16 cannot be combined",
+    "round.encoding=int8": "secure-sum-4 and int8 cannot be combined",
     "round.take_back=10.0": "round.take_back",
     "round.train=all": 'round.train = "all"',
     "round.adapt_rounds=2": "round.adapt_rounds",
@@ -155,15 +155,15 @@ def test_what_secure_aggregation_cannot_be_combined_with_is_refused_by_name(assi
 
 
 def test_the_transform_itself_is_no_setting() -> None:
-    with pytest.raises(SettingError, match=r"secure-sum-3 is set by privacy\.secure_aggregation"):
-        resolve({"transforms": {"secure-sum-3": {}}})
+    with pytest.raises(SettingError, match=r"secure-sum-4 is set by privacy\.secure_aggregation"):
+        resolve({"transforms": {"secure-sum-4": {}}})
 
 
 def test_an_older_device_is_refused_by_name_before_round_1() -> None:
     encodings = resolve({"method": {"name": "fedavg"}, "privacy": {"secure_aggregation": True}}).encodings
-    encodings.check_device("kiel", (*SPOKEN, "transform:secure-sum-3"))
+    encodings.check_device("kiel", (*SPOKEN, "transform:secure-sum-4"))
     for older in (SPOKEN, (*SPOKEN, "transform:secure-sum"), (*SPOKEN, "transform:secure-sum-aes")):  # none, and older forms
-        with pytest.raises(SettingError, match="kiel does not have the transform secure-sum-3 of this federation: update"):
+        with pytest.raises(SettingError, match="kiel does not have the transform secure-sum-4 of this federation: update"):
             encodings.check_device("kiel", older)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -275,6 +276,32 @@ def test_lost_keys_answer_nothing_but_a_new_attempt() -> None:
     cohort.states["ada"] = MemberState()
     with pytest.raises(UpdateRefused, match="none for which this device has keys"):
         cohort.ask("ada")
+
+
+def test_a_server_that_shows_devices_other_cohorts_learns_no_smaller_sum() -> None:
+    """Three of eleven hand in to a sum of five. The two others of it share their keys with six that sum without these two.
+
+    With the six's shares the masks of the two could be taken off, and what is left is the sum of three.
+    """
+    few, gone, others = ("ada", "bo", "cy"), ("dan", "eva"), tuple(f"gus{number}" for number in range(6))
+    cohort = Cohort((*few, *gone, *others), minimum=5)
+    keys = {name: cohort.ask(name).members[0] for name in cohort.members}
+    shown = dict.fromkeys(few, ((*few, *gone), 3)) | dict.fromkeys(others, ((*gone, *others), 5))
+    shown |= dict.fromkeys(gone, (tuple(keys), 6))
+
+    def told(name: str, exchange: Any, members: Iterable[SecureMember]) -> SecureMessage:
+        message = SecureMessage(cohort.trained[name].order_id, 1, exchange, tuple(members), shown[name][1])
+        cohort.states[name], answer = cohort.members[name].answer(cohort.states[name], message, cohort.trained[name])
+        return answer
+
+    sealed = {}
+    for name, (cast, _) in shown.items():
+        answer = told(name, "shares", (keys[member] for member in sorted(cast)))
+        sealed[name] = {member.name: member.secret for member in answer.members}
+    for name in (*few, *others):
+        shares = (SecureMember(sender, secret=sealed[sender][name]) for sender in sorted(shown[name][0]))
+        with pytest.raises(UpdateRefused, match="a share is not what another device has sealed for this one"):
+            told(name, "masked", shares)
 
 
 def test_a_share_of_each_device_is_given_once_and_never_both() -> None:

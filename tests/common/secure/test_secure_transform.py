@@ -88,7 +88,7 @@ def summed(folder: Path, vectors: dict[str, Tensors], options: SecureSumSettings
             blob = masked("shared", folder / name, devices.members[name].seeds(devices.states[name]))
             arrival = ArrivalContext(name, "shared", f"{name}'s update", "", manifest_of(served()), base, True)
             update = Chain([transform]).on_arrival(PartUpdate(name, 0.0, TensorFile(Buffer(name, blob))), arrival)
-            with pytest.raises(UpdateRefused, match="is sealed by secure-sum-3"):
+            with pytest.raises(UpdateRefused, match="is sealed by secure-sum-4"):
                 update.tensors["scale"]
             updates.append(update)
     context = RoundContext(
