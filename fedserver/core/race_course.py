@@ -109,7 +109,7 @@ class Course:
             self.rungs.append(Rung(self._stops[self._stage], scores, decision))
         self._stage, self._scores = self._stage + 1, {}
 
-    def _comparable(self) -> dict[str, Scores]:
+    def _comparable(self) -> dict[str, DeviceScores]:
         """Return the scores of the stage, and leave out candidates that cannot be compared by them.
 
         At least half of the devices that scored ALONE must have scored a candidate, and one device must have scored all.
