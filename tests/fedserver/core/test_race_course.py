@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
 from attune.fedserver.core.race_course import Course
-from attune.fedserver.core.racing import ALONE, Scores, at_end
+from attune.fedserver.core.racing import ALONE, DeviceScores, at_end
 
 ENTRANTS = (ALONE, "fedavg", "fedper", "fedtp")
 DEVICES = "abcd"
-ALL: Scores = dict.fromkeys(DEVICES, -1.0)
+ALL: DeviceScores = dict.fromkeys(DEVICES, -1.0)
 
 
-def run(scores_of: dict[str, Scores], entrants: tuple[str, ...] = ENTRANTS) -> Course:
+def run(scores_of: dict[str, DeviceScores], entrants: tuple[str, ...] = ENTRANTS) -> Course:
     """Return the course to its end, in which each entrant has the same scores after every leg."""
     course = Course(entrants, 3)
     while course.leg is not None:
