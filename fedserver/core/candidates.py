@@ -243,8 +243,8 @@ def named_candidates(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     given = convert(AutoSettings, overrides.get("auto", {}), "auto.").candidates
     named = dict(given) if isinstance(given, Mapping) else {name: {} for name in given}
     for name, options in named.items():
-        if own := [key for key in options if key in OF_THE_RACE or key.startswith("privacy.")]:
-            raise SettingError(f"auto.candidates: {own[0]} of {name} must be that of the race: set it there")
+        if refused := [key for key in options if key in OF_THE_RACE or key.startswith("privacy.")]:
+            raise SettingError(f"auto.candidates: {refused[0]} of {name} must be that of the race: set it there")
     return named
 
 

@@ -128,9 +128,9 @@ def at_end(scores: Mapping[str, DeviceScores], earlier: Sequence[Mapping[str, De
     names = list(totals)
     near = [name for name in order if name == names[0] or not paired(names[0], name, scores).clear]
     sums = {name: totals[name] for name in near}
-    voters = scored_by_all(scores)  # those of earlier that have left since, or were revoked, have no vote any more
+    voters = set(scored_by_all(scores))  # devices that have left since, or were revoked, have no vote any more
     for compared in earlier if len(near) > 1 else ():
-        then = _totals({name: {each: compared[name][each] for each in voters if each in compared[name]} for name in near})
+        then = _totals({name: {who: compared[name][who] for who in compared[name].keys() & voters} for name in near})
         sums = {name: math.fsum((sums[name], then[name])) for name in near}
     evidence = dict(sorted(sums.items(), key=lambda item: -item[1]))
     return Decision(totals, (next(iter(evidence)),), paired(names[0], names[1], scores) if len(names) > 1 else None, evidence)
