@@ -31,9 +31,9 @@ def natural(data: Dataset, clients: int | None, settings: NaturalSettings, seed:
     Raises:
         SettingError: An array is not there, or too few clients are left.
     """
-    whose = data.further(settings.by)
+    whose = _complete(data, settings.by)
     together = settings.group or data.group
-    group = data.further(together) if together else None
+    group = _complete(data, together) if together else None
     split = settings.split if settings.split != "auto" else ("given" if len(data.test_y) else "random")
     if split == "given" and not len(data.test_y):
         raise SettingError(f"data set {data.name} has no test part, so no split is given; set split to random or time")
@@ -54,6 +54,18 @@ def natural(data: Dataset, clients: int | None, settings: NaturalSettings, seed:
     kept = some(len(usable), clients, generator(seed, "natural"), f"by {settings.by!r}")
     names, train, test = zip(*(usable[place] for place in kept), strict=True)
     return Cut(data, train, test, folders(names), notes, together)
+
+
+def _complete(data: Dataset, name: str) -> npt.NDArray[np.generic]:
+    """Return a label array of which every sample has a value.
+
+    Raises:
+        SettingError: Some have none, or there is no such array.
+    """
+    values = data.further(name)
+    if count := int(np.sum((values != values) | (values.astype(str) == ""))):
+        raise SettingError(f"{count} samples of {data.name} have nothing in {name!r}: leave them out, or name what they have")
+    return values
 
 
 def _test_part(

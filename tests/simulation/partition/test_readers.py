@@ -116,6 +116,16 @@ def test_a_shard_is_read_as_it_is(tmp_path):
         read(tmp_path, label="z")
 
 
+@pytest.mark.parametrize(("given", "empty"), [({"by": "site"}, ""), ({"by": "other", "group": "site"}, "NA")])
+def test_a_sample_that_names_no_client_or_group_is_refused(tmp_path, given, empty):
+    """All of them would be one client, or one group."""
+    rows = [f"{n},{n % 2},{empty if n == 5 else n % 4},{n % 3}" for n in range(24)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,y,site,other", *rows]) + "\n")
+    data = read(tmp_path / "t.csv", label="y", apart=("site", "other"))
+    with pytest.raises(SettingError, match="1 samples of t have nothing in 'site'"):
+        partition(data, "natural", **given)
+
+
 def test_the_groups_of_a_shard_stay_together_when_it_is_cut_again(tmp_path):
     """A device would hold out windows for validation whose neighbours it trains on."""
     x, y, g = np.random.default_rng(3).normal(size=(96, 5)), np.arange(96) % 2, np.arange(96) // 6
