@@ -48,8 +48,8 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     kind: ColumnKind
     # Unit of the numbers, such as cm. It is compared between sites, and nothing is converted.
     unit: str = ""
-    # A missing value: fill (the median of the site's training part; a category counts as other), indicator (the same, and one
-    # more feature says that the value is missing), or refuse.
+    # A missing value: fill (the median of the site's training part; a category has none of its values), indicator (the same,
+    # and one more feature says that the value is missing), or refuse.
     missing: Missing = "fill"
     # Values of a category, or of yes/no the two words: no, then yes. Any other value of a category counts as `other`.
     values: list[str] = []

@@ -99,7 +99,7 @@ class TableEncoder:
 
     @property
     def is_scaled(self) -> npt.NDArray[np.bool_]:
-        """Which features are standardised, (F,): numbers and dates. The others are 0 and 1, or an index."""
+        """Which features are standardised, (F,): numbers, dates and yes/no. The others are 0 and 1, or an index."""
         return np.array([feature.role == "number" for feature in self._features])
 
     @property
