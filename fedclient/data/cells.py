@@ -71,7 +71,9 @@ def is_missing(cell: Any, words: Words = WORDS) -> bool:
         return not text or text.casefold() in words or (text[-1] in "0123456789" and _plain(text) in words)
     if cell is None or cell is np.ma.masked or cell != cell:  # only NaN and NaT differ from themselves
         return True
-    return isinstance(cell, (int, float, np.number, Decimal)) and _plain(written(cell)) in words
+    if isinstance(cell, Decimal):
+        return _plain(written(cell)) in words
+    return isinstance(cell, (int, float, np.number)) and written(cell) in words
 
 
 def _plain(text: str) -> str:
@@ -187,6 +189,6 @@ def written(cell: Any) -> str:
     if isinstance(cell, datetime) and cell.time() == time():
         return cell.date().isoformat()  # as CSV files have days
     if isinstance(cell, (float, np.floating)):
-        number = float(str(cell))  # narrow floats have the digits of their text
+        number = float(cell) if isinstance(cell, float) else float(str(cell))  # narrow floats have the digits of their text
         return str(int(number)) if number.is_integer() and abs(number) < EXACT else repr(number)
     return format(cell, "f") if isinstance(cell, Decimal) else normal(str(cell))
