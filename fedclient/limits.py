@@ -113,7 +113,7 @@ class PrivacyLimits:
 
     Attributes:
         epsilon: Most epsilon that these data may be charged in all; None: no limit, and training without noise is allowed.
-        delta: Largest delta; None: no limit.
+        delta: Largest delta; None: no limit, but with `epsilon` 1 / samples: a larger one may show a sample as it is.
         samples: Fewest training samples with which the device takes part.
         metrics: What the server is told of losses and scores. None: all of it without noise in training, nothing with it.
             noisy: those of training, with noise that is charged.
@@ -137,6 +137,12 @@ class PrivacyLimits:
     def needs_noise(self) -> bool:
         """True if what depends on single samples may leave the device only with noise."""
         return self.epsilon is not None or self.delta is not None
+
+    def most_delta(self, samples: int) -> float:
+        """Return the largest delta for a device with so many training samples; infinite without a limit."""
+        if self.delta is not None:
+            return self.delta
+        return math.inf if self.epsilon is None else 1 / max(1, samples)
 
     def check_plan(self, plan: Plan, samples: int) -> None:
         """Check a plan before anything is trained. What it costs these data is checked with their ledger.
@@ -170,9 +176,9 @@ class PrivacyLimits:
                 f"this federation's plan has privacy.epsilon = {asks.epsilon:g}; this device allows {self.epsilon:g} "
                 "(--max-epsilon)"
             )
-        if asks is not None and self.delta is not None and asks.delta > self.delta:
+        if asks is not None and asks.delta > (most := self.most_delta(samples)):
             raise LimitExceeded(
-                f"this federation's plan has privacy.delta = {asks.delta:g}; this device allows {self.delta:g} (--max-delta)"
+                f"this federation's plan has privacy.delta = {asks.delta:g}; this device allows {most:.3g} (--max-delta)"
             )
 
     def told(self, reason: str, plan: Plan | None) -> str:

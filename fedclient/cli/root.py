@@ -113,7 +113,10 @@ class DeviceCommands(ExtensibleGroup):
     "--max-epsilon", type=click.FloatRange(0, min_open=True),
     help="Most privacy that may be spent on these data in all. Training without noise is refused then.",
 )  # fmt: skip
-@click.option("--max-delta", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="Largest privacy.delta.")
+@click.option(
+    "--max-delta", type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="Largest privacy.delta. With --max-epsilon it is 1 / samples if nothing else is said.",
+)  # fmt: skip
 @click.option("--min-samples", type=click.IntRange(1), help="Fewest training samples with which this device takes part.")
 @click.option(
     "--metrics", type=click.Choice(["none", "noisy", "all"]),

@@ -99,16 +99,20 @@ def test_the_owner_of_a_device_decides() -> None:
     assert private.privacy == PrivacySettings("example", 4.0, orders=7, ranges=[(-3, 3)], insecure_seed=1)
     assert private.scale is not None and private.scale.std == [3.0] * 6
     plain = msgspec.structs.replace(private, privacy=None)
+    # With so large a delta, one of 60 samples may be shown as it is, whatever epsilon is.
+    careless = make_plan(resolve({**settings, "privacy": {**RANGE, "delta": 0.02}}), {"a": profile}, "f")
     for limits, plan, answer in (
         (PrivacyLimits(epsilon=3), private, r"privacy.epsilon = 4; this device allows 3 \(--max-epsilon\)"),
         (PrivacyLimits(delta=1e-6), private, r"privacy.delta = 1e-05; this device allows 1e-06 \(--max-delta\)"),
         (PrivacyLimits(epsilon=8), open_plan, "train without noise"),
+        (PrivacyLimits(epsilon=8), careless, r"privacy.delta = 0.02; this device allows 0.0167 \(--max-delta\)"),
         (PrivacyLimits(samples=61), open_plan, r"60 training samples; it takes part from 61 on \(--min-samples\)"),
     ):
         with pytest.raises(LimitExceeded, match=answer) as refused:
             limits.check_plan(plan, 60)
         assert refused.value.kind == "limit-exceeded"
     PrivacyLimits(epsilon=4, delta=1e-5, samples=60).check_plan(private, 60)
+    PrivacyLimits(epsilon=4, delta=0.02).check_plan(careless, 60)
     tells = [PrivacyLimits(metrics=said).tells_scores(plan) for said in (None, "none", "all") for plan in (private, plain)]
     assert tells == [False, True, False, False, True, True]
     assert issubclass(LimitExceeded, AttuneError)

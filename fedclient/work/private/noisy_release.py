@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from attune.fedclient.options import DeviceOptions
 
 
-def check_allowed(layout: NoisyLayout, options: DeviceOptions, plan: Plan | None) -> None:
-    """Check a question against the plan and against the limits of the device's owner.
+def check_allowed(layout: NoisyLayout, options: DeviceOptions, plan: Plan | None, samples: int) -> None:
+    """Check a question to a device with so many samples against the plan, and against the limits of the device's owner.
 
     Raises:
         UpdateRefused: It asks for more.
     """
-    if options.privacy.delta is not None and layout.delta > options.privacy.delta:
-        raise UpdateRefused(f"the question has delta = {layout.delta:g}; it allows {options.privacy.delta:g} (--max-delta)")
+    if layout.delta > (limit := options.privacy.most_delta(samples)):
+        raise UpdateRefused(f"the question has delta = {layout.delta:g}; it allows {limit:.3g} (--max-delta)")
     if plan is None or plan.privacy is None or not plan.is_private:
         return
     agreed = plan.privacy
@@ -85,7 +85,7 @@ def noisy_statistics(shard: Shard, layout: NoisyLayout, options: DeviceOptions, 
     Raises:
         HomeMismatch: The ledger cannot be read.
     """
-    check_allowed(layout, options, plan)
+    check_allowed(layout, options, plan, len(shard.train_x))
     agreed = plan.privacy.epsilon if plan is not None and plan.privacy is not None and plan.is_private else None
     limits = [limit for limit in (options.privacy.epsilon, layout.budget, agreed) if limit is not None]
     ledger = PrivacyLedger.of_data(homes.root() / FOLDER, options.data, digest, options.privacy.new_data)

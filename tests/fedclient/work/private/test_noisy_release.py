@@ -154,16 +154,16 @@ def plan(**said: Any) -> Plan:
 def test_a_question_above_plan_or_limits_is_refused(agreed: Plan | None, limits: PrivacyLimits, why: str) -> None:
     options = DeviceOptions(Path(), ServerAddress("localhost", 1), Path(), privacy=limits)
     if not why:
-        check_allowed(LAYOUT, options, agreed)
+        check_allowed(LAYOUT, options, agreed, 24)
         return
     with pytest.raises(UpdateRefused, match=why):
-        check_allowed(LAYOUT, options, agreed)
+        check_allowed(LAYOUT, options, agreed, 24)
 
 
 def test_a_plan_for_groups_allows_no_question_for_samples() -> None:
     agreed = msgspec.structs.replace(plan(), privacy=PrivacySettings(unit="group", noise=1.0, statistics_epsilon=2.0))
     with pytest.raises(UpdateRefused, match="for each group"):
-        check_allowed(LAYOUT, DeviceOptions(Path(), ServerAddress("localhost", 1), Path()), agreed)
+        check_allowed(LAYOUT, DeviceOptions(Path(), ServerAddress("localhost", 1), Path()), agreed, 24)
 
 
 @pytest.mark.parametrize(
