@@ -285,14 +285,18 @@ def _single(loss: Loss, tensors: Tensors, beside: Tensors, batch: Batch, split: 
 
 
 def _tried(network: Network, loss: Loss, tensors: Tensors, beside: Tensors, moving: Sequence[str], batch: Batch) -> Split:
-    """Compare every way with the gradients of single samples by autograd, on weights that are drawn for it."""
+    """Compare every way with the gradients of single samples by autograd, on weights that are drawn for it.
+
+    They do not follow from `tensors`: the server chooses those, and could choose some that hide a difference.
+    """
     count = min(PROBED, len(batch.x))
     some = Batch(batch.x[:count], batch.y[:count], torch.ones(count, dtype=tensors[moving[0]].dtype, device=batch.x.device))
     generator = torch.Generator().manual_seed(0)
-    drawn = dict(tensors)
+    first = {name: tensor.detach().to(tensors[name]) for name, tensor in network.model.named_parameters() if name in tensors}
+    drawn = {**tensors, **first}
     for name in moving:
         noise = torch.randn(tensors[name].shape, generator=generator, dtype=torch.float32)
-        drawn[name] = tensors[name].detach() + 0.1 * noise.to(tensors[name])
+        drawn[name] = drawn[name].detach() + 0.1 * noise.to(tensors[name])
     was_training = {module: module.training for module in network.model.modules()}
     network.model.eval()
     try:

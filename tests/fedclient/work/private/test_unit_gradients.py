@@ -125,6 +125,17 @@ def test_norms_and_sums_are_those_of_single_units_by_autograd(
         assert moved <= clip / 9 * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("served", [0.0, 3e38])
+def test_the_way_to_the_norms_follows_from_no_served_weights(served: float) -> None:
+    """With weights that overflow or give no gradient a trial shows nothing, and the server chooses them."""
+    for model, shape, linear, rest in CASES:
+        network, draws = Network(model()), torch.Generator().manual_seed(0)
+        tensors = {name: torch.full_like(tensor, served).detach() for name, tensor in network.model.named_parameters()}
+        some = Batch(torch.randn(4, *shape, generator=draws), torch.arange(4) % 3)
+        split = split_of(network, mean_loss(network), tensors, {}, tuple(tensors), some)
+        assert (split.linear, len(split.rest)) == (linear, rest)
+
+
 def test_a_model_that_mixes_the_samples_of_a_batch_is_refused() -> None:
     network = Network(Mixing())
     tensors = {name: tensor.detach() for name, tensor in network.model.named_parameters()}
