@@ -66,7 +66,7 @@ class ConnectionReport:
         too_many: Surplus sockets of callers.
         too_much: Sockets with too many bytes that belong to no message.
         unfinished: How many sockets have no finished handshake.
-        flooded: Some must go before their time is over.
+        flooded: Some must go, or are suspected, before their time is over: the next look must be soon.
     """
 
     too_long: list[Socket]
@@ -86,6 +86,7 @@ class ConnectionLimiter:
         self.bounds, self._handshake_s = bounds, handshake_s
         self._callers: dict[Peer, str] = {}  # fingerprint of the certificate; empty: a join token, which many may share
         self._since: dict[Peer, float] = {}
+        self._suspects: set[Peer] = set()  # had no call at the last look, and too many bytes for that
         self.unread = UnreadBytes()
         self.called = 0  # connections that have made a call, ever
         self.ended = 0  # connections that were seen and are gone, ever
@@ -132,10 +133,13 @@ class ConnectionLimiter:
         self._callers = {peer: who for peer, who in self._callers.items() if peer in peers}
         known = [Socket(fd, peer, self._since[peer]) for fd, peer, _ in present]
         silent = set(self.unread.look({peer: traffic for _, peer, traffic in present}, self._callers, now))
-        too_much = [sock for sock in known if sock.peer in silent]
+        # A large first message can be here before its call is: then the next look knows of the call.
+        suspects = silent - self._callers.keys()
+        too_much = [sock for sock in known if sock.peer in silent and sock.peer not in suspects - self._suspects]
+        self._suspects = suspects
         too_many = self._too_many([sock for sock in known if self._callers.get(sock.peer)])
         too_long = self._too_long([sock for sock in known if not self._callers.get(sock.peer)], now)
-        flooded = bool(too_much) or any(self._has_time(sock, now) for sock in too_long)
+        flooded = bool(silent) or any(self._has_time(sock, now) for sock in too_long)
         return ConnectionReport(too_long, too_many, too_much, sum(sock.peer not in self._callers for sock in known), flooded)
 
     def _has_time(self, sock: Socket, now: float) -> bool:

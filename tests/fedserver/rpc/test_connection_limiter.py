@@ -13,7 +13,7 @@ from attune.common import aio
 from attune.fedserver import process
 from attune.fedserver.rpc import connection_limiter, server
 from attune.fedserver.rpc.connection_limiter import Bounds, ConnectionLimiter, address_of, shut, sockets
-from attune.fedserver.rpc.unread_bytes import Traffic
+from attune.fedserver.rpc.unread_bytes import BEFORE_A_CALL, Traffic
 
 PORT = 7
 
@@ -69,6 +69,19 @@ def test_one_certificate_holds_its_newest_connections(present: dict[int, tuple[s
     look = keeper.look(PORT, 60.0)
     assert (fds(look.too_long), fds(look.too_many)) == ([], [0, 1])
     assert keeper.called == 10
+
+
+def test_a_large_first_message_may_be_here_before_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two connections send as much before a call is known: the one whose call follows stays."""
+    ada, eve = ("10.0.0.1", 1000), ("10.0.0.2", 1000)
+    traffic = Traffic(0, BEFORE_A_CALL + 100_000)
+    monkeypatch.setattr(connection_limiter, "sockets", lambda port: [(3, ada, traffic), (4, eve, traffic)])
+    keeper = ConnectionLimiter(Bounds.of(256), 10.0)
+    look = keeper.look(PORT, 1.0)
+    assert (fds(look.too_much), look.flooded) == ([], True), "the next look must be soon"
+    keeper.came("ipv4:10.0.0.1:1000", "ada")
+    look = keeper.look(PORT, 1.05)
+    assert (fds(look.too_much), look.flooded) == ([4], True)
 
 
 def test_who_enrols_has_called_and_has_the_time_of_a_handshake(present: dict[int, tuple[str, int]]) -> None:
