@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from attune.common.errors import SettingError, nearest
-from attune.common.text import host_and_port
+from attune.common.text import converted, host_and_port
 
 LONGEST_NAME = 80  # characters of a federation's name
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -331,7 +331,7 @@ def convert(kind: type[S], values: Mapping[str, Any], where: str) -> S:
         if key not in known:
             raise SettingError(f"unknown setting {where}{key}{nearest(key, known)}")
     try:
-        return msgspec.convert(dict(values), kind)
+        return converted(dict(values), kind)
     except msgspec.ValidationError as error:
         what, _, key = str(error).replace("array`, got `str`", "array`, got `str`; a list is ['a', 'b']").partition(" - at `$.")
         named = f"{where}{key.rstrip('`')}" if key else where or "at the top level"

@@ -14,7 +14,7 @@ import msgspec
 
 from attune.common.columns import LONGEST_NAME, wrong_with
 from attune.common.errors import SettingError, nearest
-from attune.common.text import from_json
+from attune.common.text import converted, from_json
 
 FORMAT = 1
 ColumnKind = Literal["number", "category", "yes/no", "date", "text", "identifier", "label", "time", "event", "group", "split"]
@@ -245,7 +245,7 @@ def columns_of_table(values: Mapping[str, Any], where: str) -> dict[str, Column]
             if key not in Column.__struct_fields__:
                 raise SettingError(f"{where}: column {name!r} has no {key!r}{nearest(str(key), Column.__struct_fields__)}")
         try:
-            columns[name] = msgspec.convert(fields, Column)
+            columns[name] = converted(fields, Column)
         except msgspec.ValidationError as error:
             kinds = f"; the kinds are {', '.join(get_args(ColumnKind))}" if "$.kind" in str(error) else ""
             raise SettingError(f"{where}: column {name!r}: {error}{kinds}") from None
@@ -291,7 +291,7 @@ def _features_of(name: str, column: Column) -> Iterator[Feature]:
 
 def _plain(column: Column) -> dict[str, Any]:
     """Return the fields that do not have their defaults. msgspec itself compares texts by identity."""
-    same_types = msgspec.convert(msgspec.to_builtins(column), Column)  # 18 becomes 18.0 in a range
+    same_types = converted(msgspec.to_builtins(column), Column)  # 18 becomes 18.0 in a range
     fields = {field.name: getattr(same_types, field.name) for field in msgspec.structs.fields(Column)}
     return {name: value for name, value in fields.items() if name == "kind" or value != getattr(_NUMBER_COLUMN, name)}
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -14,6 +15,8 @@ from attune.common.errors import SettingError
 T = TypeVar("T")
 LONGEST = 500  # characters; our own errors are shorter
 CUT = "..."
+_BUILT: Final = set[Any]()  # types that msgspec knows
+_BUILDING: Final = threading.Lock()
 
 
 class _Formatted(msgspec.Struct):
@@ -38,14 +41,41 @@ def newer_format(text: bytes, path: Path, program: str) -> str:
     return f"{path} was written by a newer version of {program}: update {program}" if max(kept.format, kept.version) > 1 else ""
 
 
+def _built(kind: type[T]) -> type[T]:
+    """Return the type when msgspec knows it and all types that it names.
+
+    msgspec learns a type at its first use. Two threads that use it first at the same time end the process by a segmentation
+    fault (msgspec 0.22), so one thread learns at a time.
+    """
+    if kind not in _BUILT:
+        with _BUILDING:
+            msgspec.json.Decoder(kind)
+            _BUILT.add(kind)
+    return kind
+
+
+def converted(values: object, kind: type[T], *, strict: bool = True) -> T:
+    """Return plain values as a typed struct, from any thread.
+
+    Args:
+        values: Mappings, sequences, numbers and text.
+        kind: The struct.
+        strict: Text is no number.
+
+    Raises:
+        msgspec.ValidationError: They do not fit.
+    """
+    return msgspec.convert(values, _built(kind), strict=strict)
+
+
 def from_json(text: bytes | str, kind: type[T]) -> T:
-    """Decode JSON into a typed struct.
+    """Decode JSON into a typed struct, from any thread.
 
     Raises:
         msgspec.DecodeError: Also for text that is not UTF-8 or too deep, for which msgspec itself has other errors.
     """
     try:
-        return msgspec.json.decode(text, type=kind)
+        return msgspec.json.decode(text, type=_built(kind))
     except UnicodeError:
         raise msgspec.DecodeError("it is no UTF-8") from None
     except RecursionError:

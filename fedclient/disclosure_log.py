@@ -182,8 +182,8 @@ def read_log(path: Path) -> Disclosures:
         heading, damaged = _Heading(FORMAT, path.stat().st_mtime), 1
     for line in lines:
         try:
-            _add(sums, msgspec.json.decode(line, type=Disclosed))
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            _add(sums, from_json(line, Disclosed))
+        except msgspec.DecodeError:
             damaged += 1
     return Disclosures(heading.format, heading.since, sorted(sums.values(), key=lambda entry: entry.kind), damaged)
 

@@ -12,6 +12,7 @@ import msgspec
 
 from attune.common.durable import PUBLIC, write_file
 from attune.common.errors import HomeMismatch, NoModel
+from attune.common.text import from_json
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.store import FolderStore, MemoryStore, Store
 from attune.fedclient.work.executor import SEQUENTIAL
@@ -100,7 +101,7 @@ def reconcile_executor(folder: Path, executor: str | None) -> str:
     if not path.exists():
         return executor or SEQUENTIAL
     try:
-        recorded = msgspec.json.decode(path.read_bytes(), type=ExecutorRecord)
+        recorded = from_json(path.read_bytes(), ExecutorRecord)
     except msgspec.DecodeError as error:
         raise HomeMismatch(f"{path} is damaged ({error}); restore it, or use a new home") from None
     if executor not in (None, recorded.executor):

@@ -25,6 +25,7 @@ from attune.common.models.options import (
 )
 from attune.common.plan import Kind, ModelSpec
 from attune.common.plugins import PluginRegistry, imported
+from attune.common.text import from_json
 from attune.common.wire.digest import check_digest
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def size_bytes(spec: ModelSpec) -> int:
 
 @lru_cache(maxsize=64)
 def _size_of_built_in(spec_json: bytes) -> int:
-    return _size_of(msgspec.json.decode(spec_json, type=ModelSpec))
+    return _size_of(from_json(spec_json, ModelSpec))
 
 
 def _size_of(spec: ModelSpec) -> int:

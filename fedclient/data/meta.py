@@ -12,7 +12,7 @@ from attune.common.errors import ShardError, nearest
 from attune.common.plan import Kind, Label
 from attune.common.schema import Schema
 from attune.common.task import TaskName
-from attune.common.text import from_json
+from attune.common.text import converted, from_json
 
 MOST_BYTES = 64 << 20  # classes and columns may be many
 Standardise = bool | Literal["federation"]
@@ -49,7 +49,7 @@ def read_meta(path: Path) -> Meta:
         for key in declared if isinstance(declared, dict) else ():
             if key not in Meta.__struct_fields__:
                 raise ShardError(f"unknown key {key!r} in {path}{nearest(key, Meta.__struct_fields__)}")
-        meta = msgspec.convert(declared, Meta)
+        meta = converted(declared, Meta)
     except OSError as error:
         raise ShardError(f"cannot read {path}: {error.strerror}") from None
     except msgspec.DecodeError as error:

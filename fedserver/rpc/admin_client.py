@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
-import msgspec
 
 from attune.common.errors import Unreachable
 from attune.common.grpc_errors import from_rpc
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential
+from attune.common.text import from_json
 from attune.fedserver.core.fleet_statistics import FleetStatistics
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.registrar import OPERATOR
@@ -63,7 +63,7 @@ def statistics(home: ServerHome, columns: Sequence[str], patience_s: float) -> F
     """
     question = StatisticsQuestion(columns=columns, patience_s=patience_s)
     reply = _call(home, lambda admin: admin.Statistics(question, timeout=7 * patience_s + TIMEOUT_S))
-    return msgspec.json.decode(reply.statistics_json, type=FleetStatistics)
+    return from_json(reply.statistics_json, FleetStatistics)
 
 
 def _call(home: ServerHome, call: Callable[[AdminStub], Any]) -> Any:

@@ -17,7 +17,7 @@ import msgspec
 
 from attune.common.metrics import within_bounds
 from attune.common.plan import Plan
-from attune.common.text import from_json
+from attune.common.text import converted, from_json
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.race_course import Race
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
@@ -351,7 +351,7 @@ def devices_in(db: Database, names: Collection[str] | None = None) -> list[Devic
 
 
 def _device(row: Sequence[Any]) -> DeviceRecord:
-    return msgspec.convert(dict(zip(DeviceRecord.__struct_fields__, row, strict=True)), DeviceRecord, strict=False)
+    return converted(dict(zip(DeviceRecord.__struct_fields__, row, strict=True)), DeviceRecord, strict=False)
 
 
 def certificates_in(db: Database, name: str | None = None) -> list[Certificate]:

@@ -24,7 +24,7 @@ from attune.common.metrics import within_bounds
 from attune.common.paired import gain_between, gain_of, verdict_of
 from attune.common.statistics import Finding, HelpOrHarm
 from attune.common.task import TASKS, TaskName
-from attune.common.text import from_json, newer_format
+from attune.common.text import converted, from_json, newer_format
 from attune.fedserver.core import accuracy as of_rows
 from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
 from attune.fedserver.core.planning import ResolvedSettings
@@ -349,4 +349,4 @@ def read_rows(folder: Path) -> list[Report]:
 
 def row_of(line: Mapping[str, str]) -> Report:
     """Return the report in a line of metrics.csv, in which an empty cell is None."""
-    return within_bounds(msgspec.convert({name: value for name, value in line.items() if value != ""}, Report, strict=False))
+    return within_bounds(converted({name: value for name, value in line.items() if value != ""}, Report, strict=False))

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.statistics import LEVEL, holm, mcnemar
+from attune.common.text import converted
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.work.comparison import sign_flip
 from attune.simulation.manifest import ResultManifest
@@ -209,7 +210,7 @@ def read(path: Path) -> list[RecipeRow]:
         return []
     with path.open(newline="", encoding="utf-8") as file:
         plain = [{key: value or None for key, value in row.items()} for row in csv.DictReader(file)]
-    return [msgspec.convert({**row, "series": row["series"] or ""}, RecipeRow, strict=False) for row in plain]
+    return [converted({**row, "series": row["series"] or ""}, RecipeRow, strict=False) for row in plain]
 
 
 def write(path: Path, rows: Sequence[RecipeRow]) -> None:

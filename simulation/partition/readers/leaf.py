@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from attune.common.errors import ShardError
+from attune.common.text import from_json
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.files import MAX_TEXT_BYTES, files_in, plain_suffix, read_bytes
 from attune.fedclient.data.makers.alphabets import CHARACTERS, encode
@@ -78,8 +79,8 @@ def _part(paths: list[Path]) -> tuple[list[Any], list[Any], Array]:
         data = read_bytes(path, left)
         left -= len(data)
         try:
-            content = msgspec.json.decode(data, type=_File)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            content = from_json(data, _File)
+        except msgspec.DecodeError as error:
             raise ShardError(f"{path} is not LEAF's JSON (users, user_data with x and y for each): {error}") from None
         for user in content.users:
             mine = content.user_data.get(user)
