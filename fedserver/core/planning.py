@@ -238,7 +238,7 @@ def make_plan(
         classes=classes,
         method=settings.method.name,
         method_options=settings.method_options,
-        train=_train_of(settings.train, first.task),
+        train=_train_of(settings.train, first.task, settings.configured.dial is not None),
         scale=declared_scale(privacy, first) if privacy.unit != "none" else masked.features or scale_of(profiles, fewest),
         column_names=declared.names or columns_of(profiles),
         task=first.task,
@@ -272,13 +272,15 @@ def make_plan(
     return plan
 
 
-def _train_of(train: TrainSettings, task: TaskName) -> TrainSettings:
+def _train_of(train: TrainSettings, task: TaskName, dials: bool) -> TrainSettings:
     """Return the settings of training as the plan has them: the orders tell of finishing.
 
+    Devices with a dial must know of it from the beginning: it decides which model they blend, and whether they vote.
     Where samples have no likelihood, by which devices choose between models, none is held out.
     """
     validation = train.validation if TASKS[task].by_sample else 0.0
-    return msgspec.structs.replace(train, finish=msgspec.UNSET, finish_stop=msgspec.UNSET, validation=validation)
+    finish = train.finish if dials else msgspec.UNSET
+    return msgspec.structs.replace(train, finish=finish, finish_stop=msgspec.UNSET, validation=validation)
 
 
 def pinned(plan: Plan, body_digest: str) -> Plan:

@@ -54,6 +54,15 @@ def test_nothing_is_sent_for_it(finished: attune.SimulationResult) -> None:
             assert one[name] == other[name]
 
 
+@pytest.mark.parametrize("finish", ["auto", "off"])
+def test_devices_with_a_dial_vote_if_they_will_finish(finish: str) -> None:
+    """Ask each device in the evaluation before the last one, in which nobody finishes yet."""
+    result = run("fedmcsa", finish, settings={"method.dial": True}, baseline="local")
+    before = [row for row in result._outcome.snapshot.rows if (row.work, row.round) == ("evaluate", ROUNDS - 1)]
+    assert len(before) == len(CLOUDS) and all(row.dial_own is not None for row in before)
+    assert {row.likelihood_personalized is not None for row in before} == {finish == "auto"}
+
+
 @pytest.mark.parametrize(("rates", "rate"), [({}, 0.05), ({"train.finish_lr": 0.2, "train.lr_decay": 0.5}, 0.2)])
 def test_the_finished_model_is_plain_training_from_what_was_served(
     monkeypatch: pytest.MonkeyPatch, rates: dict[str, float], rate: float
