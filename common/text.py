@@ -101,7 +101,7 @@ def listed(words: Sequence[str], most: int = 8) -> str:
 def csv_cell(value: object) -> object:
     """Return a value for a CSV file. Text that a spreadsheet would run as a formula gets an apostrophe before it.
 
-    A sign alone is none, and a usual name of a class.
+    A sign alone is no formula, and it can be the name of a class.
     """
     if not isinstance(value, str) or len(value) < 2 or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return value

@@ -27,7 +27,7 @@ class AttemptSecrets:
         self.root, self.occasion = root, occasion
         self._name = name
         self._agreed: dict[bytes, bytes] = {}  # by the other's public key
-        self._opened: dict[tuple[bytes, bytes], bytes] = {}  # by the sender's public key, and what it has sealed
+        self._opened: dict[tuple[bytes, bytes, bytes], bytes] = {}  # by the sender's key, what it has sealed, and the cohort
 
     def __repr__(self) -> str:
         return f"AttemptSecrets({self._name!r}, {self.occasion})"
@@ -66,7 +66,7 @@ class AttemptSecrets:
         Raises:
             UpdateRefused: It has not, or its key is none.
         """
-        known = sender.share_key, sealed + cohort
+        known = sender.share_key, sealed, cohort
         if known not in self._opened:
             pair = masks.opened(sealed, *self._sealing(sender, sender.name, self._name, cohort))
             if len(pair) != 2 * SHARE_BYTES:

@@ -105,7 +105,7 @@ def label_of(cell: Any) -> int | str:
 
 
 def exact_below(form: npt.DTypeLike) -> int:
-    """Return the integer from which floats of this type lack others, so that codes may have lost digits."""
+    """Return the integer from which floats of this type skip whole numbers, so that codes may have lost digits."""
     return EXACT if form is float else 1 << (np.finfo(np.dtype(form)).nmant + 1)
 
 

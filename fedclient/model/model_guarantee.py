@@ -52,8 +52,8 @@ def guarantee_of(plan: Plan, result: OrderResult, models: Collection[Choice]) ->
     if privacy is None or not mode_of(privacy):
         return msgspec.UNSET
     by_server = privacy.on_server  # what a device trains on after it is served has none of that noise
-    none = {*ORIGINS, "local", *([] if _own_has_noise(plan) else [result.own_choice])}
-    without_noise = sorted(name for name in models if (name != "common" if by_server else name in none))
+    unprotected = {*ORIGINS, "local", *([] if _own_has_noise(plan) else [result.own_choice])}
+    without_noise = sorted(name for name in models if (name != "common" if by_server else name in unprotected))
     return PrivacyGuarantee(
         privacy.unit,
         privacy.epsilon if by_server else result.epsilon,

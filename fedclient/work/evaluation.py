@@ -99,8 +99,8 @@ class Evaluation:
         """
         data, theta = self._data, held.theta
         mixed = yield from self._dialled(held, seeds, cancelled)
-        # The samples that set a dial say too much for its model.
-        honest = mixed is None or data.dial is not None
+        # The samples that set a dial flatter its model, unless other samples score it.
+        is_flattered = mixed is not None and data.dial is None
         if mixed is not None:
             theta = theta | mixed.tensors
             result = msgspec.structs.replace(result, dial_mean=mixed.share("mean"), dial_own=mixed.share("own"))
@@ -112,18 +112,18 @@ class Evaluation:
         weighed, after = baselines.Weighed({}, {}), dict[str, float]()
         if self._blends:
             blending = candidates
-            if self._will_finish and not honest:
+            if is_flattered and self._will_finish:
                 # The blend has the dial's sources, and finishes them. The model before the dial takes the place of the mixture.
-                theta, honest = held.theta, True
-                before = yield from self._prepared(theta, held.received, seeds, cancelled)
-                blending = {**candidates, self._own: (self._trainer, before)}
+                theta, is_flattered = held.theta, False
+                undialled = yield from self._prepared(theta, held.received, seeds, cancelled)
+                blending = {**candidates, self._own: (self._trainer, undialled)}
             finished, after = yield from self._finished(theta, held.common, blending, order, seeds, cancelled)
             blending = {**blending, **finished}
             weighed = yield from baselines.weighed(blending, self._own, data, order.prior)
             candidates = blending if weighed.members else candidates
         members = weighed.members
         reported = [name for name in weighed.likelihood if name in LIKELIHOODS]  # nothing is reported of finished models
-        said = {name: weighed.likelihood[name] for name in reported} if honest and len(reported) > 1 else {}
+        said = {name: weighed.likelihood[name] for name in reported} if not is_flattered and len(reported) > 1 else {}
         likelihood_kept = (yield from self._scored(weighed, candidates, order)) if order.round in self._scored_rounds else None
         blended = (yield from self._blended(list(members.values()))) if members and right else None
         against = [comparison.compared(right[self._own], right[name], RIVALS[name], data.test_groups) for name in others]

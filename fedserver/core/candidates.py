@@ -23,7 +23,6 @@ Complete = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]  # returns all 
 NOWHERE = "tried"  # the federation of a plan that is thrown away
 USUAL: Mapping[str, Mapping[str, Any]] = {"fedavg": {}, "fedper": {}, "fedtp": {}, "fedmcsa": {"dial": True}}
 NEEDS_ATTENTION = "fedtp"  # a usual candidate only where the usual model for the data has attention
-
 OF_THE_RACE = ("round.rounds", "round.mode", "train.score_after", "train.validation")  # by which candidates are compared
 
 
@@ -168,7 +167,7 @@ def check_race(overrides: Mapping[str, Any]) -> int:
     settings = convert(RoundSettings, overrides.get("round", {}), "round.")
     if settings.mode != "synchronous":
         raise SettingError(
-            'round.mode = "buffered": --method auto compares candidates after rounds that devices close together'
+            'round.mode = "buffered": --method auto compares candidates after rounds of all devices: leave it out'
         )
     rounds = settings.rounds
     if rounds < FEWEST_ROUNDS:
@@ -238,13 +237,13 @@ def named_candidates(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the options of the candidates that are named.
 
     Raises:
-        SettingError: One of them has other rounds or other held-out samples than the race.
+        SettingError: One of them has a setting that must be the same for all candidates.
     """
     given = convert(AutoSettings, overrides.get("auto", {}), "auto.").candidates
     named = dict(given) if isinstance(given, Mapping) else {name: {} for name in given}
     for name, options in named.items():
         if refused := [key for key in options if key in OF_THE_RACE or key.startswith("privacy.")]:
-            raise SettingError(f"auto.candidates: {refused[0]} of {name} must be that of the race: set it there")
+            raise SettingError(f"auto.candidates: {refused[0]} of {name} must be that of the race: set it for all candidates")
     return named
 
 

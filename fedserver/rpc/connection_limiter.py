@@ -135,7 +135,8 @@ class ConnectionLimiter:
         silent = set(self.unread.look({peer: traffic for _, peer, traffic in present}, self._callers, now))
         # A large first message can be here before its call is: then the next look knows of the call.
         suspects = silent - self._callers.keys()
-        too_much = [sock for sock in known if sock.peer in silent and sock.peer not in suspects - self._suspects]
+        proven = silent - (suspects - self._suspects)
+        too_much = [sock for sock in known if sock.peer in proven]
         self._suspects = suspects
         too_many = self._too_many([sock for sock in known if self._callers.get(sock.peer)])
         too_long = self._too_long([sock for sock in known if not self._callers.get(sock.peer)], now)

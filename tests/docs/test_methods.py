@@ -1,4 +1,4 @@
-"""What the documents say of each method, against the registry."""
+"""The documents on each method, compared with the registry."""
 
 from __future__ import annotations
 

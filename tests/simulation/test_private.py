@@ -130,7 +130,7 @@ def test_a_device_whose_budget_is_spent_is_excused_and_evaluates(caplog: pytest.
 
 
 def test_what_trains_without_noise_makes_no_order_fail() -> None:
-    """Whether fine-tuning diverges follows from the samples, and the server is told of each order that fails."""
+    """Let fine-tuning diverge: it follows from the samples, and the server is told of each order that fails."""
     settings = {"method": {"alpha": 1e30}, "privacy": RANGE}
     with pytest.raises(FederationFailed, match="not finite any more"):
         attune.simulate(

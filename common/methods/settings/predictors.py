@@ -19,7 +19,7 @@ class PredictorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     Attributes:
         needs_features: The predictor reads the inputs of the head, so the model must have one.
         own_model: The device predicts with a model of its own, and with no part of the shared one.
-        reads_samples: What it predicts with follows from its samples once more, without noise.
+        reads_samples: The device uses its samples once more before it predicts, without noise.
         only_classes: Why it can predict nothing but classes, and what to take instead; empty if it can.
         implementation: The class of a predictor that is not built in, or "package.module:Class".
     """

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from attune.common.errors import SettingError, ShardError
+from attune.common.text import from_json
 from attune.fedclient.data.csv_file import is_index
 from attune.fedclient.data.files import MAX_BINARY_BYTES
 from attune.fedclient.data.parquet_file import cells_of
@@ -69,6 +70,6 @@ def _named(cells: list[Any], feature: Any) -> list[Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return from_json(path.read_bytes(), dict[str, Any])
     except (OSError, msgspec.DecodeError) as error:
         raise ShardError(f"cannot read {path}: {error}") from None

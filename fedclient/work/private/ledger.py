@@ -79,7 +79,7 @@ class RunCharges(msgspec.Struct):
         return self.run, self.rate, self.steps, self.delta, self.metrics > 0
 
     def counts_with(self, other: RunCharges) -> bool:
-        """Return whether an attempt of both costs the same."""
+        """Return whether attempts of both are charged alike, so that they can be counted together."""
         return (self.mechanism, self.noise, self.metrics) == (other.mechanism, other.noise, other.metrics)
 
     def spent(self, orders: int | None = None) -> list[NoisySteps]:

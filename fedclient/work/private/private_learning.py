@@ -165,9 +165,9 @@ def private_learning(
 
 
 def quietly(private: PrivateLearning | None, work: Jobs[T], otherwise: T) -> Jobs[T]:
-    """Return what work without noise comes to; in an order with noise `otherwise`, if it diverges.
+    """Return the result of work that has no noise. If it diverges on a device that trains with noise, return `otherwise`.
 
-    The server is told of each order that fails, and whether this work diverges follows from the samples.
+    The server is told of each order that fails. So this work must not fail an order: its divergence would tell of the samples.
     """
     try:
         return (yield from work)

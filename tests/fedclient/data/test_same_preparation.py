@@ -126,7 +126,7 @@ def test_what_is_to_be_predicted_is_no_feature_of_a_schema(tmp_path: Path, label
 
 @pytest.mark.parametrize("role", ["group", "key"])
 def test_a_column_with_a_role_is_no_feature_of_a_schema(tmp_path: Path, role: str) -> None:
-    """As without a schema: a model would learn the number of a case by heart."""
+    """Leave the column out, as without a schema: a model would learn the number of a case by heart."""
     shard = load_shard(patients(tmp_path / "kiel.csv"), options=ReadOptions.of(schema=SEX_AND_SMOKES, **{role: "age"}))
     assert len(np.unique(shard.train_x[:, 0])) == 1
 

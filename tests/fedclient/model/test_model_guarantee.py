@@ -1,4 +1,4 @@
-"""What model.json says of privacy: a model has the guarantee only if it follows from the samples through noise."""
+"""The privacy guarantee in model.json: a model has the guarantee only if it follows from the samples through noise."""
 
 from __future__ import annotations
 
