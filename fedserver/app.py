@@ -20,13 +20,14 @@ from attune.common.errors import AttuneError, LedgerBusy
 from attune.common.faults import SERVER, fail_at
 from attune.common.models.options import cautions
 from attune.common.supervisor import supervised
+from attune.common.text import listed
 from attune.fedserver import fleet_race, logs, process, runs
 from attune.fedserver.core import planning
 from attune.fedserver.core.client_settings import check_secret
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.members import NOTHING_PERSONAL, goodbye
+from attune.fedserver.federation.members import NOTHING_PERSONAL
 from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.federation.steps import Clock
 from attune.fedserver.fleet_race import Turn
@@ -49,6 +50,9 @@ from attune.fedserver.web.live import Operator, page
 LOG = logging.getLogger("fedserver")
 ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104
 REFRESH_S = 30.0  # between two looks whether tokens have ended, and whether a clock that was set makes a new certificate due
+STEP_S = 0.1  # between two looks whether the devices have left
+GOODBYE_S = 10.0  # for devices that know the end
+RETURN_S = 60.0  # for devices to come back to the run that has won a race
 JOIN_TTL_S = 86400.0
 KEPT_JOIN_TOKENS = 8  # of those printed at a start; every live token costs a little at each handshake
 
@@ -335,7 +339,7 @@ async def _until(
         leg = asyncio.create_task(fleet_race.over(turn, coordinator))
         ends.add(leg)
     elif exit_when_done:
-        ends.add(asyncio.create_task(goodbye(coordinator, returning=turn is not None)))
+        ends.add(asyncio.create_task(_goodbye(coordinator, returning=turn is not None)))
     begun, done = {resumed}, set[asyncio.Future[Any]]()
     while not done & ends:
         done, _ = await asyncio.wait(ends | begun, timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED)
@@ -348,3 +352,33 @@ async def _until(
     for task in ends - {signalled}:
         task.cancel()
     return leg if leg in done else None
+
+
+async def _goodbye(coordinator: Coordinator, returning: bool = False) -> None:
+    """Wait until the federation is done or has failed, and until its devices have hung up or had time to.
+
+    A device that is away without its farewell has time to come back: without a server it would wait for ever. It has
+    `round.grace_s` from when it left, or from the start of this process.
+
+    Args:
+        coordinator: The federation.
+        returning: Whether its devices come back first: a race has just ended with another run. They have RETURN_S.
+    """
+    await coordinator.finished.wait()
+    patience_s, said = RETURN_S if returning else coordinator.settings.round.grace_s, False
+    while coordinator.error is None and (away := _away(coordinator, patience_s)):
+        if not said:
+            LOG.info("waiting up to %.0f s for devices that are away and do not know the end: %s", patience_s, listed(away))
+            said = True
+        await asyncio.sleep(STEP_S)
+    left_s = GOODBYE_S
+    while coordinator.streams and left_s > 0:
+        await asyncio.sleep(STEP_S)
+        left_s -= STEP_S
+
+
+def _away(coordinator: Coordinator, patience_s: float) -> list[str]:
+    """Return the devices that left within these seconds, and have not had their farewell."""
+    since = coordinator.clock.monotonic() - patience_s
+    left_at = coordinator.round.left_at
+    return sorted(name for name in left_at.keys() - coordinator.streams.dismissed if left_at[name] > since)

@@ -29,8 +29,6 @@ from attune.fedserver.ports.ledger import MemberLedger
 
 LOG = logging.getLogger("fedserver")
 NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the common model as it is"
-GOODBYE_S, GOODBYE_STEPS = 10.0, 100
-RETURN_S, RETURN_STEPS = 60.0, 300  # for devices to come back to the run that has won a race
 MAX_LABELS = 500  # characters of a device's classes that are kept for pictures
 MAX_NOTE = 500
 TWO_PROCESSES = "two processes use the identity of {}"
@@ -368,21 +366,3 @@ class Members:
         await self._coordinator.troubles.overcome(
             "writing who is connected", lambda: self._ledger.update_device(name, **fields)
         )
-
-
-async def goodbye(coordinator: Coordinator, returning: bool = False) -> None:
-    """Wait until the federation is done or has failed, and until its devices have hung up or had time to.
-
-    Args:
-        coordinator: The federation.
-        returning: Whether its devices come back first: a race has just ended with another run.
-    """
-    await coordinator.finished.wait()
-    for _ in range(RETURN_STEPS if returning else 0):
-        if all(coordinator.activity.stage(name) is not None for name in coordinator.round.record.devices):
-            break
-        await asyncio.sleep(RETURN_S / RETURN_STEPS)
-    for _ in range(GOODBYE_STEPS):
-        if not coordinator.streams:
-            return
-        await asyncio.sleep(GOODBYE_S / GOODBYE_STEPS)

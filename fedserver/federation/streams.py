@@ -7,7 +7,7 @@ from collections.abc import Collection
 from functools import lru_cache
 
 from attune.common.errors import AttuneError, Replaced, Unreachable
-from attune.common.exchange.messages import Beat, ToDevice
+from attune.common.exchange.messages import Beat, Farewell, ToDevice
 from attune.common.plan import Profile
 from attune.common.protocol import CHANGE, EMPTY, LOCAL_SCALE
 
@@ -146,6 +146,7 @@ class Streams:
 
     def __init__(self) -> None:
         self._streams: dict[str, Stream] = {}
+        self.dismissed: set[str] = set()  # devices that have had their farewell on their newest stream
 
     def __repr__(self) -> str:
         return f"Streams({sorted(self._streams)})"
@@ -159,6 +160,7 @@ class Streams:
         if older is not None:
             older.close(Replaced(f"{stream.name} opened a newer stream"))
         self._streams[stream.name] = stream
+        self.dismissed.discard(stream.name)
         return older is not None
 
     def leave(self, stream: Stream) -> bool:
@@ -183,6 +185,8 @@ class Streams:
         """Queue a message for a device. It is dropped if the device is not connected."""
         if name in self._streams:
             self._streams[name].send(message)
+            if isinstance(message, Farewell):
+                self.dismissed.add(name)
 
     def hang_up(self) -> None:
         """End every stream, because the server stops. Devices return when there is a server again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -47,6 +48,24 @@ def test_a_server_says_that_it_ends_because_all_is_done(federation_at: Callable[
     device = federation.device(tabular_shard(federation.folder / "ada", seed=1))
     assert (server.code(), device.code()) == (0, 0)
     assert server.text.rstrip().endswith("stopping: all rounds are closed, and the devices have left (--exit-when-done)")
+
+
+def test_a_server_that_starts_again_at_the_end_waits_for_devices_that_do_not_know_it(
+    federation_at: Callable[[str], Federation],
+) -> None:
+    """Without it the server left at once, and the devices tried to reach it for ever."""
+    federation = federation_at("again")
+    shards = [tabular_shard(federation.folder / name, seed) for seed, name in enumerate(("ada", "bob"))]
+    flags = ("--exit-when-done", *FLAGS[:-4], "--min-clients", "2", "--rounds", "1")
+    server = federation.server(*flags, fault="server:1:evaluation-committed=kill")
+    first = federation.devices(shards)
+    assert server.code() == -signal.SIGKILL
+    for device in first:
+        device.kill()
+    server = federation.server(*flags)
+    second = federation.devices(shards)
+    assert [process.code() for process in (*second, server)] == [0, 0, 0], server.text
+    assert "waiting up to 30 s for devices that are away and do not know the end: ada, bob" in server.text
 
 
 def test_a_server_whose_model_needs_a_missing_package_ends_at_once_and_names_it(
