@@ -24,7 +24,6 @@ from attune.common.errors import SettingError
 from attune.fedclient.work import baselines
 from attune.fedclient.work.evaluation import Evaluation
 from attune.fedserver.core.candidates import USUAL
-from attune.fedserver.core.finishing import FINISH_EPOCHS
 from attune.fedserver.core.race_course import Course
 from attune.fedserver.core.racing import ALONE, DeviceScores, rungs_of
 from attune.simulation.recipes.catalogue import PLAIN, get
@@ -48,8 +47,13 @@ class Outcome:
 
 @dataclass
 class Kept:
-    """Recorder of the predictions of what devices keep: of the last evaluation, which it does twice."""
+    """Recorder of the predictions of what devices keep: of the last evaluation, which it does twice.
 
+    Attributes:
+        rounds: Number of all rounds.
+    """
+
+    rounds: int
     finished: dict[str, torch.Tensor] = field(default_factory=dict)
     unfinished: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -71,8 +75,8 @@ class Kept:
 
         def twice(self: Any, result: Any, held: Any, order: Any, *rest: Any) -> Any:
             name = self._trainer.name
-            if order.finish_epochs >= FINISH_EPOCHS:
-                yield from compared(self, result, held, replace(order, finish_epochs=0), *rest)
+            if order.round == recorder.rounds:
+                yield from compared(self, result, held, replace(order, finish_epochs=0, finish_stops=()), *rest)
                 recorder.unfinished[name] = latest[id(self._data)]
             done = yield from compared(self, result, held, order, *rest)
             recorder.finished[name] = latest[id(self._data)]
@@ -89,7 +93,7 @@ class Kept:
 
 def outcome(shards: Sequence[Path], method: str, rounds: int, seed: int, settings: Mapping[str, Any]) -> Outcome:
     """Train one method with all rounds."""
-    rungs, recorder = (*rungs_of(rounds), rounds), Kept()
+    rungs, recorder = (*rungs_of(rounds), rounds), Kept(rounds)
     options = {"name": method, **USUAL.get(method, {})}
     given = {**settings, "train.finish": "auto", "train.score_after": list(rungs)}
     with recorder.recording():

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
+
 from attune.common.config import TrainSettings
 from attune.common.metrics import FINISH_STOPS, LIKELIHOODS_AFTER
+from attune.common.task import TaskName
 from attune.fedserver.core.records import Report
 
 FINISH_EPOCHS = FINISH_STOPS[-1]  # before the last evaluation
@@ -17,27 +20,38 @@ MOST_EPOCHS = 3 * FINISH_EPOCHS
 SCORE_EPOCHS = 5  # before an evaluation that scores what the device would keep if training ended there
 
 
-def trial_round(train: TrainSettings, rounds: int) -> int | None:
-    """Return the round after which devices try several numbers of epochs; None if the fleet does not choose."""
-    return rounds - 1 if train.finish_stop == "fleet" and rounds > 1 else None
+def trial_round(train: TrainSettings, rounds: int, task: TaskName | None = None) -> int | None:
+    """Return the round after which devices try several numbers of epochs; None if the fleet does not choose.
+
+    In regression it chooses unless `finish_stop` is off: the held-out numbers of one device say too little of how far from
+    the truth a model is, so its blend keeps much of a finished model that is overfitted (docs/does-it-help.md#finishing).
+
+    Args:
+        train: The settings.
+        rounds: Number of all rounds.
+        task: The task; None if it is not known yet, or if likelihoods of devices may choose nothing unasked.
+    """
+    by_default = train.finish_stop is msgspec.UNSET and task == "regression"
+    return rounds - 1 if train.finishes and (train.finish_stop == "fleet" or by_default) and rounds > 1 else None
 
 
-def stops_after(train: TrainSettings, rounds: int, number: int, tried: Sequence[Report]) -> tuple[int, ...]:
+def stops_after(train: TrainSettings, rounds: int, trial: int | None, number: int, tried: Sequence[Report]) -> tuple[int, ...]:
     """Return the numbers of epochs at which devices stop in the evaluation after round `number`; empty: they finish nothing.
 
     Args:
         train: The settings.
         rounds: Number of all rounds.
+        trial: The round of `trial_round`.
         number: The round.
-        tried: The evaluations before this one, of all devices.
+        tried: The evaluations after the trial round, of all devices.
     """
     if not train.finishes:
         return ()
-    if number == trial_round(train, rounds):
+    if number == trial:
         return FINISH_STOPS[1:]
     if number < rounds:
         return (SCORE_EPOCHS,) if number in train.scored_rounds else ()
-    if trial_round(train, rounds) is None or (best := likeliest(tried)) is None:
+    if trial is None or (best := likeliest(tried)) is None:
         return (FINISH_EPOCHS,)
     return tuple(stop for stop in FINISH_STOPS[1:] if stop <= best)
 

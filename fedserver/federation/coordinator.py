@@ -289,7 +289,7 @@ class Coordinator:
         span_s = 0.0 if self.clock.stands else left_s(self._rules, self.round, self.clock.monotonic())
         await self.troubles.overcome(
             f"opening round {number}",
-            lambda: self._orders.open(sorted(self.max_bytes), self.round.record, span_s, work, number, devices),
+            lambda: self._orders.open(self.task, sorted(self.max_bytes), self.round.record, span_s, work, number, devices),
         )
 
     async def _close_round(self, number: int, cohort: frozenset[str], back: events.GoBack | None = None) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from attune.common.exchange.messages import Order, WorkName
 from attune.common.exchange.transform import SUMMED
+from attune.common.task import TaskName
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.buffered_rounds import staleness_weight
 from attune.fedserver.core.finishing import lengthened, stops_after, trial_round
@@ -60,13 +61,21 @@ class OrderSender:
         self._stops: dict[int, tuple[int, ...]] = {}  # likewise: epochs of finishing
 
     async def open(
-        self, parts: Sequence[str], record: Record, left_s: float, work: WorkName, number: int, devices: Collection[str]
+        self,
+        task: TaskName,
+        parts: Sequence[str],
+        record: Record,
+        left_s: float,
+        work: WorkName,
+        number: int,
+        devices: Collection[str],
     ) -> None:
         """Send the orders of a step.
 
         Served values are made for all devices at once, so they have the same bits after a restart.
 
         Args:
+            task: The federation's task.
             parts: The parts that devices hand in.
             record: The round's record.
             left_s: Seconds until the deadline.
@@ -81,7 +90,7 @@ class OrderSender:
         served = await self._lab.serve(sorted(receivers), _founders(known, receivers), earlier)
         cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         prior = await self._prior(record, number) if work == "evaluate" else NO_PRIOR
-        finish_stops = await self._finish_stops(number) if work == "evaluate" else ()
+        finish_stops = await self._finish_stops(number, task) if work == "evaluate" else ()
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         takes = {name: served[name] if self._needs_download(record, known.get(name), work) else {} for name in devices}
         smaller = await self._smaller(version, record, known, takes, cold_start)
@@ -119,16 +128,16 @@ class OrderSender:
                 self._activity.enter(name, WORK[work] if whole else DeviceStage.WAITING, "" if whole else HAS_ORDER)
             self._streams.send(name, order.carrying({digest: data[digest] for digest in inline}))
 
-    async def _finish_stops(self, number: int) -> tuple[int, ...]:
+    async def _finish_stops(self, number: int, task: TaskName) -> tuple[int, ...]:
         """Return the numbers of epochs for which devices fine-tune their models before the evaluation after round `number`.
 
         They are chosen once, by rows that change only when a device is revoked, so they are the same after a restart.
         """
         if number not in self._stops:
             train, rounds = self._settings.train, self._settings.round.rounds
-            trial = trial_round(train, rounds)
+            trial = trial_round(train, rounds, task if self._settings.privacy.unit == "none" else None)
             tried = await self._ledger.last_evaluations(number) if trial is not None and number >= rounds else []
-            self._stops = {number: stops_after(train, rounds, number, [row for row in tried if row.round == trial])}
+            self._stops = {number: stops_after(train, rounds, trial, number, [row for row in tried if row.round == trial])}
         return self._stops[number]
 
     def _stops_of(self, device: DeviceRecord | None, number: int, stops: tuple[int, ...]) -> tuple[int, ...]:

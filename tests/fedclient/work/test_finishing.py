@@ -241,10 +241,45 @@ def test_a_rate_of_finishing_without_finishing_is_refused() -> None:
 def test_where_labels_say_nothing_the_fleet_does_not_finish(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = {name: (x, np.random.default_rng(n).permutation(y)) for n, (name, (x, y)) in enumerate(CLOUDS.items())}
     asked = recorded_orders(monkeypatch)
-    overfits = {"model.name": "dnn", "model.hidden": [64], "train.lr": 0.3}
-    result = run("fedavg", data=noise, settings=FLEET | overfits)
+    result = run("fedavg", data=noise, settings=FLEET | OVERFITS)
     assert {epochs for round_, epochs, _ in asked if round_ == ROUNDS} == {0}
     assert all("finished" not in row.keeps for row in result.table())
+
+
+OVERFITS = {"model.name": "dnn", "model.hidden": [64], "train.lr": 0.3}
+NUMBERS = {
+    name: (x, np.random.default_rng(at).normal(size=len(x)).astype(np.float32))
+    for at, (name, (x, _)) in enumerate(CLOUDS.items())
+}
+
+
+@pytest.mark.parametrize(("settings", "fleet"), [({}, True), ({"train.finish_stop": "off"}, False)])
+def test_in_regression_the_fleet_chooses_unless_the_user_says_no(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], fleet: bool
+) -> None:
+    """A device cannot see by its own few held-out numbers that a finished model is overfitted."""
+    asked = recorded_orders(monkeypatch)
+    result = run("fedavg", data=NUMBERS, task="regression", settings=OVERFITS | settings)
+    tried = (ROUNDS - 1, FINISH_EPOCHS, FINISH_STOPS[1:-1])
+    assert (tried in asked) is fleet
+    last = {epochs for round_, epochs, _ in asked if round_ == ROUNDS}
+    if not fleet:
+        assert last == {LONGEST}
+        return
+    rows = [row for row in result._outcome.snapshot.rows if (row.work, row.round) == ("evaluate", ROUNDS - 1)]
+    sums = {stop: sum(getattr(row, f"likelihood_after_{stop}") for row in rows) for stop in FINISH_STOPS}
+    best = max(sums, key=lambda stop: sums[stop])
+    assert best < FINISH_EPOCHS and last == {best}
+
+
+@pytest.mark.parametrize("unit", ["example", "client"])
+def test_with_privacy_the_fleet_chooses_nothing_unasked(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
+    """Likelihoods have no noise."""
+    asked = recorded_orders(monkeypatch)
+    bounds = {"privacy.ranges": [[-9.0, 9.0]], "privacy.target_ranges": [[-9.0, 9.0]]}
+    noise: dict[str, Any] = {"privacy.unit": unit, "privacy.noise": 1.0, "privacy.insecure_seed": 1} | bounds
+    run("fedavg", data=NUMBERS, task="regression", settings=noise | ({"privacy.devices": 3} if unit == "client" else {}))
+    assert asked and not any(stops for *_, stops in asked)
 
 
 def test_without_likelihoods_devices_finish_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
