@@ -19,7 +19,7 @@ from attune.fedclient.work.calibration import SHARPNESSES
 from attune.fedclient.work.survival import c_index, cox_loss, has_pairs
 
 WORST = 1e30  # of a squared error: squares of it are finite
-LEAST_VARIANCE = 1e-6  # of held-out errors, of targets with variance 1: a model may be exact without ruling all others out
+PRIOR_ERRORS = 3  # squared errors of 1, the variance of the federation, that join those of a model's held-out samples
 LOWEST = -1.0  # of a mean score that is reported: one device that diverged must not hide all others in a mean
 
 
@@ -191,9 +191,11 @@ class Numbers(_ScoresAnswer, _Outputs):
     def likelihood(self, evidence: Tensor) -> Tensor:
         """Return the density of Gaussian noise about the prediction.
 
-        Its variance is the likeliest one: the mean of these squared errors.
+        Its variance is the mean of these squared errors and of PRIOR_ERRORS: the errors of a few samples alone would make a
+        model that is right by chance too sure.
         """
-        variance_1K = evidence.mean(dim=-2, keepdim=True).clamp_min(LEAST_VARIANCE)
+        sum_1K, samples = evidence.sum(dim=-2, keepdim=True), evidence.shape[-2]
+        variance_1K = (sum_1K + PRIOR_ERRORS) / (samples + PRIOR_ERRORS)
         return (-evidence / (2 * variance_1K)).exp() / (2 * math.pi * variance_1K).sqrt()
 
     def constant_likelihood(self, y: Tensor) -> Tensor:

@@ -45,10 +45,10 @@ def test_a_model_that_diverged_has_the_lowest_score_that_can_be_reported():
     assert bool(NUMBERS.likelihood(NUMBERS.evidence(broken, torch.zeros(3, 1))).isfinite().all())
 
 
-def test_the_likelihood_of_numbers_is_gaussian_with_the_mean_error_as_variance():
-    scores, y = torch.tensor([[0.0], [0.0]]), torch.tensor([[1.0], [3.0]])  # squared errors 1 and 9, variance 5
+def test_the_likelihood_of_numbers_is_gaussian_and_leans_on_the_federations_variance() -> None:
+    scores, y = torch.tensor([[0.0], [0.0]]), torch.tensor([[1.0], [3.0]])  # squared errors 1 and 9; (1 + 9 + 3) / 5 = 2.6
     found = NUMBERS.likelihood(NUMBERS.evidence(scores, y))
-    expected = [math.exp(-error / 10) / math.sqrt(2 * math.pi * 5) for error in (1, 9)]
+    expected = [math.exp(-error / 5.2) / math.sqrt(2 * math.pi * 2.6) for error in (1, 9)]
     assert found.flatten().tolist() == pytest.approx(expected)
     assert bool(NUMBERS.likelihood(NUMBERS.evidence(y, y)).isfinite().all()), "an exact model"
 
