@@ -68,8 +68,8 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finish: Literal["auto", "off"] | msgspec.UnsetType = msgspec.UNSET
     # Constant learning rate of this fine-tuning. none: `lr`, with its decay.
     finish_lr: Positive | msgspec.UnsetType = msgspec.UNSET
-    # fleet: before the last round devices try several numbers of epochs, and all finish with the likeliest
-    # (docs/does-it-help.md#finishing). off: 20 to 60 epochs. none: fleet in regression without privacy, else off.
+    # fleet: devices try several numbers of epochs, and all take the likeliest (docs/does-it-help.md#finishing).
+    # off: 20 to 60. none: fleet in regression without privacy, else off.
     finish_stop: Literal["fleet", "off"] | msgspec.UnsetType = msgspec.UNSET
     # Rounds after which all devices report how likely held-out samples are under what they would keep. The dial gets a second
     # held-out share. `--method auto` sets this. none: no round.
