@@ -139,7 +139,7 @@ _D = MetricDescriptor
 HIGHER: Literal["higher"] = "higher"
 LOWER: Literal["lower"] = "lower"
 _TRAFFIC = "Bytes sent and fetched"
-_AFTER = "`likelihood_kept` if the device fine-tunes its models for {} epochs; only where `train.finish_stop` asks for it"
+_AFTER = "`likelihood_kept` if the device finishes for {} epochs; only where the fleet chooses (`train.finish_stop`)"
 _DESCRIPTORS = (
     _D("loss", "training loss", "Mean training loss of the last local epoch", better=LOWER, chart="Training loss"),
     _D("accuracy_before", "accuracy as served", "Accuracy of what was served, before local training", better=HIGHER),

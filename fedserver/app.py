@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sized
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -354,31 +354,35 @@ async def _until(
     return leg if leg in done else None
 
 
-async def _goodbye(coordinator: Coordinator, returning: bool = False) -> None:
+async def _goodbye(coordinator: Coordinator, returning: bool) -> None:
     """Wait until the federation is done or has failed, and until its devices have hung up or had time to.
 
-    A device that is away without its farewell has time to come back: without a server it would wait for ever. It has
-    `round.grace_s` from when it left, or from the start of this process.
+    A device that left without its farewell would wait for ever for a server. So it has `round.grace_s` to come back, from when
+    it left or from the start of this process. A device that comes and goes cannot make this longer: all have as much from the
+    end of the federation.
 
     Args:
         coordinator: The federation.
-        returning: Whether its devices come back first: a race has just ended with another run. They have RETURN_S.
+        returning: True if a race has just ended with another run, from which devices must come back. They have RETURN_S.
     """
     await coordinator.finished.wait()
-    patience_s, said = RETURN_S if returning else coordinator.settings.round.grace_s, False
-    while coordinator.error is None and (away := _away(coordinator, patience_s)):
-        if not said:
-            LOG.info("waiting up to %.0f s for devices that are away and do not know the end: %s", patience_s, listed(away))
-            said = True
+    patience_s = RETURN_S if returning else coordinator.settings.round.grace_s
+    if coordinator.error is None and (away := _away(coordinator, patience_s)):
+        LOG.info("waiting up to %.0f s for devices that left before they knew the end: %s", patience_s, listed(away))
+        await _while(lambda: _away(coordinator, patience_s), patience_s, coordinator.clock)
+    await _while(lambda: coordinator.streams, GOODBYE_S, coordinator.clock)
+
+
+async def _while(devices: Callable[[], Sized], most_s: float, clock: Clock) -> None:
+    """Wait as long as there are such devices, for this number of seconds at most."""
+    end = clock.monotonic() + most_s
+    while len(devices()):
+        if clock.monotonic() >= end:
+            return
         await asyncio.sleep(STEP_S)
-    left_s = GOODBYE_S
-    while coordinator.streams and left_s > 0:
-        await asyncio.sleep(STEP_S)
-        left_s -= STEP_S
 
 
 def _away(coordinator: Coordinator, patience_s: float) -> list[str]:
     """Return the devices that left within these seconds, and have not had their farewell."""
-    since = coordinator.clock.monotonic() - patience_s
-    left_at = coordinator.round.left_at
+    since, left_at = coordinator.clock.monotonic() - patience_s, coordinator.round.left_at
     return sorted(name for name in left_at.keys() - coordinator.streams.dismissed if left_at[name] > since)

@@ -9,7 +9,6 @@ import msgspec
 
 from attune.common.config import TrainSettings
 from attune.common.metrics import FINISH_STOPS, LIKELIHOODS_AFTER
-from attune.common.task import TaskName
 from attune.fedserver.core.records import Report
 
 FINISH_EPOCHS = FINISH_STOPS[-1]  # before the last evaluation
@@ -20,19 +19,16 @@ MOST_EPOCHS = 3 * FINISH_EPOCHS
 SCORE_EPOCHS = 5  # before an evaluation that scores what the device would keep if training ended there
 
 
-def trial_round(train: TrainSettings, rounds: int, task: TaskName | None = None) -> int | None:
+def trial_round(train: TrainSettings, rounds: int, by_default: bool = False) -> int | None:
     """Return the round after which devices try several numbers of epochs; None if the fleet does not choose.
-
-    In regression it chooses unless `finish_stop` is off: the held-out numbers of one device say too little of how far from
-    the truth a model is, so its blend keeps much of a finished model that is overfitted (docs/does-it-help.md#finishing).
 
     Args:
         train: The settings.
         rounds: Number of all rounds.
-        task: The task; None if it is not known yet, or if likelihoods of devices may choose nothing unasked.
+        by_default: True if the fleet chooses unless `finish_stop` says otherwise.
     """
-    by_default = train.finish_stop is msgspec.UNSET and task == "regression"
-    return rounds - 1 if train.finishes and (train.finish_stop == "fleet" or by_default) and rounds > 1 else None
+    chooses = train.finish_stop == "fleet" or (by_default and train.finish_stop is msgspec.UNSET)
+    return rounds - 1 if train.finishes and chooses and rounds > 1 else None
 
 
 def stops_after(train: TrainSettings, rounds: int, trial: int | None, number: int, tried: Sequence[Report]) -> tuple[int, ...]:

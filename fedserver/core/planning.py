@@ -275,7 +275,7 @@ def make_plan(
 def _train_of(train: TrainSettings, task: TaskName, dials: bool) -> TrainSettings:
     """Return the settings of training as the plan has them: the orders tell of finishing.
 
-    Devices with a dial must know of it from the beginning: it decides which model they blend, and whether they vote.
+    Devices with a dial must know from the beginning that they will finish. Then they blend another model, and they vote.
     Where samples have no likelihood, by which devices choose between models, none is held out.
     """
     validation = train.validation if TASKS[task].by_sample else 0.0

@@ -191,7 +191,7 @@ class Round(msgspec.Struct, frozen=True, dict=True):
         )
         changes = {key: getattr(self, key) - gone for key in ("reported", "finished", "newcomers", "connected", "troubled")}
         missed = {work: without(counts, name) for work, counts in self.missed.items()}
-        return replace(less, **changes, missed=missed, losses=without(self.losses, name))
+        return replace(less, **changes, missed=missed, losses=without(self.losses, name), left_at=without(self.left_at, name))
 
     def missing(self, names: Collection[str]) -> Self:
         """Count a missed order of training for each of these devices, which made no other one wait."""

@@ -135,7 +135,10 @@ class OrderSender:
         """
         if number not in self._stops:
             train, rounds = self._settings.train, self._settings.round.rounds
-            trial = trial_round(train, rounds, task if self._settings.privacy.unit == "none" else None)
+            # The few held-out numbers of one device cannot show that a finished model is overfitted (docs/does-it-help.md).
+            # With privacy likelihoods, which have no noise, choose nothing that the operator has not asked for.
+            by_default = task == "regression" and self._settings.privacy.unit == "none"
+            trial = trial_round(train, rounds, by_default)
             tried = await self._ledger.last_evaluations(number) if trial is not None and number >= rounds else []
             self._stops = {number: stops_after(train, rounds, trial, number, [row for row in tried if row.round == trial])}
         return self._stops[number]

@@ -963,3 +963,12 @@ def test_a_round_closes_when_the_last_one_it_waited_for_is_expelled() -> None:
     assert m.play(Expelled("b", 2)) == [Aggregate(1, ("a",))]
     m.play(Aggregated(3))
     assert m.record.phase is Phase.WAITING
+
+
+def test_nobody_waits_for_the_return_of_a_device_that_was_expelled() -> None:
+    m = round_of(min_clients=1)
+    m.play(Connected("a", 0))
+    m.play(Disconnected("a", 1))
+    assert m.state.left_at == {"a": 1}
+    m.play(Expelled("a", 2))
+    assert m.state.left_at == {}
