@@ -10,6 +10,7 @@ import msgspec
 from attune.common.config import TrainSettings
 from attune.common.metrics import FINISH_STOPS, LIKELIHOODS_AFTER
 from attune.fedserver.core.records import Report
+from attune.fedserver.core.voices import bounded
 
 FINISH_EPOCHS = FINISH_STOPS[-1]  # before the last evaluation
 # Twenty epochs are too few where an epoch has one or two batches: models that a device can hardly use stay far from trained
@@ -69,11 +70,11 @@ def lengthened(stops: tuple[int, ...], train: TrainSettings, samples: int) -> tu
 def likeliest(tried: Sequence[Report]) -> int | None:
     """Return the number of epochs with the highest sum of likelihoods over devices, of equal ones the smallest.
 
-    Devices that have not reported all numbers do not count; None if none has.
+    Devices that have not reported all numbers do not count; None if none has. No device has more than a bounded vote.
     """
-    named = list(LIKELIHOODS_AFTER.values())
-    rows = [values for row in tried if None not in (values := [getattr(row, name) for name in named])]
+    rows = [row for row in tried if None not in [getattr(row, name) for name in LIKELIHOODS_AFTER.values()]]
     if not rows:
         return None
-    sums = [math.fsum(values) for values in zip(*rows, strict=True)]
-    return FINISH_STOPS[sums.index(max(sums))]
+    votes = bounded({stop: {row.client: getattr(row, name) for row in rows} for stop, name in LIKELIHOODS_AFTER.items()})
+    sums = {stop: math.fsum(of.values()) for stop, of in votes.items()}
+    return max(sums, key=lambda stop: sums[stop])  # the first of equal ones

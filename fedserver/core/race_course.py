@@ -22,6 +22,7 @@ from attune.fedserver.core.racing import (
     rungs_of,
     scored_by_all,
 )
+from attune.fedserver.core.voices import bounded
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,10 @@ class Course:
         return self.leg
 
     def _compare(self) -> None:
-        """Decide, if all entrants have trained to the end of the stage."""
+        """Decide, if all entrants have trained to the end of the stage. No device has more than a bounded vote."""
         if self.legs_of_stage:
             return
-        scores = self._comparable()
+        scores = bounded(self._comparable())
         last = self._stage == len(self._stops) - 1
         candidates = {name: of for name, of in scores.items() if name != ALONE}
         if last:

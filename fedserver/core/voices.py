@@ -1,4 +1,4 @@
-"""Votes of devices on what a federation is like. The devices of one join token are one voice."""
+"""Votes of devices: on what a federation is like, where the devices of one join token are one voice, and by scores."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from fractions import Fraction
 from statistics import median_low
+from typing import TypeVar
 
 RATIO, FEW = 10, 100  # a device may declare so many times the usual number of classes or features, or so many
+MOST_VOTE = 5  # bound on a device's scores, in medians of the devices; `method.bound_samples` bounds weights alike
+FEWEST_VOTES = 3  # of fewer devices none is unusual
+
+Option = TypeVar("Option")  # between which the scores choose
 
 
 def votes_of(names: Collection[str], tokens: Mapping[str, str]) -> dict[str, Fraction]:
@@ -26,3 +31,35 @@ def usual_and_most(counts: Mapping[str, int], tokens: Mapping[str, str]) -> tupl
         by_token[tokens.get(name) or f"of {name}"].append(counts[name])
     usual = median_low(median_low(listed) for listed in by_token.values()) if by_token else 0
     return usual, max(RATIO * usual, FEW)
+
+
+def bounded(scores: Mapping[Option, Mapping[str, float]]) -> dict[Option, dict[str, float]]:
+    """Return scores of which no device's count more than those of MOST_VOTE usual devices.
+
+    A device's vote is the spread of its scores: the highest minus the lowest of all options. Where it exceeds MOST_VOTE medians
+    of the devices that see a difference, the scores are drawn together around their middle. The middle favours no option, but
+    beside a huge one the scores of the other devices would be lost in rounding. So it is cut to MOST_VOTE medians, too.
+
+    Args:
+        scores: Score of each option by device; a device may lack options.
+    """
+    ranges: dict[str, tuple[float, float]] = {}
+    for of in scores.values():
+        for device, score in of.items():
+            low, high = ranges.get(device, (score, score))
+            ranges[device] = (min(low, score), max(high, score))
+    if len(ranges) < FEWEST_VOTES:
+        return {option: dict(of) for option, of in scores.items()}
+    spreads = {device: high - low for device, (low, high) in ranges.items()}
+    middles = {device: low + spreads[device] / 2 for device, (low, _) in ranges.items()}
+    widest = MOST_VOTE * median_low([spread for spread in spreads.values() if spread] or [0.0])
+    farthest = MOST_VOTE * median_low(abs(middle) for middle in middles.values())
+
+    def counted(device: str, score: float) -> float:
+        spread, middle = spreads[device], middles[device]
+        if spread <= widest and abs(middle) <= farthest:
+            return score
+        share = min(1.0, widest / spread) if spread else 1.0
+        return max(-farthest, min(middle, farthest)) + share * (score - middle)
+
+    return {option: {device: counted(device, score) for device, score in of.items()} for option, of in scores.items()}

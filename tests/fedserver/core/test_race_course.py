@@ -46,6 +46,20 @@ def test_without_scores_of_training_alone_nothing_can_be_chosen() -> None:
         run({ALONE: {}})
 
 
+FLEET = [f"site{number}" for number in range(12)]
+EXTREME = st.floats(-1e100, 1e100)
+
+
+@given(*[EXTREME] * 4)
+def test_one_device_does_not_decide_a_race(local: float, fedavg: float, fedper: float, fedtp: float) -> None:
+    """Each honest device is 1 to 2 nats ahead with fedper; a false one counts for as much as five of them, at most."""
+    honest = {name: dict.fromkeys(FLEET, -5.0) for name in ENTRANTS}
+    honest["fedper"] = {who: -4.0 + number / 12 for number, who in enumerate(FLEET)}
+    assert run({name: dict(of) for name, of in honest.items()}).result.chosen == "fedper"
+    lies = dict(zip(ENTRANTS, (local, fedavg, fedper, fedtp), strict=True))
+    assert run({name: {**of, "eve": lies[name]} for name, of in honest.items()}).result.chosen == "fedper"
+
+
 SOME = st.dictionaries(st.sampled_from(DEVICES), st.floats(-1e100, 1e100))
 
 

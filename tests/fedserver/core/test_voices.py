@@ -1,14 +1,21 @@
-"""Votes on the form of the data before round 1: a token is one voice, and no device floods the classes."""
+"""Votes: on the form of the data before round 1, where a token is one voice, and by scores, where no device decides alone."""
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
 from attune.common.plan import Profile
 from attune.fedserver.core.data_form import agree, one_token, too_many_classes
+from attune.fedserver.core.finishing import likeliest
+from attune.fedserver.core.records import Report
 from attune.fedserver.core.united_classes import united_classes
+from attune.fedserver.core.voices import MOST_VOTE, bounded
 
 USUAL = Profile(kind="tabular", shape=(3,), labels=[0, 1, 2], samples=20, test_samples=5)
 OTHER = msgspec.structs.replace(USUAL, shape=(7,))
@@ -72,3 +79,64 @@ def test_all_classes_together_have_a_limit_too() -> None:
     assert too_many_classes(fleet, {}) == {}
     with pytest.raises(SettingError, match=r"72000 classes together.*data\.classes"):
         united_classes(fleet, [])
+
+
+def test_bounded_scores_by_hand() -> None:
+    """The spreads are 2, 0, 4, 6 and 100. The lower median of those above 0 is 4: above 20 they shrink to 20 = 0.2 * 100.
+
+    The middles are -2, -3, -4, -5 and -350. Their median is 4: beyond -20 they become -20.
+    """
+    scores = {
+        "a": {"ada": -1.0, "bob": -3.0, "carl": -2.0, "dan": -8.0, "eve": -400.0},
+        "b": {"ada": -3.0, "bob": -3.0, "carl": -6.0, "dan": -2.0, "eve": -300.0},
+    }
+    found = bounded(scores)
+    assert [of.pop("eve") for of in found.values()] == pytest.approx([-30.0, -10.0])
+    assert found == {name: {device: score for device, score in of.items() if device != "eve"} for name, of in scores.items()}
+
+
+def test_two_devices_are_not_bounded_because_neither_is_unusual() -> None:
+    scores = {"a": {"ada": -1.0, "eve": -400.0}, "b": {"ada": -3.0, "eve": 0.0}}
+    assert bounded(scores) == scores
+
+
+def test_a_device_with_huge_equal_scores_hides_no_others() -> None:
+    honest = {"a": {"ada": -1.0, "bob": -2.0, "carl": -4.0}, "b": {"ada": -2.0, "bob": -3.0, "carl": -7.0}}
+    found = bounded({name: {**of, "eve": 1e100} for name, of in honest.items()})
+    assert math.fsum(found["a"].values()) - math.fsum(found["b"].values()) == pytest.approx(5.0)
+
+
+OPTIONS = ("a", "b", "c")
+SCORE = st.floats(-1e100, 1e100)
+
+
+@given(st.lists(st.tuples(*[st.floats(-1e3, 1e3)] * 3), min_size=4, max_size=9), st.tuples(SCORE, SCORE, SCORE))
+def test_no_device_moves_a_difference_further_than_some_usual_ones(
+    honest: list[tuple[float, ...]], lie: tuple[float, ...]
+) -> None:
+    spreads = sorted(max(of) - min(of) for of in honest)
+    assume(spreads[0] > 1e-3)
+    scores = {option: {str(d): of[at] for d, of in enumerate(honest)} for at, option in enumerate(OPTIONS)}
+    found = bounded({option: of | {"eve": lie[at]} for at, (option, of) in enumerate(scores.items())})
+    voted = [found[option]["eve"] for option in OPTIONS]
+    assert max(voted) - min(voted) <= MOST_VOTE * spreads[len(spreads) // 2] * (1 + 1e-9)
+    assert all(abs(vote) < 1e5 for vote in voted)
+
+
+@given(st.lists(st.floats(1.0, 4.9), min_size=1, max_size=9), st.floats(0, 3))
+def test_devices_of_usual_size_count_in_full(gains: list[float], start: float) -> None:
+    scores = {"a": {str(d): start for d in range(len(gains))}, "b": {str(d): start + gain for d, gain in enumerate(gains)}}
+    assert bounded(scores) == scores
+
+
+def after(client: str, *likelihoods: float) -> Report:
+    names = [f"likelihood_after_{stop}" for stop in (0, 5, 10, 20)]
+    return Report(round=1, work="evaluate", client=client, **dict(zip(names, likelihoods, strict=True)))  # type: ignore[arg-type]
+
+
+def test_one_device_does_not_choose_for_how_long_all_finish() -> None:
+    honest = [after(f"site{number}", -9.0, -8.0, -7.0 - number / 10, -8.5) for number in range(7)]
+    assert likeliest(honest) == 10
+    assert likeliest([*honest, after("eve", 1e100, -1e100, -1e100, -1e100)]) == 10
+    assert likeliest([*honest, after("eve", 1e100, 1e100, 1e100, 1e100)]) == 10
+    assert likeliest([after("eve", -1.0, -2.0, -2.0, -1.0)]) == 0, "of equal ones the smallest"
