@@ -2,7 +2,8 @@
 
 A new metric is a field of `Metrics` with a descriptor in `METRICS`. The exports, the status, the dashboard, /metrics and the
 pictures read the descriptors, so nothing else needs to change. The limits of a number are part of its type: an impossible value
-is refused where the report is read. A number without a natural limit is at most LARGEST, so that views can add and square the
+is refused where the report is read. A gain is the difference of two scores: one beyond 2, which earlier devices report of a
+model that diverged, is cut to 2. A number without a natural limit is at most LARGEST, so that views can add and square the
 numbers of any fleet.
 """
 
@@ -21,6 +22,7 @@ from attune.common.text import clean, from_json
 
 MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQLite's integers
 LARGEST = 1e100  # magnitude of a reported number; its square is finite, and so is the sum of any number of devices
+LARGEST_GAIN = 2.0  # the difference of two scores, each of which is from -1 to 1
 FINISH_STOPS = (0, 5, 10, 20)  # numbers of epochs that a fleet tries before it finishes its models
 LARGEST_KEPT = 1.7e308  # magnitude in homes of before LARGEST; `within_bounds` cuts it where such a row is read
 
@@ -253,6 +255,7 @@ def _rivals(prefix: str) -> Mapping[Rival, RivalMetrics]:
 
 RIVALS = _rivals("")  # of the device's own model
 KEPT_RIVALS = _rivals("kept_")  # of what the device keeps, to predict with
+GAINS = frozenset(names.gain for rivals in (RIVALS, KEPT_RIVALS) for names in rivals.values())
 
 
 def reported_by(source: Metrics) -> dict[str, Any]:
@@ -266,14 +269,15 @@ def metrics_of(source: Metrics) -> Metrics:
 
 
 def within_bounds(source: M) -> M:
-    """Return the struct with each number cut to LARGEST. One within the bounds is returned as it is."""
-    over = {name: value for name in WIDE if (value := getattr(source, name)) is not None and abs(value) > LARGEST}
-    cut = {name: math.copysign(LARGEST, value) for name, value in over.items()}
+    """Return the struct with each gain cut to LARGEST_GAIN, and each other number to LARGEST; itself if it needs no cut."""
+    bounds = {name: LARGEST_GAIN if name in GAINS else LARGEST for name in WIDE}
+    over = {name: value for name in WIDE if (value := getattr(source, name)) is not None and abs(value) > bounds[name]}
+    cut = {name: math.copysign(bounds[name], value) for name, value in over.items()}
     return msgspec.structs.replace(source, **cut) if cut else source
 
 
 def read_metrics(text: bytes, who: str, task: TaskName = "classes") -> Metrics:
-    """Read a peer's report.
+    """Read a peer's report, with gains cut as by `within_bounds`.
 
     Raises:
         UpdateRefused: The report has an impossible value; the error names the metric.
@@ -288,4 +292,4 @@ def read_metrics(text: bytes, who: str, task: TaskName = "classes") -> Metrics:
     for name in ACCURACIES if task != "regression" else ():
         if (value := getattr(metrics, name)) is not None and value < 0:
             raise UpdateRefused(f"{who} reports metrics that cannot be: {name} = {value}, which only R2 can be")
-    return metrics
+    return within_bounds(metrics)

@@ -18,6 +18,7 @@ from attune.common.metrics import RivalMetrics
 from attune.common.paired import Pair, findings_of, pairs_of
 from attune.common.statistics import Finding, overall
 from attune.fedclient.messages import OrderResult
+from attune.fedclient.work.measures import LOWEST
 
 Places = npt.NDArray[np.intp]
 
@@ -38,6 +39,7 @@ def compared(
     """Return what is reported of a model against a rival: numbers of Metrics, as common.paired reads them.
 
     Positions of a sequence are not independent, so a sequence counts once. A group of samples counts once for the same reason.
+    The gain is the difference of the mean scores as they are reported, so it is 2 at most, also over a model that diverged.
 
     Args:
         right: Which labels the model predicts, (N,) or (N, T) bool, or scores (N,).
@@ -45,15 +47,35 @@ def compared(
         names: The names of the reported numbers: of RIVALS or KEPT_RIVALS.
         groups: The group of each sample as a number from 0 on, (N,).
     """
-    gain_N = (right.double() - rival_right.double()).reshape(len(right), -1).mean(dim=1).numpy()
+    gain_N = _differences(right, rival_right)
     counts: dict[str, float] = {names.better: int((gain_N > 0).sum()), names.worse: int((gain_N < 0).sum())}
     if right.dtype == torch.bool and right.ndim == 1 and groups is None:
         return counts
-    gain = float(gain_N.mean())
-    by_group = gain_N if groups is None else np.bincount(groups, gain_N).astype(float)
+    p = sign_flip(_by_group(gain_N, groups))
+    gain_N = _differences(_within_lowest(right), _within_lowest(rival_right))
+    gain, by_group = float(gain_N.mean()), _by_group(gain_N, groups)
     sizes = np.ones(len(gain_N)) if groups is None else np.bincount(groups)
     known: dict[str, float] = {} if groups is None else {"test_groups": len(by_group)}
-    return counts | known | {names.gain: gain, names.error: _error(by_group, sizes, gain), names.p: sign_flip(by_group)}
+    return counts | known | {names.gain: gain, names.error: _error(by_group, sizes, gain), names.p: p}
+
+
+def _differences(right: torch.Tensor, rival_right: torch.Tensor) -> npt.NDArray[np.float64]:
+    return (right.double() - rival_right.double()).reshape(len(right), -1).mean(dim=1).numpy()
+
+
+def _by_group(gain_N: npt.NDArray[np.float64], groups: Places | None) -> npt.NDArray[np.float64]:
+    return gain_N if groups is None else np.bincount(groups, gain_N).astype(float)
+
+
+def _within_lowest(right: torch.Tensor) -> torch.Tensor:
+    """Return scores with a mean of LOWEST at least.
+
+    All distances from the best score, 1, shrink alike. One device with a model that diverged would otherwise hide all others in
+    a mean of gains over devices.
+    """
+    scores = right.double()
+    mean = float(scores.mean())
+    return scores if mean >= LOWEST else 1 - (1 - scores) * ((1 - LOWEST) / (1 - mean))
 
 
 def _error(sum_G: npt.NDArray[np.float64], size_G: npt.NDArray[Any], mean: float) -> float:

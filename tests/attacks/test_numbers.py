@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 
 import attune
 from attune.common.errors import UpdateRefused
-from attune.common.metrics import LARGEST, LIKELIHOODS_AFTER, METRICS, WIDE, read_metrics
+from attune.common.metrics import LARGEST, LARGEST_GAIN, LIKELIHOODS_AFTER, METRICS, WIDE, read_metrics
+from attune.fedserver.core.fleet_verdict import fleet_verdicts
 from attune.fedserver.home import ServerHome
 from attune.fedserver.view import plots
 from attune.fedserver.view.export import export_home
@@ -39,7 +41,18 @@ def test_a_number_whose_sum_overflows_is_refused(name: str) -> None:
     for value in (1.7e308, -1.7e308, 1.1 * LARGEST):
         with pytest.raises(UpdateRefused, match=name):
             read_metrics(json.dumps({name: value}).encode(), "eve")
-    assert getattr(read_metrics(json.dumps({name: LARGEST}).encode(), "eve"), name) == LARGEST
+    read = getattr(read_metrics(json.dumps({name: LARGEST}).encode(), "eve"), name)
+    assert read == (LARGEST_GAIN if "gain" in name else LARGEST)
+
+
+@pytest.mark.parametrize("gain", [LARGEST, -LARGEST])
+def test_one_device_does_not_hide_the_gains_of_all_others(gain: float) -> None:
+    honest = {"test_samples": 20, "kept_better_than_local": 12, "kept_worse_than_local": 8, "kept_gain_local": 0.25}
+    honest |= {"kept_error_local": 0.1, "kept_p_local": 0.04}
+    reports = {f"site-{n}": read_metrics(json.dumps(honest).encode(), "site", "regression") for n in range(9)}
+    reports["eve"] = read_metrics(json.dumps(honest | {"kept_gain_local": gain}).encode(), "eve", "regression")
+    [verdict] = fleet_verdicts({name: msgspec.structs.asdict(report) for name, report in reports.items()})
+    assert verdict.gain == pytest.approx(0.225 + math.copysign(0.2, gain))
 
 
 @pytest.mark.parametrize("value", [1.7e308, LARGEST])

@@ -7,17 +7,21 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from attune.common.config import TrainSettings
 from attune.common.exchange.messages import BlobRef, Order
+from attune.common.metrics import RIVALS
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model.artifact import Model, finished_model, save
-from attune.fedclient.work.comparison import comparisons_of
+from attune.fedclient.work.comparison import compared, comparisons_of
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
+from attune.fedclient.work.measures import mean_score
 from attune.fedclient.work.predictors.fine_tune import FineTune
 from attune.fedclient.work.state import FolderOrders
 
@@ -54,6 +58,29 @@ def make(shard_of, tmp_path):
         )
 
     return learner
+
+
+def test_a_rival_that_diverged_is_compared_by_the_score_that_it_reports():
+    """Squared errors of 10 and 20 have the mean score -14. They shrink to 2 * 10 / 15 and 2 * 20 / 15, with the mean score -1.
+
+    The gains are 5/6 and 71/30. Their mean is 1.6 and their deviation 46/30 / sqrt(2), so the error of the mean is 23/30.
+    """
+    own, rival = torch.tensor([0.5, 0.7]), torch.tensor([-9.0, -19.0])
+    found = compared(own, rival, RIVALS["local"])
+    assert found["gain_local"] == pytest.approx(mean_score(own) - mean_score(rival)) == pytest.approx(1.6)
+    assert found["error_local"] == pytest.approx(23 / 30)
+    assert (found["better_than_local"], found["worse_than_local"], found["p_local"]) == (2, 0, 0.5)
+    assert compared(rival, own, RIVALS["local"])["gain_local"] == pytest.approx(-1.6)
+
+
+@given(st.lists(st.tuples(st.floats(-1e30, 1), st.floats(-1e30, 1)), min_size=1, max_size=9), st.integers(1, 3))
+def test_any_gain_is_the_difference_of_the_reported_scores(scores, groups):
+    own, rival = (torch.tensor(column, dtype=torch.float64) for column in zip(*scores, strict=True))
+    numbered = np.unique(np.arange(len(own)) % groups, return_inverse=True)[1]
+    found = compared(own, rival, RIVALS["common"], numbered)
+    assert found["gain_common"] == pytest.approx(mean_score(own) - mean_score(rival), abs=1e-6)
+    assert abs(found["gain_common"]) <= 2 + 1e-6
+    assert 0 <= found["error_common"] <= 2 * len(own)
 
 
 def rule(learner, sign):
