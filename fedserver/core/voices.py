@@ -9,7 +9,7 @@ from statistics import median_low
 from typing import TypeVar
 
 RATIO, FEW = 10, 100  # a device may declare so many times the usual number of classes or features, or so many
-MOST_VOTE = 5  # bound on a device's scores, in medians of the devices; `method.bound_samples` bounds weights alike
+MOST_VOTE = 5  # bound on a vote by scores, in medians of all devices; `method.bound_samples` bounds weights by as many
 FEWEST_VOTES = 3  # of fewer devices none is unusual
 
 Option = TypeVar("Option")  # between which the scores choose
@@ -34,11 +34,11 @@ def usual_and_most(counts: Mapping[str, int], tokens: Mapping[str, str]) -> tupl
 
 
 def bounded(scores: Mapping[Option, Mapping[str, float]]) -> dict[Option, dict[str, float]]:
-    """Return scores of which no device's count more than those of MOST_VOTE usual devices.
+    """Return the scores, with the vote of each device bounded to MOST_VOTE usual votes.
 
-    A device's vote is the spread of its scores: the highest minus the lowest of all options. Where it exceeds MOST_VOTE medians
-    of the devices that see a difference, the scores are drawn together around their middle. The middle favours no option, but
-    beside a huge one the scores of the other devices would be lost in rounding. So it is cut to MOST_VOTE medians, too.
+    The vote of a device is the range of its scores over the options: the highest minus the lowest. Above MOST_VOTE medians of
+    the devices that see a difference, its scores are drawn together around their middle. The middle favours no option. But
+    beside a huge middle the scores of other devices would be lost in rounding, so it is cut to MOST_VOTE medians, too.
 
     Args:
         scores: Score of each option by device; a device may lack options.
