@@ -201,8 +201,8 @@ def with_finishing(rows: dict[str, list[RecipeRow]], weights: Path = WEIGHTS) ->
 def _weighed(path: Path) -> Iterator[str]:
     """Yield why devices keep less than the best of their own models, from the rows of benchmarks.finish_weights."""
     yield "What still misses: FedMCSA and MR-MTL on WISDM and FedMCSA on School, where their models are behind FedAvg's,"
-    yield "finished or not; FedTP on `hospital-tables`, with four devices; and FedMCSA with a dial where no two devices label"
-    yield "alike (`relatedness`, 1): six held-out samples of a device hardly tell that its local model is the best one."
+    yield "finished or not; FedTP on `hospital-tables`, with four devices; and FedMCSA with a dial where one or four devices"
+    yield "label alike (`relatedness`): six held-out samples of a device hardly tell which of its models is the best one."
     yield ""
     yield "How long devices finish matters most. With 20 epochs for all FedMCSA keeps up to 13 points less where tasks"
     yield "differ and an epoch has two batches. What is kept in %, and in brackets the nats of a held-out sample under"
