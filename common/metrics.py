@@ -255,7 +255,9 @@ def _rivals(prefix: str) -> Mapping[Rival, RivalMetrics]:
 
 RIVALS = _rivals("")  # of the device's own model
 KEPT_RIVALS = _rivals("kept_")  # of what the device keeps, to predict with
-GAINS = frozenset(names.gain for rivals in (RIVALS, KEPT_RIVALS) for names in rivals.values())
+_BOUNDS = dict.fromkeys(WIDE, LARGEST) | {
+    names.gain: LARGEST_GAIN for rivals in (RIVALS, KEPT_RIVALS) for names in rivals.values()
+}
 
 
 def reported_by(source: Metrics) -> dict[str, Any]:
@@ -270,9 +272,8 @@ def metrics_of(source: Metrics) -> Metrics:
 
 def within_bounds(source: M) -> M:
     """Return the struct with each gain cut to LARGEST_GAIN, and each other number to LARGEST; itself if it needs no cut."""
-    bounds = {name: LARGEST_GAIN if name in GAINS else LARGEST for name in WIDE}
-    over = {name: value for name in WIDE if (value := getattr(source, name)) is not None and abs(value) > bounds[name]}
-    cut = {name: math.copysign(bounds[name], value) for name, value in over.items()}
+    numbers = ((name, getattr(source, name), bound) for name, bound in _BOUNDS.items())
+    cut = {name: math.copysign(bound, value) for name, value, bound in numbers if value is not None and abs(value) > bound}
     return msgspec.structs.replace(source, **cut) if cut else source
 
 
