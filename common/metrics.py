@@ -10,7 +10,7 @@ numbers of any fleet.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -26,15 +26,18 @@ LARGEST_GAIN = 2.0  # the difference of two scores, each of which is from -1 to 
 FINISH_STOPS = (0, 5, 10, 20)  # numbers of epochs that a fleet tries before it finishes its models
 LARGEST_KEPT = 1.7e308  # magnitude in homes of before LARGEST; `within_bounds` cuts it where such a row is read
 
-Choice = Literal["personalized", "common", "local", "finished-personalized", "finished-common"]
-CHOICES: tuple[Choice, ...] = ("personalized", "common", "local")  # models whose likelihoods devices report, for the prior
-Rival = Literal["common", "local"]
+# "alone" stands for all models that the device has fitted by scikit-learn on its own samples (fedclient.work.portfolio).
+Choice = Literal["personalized", "common", "local", "finished-personalized", "finished-common", "alone"]
+CHOICES: tuple[Choice, ...] = ("personalized", "common", "local", "alone")  # whose likelihoods devices report, for the prior
+Rival = Literal["common", "local", "alone"]
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST_KEPT, le=LARGEST_KEPT)]
 Score = Annotated[float, msgspec.Meta(ge=-1, le=1)]  # below 0 in regression alone: common.task
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST_KEPT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Yes = Annotated[int, msgspec.Meta(ge=0, le=1)]
+FittedName = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9-]*$", max_length=32)]  # of a model that a device fits alone
+Vote = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]  # nats
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,10 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The numbers of one answer; None where the device has no such number. `METRICS` says what each of them means.
 
     Accuracies are fractions of the device's own test part, or the mean score of its samples in another task (common.task).
+
+    Attributes:
+        fitted: Log-likelihood (nats) of the device's training samples, out of fold, under each model that it fits alone. The
+            server makes a prior for other devices of these votes. No view shows them.
     """
 
     loss: Finite | None = None
@@ -89,33 +96,45 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     accuracy_after: Score | None = None
     accuracy_common: Score | None = None
     accuracy_local: Score | None = None
+    accuracy_alone: Score | None = None
     accuracy_constant: Score | None = None
     above_constant: Yes | None = None
     better_than_common: Count | None = None
     worse_than_common: Count | None = None
     better_than_local: Count | None = None
     worse_than_local: Count | None = None
+    better_than_alone: Count | None = None
+    worse_than_alone: Count | None = None
     gain_common: Finite | None = None
     error_common: Finite | None = None
     p_common: Share | None = None
     gain_local: Finite | None = None
     error_local: Finite | None = None
     p_local: Share | None = None
+    gain_alone: Finite | None = None
+    error_alone: Finite | None = None
+    p_alone: Share | None = None
     accuracy_kept: Score | None = None
     kept_better_than_common: Count | None = None
     kept_worse_than_common: Count | None = None
     kept_better_than_local: Count | None = None
     kept_worse_than_local: Count | None = None
+    kept_better_than_alone: Count | None = None
+    kept_worse_than_alone: Count | None = None
     kept_gain_common: Finite | None = None
     kept_error_common: Finite | None = None
     kept_p_common: Share | None = None
     kept_gain_local: Finite | None = None
     kept_error_local: Finite | None = None
     kept_p_local: Share | None = None
+    kept_gain_alone: Finite | None = None
+    kept_error_alone: Finite | None = None
+    kept_p_alone: Share | None = None
     kept: Choice | None = None
     likelihood_personalized: Finite | None = None
     likelihood_common: Finite | None = None
     likelihood_local: Finite | None = None
+    likelihood_alone: Finite | None = None
     likelihood_kept: Finite | None = None
     likelihood_after_0: Finite | None = None
     likelihood_after_5: Finite | None = None
@@ -129,6 +148,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: Amount | None = None
     bytes_up: Count | None = None
     bytes_down: Count | None = None
+    fitted: Annotated[dict[FittedName, Vote], msgspec.Meta(max_length=32)] = {}
 
     @property
     def likelihoods(self) -> dict[Choice, float]:
@@ -142,63 +162,46 @@ HIGHER: Literal["higher"] = "higher"
 LOWER: Literal["lower"] = "lower"
 _TRAFFIC = "Bytes sent and fetched"
 _AFTER = "`likelihood_kept` if the device finishes for {} epochs; only where the fleet chooses (`train.finish_stop`)"
+_RIVAL_MODELS: Mapping[Rival, str] = {
+    "common": "the common model",
+    "local": "the local model",
+    "alone": "ordinary models alone",
+}
+
+
+def _against(prefix: str, model: str) -> Iterator[MetricDescriptor]:
+    """Yield the descriptors of a model's comparisons with each rival."""
+    for rival, name in _RIVAL_MODELS.items():
+        for figure, what, won, lost, better in (
+            ("better", "wins over", f"the {model} model", "it", HIGHER),
+            ("worse", "losses to", "it", f"the {model} model", LOWER),
+        ):
+            title, meaning = f"{model} model's {what} {name}", f"Test samples on which {won} beats {lost}"
+            yield _D(f"{prefix}{figure}_than_{rival}", title, meaning, "samples", better)
+    for rival, name in _RIVAL_MODELS.items():
+        gain = f"{prefix}gain_{rival}"
+        yield _D(gain, f"{model} model's gain over {name}", "Mean score gain; only where scores are not 0 or 1", better=HIGHER)
+        yield _D(f"{prefix}error_{rival}", "standard error of that gain", f"Standard error of `{gain}`")
+        yield _D(f"{prefix}p_{rival}", "p-value of that gain", f"Uncorrected p-value of the paired test of `{gain}`")
+
+
 _DESCRIPTORS = (
     _D("loss", "training loss", "Mean training loss of the last local epoch", better=LOWER, chart="Training loss"),
     _D("accuracy_before", "accuracy as served", "Accuracy of what was served, before local training", better=HIGHER),
     _D("accuracy_after", "accuracy after training", "Accuracy of the same model after local training", better=HIGHER),
     _D("accuracy_common", "accuracy of the common model", "Accuracy of the model served on a cold start", better=HIGHER),
     _D("accuracy_local", "accuracy of the local model", "Accuracy of a model trained on this device alone", better=HIGHER),
+    _D("accuracy_alone", "accuracy alone", "Accuracy of the best ordinary model that the device can fit alone", better=HIGHER),
     _D("accuracy_constant", "accuracy of a constant answer", "Accuracy of the most frequent training label", better=HIGHER),
     _D("above_constant", "above a constant answer", "1 if the kept model scores more than a constant answer", better=HIGHER),
-    _D("better_than_common", "wins over the common model", "Test samples on which the own model beats it", "samples", HIGHER),
-    _D("worse_than_common", "losses to the common model", "Test samples on which it beats the own model", "samples", LOWER),
-    _D("better_than_local", "wins over the local model", "Test samples on which the own model beats it", "samples", HIGHER),
-    _D("worse_than_local", "losses to the local model", "Test samples on which it beats the own model", "samples", LOWER),
-    _D("gain_common", "gain over the common model", "Mean score gain; only where scores are not 0 or 1", better=HIGHER),
-    _D("error_common", "standard error of that gain", "Standard error of `gain_common`"),
-    _D("p_common", "p-value of that gain", "Uncorrected p-value of the paired test of `gain_common`"),
-    _D("gain_local", "gain over the local model", "Mean score gain; only where scores are not 0 or 1", better=HIGHER),
-    _D("error_local", "standard error of that gain", "Standard error of `gain_local`"),
-    _D("p_local", "p-value of that gain", "Uncorrected p-value of the paired test of `gain_local`"),
+    *_against("", "own"),
     _D("accuracy_kept", "accuracy of the kept model", "Accuracy of what the device predicts with", better=HIGHER),
-    _D(
-        "kept_better_than_common",
-        "kept model's wins over common",
-        "Test samples on which the kept model beats it",
-        "samples",
-        HIGHER,
-    ),
-    _D(
-        "kept_worse_than_common",
-        "kept model's losses to common",
-        "Test samples on which it beats the kept model",
-        "samples",
-        LOWER,
-    ),
-    _D(
-        "kept_better_than_local",
-        "kept model's wins over local",
-        "Test samples on which the kept model beats it",
-        "samples",
-        HIGHER,
-    ),
-    _D(
-        "kept_worse_than_local",
-        "kept model's losses to local",
-        "Test samples on which it beats the kept model",
-        "samples",
-        LOWER,
-    ),
-    _D("kept_gain_common", "kept model's gain over common", "Mean score gain; only where scores are not 0 or 1", better=HIGHER),
-    _D("kept_error_common", "standard error of that gain", "Standard error of `kept_gain_common`"),
-    _D("kept_p_common", "p-value of that gain", "Uncorrected p-value of the paired test of `kept_gain_common`"),
-    _D("kept_gain_local", "kept model's gain over local", "Mean score gain; only where scores are not 0 or 1", better=HIGHER),
-    _D("kept_error_local", "standard error of that gain", "Standard error of `kept_gain_local`"),
-    _D("kept_p_local", "p-value of that gain", "Uncorrected p-value of the paired test of `kept_gain_local`"),
+    *_against("kept_", "kept"),
     _D("kept", "kept model", "Model that the device predicts with, or that weighs most in its blend"),
     _D("likelihood_personalized", "likelihood, own model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
     _D("likelihood_common", "likelihood, common model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
     _D("likelihood_local", "likelihood, local model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
+    _D("likelihood_alone", "likelihood, alone", "The same of the ordinary models that are fitted alone", "nats", HIGHER),
     _D("likelihood_kept", "likelihood, kept model", "The same, each sample under weights found without it", "nats", HIGHER),
     *(
         _D(f"likelihood_after_{stop}", f"likelihood, finishing for {stop} epochs", _AFTER.format(stop), "nats", HIGHER)
@@ -227,6 +230,7 @@ LIKELIHOODS: Mapping[Choice, str] = {
     "personalized": "likelihood_personalized",
     "common": "likelihood_common",
     "local": "likelihood_local",
+    "alone": "likelihood_alone",
 }
 LIKELIHOODS_AFTER: Mapping[int, str] = {stop: f"likelihood_after_{stop}" for stop in FINISH_STOPS}  # epochs of finishing
 

@@ -15,7 +15,7 @@ from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.limits import DEFAULT_LIMITS, NO_DEMANDS, OrderLimits, PrivacyLimits
-from attune.fedclient.options import DeviceOptions, DisclosedKind
+from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
 
@@ -68,7 +68,7 @@ class Client:
         threads: int = 1,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         keep: Literal["best", "personalized"] = "best",
-        baseline: Literal["local"] | None = None,
+        baseline: Baseline | None = None,
         train: Train | None = None,
         evaluate: Evaluate | None = None,
         label: str = "",

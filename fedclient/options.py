@@ -14,6 +14,9 @@ from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
 
 DisclosedKind = Literal["statistics", "masked-statistics"]
+# Models with which a device compares what it keeps: ordinary ones that it fits alone, and a network that it trains alone.
+Baseline = Literal["alone", "local", "alone+local", "none"]
+DEFAULT_BASELINE: Baseline = "alone"
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class DeviceOptions:
     threads: int = 1
     connect_timeout_s: float = CONNECT_TIMEOUT_S
     keep: Literal["best", "personalized"] = "best"
-    baseline: Literal["local"] | None = None  # what else to train, to compare with
+    baseline: Baseline | None = None  # None: DEFAULT_BASELINE
     allow_models: tuple[str, ...] = ()
     allow_plugins: tuple[str, ...] = ()  # distributions whose code the federation may run here
     direct_hosts: tuple[str, ...] = ()  # origins of S3 stores with which it may exchange blobs
@@ -45,6 +48,16 @@ class DeviceOptions:
     hooks: Hooks = NONE  # the device's own training and scores
     units: Literal["all", "none"] = "all"  # whether the server is told by a word if columns fit the schema's ranges
     table: ReadOptions = PLAIN  # where the data are a table: which column is what
+
+    @property
+    def fits_alone(self) -> bool:
+        """Whether ordinary models are fitted on this device's samples alone."""
+        return "alone" in (self.baseline or DEFAULT_BASELINE)
+
+    @property
+    def trains_local(self) -> bool:
+        """Whether a network is trained on this device alone, beside that of the method."""
+        return "local" in (self.baseline or DEFAULT_BASELINE)
 
     def __post_init__(self) -> None:
         if self.table.proposes and self.privacy.needs_noise:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -15,11 +15,13 @@ from attune.common.config import load_settings
 from attune.common.errors import AttuneError
 from attune.common.methods.registry import AUTO
 from attune.common.outputs import check_folder
+from attune.fedclient.cli.shared import baseline_option
 from attune.fedclient.table_options import read_options, table_options
 from attune.fedclient.work.executor import EXECUTORS
 
 if TYPE_CHECKING:
     from attune.fedclient.data.lazy_shard import LazyShard
+    from attune.fedclient.options import Baseline
 
 
 @click.command()
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     help="Choose this setting of each method that has it on parts of the training data, such as method.sigma=10,50,450.",
 )
 @click.option("--config", type=click.Path(path_type=Path), help="A federation.toml.")
-@click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on each device alone, for comparison.")
+@baseline_option
 @click.option(
     "--executor",
     type=click.Choice(EXECUTORS),
@@ -84,7 +86,7 @@ def simulate(
     assignments: tuple[str, ...],
     grid: tuple[str, ...],
     config: Path | None,
-    baseline: Literal["local"] | None,
+    baseline: Baseline | None,
     executor: Any,
     try_executors: bool,
     home: Path | None,

@@ -16,7 +16,7 @@ from attune.common.plugins import installed
 from attune.fedclient.data.kinds import WHOLE_NUMBERS
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.limits import PrivacyLimits
-from attune.fedclient.options import DeviceOptions, DisclosedKind
+from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind
 from attune.fedclient.read_options import ReadOptions
 from attune.fedclient.work.executor import IN_OTHER_PROCESSES
 from attune.simulation import arguments
@@ -51,7 +51,7 @@ def simulate(
     rounds: int | None = ...,
     seed: int | None = ...,
     settings: Mapping[str, Any] = ...,
-    baseline: Literal["local"] | None = ...,
+    baseline: Baseline | None = ...,
     home: str | Path | None = ...,
     executor: Literal["sequential", "stacked", "auto", "processes", "ray"] | Executor | None = ...,
     progress: bool | ProgressFunction | None = ...,
@@ -83,7 +83,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
     rounds: int | None = None,
     seed: int | None = None,
     settings: Mapping[str, Any] = NO_SETTINGS,
-    baseline: Literal["local"] | None = None,
+    baseline: Baseline | None = None,
     home: str | Path | None = None,
     executor: Literal["sequential", "stacked", "auto", "processes", "ray"] | Executor | None = None,
     progress: bool | ProgressFunction | None = None,
@@ -117,7 +117,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         seed: Seed of every random draw.
         settings: Same as in federation.toml, such as {"method.sigma": 50, "round.clients": 5}. `min_clients` is the number
             of devices by default.
-        baseline: "local" also trains a model on each device alone, to compare with.
+        baseline: Same as `fedclient --baseline`; None: "alone".
         home: Folder for all state. To continue an interrupted simulation, call this again with the same folder; it ends with
             the same bits.
         executor: How the devices of a cohort train. "sequential" (default): one after the other. "stacked": together, which

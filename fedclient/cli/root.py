@@ -16,6 +16,7 @@ from attune.common.command_group import ExtensibleGroup
 from attune.fedclient.cli import device_commands, model_commands, table_commands
 from attune.fedclient.cli.shared import (
     allow_model_option,
+    baseline_option,
     data_option,
     home_option,
     name_option,
@@ -83,7 +84,7 @@ class DeviceCommands(ExtensibleGroup):
     "--keep", type=click.Choice(["best", "personalized"]), default="best", show_default=True,
     help="best: a blend of the models, weighted on samples held out of training; personalized: this device's model alone.",
 )  # fmt: skip
-@click.option("--baseline", type=click.Choice(["local"]), help="Also train a model on this device alone, for comparison.")
+@baseline_option
 @click.option(
     "--executor", type=click.Choice(["sequential", "stacked", "auto", "processes", "ray"]), default="sequential",
     show_default=True,

@@ -59,7 +59,7 @@ class Learner:
         prepared: Its data.
         orders: The store of results.
         keep: Same as in DeviceOptions.
-        baseline: Same as in DeviceOptions.
+        trains_local: Same as in DeviceOptions.
         hooks: Same as in DeviceOptions.
         private: How it trains with noise; None: without.
         tells_scores: Whether losses and scores may leave the device, be it in a sum with others'.
@@ -77,7 +77,7 @@ class Learner:
         orders: OrderStore,
         device: torch.device,
         keep: Literal["best", "personalized"] = "best",
-        baseline: Literal["local"] | None = None,
+        trains_local: bool = False,
         hooks: Hooks = NONE,
         private: PrivateLearning | None = None,
         tells_scores: bool = True,
@@ -120,8 +120,8 @@ class Learner:
             if knows_received:
                 served = {part: digest for part, digest in self.newest.served.items() if part not in wire}
         self.holdings = Holdings(manifests_of(self.part_of, state.theta) | wire, has_rival, served)
-        trains_local = baseline == "local" and self.own_choice != "local"
-        self.baselines = baselines.Baselines(plan, shared, device, state.local, trains_local, hooks, name)
+        local = trains_local and self.own_choice != "local"
+        self.baselines = baselines.Baselines(plan, shared, device, state.local, local, hooks, name)
         self._take(replace(state, local=self.baselines.local))
         self.evaluation = Evaluation(
             plan, self.data, self.trainer, self.baselines, self.own_choice, keep == "best", self.dial, hooks
@@ -390,5 +390,5 @@ def make_learner(
     private = private_learning(plan, options, name, shard.digest, len(prepared.train_x), prepared.train_groups)
     tells, store = options.privacy.tells_scores(plan), orders(name)
     source = EmbeddingSource(None if options.simulated else store.secret, options.limits.model_bytes)
-    keep, baseline = options.keep, options.baseline
-    return Learner(plan, prepared, name, store, device, keep, baseline, options.hooks, private, tells, source)
+    keep, local = options.keep, options.trains_local
+    return Learner(plan, prepared, name, store, device, keep, local, options.hooks, private, tells, source)

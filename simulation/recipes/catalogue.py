@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from attune.common.errors import SettingError, nearest
 from attune.common.task import TaskName
 from attune.fedclient.data.arrays import Array
+from attune.fedclient.options import Baseline
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.samples import Dataset, Source
@@ -33,7 +34,7 @@ class RecipeMethod:
     label: str
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    baseline: Literal["local"] | None = None  # devices also train a model alone
+    baseline: Baseline | None = None
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,13 @@ BASELINES = (
 )
 
 DIAL = {"method.dial": True}
-MCSA = (RecipeMethod("FedMCSA", "fedmcsa"), RecipeMethod("FedMCSA, dial", "fedmcsa", DIAL, "local"))
-IMAGES = (*BASELINES, *MCSA, RecipeMethod("FedTP", "fedtp"), RecipeMethod("FedTP x MCSA, dial", "fedtp+mcsa", DIAL, "local"))
+MCSA = (RecipeMethod("FedMCSA", "fedmcsa"), RecipeMethod("FedMCSA, dial", "fedmcsa", DIAL, "alone+local"))
+IMAGES = (
+    *BASELINES,
+    *MCSA,
+    RecipeMethod("FedTP", "fedtp"),
+    RecipeMethod("FedTP x MCSA, dial", "fedtp+mcsa", DIAL, "alone+local"),
+)
 SERVED = (*BASELINES, *MCSA, RecipeMethod("hypernetwork", "pfedhn"))
 TRAIN = {"train.local_epochs": 2}
 FASHION_SAMPLES = 12_000
