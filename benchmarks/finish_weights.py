@@ -22,7 +22,7 @@ import click
 import torch
 
 from attune.fedclient.data.prepare import Prepared
-from attune.fedclient.work import baselines, evaluation
+from attune.fedclient.work import evaluation, weighing
 from attune.fedclient.work.blend import ORIGINS, blended_shares, leave_one_out, pseudo_counts, weights_of
 from attune.fedclient.work.evaluation import FAR_BEHIND
 from attune.fedserver.core import finishing
@@ -94,23 +94,23 @@ def devices_of(
         rate: Learning rate of finishing; None: that of training.
         short: Finish for 20 epochs, also where these have few steps (fedserver.core.finishing).
     """
-    latest: dict[int, tuple[baselines.Weighed, Any, Prepared, Mapping[Any, float]]] = {}
-    weighed = baselines.weighed
+    latest: dict[int, tuple[weighing.Weighed, Any, Prepared, Mapping[Any, float]]] = {}
+    weighed = weighing.weighed
 
-    def recorded(candidates: Any, own: Any, data: Prepared, prior: Any) -> Any:
+    def recorded(candidates: Any, own: Any, data: Prepared, prior: Any, portfolio: None) -> Any:
         found = yield from weighed(candidates, own, data, prior)
         latest[id(data)] = found, own, data, prior
         return found
 
     rated = {} if rate is None else {"train.finish_lr": rate}
     with (
-        patch.object(baselines, "weighed", recorded),
+        patch.object(evaluation, "weighed", recorded),
         patch.object(evaluation, "FAR_BEHIND", math.inf),
         patch.object(finishing, "FINISH_STEPS", 0 if short else finishing.FINISH_STEPS),
     ):
         simulate(
             [str(shard) for shard in shards], entry.method, None, rounds, seed, {**settings, **entry.settings, **rated},
-            entry.baseline, executor="stacked", progress=False,
+            "local" if entry.baseline else "none", executor="stacked", progress=False,
         )  # fmt: skip
     found = []
     for blend, own, data, prior in latest.values():

@@ -10,6 +10,7 @@ numbers of any fleet.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -29,6 +30,7 @@ LARGEST_KEPT = 1.7e308  # magnitude in homes of before LARGEST; `within_bounds` 
 # "alone" stands for all models that the device has fitted by scikit-learn on its own samples (fedclient.work.portfolio).
 Choice = Literal["personalized", "common", "local", "finished-personalized", "finished-common", "alone"]
 CHOICES: tuple[Choice, ...] = ("personalized", "common", "local", "alone")  # whose likelihoods devices report, for the prior
+NETWORKS: tuple[Choice, ...] = ("personalized", "common", "local", "finished-personalized", "finished-common")
 Rival = Literal["common", "local", "alone"]
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST_KEPT, le=LARGEST_KEPT)]
 Score = Annotated[float, msgspec.Meta(ge=-1, le=1)]  # below 0 in regression alone: common.task
@@ -36,8 +38,8 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST_KEPT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Yes = Annotated[int, msgspec.Meta(ge=0, le=1)]
-FittedName = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9-]*$", max_length=32)]  # of a model that a device fits alone
-Vote = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]  # nats
+_NAME, _LONGEST = re.compile(r"[a-z0-9][a-z0-9-]*"), 32
+FittedName = Annotated[str, msgspec.Meta(pattern=f"^{_NAME.pattern}$", max_length=_LONGEST)]  # of a model that a device fits
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Accuracies are fractions of the device's own test part, or the mean score of its samples in another task (common.task).
 
     Attributes:
-        fitted: Log-likelihood (nats) of the device's training samples, out of fold, under each model that it fits alone. The
-            server makes a prior for other devices of these votes. No view shows them.
+        fitted: Weights among themselves of the models that the device fits alone, by its own samples. The server makes a prior
+            for other devices of them. No view shows them.
     """
 
     loss: Finite | None = None
@@ -148,7 +150,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: Amount | None = None
     bytes_up: Count | None = None
     bytes_down: Count | None = None
-    fitted: Annotated[dict[FittedName, Vote], msgspec.Meta(max_length=32)] = {}
+    fitted: Annotated[dict[FittedName, Share], msgspec.Meta(max_length=32)] = {}
 
     @property
     def likelihoods(self) -> dict[Choice, float]:
@@ -236,6 +238,11 @@ LIKELIHOODS_AFTER: Mapping[int, str] = {stop: f"likelihood_after_{stop}" for sto
 
 
 M = TypeVar("M", bound=Metrics)
+
+
+def is_model_name(name: str) -> bool:
+    """Return whether a peer's text can be the name of one of a device's models."""
+    return len(name) <= _LONGEST and _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)

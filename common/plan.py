@@ -138,6 +138,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     expected_devices: int = 0  # client-level privacy: devices that a round draws on average, by which sums are divided
     schema: Schema | None = None  # of a table: by which every device makes its samples
     schema_digest: str = ""  # pins it: a device whose version reads it otherwise refuses
+    portfolio: bool = False  # the server knows what devices report of models that they fit alone (Metrics.accuracy_alone)
 
     @property
     def is_private(self) -> bool:

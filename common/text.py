@@ -24,8 +24,8 @@ class _Formatted(msgspec.Struct):
     version: int = 1  # some files call it so
 
 
-def newer_format(text: bytes, path: Path, program: str) -> str:
-    """Return the error for a kept JSON object of a later format than 1, in one line; empty if this version reads it.
+def newer_format(text: bytes, path: Path, program: str, known: int = 1) -> str:
+    """Return the error for a kept JSON object of a later format than `known`, in one line; empty if this version reads it.
 
     An object without a format is of format 1: earlier versions left it out.
 
@@ -33,12 +33,17 @@ def newer_format(text: bytes, path: Path, program: str) -> str:
         text: Content of the file.
         path: The file.
         program: The command that writes it.
+        known: The newest format that this version reads.
 
     Raises:
         msgspec.DecodeError: It is no such object.
     """
     kept = from_json(text, _Formatted)
-    return f"{path} was written by a newer version of {program}: update {program}" if max(kept.format, kept.version) > 1 else ""
+    return (
+        f"{path} was written by a newer version of {program}: update {program}"
+        if max(kept.format, kept.version) > known
+        else ""
+    )
 
 
 def _built(kind: type[T]) -> type[T]:

@@ -35,8 +35,8 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
     task: TaskName = "classes"
     own_choice: Choice = msgspec.field(name="own", default="personalized")  # the model that the method leads to on this device
     validation_samples: int = 0  # by which the weights were found; 0: there were none
-    weights: Mapping[Choice, float] = msgspec.field(default_factory=dict)  # of a blend; a model alone has none
-    sharpness: Mapping[Choice, float] = msgspec.field(default_factory=dict)  # of each of its models (Member)
+    weights: Mapping[str, float] = msgspec.field(default_factory=dict)  # of a blend; a model alone has none
+    sharpness: Mapping[str, float] = msgspec.field(default_factory=dict)  # of each of its models (Member)
     parts: tuple[Part, ...] = ()
     served: Mapping[str, str] = msgspec.field(default_factory=dict)  # part -> digest of what received.safetensors holds of it
     versions: Mapping[str, int] = msgspec.field(default_factory=dict)  # part -> version of what was last received of it

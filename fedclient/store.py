@@ -13,7 +13,6 @@ from attune.fedclient.resource_limits import ResourceLimits
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attune.common.metrics import Choice
     from attune.common.plan import Plan
     from attune.fedclient.model.artifact import ModelInfo
     from attune.fedclient.work.orders import OrderStore
@@ -56,7 +55,7 @@ class Store(Protocol):
     def orders(self, who: str) -> OrderStore:
         """Return the orders of the device `who`. This imports torch, so only the thread of tensors may call it."""
 
-    def keep_model(self, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]]) -> Path | None:
+    def keep_model(self, info: ModelInfo, tensors: Mapping[str, Mapping[str, Tensor]]) -> Path | None:
         """Write the finished model in place of an older one, and return its folder, if it is in files."""
 
 
@@ -103,7 +102,7 @@ class FolderStore:
 
         return FolderOrders(self._home.orders, who)
 
-    def keep_model(self, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]]) -> Path | None:
+    def keep_model(self, info: ModelInfo, tensors: Mapping[str, Mapping[str, Tensor]]) -> Path | None:
         from attune.fedclient.model.artifact import save
 
         return save(self._home.model, info, tensors)
@@ -113,7 +112,7 @@ class MemoryStore:
     """Store in memory. `model` is the finished model, once there is one."""
 
     def __init__(self) -> None:
-        self.model: tuple[ModelInfo, Mapping[Choice, Mapping[str, Tensor]]] | None = None
+        self.model: tuple[ModelInfo, Mapping[str, Mapping[str, Tensor]]] | None = None
         self._plan: bytes | None = None
         self._orders: OrderStore | None = None
         self._spent = 0
@@ -159,6 +158,6 @@ class MemoryStore:
             self._orders = MemoryOrders(who)
         return self._orders
 
-    def keep_model(self, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]]) -> Path | None:
+    def keep_model(self, info: ModelInfo, tensors: Mapping[str, Mapping[str, Tensor]]) -> Path | None:
         self.model = info, tensors
         return None

@@ -13,7 +13,6 @@ from typing import Literal
 import msgspec
 
 from attune.common.errors import SettingError
-from attune.common.metrics import Choice
 from attune.common.plan import Profile
 from attune.common.protocol import INLINE_BYTES, PROTOCOL, SPOKEN, STATISTICS_ORDER
 from attune.common.text import clean, from_json
@@ -68,7 +67,8 @@ class Order:
     encodings: Mapping[str, str] = field(
         default_factory=dict
     )  # part -> encoding of what is handed in; a part without one is plain
-    prior: Mapping[Choice, float] = field(default_factory=dict)  # shares of models, as other devices found them
+    # Shares of models, as other devices found them: of those in CHOICES, and of the fitted ones among themselves.
+    prior: Mapping[str, float] = field(default_factory=dict)
     finish_epochs: int = 0  # epochs of fine-tuning before the models are weighed, in the last evaluation
     finish_stops: tuple[int, ...] = ()  # smaller numbers of epochs, which are tried on the way
     # Where devices keep their embeddings: the round of this device's last update that counted -> the weight of all its updates.

@@ -39,7 +39,7 @@ from attune.common.exchange.messages import (
     Welcome,
     WorkName,
 )
-from attune.common.metrics import CHOICES
+from attune.common.metrics import is_model_name
 from attune.common.pb import federation_pb2 as pb
 from attune.common.protocol import MOST_MEMBERS, MOST_MOMENTS
 from attune.common.text import clean
@@ -204,7 +204,7 @@ def _order(order: pb.Order) -> Order:
         trains=tuple(order.trains),
         deadline_s=order.deadline_s,
         encodings={wanted.part: wanted.encoding for wanted in order.returns if wanted.encoding},
-        prior={model: order.prior[model] for model in CHOICES if 0 < order.prior.get(model, 0) <= 1},
+        prior={name: share for name, share in order.prior.items() if is_model_name(name) and 0 < share <= 1},
         finish_epochs=order.finish_epochs,
         finish_stops=tuple(order.finish_stops),
         counted={number: weight for number, weight in order.counted.items() if 0 < weight < math.inf},

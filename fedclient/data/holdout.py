@@ -64,12 +64,17 @@ def last(labels: Array, count: int) -> npt.NDArray[np.bool_]:
     These are the last samples of each class if classes come in long runs, as in a recording of activities; otherwise the last
     samples of all. Either way, only samples at the ends of a held-out run have a neighbour that is trained on.
     """
-    if labels.ndim > 1 or (np.count_nonzero(labels[1:] != labels[:-1]) + 1) * LONG_RUN > len(labels):
+    if labels.ndim > 1 or not in_long_runs(labels):
         return np.arange(len(labels)) >= len(labels) - count
     held = np.zeros(len(labels), dtype=bool)
     for label, size in zip(*np.unique(labels, return_counts=True), strict=True):
         held[np.flatnonzero(labels == label)[size - round(count * size / len(labels)) :]] = True
     return held
+
+
+def in_long_runs(labels: Array) -> bool:
+    """Return whether classes (N,) come in long runs, as in a recording of activities."""
+    return int(np.count_nonzero(labels[1:] != labels[:-1]) + 1) * LONG_RUN <= len(labels)
 
 
 def by_group(labels: Array, groups: Array, count: int, seed: int) -> npt.NDArray[np.bool_]:

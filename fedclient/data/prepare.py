@@ -6,7 +6,7 @@ N samples, H height, W width, C channels, T steps, F features.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,9 @@ class Prepared:
         train_groups: Number of each training sample's group, (N,) int64, from 0. None without groups.
         validation_groups: Group of each validation sample, (V,), numbered from 0. None without groups.
         dial: The samples by which the dial is set, if they are others than those for validation.
+        places: Places in the shard of all samples but those for testing: first those to train on, then those for validation,
+            then those of the dial.
+        groups: Groups of the same samples, in the order of the shard; None without groups.
     """
 
     train_x: Tensor
@@ -72,6 +75,8 @@ class Prepared:
     train_groups: Tensor | None = None
     validation_groups: npt.NDArray[np.intp] | None = None
     dial: HeldOut | None = None
+    places: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
+    groups: npt.NDArray[np.intp] | None = None
 
     @property
     def dial_samples(self) -> HeldOut:
@@ -114,9 +119,11 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     numbers = None if shard.groups is None else torch.from_numpy(np.unique(shard.groups[fitted], return_inverse=True)[1])
     held_groups = None if shard.groups is None else np.unique(shard.groups[held], return_inverse=True)[1]
     dial = None if dialled is None else HeldOut(x[0][dialled], y[0][dialled], _weights(shard, dialled))
+    places = np.concatenate([fitted, held, *([] if dialled is None else [dialled])])
+    all_groups = None if shard.groups is None else np.unique(shard.groups, return_inverse=True)[1]
     return Prepared(
         x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups, _weights(shard, held), targets,
-        numbers, held_groups, dial,
+        numbers, held_groups, dial, places, all_groups,
     )  # fmt: skip
 
 

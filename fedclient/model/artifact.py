@@ -1,7 +1,7 @@
 """The finished model: files that need neither server nor federation to predict.
 
 model/model.safetensors holds the tensors; model/model.json what they are, how features are prepared and what classes mean. Of
-a blend, model.safetensors is the model with the largest weight, and each of the others has a file of its name.
+a blend, model.safetensors is the network with the largest weight, and each of the other models has a file of its name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from attune.common.errors import NoModel, ShapeMismatch, ShardError, WireError
 from attune.common.hardware import choose
 from attune.common.methods.registry import configured_from
 from attune.common.methods.settings.predictors import ModelSettings
-from attune.common.metrics import Choice
+from attune.common.metrics import NETWORKS, Choice
 from attune.common.models.registry import build, size_bytes
 from attune.common.plan import Label, ModelSpec, Scale
 from attune.common.plugins import check_installed, check_model_allowed
@@ -44,9 +44,14 @@ from attune.fedclient.work.blend import Member, answers_of
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.executor import AnyLearner
 from attune.fedclient.work.measures import MEASURES, mean_score
+from attune.fedclient.work.objectives.memory import FEATURES
+from attune.fedclient.work.portfolio.evaluators import ROWS
+from attune.fedclient.work.portfolio.portfolio import trainer_of
 from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Tensors, Trainer
 
+HOLD_SAMPLES = frozenset({ROWS, FEATURES})  # tensors that are training samples, or made of single ones
+FORMAT = 2  # of model.json with fitted models; earlier versions read format 1, which has none
 MOST_BYTES = 64 << 20  # of model.json: classes and columns may be many
 SMALL_BYTES = 64 << 20  # of a model: what a description may declare beyond its files
 
@@ -63,10 +68,10 @@ class ModelInfo(msgspec.Struct, frozen=True):
     train: TrainSettings
     standardiser: dict[str, list[float | str]] | None = None
     column_names: list[str] = []  # in the order in which the model takes them; empty: not known
-    kept: Choice = "personalized"  # which of the device's models this is, or counts most
+    kept: Choice = "personalized"  # which of the device's models this is, or counts most; "alone": the fitted ones together
     own_choice: Choice = msgspec.field(name="own", default="personalized")  # which of them predicts as the method does
-    weights: dict[Choice, float] = {}  # of a blend; a model alone has none
-    sharpness: dict[Choice, float] = {}  # of each of its models: scores are multiplied by it; 1 where it is not named
+    weights: dict[str, float] = {}  # of a blend; a model alone has none
+    sharpness: dict[str, float] = {}  # of each of its models: scores are multiplied by it; 1 where it is not named
     accuracy: float | None = None  # what is predicted with, on the device's test part
     accuracies: dict[Choice, float] = {}  # of each model that was compared, on the same
     samples: int = 0
@@ -80,6 +85,13 @@ class ModelInfo(msgspec.Struct, frozen=True):
     plugins: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # the plan's, left out where it has none
     format: int = 1
     schema: Schema | msgspec.UnsetType = msgspec.UNSET  # by which tables are read; left out where there is none
+    contains_samples: list[str] = []  # models that hold training samples, or features of them; who gets this folder gets them
+
+    @property
+    def main(self) -> str:
+        """The model of model.safetensors, of which pictures are drawn: the network with the largest weight, if there is any."""
+        networks = {name: weight for name, weight in self.weights.items() if name in NETWORKS} or self.weights
+        return self.kept if self.kept in networks or not networks else max(networks, key=lambda name: networks[name])
 
     @property
     def missing_words(self) -> tuple[str, ...]:
@@ -116,7 +128,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         return self.method if self.kept == self.own_choice else f"{self.method}, {self.kept} model"
 
 
-def save(folder: Path, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]]) -> Path:
+def save(folder: Path, info: ModelInfo, tensors: Mapping[str, Mapping[str, Tensor]]) -> Path:
     """Write all files beside `folder`, then replace it, and return it.
 
     Raises:
@@ -137,11 +149,11 @@ def save(folder: Path, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Te
     return folder
 
 
-def _file_of(name: Choice, info: ModelInfo) -> str:
-    return f"{'model' if name == info.kept else name}.safetensors"
+def _file_of(name: str, info: ModelInfo) -> str:
+    return f"{'model' if name == info.main else name}.safetensors"
 
 
-def _weights_of(info: ModelInfo) -> dict[Choice, float]:
+def _weights_of(info: ModelInfo) -> dict[str, float]:
     return info.weights or {info.kept: 1.0}
 
 
@@ -158,7 +170,7 @@ def _tensors_in(path: Path, info: ModelInfo) -> Tensors:
         raise NoModel(f"{error}: start fedclient again to fetch the model") from None
 
 
-def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors]]:
+def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[str, Tensors]]:
     """Return what the device predicts with now, in the form that `save` takes.
 
     Raises:
@@ -192,6 +204,8 @@ def finished_model(learner: AnyLearner) -> tuple[ModelInfo, dict[Choice, Tensors
         plugins=plan.plugins or msgspec.UNSET,
         schema=plan.schema or msgspec.UNSET,
         privacy=guarantee_of(plan, result, tensors),
+        contains_samples=sorted(name for name, of in tensors.items() if HOLD_SAMPLES & of.keys()),
+        format=1 if all(name in NETWORKS for name in tensors) else FORMAT,
     )
     return info, tensors
 
@@ -204,7 +218,7 @@ def read_info(folder: Path) -> ModelInfo:
     """
     try:
         text = read_small(folder / "model.json", MOST_BYTES)
-        if newer := newer_format(text, folder / "model.json", "fedclient"):
+        if newer := newer_format(text, folder / "model.json", "fedclient", FORMAT):
             raise NoModel(newer)
         return from_json(text, ModelInfo)
     except (OSError, msgspec.DecodeError) as error:
@@ -235,7 +249,7 @@ class Model:
         SettingError: It cannot be built here.
     """
 
-    def __init__(self, info: ModelInfo, tensors: Mapping[Choice, Mapping[str, Tensor]], device: str = "cpu") -> None:
+    def __init__(self, info: ModelInfo, tensors: Mapping[str, Mapping[str, Tensor]], device: str = "cpu") -> None:
         self.info = info
         check_installed(info.plugins or {})
         configured = configured_from({**info.method_options, "name": info.method}, returns={})
@@ -243,14 +257,18 @@ class Model:
         self.measure = MEASURES[info.task]
         network, where = build(info.model, info.seed), choose(device)
 
-        def member(name: Choice, weight: float) -> Member:
+        def member(name: str, weight: float) -> Member:
+            if name not in NETWORKS:
+                outputs = info.model.classes
+                trainer = trainer_of(name, dict(tensors[name]), info.task, outputs, where)
+                return Member(weight, trainer, dict(tensors[name]), info.sharpness.get(name, 1.0))
             predictor = predictor_for(configured) if name == info.own_choice else PlainPredictor(ModelSettings())
             trainer = Trainer(network, objective_for(configured), predictor, info.train, where, measure=self.measure)
             return Member(weight, trainer, dict(tensors[name]), info.sharpness.get(name, 1.0))
 
         self.members = {name: member(name, weight) for name, weight in _weights_of(info).items()}
-        # The model with the largest weight, of which pictures and exports use the network.
-        self.trainer, self.tensors = self.members[info.kept].trainer, self.members[info.kept].tensors
+        # The network of pictures and exports.
+        self.trainer, self.tensors = self.members[info.main].trainer, self.members[info.main].tensors
 
     @classmethod
     def load(cls, folder: Path, device: str = "cpu", allow_models: Collection[str] = ()) -> Model:

@@ -7,12 +7,10 @@ from collections.abc import Collection
 import msgspec
 
 from attune.common.methods.registry import configured_on_device
-from attune.common.metrics import Choice
 from attune.common.plan import Plan
 from attune.common.privacy.accountant import MEANING
 from attune.common.privacy.statement import mode_of, visible_of
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.work.blend import ORIGINS
 
 
 class PrivacyGuarantee(msgspec.Struct, frozen=True):
@@ -33,14 +31,14 @@ class PrivacyGuarantee(msgspec.Struct, frozen=True):
     unit: str
     epsilon: float | None
     delta: float
-    finished: list[Choice]
+    finished: list[str]
     mode: str = ""
     adjacency: str = ""
     planned: float | None = None
     visible: str = ""
 
 
-def guarantee_of(plan: Plan, result: OrderResult, models: Collection[Choice]) -> PrivacyGuarantee | msgspec.UnsetType:
+def guarantee_of(plan: Plan, result: OrderResult, models: Collection[str]) -> PrivacyGuarantee | msgspec.UnsetType:
     """Return the guarantee of a device's models; unset where the plan has none.
 
     Args:
@@ -52,8 +50,10 @@ def guarantee_of(plan: Plan, result: OrderResult, models: Collection[Choice]) ->
     if privacy is None or not mode_of(privacy):
         return msgspec.UNSET
     by_server = privacy.on_server  # what a device trains on after it is served has none of that noise
-    unprotected = {*ORIGINS, "local", *([] if _own_has_noise(plan) else [result.own_choice])}
-    without_noise = sorted(name for name in models if (name != "common" if by_server else name in unprotected))
+    has_noise = (
+        {"common"} if by_server else {"common", "personalized"} - ({result.own_choice} if not _own_has_noise(plan) else set())
+    )
+    without_noise = sorted(set(models) - has_noise)
     return PrivacyGuarantee(
         privacy.unit,
         privacy.epsilon if by_server else result.epsilon,

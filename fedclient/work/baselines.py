@@ -1,14 +1,9 @@
-"""The models with which a device compares its own (the common one, and on request a local one), and the weights of its blend.
-
-V samples, T labels of a sample.
-"""
+"""The networks with which a device compares its own: the common one, and on request a local one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
-from typing import NamedTuple
 
 import msgspec
 import torch
@@ -20,9 +15,7 @@ from attune.common.metrics import Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import NONE, Hooks
-from attune.fedclient.work.blend import Member, Weighing, unweighed
 from attune.fedclient.work.build import family_of
-from attune.fedclient.work.calibration import Calibrated, log_likelihood
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, Measure
 from attune.fedclient.work.objectives.sgd import Sgd
@@ -30,7 +23,7 @@ from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.shared_model import SharedModel
 from attune.fedclient.work.trainer import OnProgress, Seeds, Tensors, Trained, Trainer
 
-Candidates = Mapping[Choice, tuple[Trainer, Tensors]]
+Candidates = Mapping[str, tuple[Trainer, Tensors]]  # models, each with what evaluates it
 
 
 class Baselines:
@@ -130,7 +123,7 @@ class Baselines:
         Args:
             common: The cold-start model; empty if it cannot be used.
         """
-        models: dict[Choice, tuple[Trainer, Tensors]] = {}
+        models: dict[str, tuple[Trainer, Tensors]] = {}
         if common:
             models["common"] = (self._trainer, common)
         if self.local is not None:
@@ -156,9 +149,9 @@ def has_common(part_of: Mapping[str, PartKind], settings: ObjectiveSettings) -> 
     return "private" not in part_of.values() and settings.uses_head
 
 
-def right_on_test(candidates: Candidates, data: Prepared) -> Jobs[dict[Choice, torch.Tensor]]:
+def right_on_test(candidates: Candidates, data: Prepared) -> Jobs[dict[str, torch.Tensor]]:
     """Return which labels of the test part, which has samples, each model predicts, as Trainer.right."""
-    right: dict[Choice, torch.Tensor] = {}
+    right: dict[str, torch.Tensor] = {}
     for name, (trainer, tensors) in candidates.items():
         right[name] = yield from trainer.right(tensors, data.test_x, data.test_y)
     return right
@@ -171,40 +164,3 @@ def constant_answer(data: Prepared, measure: Measure) -> float | None:
     """
     trained, tested = torch.cat([data.train_y, data.validation_y]), data.test_y
     return measure.constant(trained, tested) if len(trained) and measure.can_score(tested) else None
-
-
-class Weighed(NamedTuple):
-    """Weights of a device's models, and what they were found from.
-
-    Attributes:
-        members: The models of the blend; empty if the device keeps its own model alone.
-        likelihood: Log-likelihood of the held-out samples under each model, nats; empty without such samples.
-        probability: Probability of each held-out sample's label under each model, (V,) or (V, T); empty likewise.
-    """
-
-    members: dict[Choice, Member]
-    likelihood: dict[Choice, float]
-    probability: Mapping[Choice, torch.Tensor] = MappingProxyType({})
-
-
-def weighed(candidates: Candidates, own_choice: Choice, data: Prepared, prior: Mapping[Choice, float]) -> Jobs[Weighed]:
-    """Weigh the models by held-out samples and by what other devices found (`prior`, as in blend.pseudo_counts).
-
-    A model whose scores are NaN is left out, because it would make every answer of a blend NaN.
-    """
-    if len(candidates) == 1:
-        return Weighed({}, {})
-    if not len(data.validation_x):
-        return Weighed((yield from unweighed(candidates, own_choice, data.train_x, data.train_y, prior)), {})
-    fits: dict[Choice, Calibrated] = {}
-    for name, (trainer, tensors) in candidates.items():
-        fits[name] = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y, data.validation_weight)
-    fits = {name: fit for name, fit in fits.items() if fit.probability.isfinite().all()}
-    if not fits or list(fits) == [own_choice]:
-        return Weighed({}, {})
-    weights: dict[Choice, float] = yield Weighing(
-        {name: fit.probability for name, fit in fits.items()}, prior, data.validation_weight
-    )
-    members = {name: Member(weights[name], *candidates[name], fit.sharpness) for name, fit in fits.items()}
-    probability = {name: fit.probability for name, fit in fits.items()}
-    return Weighed(members, {name: log_likelihood(p, data.validation_weight) for name, p in probability.items()}, probability)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from attune.common.metrics import Choice
 from attune.fedclient.work.calibration import FLOOR, log_likelihoods
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.objectives.base import Tensors
@@ -24,8 +23,8 @@ from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores, Trainer
 # towards equal weights.
 PSEUDO_COUNT = 1.0
 # For each finished model the model that it comes from.
-ORIGINS: Mapping[Choice, Choice] = {"finished-personalized": "personalized", "finished-common": "common"}
-NOTHING: Mapping[Choice, float] = MappingProxyType({})  # no device has found anything yet
+ORIGINS: Mapping[str, str] = {"finished-personalized": "personalized", "finished-common": "common"}
+NOTHING: Mapping[str, float] = MappingProxyType({})  # no device has found anything yet
 LOCAL_SHARE = 1 / 3  # weight of the model that was trained alone, where no sample was held out
 MOST_TURNS = 500  # of leaving samples out; of more samples several are left out together, which hardly changes the weights
 LEFT_OUT_AT_ONCE = 256  # samples that are left out in turn, whose weights are found together; bounds the memory
@@ -46,7 +45,7 @@ class Member:
         return self.weight * self.trainer.measure.shares(self.sharpness * scores)
 
 
-def pseudo_counts(models: Collection[Choice], prior: Mapping[Choice, float]) -> list[float]:
+def pseudo_counts(models: Collection[str], prior: Mapping[str, float]) -> list[float]:
     """Return the pseudo-count of each model in the prior, (K,). Their sum is K * PSEUDO_COUNT.
 
     Args:
@@ -62,8 +61,8 @@ def pseudo_counts(models: Collection[Choice], prior: Mapping[Choice, float]) -> 
 
 
 def weights_of(
-    probability: Mapping[Choice, Tensor], prior: Mapping[Choice, float] = NOTHING, weight: Tensor | None = None
-) -> dict[Choice, float]:
+    probability: Mapping[str, Tensor], prior: Mapping[str, float] = NOTHING, weight: Tensor | None = None
+) -> dict[str, float]:
     """Return the most probable weights of a mixture of these models; they are >= 0 and sum to 1.
 
     The prior is Dirichlet(1 + the pseudo counts). The method is expectation maximisation for mixing proportions (Dempster,
@@ -87,8 +86,8 @@ def weights_of(
 
 
 def leave_one_out(
-    probability: Mapping[Choice, Tensor],
-    prior: Mapping[Choice, float] = NOTHING,
+    probability: Mapping[str, Tensor],
+    prior: Mapping[str, float] = NOTHING,
     weight: Tensor | None = None,
     groups: npt.NDArray[np.intp] | None = None,
 ) -> float:
@@ -126,21 +125,21 @@ def leave_one_out(
 class Weighing:
     """`weights_of` as a job."""
 
-    probability: Mapping[Choice, Tensor]
-    prior: Mapping[Choice, float] = field(default_factory=dict)
+    probability: Mapping[str, Tensor]
+    prior: Mapping[str, float] = field(default_factory=dict)
     weight: Tensor | None = None  # (V,)
 
-    def alone(self) -> dict[Choice, float]:
+    def alone(self) -> dict[str, float]:
         return weights_of(self.probability, self.prior, self.weight)
 
 
 def unweighed(
-    candidates: Mapping[Choice, tuple[Trainer, Tensors]],
-    own_choice: Choice,
+    candidates: Mapping[str, tuple[Trainer, Tensors]],
+    own_choice: str,
     x: Tensor,
     y: Tensor,
-    prior: Mapping[Choice, float],
-) -> Jobs[dict[Choice, Member]]:
+    prior: Mapping[str, float],
+) -> Jobs[dict[str, Member]]:
     """Return the blend of a device that holds no samples out to weigh the models by.
 
     Every model has trained on x (V, ...), y (V,) or (V, T), so these samples do not say which model is better. They say two
@@ -160,15 +159,15 @@ def unweighed(
     Returns:
         The models with weights; empty if only the device's own model counts.
     """
-    likelihoods: dict[Choice, Tensor] = {}
+    likelihoods: dict[str, Tensor] = {}
     for name, (trainer, tensors) in candidates.items():
         likelihoods[name] = yield from trainer.likelihoods(tensors, x, y)
     measure = candidates[own_choice][0].measure
     plain, least = list(measure.sharpnesses).index(1.0), _fit(measure.constant_likelihood(y.cpu()))
     useful = [name for name, likelihood in likelihoods.items() if _fit(likelihood[plain]) > least] or [own_choice]
-    federated: list[Choice] = [name for name in useful if name != "local"]
+    federated: list[str] = [name for name in useful if name != "local"]
     counts = pseudo_counts(federated, prior) if federated else []
-    weights: dict[Choice, float] = {name: count / sum(counts) for name, count in zip(federated, counts, strict=True)}
+    weights: dict[str, float] = {name: count / sum(counts) for name, count in zip(federated, counts, strict=True)}
     sharpness = dict.fromkeys(useful, 1.0)
     if federated and "local" in useful:
         together = torch.stack([weight * likelihoods[name][plain] for name, weight in weights.items()]).sum(dim=0)

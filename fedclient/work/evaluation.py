@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 import msgspec
 import torch
 
 from attune.common.exchange.messages import Order
 from attune.common.methods.registry import configured_on_device
-from attune.common.metrics import KEPT_RIVALS, LIKELIHOODS, LIKELIHOODS_AFTER, RIVALS, Choice
+from attune.common.metrics import CHOICES, KEPT_RIVALS, LIKELIHOODS, LIKELIHOODS_AFTER, NETWORKS, RIVALS, Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import Hooks
@@ -24,7 +26,9 @@ from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, mean_score
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.own_loop import Data, scored
+from attune.fedclient.work.portfolio.portfolio import Portfolio
 from attune.fedclient.work.trainer import Seeds, Trainer, TrainingDiverged
+from attune.fedclient.work.weighing import Weighed, weighed
 
 FAR_BEHIND = 2.0  # nats a held-out sample: fine-tuning a common model that is so much worse is not worth its time
 
@@ -53,12 +57,14 @@ class Evaluation:
         own_choice: Name of the method's model (baselines.own_name).
         blends: Whether the device may keep more than that model.
         dial: The components of each attended part; empty without a dial.
+        portfolio: Returns the models that the device fits alone, or None. They are fitted where they are needed first.
     """
 
     def __init__(
         self, plan: Plan, data: Prepared, trainer: Trainer, rivals: baselines.Baselines, own_choice: Choice, blends: bool,
-        dial: Mapping[str, Sequence[str]], hooks: Hooks,
+        dial: Mapping[str, Sequence[str]], hooks: Hooks, portfolio: Callable[[], Portfolio | None] = lambda: None,
     ) -> None:  # fmt: skip
+        self._portfolio = portfolio
         self._data, self._trainer, self._rivals, self._own, self._dial = data, trainer, rivals, own_choice, dial
         self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.task]
         self._by_sample = hooks.evaluate is not None or self._measure.by_sample
@@ -87,7 +93,7 @@ class Evaluation:
         order: Order,
         seeds: Seeds,
         cancelled: Callable[[], bool],
-    ) -> Jobs[tuple[OrderResult, dict[Choice, Tensors]]]:
+    ) -> Jobs[tuple[OrderResult, dict[str, Tensors]]]:
         """Return (the result with the accuracy of every model, the tensors of the blend's models beside the own one).
 
         Args:
@@ -106,10 +112,12 @@ class Evaluation:
             result = msgspec.structs.replace(result, dial_mean=mixed.share("mean"), dial_own=mixed.share("own"))
         own_tensors = yield from self._prepared(theta, held.received, seeds, cancelled)
         candidates: baselines.Candidates = {self._own: (self._trainer, own_tensors), **self._rivals.candidates(held.common)}
-        right = (yield from baselines.right_on_test(candidates, data)) if self._scores else {}
+        portfolio = self._portfolio()
+        alone = {} if portfolio is None else {"alone": portfolio.candidates[portfolio.chosen]}
+        right = (yield from baselines.right_on_test({**candidates, **alone}, data)) if self._scores else {}
         accuracies = {name: mean_score(scores) for name, scores in right.items()}
         others = [name for name in RIVALS if name in right and name != self._own and self._by_sample]
-        weighed, after = baselines.Weighed({}, {}), dict[str, float]()
+        found, after = Weighed({}, {}), dict[str, float]()
         if self._blends:
             blending = candidates
             if is_flattered and self._will_finish:
@@ -119,12 +127,12 @@ class Evaluation:
                 blending = {**candidates, self._own: (self._trainer, undialled)}
             finished, after = yield from self._finished(theta, held.common, blending, order, seeds, cancelled)
             blending = {**blending, **finished}
-            weighed = yield from baselines.weighed(blending, self._own, data, order.prior)
-            candidates = blending if weighed.members else candidates
-        members = weighed.members
-        reported = [name for name in weighed.likelihood if name in LIKELIHOODS]  # nothing is reported of finished models
-        said = {name: weighed.likelihood[name] for name in reported} if not is_flattered and len(reported) > 1 else {}
-        likelihood_kept = (yield from self._scored(weighed, candidates, order)) if order.round in self._scored_rounds else None
+            found = yield from weighed(blending, self._own, data, order.prior, portfolio)
+            candidates = blending if found.members else candidates
+        members = found.members
+        reported = [name for name in CHOICES if name in found.likelihood]  # nothing is reported of finished models
+        said = {name: found.likelihood[name] for name in reported} if not is_flattered and len(reported) > 1 else {}
+        likelihood_kept = (yield from self._scored(found, candidates, order)) if order.round in self._scored_rounds else None
         blended = (yield from self._blended(list(members.values()))) if members and right else None
         against = [comparison.compared(right[self._own], right[name], RIVALS[name], data.test_groups) for name in others]
         if right:
@@ -135,18 +143,20 @@ class Evaluation:
             accuracy_before=accuracies.get(self._own),
             accuracy_common=accuracies.get("common"),
             accuracy_local=accuracies.get("local"),
+            accuracy_alone=accuracies.get("alone"),
             accuracy_kept=accuracies.get(self._own) if blended is None else mean_score(blended),
-            kept=max(members, key=lambda name: members[name].weight) if members else self._own,
+            kept=_kept(members) or self._own,
             weights={name: member.weight for name, member in members.items()},
             sharpness={name: member.sharpness for name, member in members.items()},
-            validation_samples=len(data.validation_x) if weighed.likelihood else 0,
+            validation_samples=len(data.validation_x) if found.likelihood else 0,
+            fitted=dict(found.fitted),
             likelihood_kept=likelihood_kept,
             **after,
             **{LIKELIHOODS[name]: value for name, value in said.items()},
             **{name: value for numbers in against for name, value in numbers.items()},
         )
         beside = {name for name in members if name != self._own} | ({self._own} if mixed is not None else set())
-        return result, {name: candidates[name][1] for name in candidates if name in beside}
+        return result, {name: members[name].tensors if name in members else candidates[name][1] for name in sorted(beside)}
 
     def _finished(
         self,
@@ -165,7 +175,7 @@ class Evaluation:
         Returns:
             The finished models; and if the order has stops on the way, how likely held-out samples are at each (by the metric).
         """
-        data, models, after = self._data, dict[Choice, Tensors](), dict[str, float]()
+        data, models, after = self._data, dict[str, Tensors](), dict[str, float]()
         if not order.finish_epochs or not len(data.validation_x) or not self._finishes:
             return {}, after
         if self._own != "local":
@@ -173,7 +183,7 @@ class Evaluation:
         if common and self._own != "common" and not (yield from self._far_behind(common, theta)):
             models["finished-common"] = common
         models = {name: self._rivals.plain(tensors)[1] for name, tensors in models.items()}
-        finished: dict[Choice, tuple[Trainer, Tensors]] = {}
+        finished: dict[str, tuple[Trainer, Tensors]] = {}
         done, stops = 0, (0, *order.all_stops)
         for stop in stops:
             for name in list(models) if stop else ():
@@ -187,17 +197,17 @@ class Evaluation:
             done, finished = stop, {name: self._rivals.plain(tensors) for name, tensors in models.items() if stop}
             if len(stops) > 2 and stop in LIKELIHOODS_AFTER:
                 candidates = {**unfinished, **finished}
-                weighed = yield from baselines.weighed(candidates, self._own, data, order.prior)
-                likelihood = yield from self._scored(weighed, candidates, order)
+                found = yield from weighed(candidates, self._own, data, order.prior, self._portfolio())
+                likelihood = yield from self._scored(found, candidates, order)
                 after |= {} if likelihood is None else {LIKELIHOODS_AFTER[stop]: likelihood}
         return finished, after
 
-    def _scored(self, weighed: baselines.Weighed, candidates: baselines.Candidates, order: Order) -> Jobs[float | None]:
+    def _scored(self, found: Weighed, candidates: baselines.Candidates, order: Order) -> Jobs[float | None]:
         """Return the log-likelihood of the held-out samples under what the device would keep; None without such samples.
 
         In a blend each sample is scored with weights that are found without it.
         """
-        data, probability = self._data, weighed.probability
+        data, probability = self._data, found.probability
         if not len(data.validation_x):
             return None
         if not probability:
@@ -242,6 +252,14 @@ class Evaluation:
         if self._score is None:
             return self._measure.right((yield from answering(members, data.test_x)), data.test_y.cpu())
         return scored(self._score, lambda x: blended_logits(members, x), Data(data.test_x, data.test_y, self._classes))
+
+
+def _kept(members: Mapping[str, Member]) -> Choice | None:
+    """Return the model that counts most in a blend, the fitted ones together; None without a blend."""
+    weights = {name: members[name].weight for name in NETWORKS if name in members}
+    if alone := math.fsum(member.weight for name, member in members.items() if name not in NETWORKS):
+        weights["alone"] = alone
+    return max(weights.items(), key=itemgetter(1))[0] if weights else None
 
 
 def _purpose(seeds: Seeds, model: str, purpose: str) -> int:

@@ -15,7 +15,6 @@ from attune.common.plan import Plan, Scale
 
 if TYPE_CHECKING:
     from attune.common.exchange.messages import BlobRef, Order
-    from attune.common.metrics import Choice
     from attune.common.wire.header import Manifest
     from attune.fedclient.data.standardiser import Standardiser
     from attune.fedclient.messages import OrderResult
@@ -60,7 +59,7 @@ class AnyLearner(Protocol):
     def carry_out(self, work: Work) -> OrderResult:
         """Carry out an order of this learner. May raise HostLost too."""
 
-    def finished(self) -> dict[Choice, Tensors]: ...
+    def finished(self) -> dict[str, Tensors]: ...
 
     def let_go(self) -> None: ...
 

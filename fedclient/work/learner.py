@@ -21,7 +21,6 @@ from attune.common.exchange.messages import BlobRef, Order
 from attune.common.exchange.registry import settings_of, transforms_for
 from attune.common.exchange.transform import SUMMED, Chain, DeviceContext, PartUpdate
 from attune.common.faults import fail_at
-from attune.common.metrics import Choice
 from attune.common.plan import Plan
 from attune.common.seeds import derive
 from attune.common.wire.header import Manifest
@@ -42,6 +41,7 @@ from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.own_loop import check_loop
+from attune.fedclient.work.portfolio.portfolio import Portfolio, portfolio_of, reason_against
 from attune.fedclient.work.private.noisy_metrics import noisy_metrics
 from attune.fedclient.work.private.private_learning import PrivateLearning, private_learning, quietly
 from attune.fedclient.work.shared_model import shared_model
@@ -64,6 +64,7 @@ class Learner:
         private: How it trains with noise; None: without.
         tells_scores: Whether losses and scores may leave the device, be it in a sum with others'.
         source: Where its embedding is drawn from, if it keeps one.
+        fits_alone: Same as in DeviceOptions.
 
     Raises:
         SettingError: The model or the method cannot be built here.
@@ -82,6 +83,7 @@ class Learner:
         private: PrivateLearning | None = None,
         tells_scores: bool = True,
         source: EmbeddingSource = FROM_SEED,
+        fits_alone: bool = False,
     ) -> None:
         self.plan, self.name, self.orders, self.private, self.tells_scores = plan, name, orders, private, tells_scores
         shared = shared_model(plan, device)
@@ -124,8 +126,10 @@ class Learner:
         self.baselines = baselines.Baselines(plan, shared, device, state.local, local, hooks, name)
         self._take(replace(state, local=self.baselines.local))
         self.evaluation = Evaluation(
-            plan, self.data, self.trainer, self.baselines, self.own_choice, keep == "best", self.dial, hooks
+            plan, self.data, self.trainer, self.baselines, self.own_choice, keep == "best", self.dial, hooks, self._fitted
         )
+        self._fits_alone = fits_alone and plan.portfolio and not reason_against(plan, hooks.evaluate is not None)
+        self._portfolio: Portfolio | None = None
 
     def __repr__(self) -> str:
         return f"<Learner {self.name}, newest {self.newest.order_id if self.newest else None}>"
@@ -165,7 +169,7 @@ class Learner:
         fetched = self._rebuilt(order, work.fetched)
         state, served = self._merged(order, fetched)
         result = self._begun(order, work, served)
-        kept: dict[Choice, Tensors] = {}
+        kept: dict[str, Tensors] = {}
         if order.work == "train":
             result, state = yield from self._trained(result, state, work)
         else:
@@ -181,6 +185,12 @@ class Learner:
         self.holdings = replace(self.holdings, served=served)
         self._take(state)
         return self.newest
+
+    def _fitted(self) -> Portfolio | None:
+        """Return the models that the device fits alone; None if it fits none."""
+        if self._fits_alone and self._portfolio is None:
+            self._portfolio = portfolio_of(self.data, self.plan, self.orders, self.trainer.device)
+        return self._portfolio
 
     def _take(self, state: DeviceState) -> None:
         """Continue from the state after a committed order."""
@@ -284,7 +294,7 @@ class Learner:
 
     def _compared(
         self, result: OrderResult, state: DeviceState, fetched: Mapping[str, Tensors], work: Work
-    ) -> Jobs[tuple[OrderResult, dict[Choice, Tensors]]]:
+    ) -> Jobs[tuple[OrderResult, dict[str, Tensors]]]:
         """Compare the models, and return the result and the tensors of each model that the device keeps."""
         order = work.order
         models = DeviceModels(state.theta, state.received, self._common(order, fetched), state.trained)
@@ -349,7 +359,7 @@ class Learner:
         data = self.data
         return self.trainer.training(self.state.theta, self.state.received, data.train_x, data.train_y, self._seeds(0))
 
-    def finished(self) -> dict[Choice, Tensors]:
+    def finished(self) -> dict[str, Tensors]:
         """Return what the device predicts with now: the tensors of each model that counts.
 
         Raises:
@@ -390,5 +400,5 @@ def make_learner(
     private = private_learning(plan, options, name, shard.digest, len(prepared.train_x), prepared.train_groups)
     tells, store = options.privacy.tells_scores(plan), orders(name)
     source = EmbeddingSource(None if options.simulated else store.secret, options.limits.model_bytes)
-    keep, local = options.keep, options.trains_local
-    return Learner(plan, prepared, name, store, device, keep, local, options.hooks, private, tells, source)
+    keep, local, alone = options.keep, options.trains_local, options.fits_alone
+    return Learner(plan, prepared, name, store, device, keep, local, options.hooks, private, tells, source, alone)

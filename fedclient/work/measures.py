@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from attune.common.errors import SettingError
 from attune.common.task import TaskName
@@ -91,6 +91,10 @@ class Measure(ABC):
         return evidence
 
     @abstractmethod
+    def squared_error(self, shares: Tensor, y: Tensor) -> float:
+        """Return the mean over samples of the squared error of shares (B, C); of probabilities it is Brier's score."""
+
+    @abstractmethod
     def constant_likelihood(self, y: Tensor) -> Tensor:
         """Return how likely each of y is by the best constant prediction, in y's shape."""
 
@@ -126,6 +130,9 @@ class Classes(Measure):
     def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
         return self.shares(scores).gather(-1, y.expand(scores.shape[:-1]).unsqueeze(-1)).squeeze(-1)
 
+    def squared_error(self, shares: Tensor, y: Tensor) -> float:
+        return float((shares - one_hot(y, shares.shape[-1])).square().sum(dim=-1).mean())
+
     def constant_likelihood(self, y: Tensor) -> Tensor:
         return y.flatten().bincount().double()[y] / y.numel()
 
@@ -152,6 +159,9 @@ class _Outputs(Measure):
     @abstractmethod
     def _each(self, scores: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each output, (B, K)."""
+
+    def squared_error(self, shares: Tensor, y: Tensor) -> float:
+        return float((shares - y).square().mean())
 
 
 class _ScoresAnswer(Measure):
@@ -266,6 +276,9 @@ class Survival(_ScoresAnswer):
 
     def evidence(self, scores: Tensor, y: Tensor) -> Tensor:
         raise _no_samples("gives no likelihood of a single sample")
+
+    def squared_error(self, shares: Tensor, y: Tensor) -> float:
+        raise _no_samples("gives no error of a single sample")
 
     def constant_likelihood(self, y: Tensor) -> Tensor:
         raise _no_samples("gives no likelihood of a single sample")

@@ -17,6 +17,7 @@ from attune.fedclient.messages import OrderResult, Part
 
 Tensors = dict[str, Tensor]
 SECRET_BYTES = 32
+FITTED_BYTES = 512 << 20  # of fitted models that a process keeps in memory
 
 
 class OrderStore(Protocol):
@@ -88,6 +89,48 @@ class OrderStore(Protocol):
     def adopt(self, other: Self) -> None:
         """Continue from what another process has made of a copy of this store."""
 
+    def fitted(self, digest: str) -> Tensors | None:
+        """Return the models that were fitted on the data with this digest, or None."""
+
+    def keep_fitted(self, digest: str, tensors: Mapping[str, Tensor]) -> None:
+        """Keep models that were fitted on the data with this digest, in place of those of other data.
+
+        Raises:
+            DiskFull: The disk has no room.
+        """
+
+
+class FittedInMemory:
+    """Fitted models of the last data, of all devices of this process: simulations of several methods have the same data."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Tensors] = {}  # by digest of the data, those used last at the end
+        self._bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<FittedInMemory of {len(self._of)} data, {self._bytes} bytes>"
+
+    def get(self, digest: str) -> Tensors | None:
+        """Return the models of these data, or None."""
+        tensors = self._of.pop(digest, None)
+        if tensors is not None:
+            self._of[digest] = tensors
+        return tensors
+
+    def keep(self, digest: str, tensors: Mapping[str, Tensor]) -> None:
+        """Keep models, and forget those that were not used for longest until FITTED_BYTES are enough."""
+        self._of[digest] = dict(tensors)
+        self._bytes += _size(tensors)
+        while self._bytes > FITTED_BYTES:
+            self._bytes -= _size(self._of.pop(next(iter(self._of))))
+
+
+def _size(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+_FITTED = FittedInMemory()
+
 
 class MemoryOrders:
     """An OrderStore in memory.
@@ -146,6 +189,12 @@ class MemoryOrders:
 
     def secret(self) -> bytes:
         return self._secret
+
+    def fitted(self, digest: str) -> Tensors | None:
+        return _FITTED.get(digest)
+
+    def keep_fitted(self, digest: str, tensors: Mapping[str, Tensor]) -> None:
+        _FITTED.keep(digest, tensors)
 
     def secure_state(self) -> bytes:
         return self._secure_state

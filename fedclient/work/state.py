@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,7 @@ from attune.common.faults import fail_at
 from attune.common.identity.names import has_letters_of_names
 from attune.common.text import from_json
 from attune.common.wire.blobs import LocalFile, digest_in
-from attune.common.wire.digest import check_of
+from attune.common.wire.digest import check_of, file_name, from_file_name
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.messages import OrderResult, Part
 from attune.fedclient.work.orders import SECRET_BYTES
@@ -54,6 +55,7 @@ class FolderOrders:
         self.path, self.who = path, who
         self.damage: list[str] = []  # what was found damaged, and given up because there is an older order to go on from
         self._present: str | None = None  # the newest order
+        self._fitted = path.parent / "fitted"  # it stays from run to run
 
     @property
     def where(self) -> str:
@@ -167,6 +169,27 @@ class FolderOrders:
             DiskFull: The disk has no room.
         """
         write_file(self.path / SECURE, state)
+
+    def fitted(self, digest: str) -> Tensors | None:
+        """Return the models that were fitted on the data with this digest, or None. Damaged ones are fitted again."""
+        for path in (self._fitted / digest).glob("*.safetensors"):
+            with suppress(WireError, OSError):
+                return read_tensors(path, digest=from_file_name(path.stem))
+        return None
+
+    def keep_fitted(self, digest: str, tensors: Mapping[str, Tensor]) -> None:
+        """Keep models that were fitted on the data with this digest, in place of those of other data.
+
+        The file has the digest of its bytes for a name.
+
+        Raises:
+            DiskFull: The disk has no room.
+        """
+        for folder in self._fitted.glob("*/"):
+            discard_folder(folder)
+        with committed_folder(self._fitted / digest) as folder:
+            blob = write_tensors(folder / "models", tensors)
+            (folder / "models").rename(folder / f"{file_name(blob.digest)}.safetensors")
 
     def adopt(self, other: FolderOrders) -> None:
         """Continue from a copy, as OrderStore.adopt; the files are in the folder already."""

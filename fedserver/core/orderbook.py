@@ -9,7 +9,6 @@ from typing import Literal
 from attune.common.errors import OrderClosed, UnknownBlob
 from attune.common.exchange.messages import BlobRef, Order, WorkName
 from attune.common.methods.method import EvaluatedAs
-from attune.common.metrics import Choice
 from attune.common.protocol import PACKED
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.messages import OrderId
@@ -39,7 +38,7 @@ class OrderBook:
         encodings: Mapping[str, str] | None = None,
         smaller: Mapping[str, Smaller] | None = None,
         changes: bool = False,
-        prior: Mapping[Choice, float] | None = None,
+        prior: Mapping[str, float] | None = None,
         finish_stops: Sequence[int] = (),
         counted: Mapping[int, float] | None = None,
     ) -> Order:

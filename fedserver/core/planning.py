@@ -252,6 +252,7 @@ def make_plan(
         expected_devices=expected_devices(privacy, settings.round) if privacy.on_server else 0,
         schema=schema,
         schema_digest="" if schema is None else schema.digest,
+        portfolio=True,
     )
     packages = packages_on_devices(plan.method, plan.method_options, spec.name, settings.encodings.on_devices)
     plugins = {package.name: package.version for package in packages}

@@ -7,13 +7,18 @@ evaluation the server sends each device the shares of the other devices whose sa
 Empirical Bayes Approach to Statistics, 3rd Berkeley Symposium, 1956). The device's own report is left out, since the device
 adds its own samples itself.
 
+The models that devices fit alone are many, and all a device's samples tell them apart. So there each device reports the weights
+that it found itself, and the prior is their mean over the other devices.
+
 D devices, K models.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,7 +33,7 @@ FEW = 100  # with more devices, leaving out one vote makes no difference
 VOTES = 1.0  # pseudo-votes for each model: no model is ruled out, and few devices move the shares little
 
 Array = npt.NDArray[Any]
-Shares = dict[Choice, float]  # by model: > 0, with the sum 1
+Shares = dict[str, float]  # by model: > 0; those of CHOICES have the sum 1, and so have those of fitted models
 
 
 @dataclass(frozen=True)
@@ -40,10 +45,10 @@ class Prior:
         without: Shares from all other devices, for each device that voted. Empty for more than FEW devices.
     """
 
-    shares: Mapping[Choice, float]
-    without: Mapping[str, Mapping[Choice, float]]
+    shares: Mapping[str, float]
+    without: Mapping[str, Mapping[str, float]]
 
-    def of(self, device: str) -> Mapping[Choice, float]:
+    def of(self, device: str) -> Mapping[str, float]:
         """Return the shares from the other devices, for this device."""
         return self.without.get(device, self.shares)
 
@@ -57,8 +62,16 @@ def votes_of(rows: Iterable[Report]) -> dict[str, dict[Choice, float]]:
     return {client: vote for client, vote in votes.items() if len(vote) > 1}
 
 
-def prior_of(votes: Mapping[str, Mapping[Choice, float]]) -> Prior:
-    """Estimate the shares of the models.
+def fitted_of(rows: Iterable[Report]) -> dict[str, dict[str, float]]:
+    """Return the weights of fitted models of each device (by name) that has found any. A device's weights sum to 1 at most."""
+    found = {row.client: row.fitted for row in rows if row.fitted}
+    return {device: {name: w / max(1.0, sum(of.values())) for name, w in of.items()} for device, of in found.items()}
+
+
+def prior_of(
+    votes: Mapping[str, Mapping[Choice, float]], fitted: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+) -> Prior:
+    """Estimate the shares of the models, and the mean weights of fitted ones.
 
     Model: one of the models that a device has explains its held-out samples; it is model k with probability share_k among
     those that the device has (Luce's choice axiom). So a device that lacks a model does not vote against it. The shares
@@ -70,7 +83,28 @@ def prior_of(votes: Mapping[str, Mapping[Choice, float]]) -> Prior:
 
     Args:
         votes: Log-likelihood (nats) of each device's held-out samples under each model that it has.
+        fitted: Weights of each device's fitted models among themselves.
     """
+    found, means = _shares_of(votes), _means(fitted.values())
+    if not means:
+        return found
+    few = {*votes, *fitted} if len({*votes, *fitted}) <= FEW else ()
+    without = {device: {**found.of(device), **_means(of for other, of in fitted.items() if other != device)} for device in few}
+    return Prior({**found.shares, **means}, without)
+
+
+def _means(weights: Iterable[Mapping[str, float]]) -> Shares:
+    """Return the mean weight of each fitted model over the devices, with the sum 1."""
+    sums: Shares = {}
+    for of in weights:
+        for name, weight in of.items():
+            sums[name] = sums.get(name, 0.0) + weight
+    total = math.fsum(sums.values())
+    return {name: share / total for name, share in sorted(sums.items()) if share > 0}
+
+
+def _shares_of(votes: Mapping[str, Mapping[Choice, float]]) -> Prior:
+    """Return the shares of networks and of the fitted models together, as `prior_of`."""
     names = [model for model in CHOICES if any(model in vote for vote in votes.values())]
     if not names:
         return NO_PRIOR

@@ -23,7 +23,7 @@ from attune.fedserver.core.messages import GoBack, OrderId, Phase, Record, Summe
 from attune.fedserver.core.orderbook import OrderBook, needs_download
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.planning import ResolvedSettings
-from attune.fedserver.core.prior import NO_PRIOR, Prior, prior_of, votes_of
+from attune.fedserver.core.prior import NO_PRIOR, Prior, fitted_of, prior_of, votes_of
 from attune.fedserver.core.records import AcceptedUpdate, DeviceRecord, Report, Smaller
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
@@ -160,10 +160,10 @@ class OrderSender:
             return NO_PRIOR
         if number not in self._priors:
             rows = await self._ledger.last_evaluations(number, range(record.given_up_after + 1, record.given_up + 1))
-            votes = votes_of(rows)
+            votes, fitted = votes_of(rows), fitted_of(rows)
             disclosed = all(row.accuracy_constant is not None for row in rows if row.client in votes)
             enough = disclosed or len(votes) >= self._fewest
-            prior = await self._executors.disk(lambda: prior_of(votes)) if enough else NO_PRIOR
+            prior = await self._executors.disk(lambda: prior_of(votes, fitted)) if enough else NO_PRIOR
             self._priors = {number: prior}
         return self._priors[number]
 

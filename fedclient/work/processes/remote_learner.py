@@ -8,7 +8,6 @@ from typing import cast
 
 from attune.common.errors import AttuneError
 from attune.common.exchange.messages import BlobRef, Order
-from attune.common.metrics import Choice
 from attune.common.wire.header import Manifest
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import HostDied, HostLost, Work
@@ -53,7 +52,7 @@ class RemoteLearner:
         assert self.newest is not None  # noqa: S101 (an order was carried out)
         return self.newest
 
-    def finished(self) -> dict[Choice, Tensors]:
+    def finished(self) -> dict[str, Tensors]:
         """Return what the device predicts with, as Learner.finished."""
         return cast(requests.FinishedModels, self._ask_until_answered(requests.GetFinished(self.name))).tensors
 

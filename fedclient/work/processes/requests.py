@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attune.common.exchange.messages import Order
-from attune.common.metrics import Choice
 from attune.common.plan import Plan, Scale
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.messages import OrderResult
@@ -86,7 +85,7 @@ class LearnerState:
 class FinishedModels:
     """Answer with the models with which the device predicts."""
 
-    tensors: dict[Choice, Tensors]
+    tensors: dict[str, Tensors]
 
 
 @dataclass(frozen=True)

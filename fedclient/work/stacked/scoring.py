@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
-from attune.common.metrics import Choice
 from attune.fedclient.work.blend import ITERATIONS, Weighing, pseudo_counts
 from attune.fedclient.work.calibration import FLOOR
 from attune.fedclient.work.measures import LOWEST
@@ -125,7 +124,7 @@ def _rows(samples: Sequence[Tensor], sizes: Sequence[int], at: int, rows: int) -
     return padded
 
 
-def weigh(jobs: Sequence[Weighing]) -> list[dict[Choice, float]]:
+def weigh(jobs: Sequence[Weighing]) -> list[dict[str, float]]:
     """Return the weights of each of like jobs, as `weights_of`, in their order.
 
     Padding is explained by every model alike, and not counted.

@@ -1,0 +1,248 @@
+"""Fitted models of a device, how well each predicts samples that it was fitted without, and the choice among them.
+
+N training samples, V of them held out from the networks, C classes, labels or numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from attune.common.config import TrainSettings
+from attune.common.methods.settings.objectives import SgdSettings
+from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.plan import Plan
+from attune.common.task import TaskName
+from attune.fedclient.data.holdout import NEIGHBOURS
+from attune.fedclient.data.prepare import Prepared
+from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
+from attune.fedclient.work.measures import MEASURES
+from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.orders import OrderStore
+from attune.fedclient.work.portfolio.evaluators import evaluator
+from attune.fedclient.work.portfolio.fitting import NAMES, Fit, Samples, Tensors, fits_for
+from attune.fedclient.work.portfolio.folds import FOLDS, MOST_SAMPLES, Folds, folds_of
+from attune.fedclient.work.predictors.base import PlainPredictor
+from attune.fedclient.work.trainer import Trainer
+
+OUT_OF_FOLD = "out of fold"  # in a store: the scores of samples that a model was fitted without
+VERSION = "1"  # of what is fitted; what another version has fitted is fitted anew
+
+
+def reason_against(plan: Plan, own_scores: bool) -> str:
+    """Return why a device fits no ordinary models in this federation, as a line for people; empty: it can.
+
+    Args:
+        plan: The plan.
+        own_scores: Whether the device has an evaluation function of its own.
+    """
+    why = ""
+    if plan.model.per_position:
+        why = "they know no labels for positions"
+    elif plan.model.kind == "tokens":
+        why = "they know no token data"
+    elif own_scores:
+        why = "this device scores by a function of its own"
+    return f"no ordinary models are fitted for comparison: {why}" if why else ""
+
+
+@dataclass(frozen=True)
+class FittedModel:
+    """Model of a portfolio.
+
+    Attributes:
+        tensors: Its state, fitted on all training samples.
+        scores: Its scores of each training sample when it was fitted without it, (N, C); NaN where that was not done.
+    """
+
+    tensors: Tensors
+    scores: Tensor
+
+
+class Portfolio:
+    """Fitted models of a device.
+
+    Args:
+        models: The models by name.
+        samples: All training samples, in the order of the shard.
+        held: Places among them of the samples that are held out from the networks, (V,).
+        outputs: C.
+        device: Torch device that computes.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, FittedModel],
+        samples: Samples,
+        held: npt.NDArray[np.intp],
+        outputs: int,
+        device: torch.device,
+    ) -> None:
+        self._models, self._held, self._measure = models, torch.from_numpy(held), MEASURES[samples.task]
+        self._y = torch.from_numpy(samples.y)
+        self.candidates = {
+            name: (trainer_of(name, model.tensors, samples.task, outputs, device), model.tensors)
+            for name, model in models.items()
+        }
+
+    def __repr__(self) -> str:
+        return f"<Portfolio of {', '.join(self._models)}>"
+
+    @cached_property
+    def _told(self) -> Tensor:
+        """Mask of the samples that tell models apart, (N,): predicted out of fold, and not the only one of their class."""
+        told_N = torch.ones(len(self._y), dtype=torch.bool)
+        for model in self._models.values():
+            told_N &= model.scores.isfinite().all(dim=1)
+        if self._y.dim() == 1 and len(self._y):
+            told_N &= self._y.bincount()[self._y] > 1
+        return told_N
+
+    @cached_property
+    def fits(self) -> dict[str, Calibrated]:
+        """Sharpness of each model, and its probabilities of the labels that tell models apart; empty without such labels."""
+        if not self._measure.by_sample or not self._told.any():
+            return {}
+        y = self._y[self._told]
+        found = {}
+        for name, model in self._models.items():
+            scores = model.scores[self._told]
+            evidence = torch.cat([self._measure.evidence(some, y) for some in sharpened(scores, self._measure.sharpnesses)])
+            found[name] = calibrated(self._measure.sharpnesses, self._measure.likelihood(evidence))
+        return found
+
+    @cached_property
+    def chosen(self) -> str:
+        """The model that the device would take alone: the one with the least squared error out of fold, or the simplest.
+
+        Of probabilities this is Brier's score. It chose better than the likelihood or the share of right answers
+        (docs/does-it-help.md#alone).
+        """
+        if not self.fits:
+            return next(iter(self._models))
+        return min(
+            self._models, key=lambda name: self._measure.squared_error(self._shares(name, self._told), self._y[self._told])
+        )
+
+    def _shares(self, name: str, rows: Tensor) -> Tensor:
+        """Return what a model predicts of training samples out of fold, calibrated: probabilities or numbers."""
+        return self._measure.shares(self.fits[name].sharpness * self._models[name].scores[rows])
+
+    def held_out(self, weights: Mapping[str, float]) -> Tensor | None:
+        """Return the probability of each held-out label by the models together, out of fold, (V,) or (V, K).
+
+        None if a held-out sample was not predicted out of fold.
+
+        Args:
+            weights: Weight of each model.
+        """
+        shares = torch.stack([weight * self._shares(name, self._held) for name, weight in weights.items()]).sum(dim=0)
+        if not shares.isfinite().all():
+            return None
+        evidence = self._measure.evidence(self._measure.scores_of(shares).unsqueeze(0), self._y[self._held])
+        return self._measure.likelihood(evidence)[0]
+
+
+def portfolio_of(data: Prepared, plan: Plan, store: OrderStore, device: torch.device) -> Portfolio | None:
+    """Return the device's portfolio: from the store, else fitted now and kept there. None without training samples.
+
+    Args:
+        data: The device's samples, of a plan for which there is no `reason_against`.
+        plan: The plan.
+        store: Where fitted models are kept.
+        device: Torch device that computes.
+    """
+    samples = _samples_of(data, plan)
+    if not len(samples.y):
+        return None
+    outputs, first = len(plan.classes) if plan.task != "survival" else 1, len(data.train_x)
+    held = data.places[first : first + len(data.validation_x)]
+    digest = _digest_of(samples, plan, held)
+    stored = store.fitted(digest)
+    if stored is None:
+        models = fitted_on(samples, outputs, held)
+        store.keep_fitted(digest, _as_tensors(models))
+    else:
+        models = _from_tensors(stored)
+    return Portfolio(models, samples, held, outputs, device)
+
+
+def trainer_of(name: str, tensors: Tensors, task: TaskName, outputs: int, device: torch.device) -> Trainer:
+    """Return what evaluates a fitted model, as it evaluates a network."""
+    module = evaluator(name, tensors, task, outputs)
+    predictor = PlainPredictor(ModelSettings())
+    return Trainer(module, Sgd(SgdSettings()), predictor, TrainSettings(), device, measure=MEASURES[task])
+
+
+def fitted_on(samples: Samples, outputs: int, first: npt.NDArray[np.intp]) -> dict[str, FittedModel]:
+    """Fit each model of the portfolio, on all samples and without each fold.
+
+    Args:
+        samples: The training samples.
+        outputs: C.
+        first: Samples that are predicted out of fold before others, if there are too many for all.
+    """
+    folds = folds_of(samples.y if samples.task == "classes" else np.zeros(len(samples.y)), samples.kind, samples.groups, first)
+    with_bags = folds is not None and (folds >= 0).all() and samples.groups is None and samples.kind not in NEIGHBOURS
+    models = {}
+    for name, fit in fits_for(samples).items():
+        made, scores = fit(samples), torch.full((len(samples.x), outputs), torch.nan)
+        if with_bags and made.out_of_bag is not None:
+            scores = evaluator(name, made.tensors, samples.task, outputs).scores(torch.from_numpy(made.out_of_bag))
+        elif folds is not None and samples.task != "survival":
+            scores = _out_of_fold(name, fit, samples, folds, scores)
+        models[name] = FittedModel(made.tensors, scores)
+    return models
+
+
+def _out_of_fold(name: str, fit: Fit, samples: Samples, folds: Folds, scores: Tensor) -> Tensor:
+    """Return scores in which those of each fold are by a model that was fitted on the other folds."""
+    outputs = scores.shape[1]
+    for fold in range(FOLDS):
+        left, rest = np.flatnonzero(folds == fold), np.flatnonzero((folds != fold) & (folds >= 0))
+        if len(left) and len(rest):
+            model = evaluator(name, fit(samples.part(rest)).tensors, samples.task, outputs)
+            scores[left] = model.forward(torch.from_numpy(samples.x[left]))
+    return scores
+
+
+def _samples_of(data: Prepared, plan: Plan) -> Samples:
+    """Return all training samples in the order of the shard, also those that are held out from networks."""
+    parts = [(data.train_x, data.train_y), (data.validation_x, data.validation_y)]
+    parts += [(data.dial.x, data.dial.y)] if data.dial else []
+    order = np.argsort(data.places)
+    x, y = (torch.cat([part[which] for part in parts]).cpu().numpy()[order] for which in (0, 1))
+    return Samples(x.reshape(len(x), -1), y, plan.task, plan.model.kind, data.groups)
+
+
+def _digest_of(samples: Samples, plan: Plan, held: npt.NDArray[np.intp]) -> str:
+    """Return a digest of everything on which the fitted models and their folds depend."""
+    made = hashlib.sha256("\0".join([VERSION, plan.task, plan.model.kind, str(len(plan.classes))]).encode())
+    some = [held] if len(samples.y) > MOST_SAMPLES else []
+    for array in (samples.x, samples.y, *([] if samples.groups is None else [samples.groups]), *some):
+        made.update(str(array.shape).encode() + np.ascontiguousarray(array).tobytes())
+    return made.hexdigest()
+
+
+def _as_tensors(models: Mapping[str, FittedModel]) -> Tensors:
+    """Return all models as one set of tensors."""
+    tensors: Tensors = {}
+    for name, model in models.items():
+        tensors |= {f"{name}/{key}": tensor for key, tensor in (model.tensors | {OUT_OF_FOLD: model.scores}).items()}
+    return tensors
+
+
+def _from_tensors(tensors: Tensors) -> dict[str, FittedModel]:
+    """Return the models of `_as_tensors`."""
+    split: dict[str, Tensors] = {}
+    for key, tensor in tensors.items():
+        name, _, part = key.partition("/")
+        split.setdefault(name, {})[part] = tensor
+    return {name: FittedModel(split[name], split[name].pop(OUT_OF_FOLD)) for name in NAMES if name in split}
