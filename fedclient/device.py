@@ -236,6 +236,8 @@ class Device:
             if (profile := self.shard.profile).columns is not None or profile.targets is not None:
                 self.console.say(standardisation(plan))
             await tell_units(self.options, self.shard, plan, self.link, self.worker, self.console.say)
+            if self.options.fits_alone and (why := self.options.against_alone(plan)):
+                self.console.say(why)
             for warning in (*cautions(plan.model.name, plan.model.options), *slot.orders.damage):
                 self.console.say(f"warning: {warning}")
         await self.discloser.describe(plan, plan_json)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from attune.common.errors import SettingError
+from attune.common.plan import Plan
 from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.limits import DEFAULT_LIMITS, NO_DEMANDS, OrderLimits, PrivacyLimits
@@ -58,6 +59,18 @@ class DeviceOptions:
     def trains_local(self) -> bool:
         """Whether a network is trained on this device alone, beside that of the method."""
         return "local" in (self.baseline or DEFAULT_BASELINE)
+
+    def against_alone(self, plan: Plan) -> str:
+        """Return why no ordinary models are fitted on this device in this federation, as a line for people; empty: they are."""
+        if not self.fits_alone:
+            return "no ordinary models are fitted for comparison (--baseline)"
+        if not plan.portfolio:
+            return "no ordinary models are fitted for comparison: the server's version does not know them"
+        if plan.model.kind == "tokens":
+            return "no ordinary models are fitted for comparison: they know no token data"
+        if self.hooks.evaluate is not None:
+            return "no ordinary models are fitted for comparison: this device scores by a function of its own"
+        return ""
 
     def __post_init__(self) -> None:
         if self.table.proposes and self.privacy.needs_noise:

@@ -1,5 +1,8 @@
 """Rules for every test: one thread for tensors, any time for an example. `--processor-time` prints the time of each test.
 
+Devices fit no ordinary models, unless a test asks for them (`--baseline alone`) or starts a new interpreter: hundreds of
+federations would take twice as long.
+
 The test functions of slow.txt get the marker `slow`.
 """
 
@@ -11,11 +14,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from attune.fedclient import options
+
 # Set before torch and numpy are imported. The tensors here are small: more threads cost processor time and save none.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 settings.register_profile("attune", deadline=None, max_examples=50)  # a slow example on a busy machine is no failure
 settings.load_profile("attune")
+options.DEFAULT_BASELINE = "none"
 
 pytest_plugins = ["tests.processor_time"]
 

@@ -36,7 +36,7 @@ def preload() -> None:
         import sklearn.datasets  # noqa: F401  # whoever cuts the digits needs it
 
     from attune.common.methods.registry import get
-    from attune.fedclient import app, cli, fleet  # noqa: F401
+    from attune.fedclient import app, cli, fleet, options  # noqa: F401
     from attune.fedclient.model import artifact  # noqa: F401
     from attune.fedclient.work import learner  # noqa: F401
     from attune.fedserver import app as server_app  # noqa: F401
@@ -45,6 +45,7 @@ def preload() -> None:
 
     for name in ("fedavg", "fedmcsa", "fedper", "pfedhn"):
         get(name)
+    options.DEFAULT_BASELINE = "none"  # as in tests/conftest.py
     torch.optim.SGD([torch.zeros(1)])  # the first optimiser of a process imports half of torch
 
 

@@ -124,6 +124,7 @@ def disclosed(data: tuple[str, ...], server: str | None, home: Path | None, as_j
     """Show what has left this device: each kind of message with count, bytes and what the last one said."""
     from attune.fedclient.disclosure_log import FILE, as_object, lines_of, read_log
     from attune.fedclient.doctor import meant
+    from attune.fedclient.model.artifact import read_info
 
     for place in meant(home, server, data):
         log = read_log(place.path / FILE)
@@ -133,3 +134,5 @@ def disclosed(data: tuple[str, ...], server: str | None, home: Path | None, as_j
             click.echo(f"{place.path}:")
             for line in lines_of(log):
                 click.echo(line)
+            if place.model.exists() and (names := read_info(place.model).contains_samples):
+                click.echo(f"{place.model} holds training samples ({', '.join(names)}): who gets that folder gets them")

@@ -193,10 +193,13 @@ def plot(
 @click.option(
     "--data", type=click.Path(path_type=Path), metavar="SHARD", help="Check it on this shard's test part, or on a table."
 )
+@click.option("--with-samples", is_flag=True, help="Keep models that hold training samples (nearest neighbours).")
 @server_option()
 @home_option
 @allow_model_option
-def export(out: Path, data: Path | None, server: str | None, home: Path | None, allow_models: tuple[str, ...]) -> None:
+def export(
+    out: Path, data: Path | None, with_samples: bool, server: str | None, home: Path | None, allow_models: tuple[str, ...]
+) -> None:
     """Write the finished model as a file for other programs. The file is run once and compared with the original."""
     folder = home_of(home, server, data).model
     from attune.fedclient.data.new_samples import new_samples
@@ -211,5 +214,13 @@ def export(out: Path, data: Path | None, server: str | None, home: Path | None, 
         samples = new_samples([str(data)], info.model, info.column_names, info.missing_words, info.table_schema).x
     elif data is not None:
         samples = load_shard(data, options=model.info.options_for(data)).test_x
+    whole = model
+    model = model if with_samples else model.without_samples()
     difference = write(model, out, samples)
     click.echo(f"{out}: probabilities differ from the original's by {difference:.1g} at most")
+    if left_out := sorted(set(whole.members) - set(model.members)):
+        weight = sum(whole.members[name].weight for name in left_out)
+        click.echo(
+            f"left out, because they hold training samples: {', '.join(left_out)} ({weight:.0%} of the blend; the others are "
+            "weighed again). --with-samples keeps them"
+        )

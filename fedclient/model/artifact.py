@@ -288,6 +288,26 @@ class Model:
         _check_size(info, folder)
         return cls(info, {name: _tensors_in(folder / _file_of(name, info), info) for name in _weights_of(info)}, device)
 
+    def without_samples(self) -> Model:
+        """Return the model without fitted models that hold training samples; the weights of the others sum to 1 again.
+
+        Raises:
+            NoModel: It has no others.
+        """
+        held = {name for name, member in self.members.items() if ROWS in member.tensors}
+        left = {name: member for name, member in self.members.items() if name not in held}
+        if not left:
+            raise NoModel(f"the model of {self.info.name} is made of its training samples alone: export it --with-samples")
+        total = sum(member.weight for member in left.values())
+        weights = {name: member.weight / total for name, member in left.items()}
+        info = msgspec.structs.replace(
+            self.info,
+            weights=weights,
+            kept=self.info.kept if self.info.kept in left else self.info.main,
+            contains_samples=[name for name in self.info.contains_samples if name not in held],
+        )
+        return Model(info, {name: member.tensors for name, member in left.items()}, str(self.trainer.device))
+
     def __repr__(self) -> str:
         return f"<Model of {self.info.name}, {self.info.method}, accuracy {self.info.accuracy}>"
 

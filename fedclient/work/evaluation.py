@@ -120,8 +120,9 @@ class Evaluation:
         found, after = Weighed({}, {}), dict[str, float]()
         if self._blends:
             blending = candidates
-            if is_flattered and self._will_finish:
-                # The blend has the dial's sources, and finishes them. The model before the dial takes the place of the mixture.
+            if is_flattered and (self._will_finish or portfolio is not None):
+                # The blend has the dial's sources. The model before the dial takes the place of the mixture, so that the device
+                # can tell how likely its held-out samples are.
                 theta, is_flattered = held.theta, False
                 undialled = yield from self._prepared(theta, held.received, seeds, cancelled)
                 blending = {**candidates, self._own: (self._trainer, undialled)}

@@ -41,7 +41,7 @@ from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.own_loop import check_loop
-from attune.fedclient.work.portfolio.portfolio import Portfolio, portfolio_of, reason_against
+from attune.fedclient.work.portfolio.portfolio import Portfolio, portfolio_of
 from attune.fedclient.work.private.noisy_metrics import noisy_metrics
 from attune.fedclient.work.private.private_learning import PrivateLearning, private_learning, quietly
 from attune.fedclient.work.shared_model import shared_model
@@ -64,7 +64,7 @@ class Learner:
         private: How it trains with noise; None: without.
         tells_scores: Whether losses and scores may leave the device, be it in a sum with others'.
         source: Where its embedding is drawn from, if it keeps one.
-        fits_alone: Same as in DeviceOptions.
+        fits_alone: Whether ordinary models are fitted on its samples alone.
 
     Raises:
         SettingError: The model or the method cannot be built here.
@@ -128,7 +128,7 @@ class Learner:
         self.evaluation = Evaluation(
             plan, self.data, self.trainer, self.baselines, self.own_choice, keep == "best", self.dial, hooks, self._fitted
         )
-        self._fits_alone = fits_alone and plan.portfolio and not reason_against(plan, hooks.evaluate is not None)
+        self._fits_alone = fits_alone
         self._portfolio: Portfolio | None = None
 
     def __repr__(self) -> str:
@@ -400,5 +400,5 @@ def make_learner(
     private = private_learning(plan, options, name, shard.digest, len(prepared.train_x), prepared.train_groups)
     tells, store = options.privacy.tells_scores(plan), orders(name)
     source = EmbeddingSource(None if options.simulated else store.secret, options.limits.model_bytes)
-    keep, local, alone = options.keep, options.trains_local, options.fits_alone
+    keep, local, alone = options.keep, options.trains_local, not options.against_alone(plan)
     return Learner(plan, prepared, name, store, device, keep, local, options.hooks, private, tells, source, alone)

@@ -56,7 +56,7 @@ def write_tables(
     """
     (out / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
     with (out / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, (*ORDER_COLUMNS, *METRICS))
+        writer = csv.DictWriter(file, (*ORDER_COLUMNS, *METRICS), extrasaction="ignore")
         writer.writeheader()
         writer.writerows(
             {name: csv_cell(value) for name, value in msgspec.structs.asdict(row).items()} for row in snapshot.rows

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from attune.common.task import TaskName
 
@@ -44,7 +45,7 @@ class _Fitted(nn.Module):
         if self._task == "multilabel":
             share_BK = (shares_BK + LEAST) / (1 + 2 * LEAST)
             return (share_BK / (1 - share_BK)).log().float()
-        all_BC = shares_BK.new_zeros(len(shares_BK), self._outputs).index_add(1, self.get_buffer("classes"), shares_BK)
+        all_BC = shares_BK @ one_hot(self.get_buffer("classes"), self._outputs).to(shares_BK.dtype)
         return ((all_BC + LEAST) / (1 + self._outputs * LEAST)).log().float()
 
 

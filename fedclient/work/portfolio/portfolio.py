@@ -36,23 +36,6 @@ OUT_OF_FOLD = "out of fold"  # in a store: the scores of samples that a model wa
 VERSION = "1"  # of what is fitted; what another version has fitted is fitted anew
 
 
-def reason_against(plan: Plan, own_scores: bool) -> str:
-    """Return why a device fits no ordinary models in this federation, as a line for people; empty: it can.
-
-    Args:
-        plan: The plan.
-        own_scores: Whether the device has an evaluation function of its own.
-    """
-    why = ""
-    if plan.model.per_position:
-        why = "they know no labels for positions"
-    elif plan.model.kind == "tokens":
-        why = "they know no token data"
-    elif own_scores:
-        why = "this device scores by a function of its own"
-    return f"no ordinary models are fitted for comparison: {why}" if why else ""
-
-
 @dataclass(frozen=True)
 class FittedModel:
     """Model of a portfolio.
@@ -154,7 +137,7 @@ def portfolio_of(data: Prepared, plan: Plan, store: OrderStore, device: torch.de
     """Return the device's portfolio: from the store, else fitted now and kept there. None without training samples.
 
     Args:
-        data: The device's samples, of a plan for which there is no `reason_against`.
+        data: The device's samples, of a plan for which `DeviceOptions.against_alone` has no reason.
         plan: The plan.
         store: Where fitted models are kept.
         device: Torch device that computes.

@@ -137,7 +137,7 @@ def learners(tmp_path):
         plan = Plan("f", 3, default_spec("tabular", (4,), 3, 0, model, {}), [0, 1, 2], method, {}, train)
         device, path = torch.device("cpu"), tmp_path / home
         return [
-            Learner(plan, prepare(shard, plan), shard.name, FolderOrders(path / shard.name), device, baseline="local")
+            Learner(plan, prepare(shard, plan), shard.name, FolderOrders(path / shard.name), device, trains_local=True)
             for shard in shards
         ]
 
