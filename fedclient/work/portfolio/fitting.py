@@ -175,9 +175,10 @@ def _forest(samples: Samples) -> Fitted:
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
     numbers = samples.task == "regression"
-    forest: Any = (RandomForestRegressor if numbers else RandomForestClassifier)(
-        TREES, oob_score=len(samples.x) > 1, random_state=0
-    )
+    # scikit-learn has no predictions out of bag for several labels of which one never changes.
+    with_bags = len(samples.x) > 1 and (samples.task != "multilabel" or bool((samples.y != samples.y[0]).any(axis=0).all()))
+    kind = RandomForestRegressor if numbers else RandomForestClassifier
+    forest: Any = kind(TREES, oob_score=with_bags, random_state=0)
     y = samples.y[:, 0] if samples.y.ndim == 2 and samples.y.shape[1] == 1 else samples.y
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that some samples are in each tree
@@ -190,20 +191,20 @@ def _forest(samples: Samples) -> Fitted:
     elif numbers:
         values = [tree.value[:, :, 0] for tree in trees]
     else:
-        columns = [np.atleast_1d(known) for known in np.atleast_1d(forest.classes_) if np.ndim(known)] or [forest.classes_]
-        values = [_chances(tree.value, columns) for tree in trees]
+        known = forest.classes_ if isinstance(forest.classes_, list) else [forest.classes_]
+        values = [_chances(tree.value, known) for tree in trees]
     arrays = [
         (t.feature, t.threshold, t.children_left, t.children_right, v / TREES) for t, v in zip(trees, values, strict=True)
     ]
     return Fitted(_together(arrays) | more, _out_of_bag(forest, samples))
 
 
-def _chances(value_MKC: Array, columns: list[Array]) -> Array:
-    """Return the share of 1 of each label in each node, (M, K)."""
+def _chances(value_MKC: Array, known: list[Array]) -> Array:
+    """Return the share of 1 of each label in each node, (M, K). `known` has the values of each label."""
     shares = []
-    for label, known in enumerate(columns):
-        of_node = value_MKC[:, label, : len(known)]
-        shares.append((of_node @ (known > 0)) / of_node.sum(axis=1))
+    for label, values in enumerate(known):
+        of_node = value_MKC[:, label, : len(values)]
+        shares.append((of_node @ (values > 0)) / of_node.sum(axis=1))
     return np.stack(shares, axis=1)
 
 
@@ -236,7 +237,7 @@ def _boosting(samples: Samples) -> Fitted:
             leaf_M = nodes["is_leaf"].astype(bool)
             value_MK = np.zeros((len(nodes), classes))
             value_MK[leaf_M, place(column)] = nodes["value"][leaf_M]
-            left_M, right_M = (np.where(leaf_M, -1, nodes[side]) for side in ("left", "right"))
+            left_M, right_M = (np.where(leaf_M, -1, nodes[side].astype(np.int64)) for side in ("left", "right"))
             arrays.append((nodes["feature_idx"], np.where(leaf_M, 0.0, nodes["num_threshold"]), left_M, right_M, value_MK))
     base_K = np.zeros(classes)
     base_K[[place(column) for column in range(len(model._predictors[0]))]] = model._baseline_prediction.ravel()

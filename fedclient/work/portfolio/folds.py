@@ -67,7 +67,10 @@ def _dealt(label_N: Array, order_N: npt.NDArray[np.intp]) -> Folds:
 
 
 def _of_groups(label_N: Array, group_N: Array) -> Folds | None:
-    """Return folds of whole groups: large groups first, each into the fold that then has the most equal classes."""
+    """Return folds of whole groups: large groups first, each into the fold that has the fewest samples of its classes.
+
+    Of folds that are equal in this it goes into the smallest one, so none stays empty.
+    """
     names, place_N = np.unique(group_N, return_inverse=True)
     if len(names) < FEWEST:
         return None
@@ -76,7 +79,7 @@ def _of_groups(label_N: Array, group_N: Array) -> Folds | None:
     np.add.at(size_GC, (place_N, class_N), 1)
     held_FC, fold_G = np.zeros((FOLDS, size_GC.shape[1])), np.empty(len(names), dtype=np.intp)
     for group in np.argsort(-size_GC.sum(axis=1), kind="stable"):
-        after_F = np.square(held_FC + size_GC[group]).sum(axis=1) - np.square(held_FC).sum(axis=1)
-        fold_G[group] = after_F.argmin()
+        more_F = np.square(held_FC + size_GC[group]).sum(axis=1) - np.square(held_FC).sum(axis=1)
+        fold_G[group] = np.lexsort((held_FC.sum(axis=1), more_F))[0]
         held_FC[fold_G[group]] += size_GC[group]
     return np.asarray(fold_G[place_N])
