@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -238,6 +238,17 @@ LIKELIHOODS_AFTER: Mapping[int, str] = {stop: f"likelihood_after_{stop}" for sto
 
 
 M = TypeVar("M", bound=Metrics)
+
+
+def prior_shares(models: Collection[str]) -> dict[str, float]:
+    """Return the share of each model before anything is known, by name; they sum to 1.
+
+    Networks that were trained on the same samples are alike, so together they have the share of the fitted models.
+    """
+    others = len(models) - ("alone" in models)
+    if others in (0, len(models)):
+        return dict.fromkeys(models, 1 / len(models)) if models else {}
+    return {name: 1 / 2 if name == "alone" else 1 / (2 * others) for name in models}
 
 
 def is_model_name(name: str) -> bool:

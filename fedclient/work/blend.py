@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from attune.common.metrics import prior_shares
 from attune.fedclient.work.calibration import FLOOR, log_likelihoods
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.objectives.base import Tensors
@@ -51,12 +52,13 @@ def pseudo_counts(models: Collection[str], prior: Mapping[str, float]) -> list[f
     Args:
         models: The K models.
         prior: Shares of models, as other devices found them. Other models in it are ignored; if one of `models` is missing, the
-            counts are equal. Other devices say nothing of finished models, so each of these counts PSEUDO_COUNT: a model that
-            a device can hardly use may be the best one after finishing.
+            counts are those of metrics.prior_shares. Other devices say nothing of finished models, so each of these counts
+            PSEUDO_COUNT: a model that a device can hardly use may be the best one after finishing.
     """
     known = {model: prior.get(model, 0.0) for model in models if model not in ORIGINS}
-    total = sum(known.values()) if all(known.values()) else 0.0
-    counts = {model: len(known) * share / total for model, share in known.items()} if total else {}
+    shares = known if all(known.values()) else prior_shares(known)
+    total = sum(shares.values())
+    counts = {model: len(known) * share / total for model, share in shares.items()}
     return [PSEUDO_COUNT * counts.get(model, 1.0) for model in models]
 
 

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attune.common.metrics import CHOICES, Choice
+from attune.common.metrics import CHOICES, Choice, prior_shares
 from attune.fedserver.core.records import Report
 
 ITERATIONS = 500  # at most; a tenth is enough for tens of devices
 STEADY = 1e-9  # largest change of a share in the last iteration
 FEW = 100  # with more devices, leaving out one vote makes no difference
-VOTES = 1.0  # pseudo-votes for each model: no model is ruled out, and few devices move the shares little
+VOTES = 1.0  # pseudo-votes for a model, on average: no model is ruled out, and few devices move the shares little
 
 Array = npt.NDArray[Any]
 Shares = dict[str, float]  # by model: > 0; those of CHOICES have the sum 1, and so have those of fitted models
@@ -114,24 +114,25 @@ def _shares_of(votes: Mapping[str, Mapping[Choice, float]]) -> Prior:
     has_DK = np.isfinite(log_DK)
 
     def shares(voters: Array | slice, start_K: Array) -> Array:
-        return _likeliest(likely_DK[voters], has_DK[voters], start_K)
+        return _likeliest(likely_DK[voters], has_DK[voters], start_K, before_K)
 
-    all_K = shares(slice(None), np.full(len(names), 1.0 / len(names)))
+    before_K = np.array(list(prior_shares(names).values()))
+    all_K = shares(slice(None), before_K)
     places = np.arange(len(votes))
     without = {device: shares(places != place, all_K) for place, device in enumerate(votes)} if len(votes) <= FEW else {}
     return Prior(_named(names, all_K), {device: _named(names, share_K) for device, share_K in without.items()})
 
 
-def _likeliest(likely_DK: Array, has_DK: Array, share_K: Array) -> Array:
-    """Return the shares (K,) of highest posterior, starting from `share_K`."""
-    models = len(share_K)
+def _likeliest(likely_DK: Array, has_DK: Array, share_K: Array, before_K: Array) -> Array:
+    """Return the shares (K,) of highest posterior, starting from `share_K`, with the prior mean `before_K`."""
+    pseudo_K = len(share_K) * VOTES * before_K
     for _ in range(ITERATIONS):
         vote_DK = share_K * likely_DK
-        votes_K = (vote_DK / vote_DK.sum(axis=1, keepdims=True)).sum(axis=0) + VOTES
-        against_K = (has_DK / (has_DK @ share_K)[:, None]).sum(axis=0) + models * VOTES
-        before_K, share_K = share_K, votes_K / against_K
+        votes_K = (vote_DK / vote_DK.sum(axis=1, keepdims=True)).sum(axis=0) + pseudo_K
+        against_K = (has_DK / (has_DK @ share_K)[:, None]).sum(axis=0) + pseudo_K.sum()
+        last_K, share_K = share_K, votes_K / against_K
         share_K /= share_K.sum()
-        if np.abs(share_K - before_K).max() <= STEADY:
+        if np.abs(share_K - last_K).max() <= STEADY:
             break
     return share_K
 
