@@ -120,7 +120,8 @@ def lines(rows: Sequence[Mapping[str, str]], name: str, committed: Path = RECIPE
                 there = [row for row in csv.DictReader(file) if (_place(row), row["seed"]) in fitted]
             named += [(row["method"] + mark, row) for row in there]
     places = sorted({_place(row) for row in mine})
-    found = [["mean over devices in %", *(f"{series} {x:g}".strip() for series, x in places), "seeds"]]
+    heads = [f"{series} {x:g}".strip() for series, x in places] if name in PLAIN else [name]
+    found = [["mean over devices in %", *heads, "seeds"]]
     for label in dict.fromkeys(label for label, _ in named):
         of_label = [row for each, row in named if each == label]
         means = [[100 * float(row["mean"]) for row in of_label if _place(row) == place] for place in places]
@@ -148,6 +149,8 @@ def main(
     """Fit what is left, and print it beside the committed rows."""
     if (recipe is None) == (pattern is None):
         raise click.UsageError("say either --recipe or --shards")
+    if pattern is not None and name in PLAIN:
+        raise click.UsageError(f"{name} is a recipe: give the shards another --name")
     results = Results(out, COLUMNS)
     try:
         if recipe is not None:

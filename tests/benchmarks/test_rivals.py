@@ -218,12 +218,15 @@ def test_a_projects_shards_are_fitted_and_named(tmp_path: Path) -> None:
         shard(tmp_path / "sites" / name, {"train": stripes(5), "test": stripes(2)})
     words = ["--shards", str(tmp_path / "sites" / "*"), "--name", "mine", "--out", str(tmp_path / "out.csv")]
     done = CliRunner().invoke(rivals.main, words, catch_exceptions=False)
-    assert [*NEAREST.split(), "100.0", "0"] in [line.split() for line in done.output.splitlines()]
+    lines = [line.split() for line in done.output.splitlines()]
+    assert lines[0][-2:] == ["mine", "seeds"] and [*NEAREST.split(), "100.0", "0"] in lines
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["rival"] == CHOSEN]
     assert [(row["recipe"], row["x"], row["devices"], row["mean"]) for row in rows] == [("mine", "", "2", "1.0")]
     both = CliRunner().invoke(rivals.main, [*words, "--recipe", "digits"])
     assert both.exit_code == 2 and "either --recipe or --shards" in both.output
+    taken = CliRunner().invoke(rivals.main, [*words, "--name", "digits"])
+    assert taken.exit_code == 2 and "digits is a recipe" in taken.output
 
 
 def test_nothing_of_attunes_training_is_imported() -> None:
