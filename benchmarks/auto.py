@@ -29,7 +29,7 @@ from attune.fedserver.core.racing import ALONE, DeviceScores, rungs_of
 from attune.simulation.recipes.catalogue import PLAIN, get
 from attune.simulation.recipes.run import Groups, groups_of, harmed
 from attune.simulation.simulate import simulate
-from benchmarks.study import Results
+from benchmarks.result_file import Results
 
 AUTO, COMMON = "auto", "fedavg"
 COLUMNS = ("recipe", "x", "rounds", "seed", "method", "chosen", "kept", "unfinished", "harmed", "harmed_unfinished")

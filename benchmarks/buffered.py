@@ -23,7 +23,7 @@ from attune.simulation.partition.datasets import load_dataset
 from attune.simulation.partition.split import partition, write_shards
 from attune.simulation.simulate import simulate
 from attune.simulation.simulated_clock import SimulatedClock
-from benchmarks.study import Results
+from benchmarks.result_file import Results
 
 DEVICES, SLOWEST = 20, 20.0
 METHODS = ("fedavg", "fedtp", "fedmcsa")

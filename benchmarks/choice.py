@@ -34,7 +34,8 @@ from attune.simulation.recipes.catalogue import SERVED, Recipe, RecipePoint, get
 from attune.simulation.recipes.run import groups_of, harmed
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulate import simulate
-from benchmarks.study import Results, named
+from benchmarks.result_file import Results
+from benchmarks.study import named
 
 TRIED = ("digits", "label-shift", "relatedness", "feature-shift", "hospitals", "one-minute")
 KEY = ("recipe", "series", "x", "seed", "method")

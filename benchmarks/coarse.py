@@ -20,7 +20,8 @@ import click
 from attune.fedserver.lab.aggregators.stored import read_embeddings
 from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.view.plot_clients import neighbours
-from benchmarks.federation import Home, table
+from benchmarks.federation import Home
+from benchmarks.result_file import table
 from benchmarks.study import shortened
 
 COLUMNS = (

@@ -40,7 +40,7 @@ from attune.fedserver.lab.engine import Engine
 from attune.simulation.partition.datasets import load_dataset
 from attune.simulation.partition.split import partition
 from attune.simulation.recipes import cuts
-from benchmarks.study import Results
+from benchmarks.result_file import Results
 
 SETTINGS: dict[str, Any] = {"train.local_epochs": 2, "train.evaluate": False, "train.validation": 0, "round.evaluate_every": 0}
 FIT_STEPS, FIT_RATE = 100, 0.1  # of Adam on all of a newcomer's samples, through the frozen network

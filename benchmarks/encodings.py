@@ -17,7 +17,8 @@ from typing import Any
 
 import click
 
-from benchmarks.federation import Home, table
+from benchmarks.federation import Home
+from benchmarks.result_file import table
 from benchmarks.rough import DOWN, UP, Proxy
 
 ENCODINGS: dict[str, tuple[str, ...]] = {  # settings of each row, by its name

@@ -189,19 +189,3 @@ def client_rows(status: dict[str, Any]) -> list[dict[str, Any]]:
         shard = client["name"].removeprefix(f"{FLEET}-")
         rows.append(named | {"method": status["method"], "name": shard, "low": low, "high": high})
     return [{name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()} for row in rows]
-
-
-@contextmanager
-def table(out: Path | None, columns: Sequence[str], *, append: bool = False) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Write rows as they come. Without `out` this is a no-op."""
-    goes_on = append and out is not None and out.exists()
-    with (out or Path(os.devnull)).open("a" if append else "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        if not goes_on:
-            writer.writeheader()
-
-        def write(row: dict[str, Any]) -> None:
-            writer.writerow(row)
-            file.flush()
-
-        yield write

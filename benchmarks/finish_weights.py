@@ -28,7 +28,7 @@ from attune.fedclient.work.evaluation import FAR_BEHIND
 from attune.fedserver.core import finishing
 from attune.simulation.recipes.catalogue import RECIPES, RecipeMethod, get
 from attune.simulation.simulate import simulate
-from benchmarks.study import Results
+from benchmarks.result_file import Results
 
 KEY = ("recipe", "x", "seed", "method")
 COLUMNS = (*KEY, "weights", "kept", "nats")

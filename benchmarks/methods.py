@@ -16,7 +16,8 @@ import click
 from attune.common.methods.registry import names
 from attune.simulation.partition.datasets import load_source
 from attune.simulation.partition.split import partition, write_shards
-from benchmarks.federation import CLIENT_COLUMNS, client_rows, federation, table
+from benchmarks.federation import CLIENT_COLUMNS, client_rows, federation
+from benchmarks.result_file import table
 from benchmarks.rows import harmed
 
 COLUMNS = (

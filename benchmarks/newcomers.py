@@ -20,7 +20,7 @@ import click
 
 from attune.common.methods.registry import get
 from benchmarks.federation import Home
-from benchmarks.study import Results
+from benchmarks.result_file import Results
 
 PARTITION = "--scheme pathological --clients 10 --classes-per-client 2"
 MARGIN = 0.02  # points of accuracy: parity is this near to the old devices' mean

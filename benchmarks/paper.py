@@ -27,9 +27,10 @@ from attune.simulation.manifest import commit_of
 from attune.simulation.recipes.run import Right, harmed
 from benchmarks.federation import Ended, simulated
 from benchmarks.machine import machine
+from benchmarks.result_file import Results
 from benchmarks.rows import COLUMNS as FIGURES
 from benchmarks.rows import TRIAL, figures, trial_figures
-from benchmarks.study import Results, Study, Task, cut, named, validation
+from benchmarks.study import Study, Task, cut, named, validation
 from benchmarks.tables import Column, Row, Table, given, load, names, trials
 
 Executor = Literal["sequential", "stacked", "auto"]

@@ -17,7 +17,7 @@ import click
 
 from attune.common.pictures import figures
 from benchmarks.paper import CELLS, CURVES, OUT
-from benchmarks.study import Results
+from benchmarks.result_file import Results
 from benchmarks.tables import names
 
 SIGMA = re.compile(r"method\.mu=0 method\.sigma=(?P<sigma>\d+)")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.lines import Line, constant, lines_of
 from benchmarks.paper import CELLS, OUT
-from benchmarks.study import Results
+from benchmarks.result_file import Results
 from benchmarks.tables import Column, load
 
 WIDTH = 140

@@ -32,7 +32,7 @@ from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.recipes.catalogue import get
 from attune.simulation.result import SimulationResult
 from attune.simulation.validation import validation_members
-from benchmarks.study import Results
+from benchmarks.result_file import Results
 
 Members = Mapping[str, LazyShard]
 

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from benchmarks.lines import Line, constant, leads, lines_of
 from benchmarks.paper import CELLS, OUT, Cell, cells
-from benchmarks.study import Results
+from benchmarks.result_file import Results
 from benchmarks.tables import Column, Table, load, names
 
 

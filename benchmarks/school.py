@@ -21,7 +21,7 @@ from attune.simulation.grid import TrialSettings, best, parse_grid
 from attune.simulation.recipes.run import squared_error
 from attune.simulation.recipes.site_tables import by_site, read_school
 from attune.simulation.validation import validation_members
-from benchmarks.study import Results
+from benchmarks.result_file import Results
 
 KEY = ("at_most", "method", "seed", "settings", "part")
 METHODS = ("local", "fedavg", "mr-mtl")

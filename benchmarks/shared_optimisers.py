@@ -17,7 +17,8 @@ import click
 from attune.simulation.partition.datasets import DIGITS
 from attune.simulation.recipes.catalogue import Recipe, RecipePoint, get
 from attune.simulation.simulate import simulate
-from benchmarks.study import Results, named, validation
+from benchmarks.result_file import Results
+from benchmarks.study import named, validation
 
 POINTS = (("hospitals", 0), ("label-shift", 0), ("feature-shift", 2))  # a recipe, and the number of its point
 DEVICE_LR = (0.03, 0.1, 0.3)

@@ -7,9 +7,7 @@ one ends, and an interrupted study continues.
 
 from __future__ import annotations
 
-import csv
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,8 +21,9 @@ import numpy as np
 from attune.common.config import CountOrZero, convert, read_toml
 from attune.fedclient.data.shard import load_shard
 from attune.simulation.validation import validation_places
-from benchmarks.federation import CLIENT_COLUMNS, Ended, Home, client_rows, federation, simulated, table
+from benchmarks.federation import CLIENT_COLUMNS, Ended, Home, client_rows, federation, simulated
 from benchmarks.grid import Grid, alternatives, chosen
+from benchmarks.result_file import Results
 from benchmarks.rows import COLUMNS, TRIAL, figures, trial_figures
 
 KEY = ("task", "method", "seed", "settings", "rounds")
@@ -73,38 +72,10 @@ class Run:
         return named | {"settings": " ".join(self.settings), "rounds": self.rounds}
 
 
-class Results:
-    """Table that knows its finished runs. Rows may be written from several threads."""
-
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self._path, self._columns, self._lock = path, columns, threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"Results({self._path})"
-
-    def rows(self) -> list[dict[str, str]]:
-        if not self._path.exists():
-            return []
-        with self._path.open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
-
-    def missing(self, runs: Iterable[Run]) -> list[Run]:
-        known = {tuple(row[name] for name in KEY) for row in self.rows()}
-        return [run for run in runs if tuple(str(value) for value in run.key.values()) not in known]
-
-    def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        with self._lock, table(self._path, self._columns, append=True) as write:
-            for row in rows:
-                write(row)
-
-    def fill(self, key: Mapping[str, str], cells: Mapping[str, Any]) -> None:
-        """Fill empty cells of the rows with this key. A new file replaces the old one."""
-        made = self._path.with_suffix(".new")
-        with self._lock, table(made, self._columns) as write:
-            for row in self.rows():
-                left = {name: value for name, value in cells.items() if row[name] == ""}
-                write(row | left if key.items() <= row.items() else row)
-        made.replace(self._path)
+def missing(results: Results, runs: Iterable[Run]) -> list[Run]:
+    """Return the runs that the table does not have yet."""
+    known = {tuple(row[name] for name in KEY) for row in results.rows()}
+    return [run for run in runs if tuple(str(value) for value in run.key.values()) not in known]
 
 
 def named(given: Iterable[str]) -> dict[str, Path]:
@@ -248,9 +219,9 @@ def main(file: Path, data: tuple[str, ...], out: Path, scratch: Path, jobs: int,
         clients.add({"task": run.task.name, "seed": run.seed} | row for row in client_rows(ended.status))
 
     if study.grid is not None:
-        all_of(trials.missing(trial_runs(study, study.grid, files, scratch)), jobs, tried)
+        all_of(missing(trials, trial_runs(study, study.grid, files, scratch)), jobs, tried)
     if study.rounds:
-        all_of(results.missing(final_runs(study, trials.rows(), files, scratch)), jobs, measured)
+        all_of(missing(results, final_runs(study, trials.rows(), files, scratch)), jobs, measured)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 from attune.simulation.partition.datasets import load_dataset
 from attune.simulation.partition.split import partition, write_shards
 from benchmarks import buffered
-from benchmarks.study import Results
+from benchmarks.result_file import Results
 
 
 def test_speeds_are_a_pareto_law_cut_off_at_the_slowest():

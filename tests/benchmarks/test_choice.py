@@ -14,7 +14,7 @@ from attune.simulation.partition.split import write_shards
 from attune.simulation.recipes.catalogue import SERVED, get
 from attune.simulation.recipes.run import harmed
 from benchmarks import choice
-from benchmarks.study import Results
+from benchmarks.result_file import Results
 
 SETTINGS = {"model.name": "dnn", "model.hidden": [20], "train.local_epochs": 1}
 

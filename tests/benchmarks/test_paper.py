@@ -15,7 +15,7 @@ from attune.fedserver.core.planning import ResolvedSettings, resolve
 from attune.simulation.grid import SHARED
 from benchmarks import lines, paper, paper_curves, report, tables
 from benchmarks.federation import Ended
-from benchmarks.study import Results
+from benchmarks.result_file import Results
 
 SMALL = {
     "paper": "Nobody, Table 1",

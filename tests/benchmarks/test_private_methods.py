@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from benchmarks import private_methods, private_tables
 from benchmarks.private_methods import COLUMNS, KEPT, OWN, TASKS, largest_of, scores_of
-from benchmarks.study import Results
+from benchmarks.result_file import Results
 
 METHODS = ("local", "fedavg")
 SMALL = replace(TASKS["digits-linear"], methods=METHODS, rounds=2, seeds=(0, 1), trial_seeds=(0,))

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import school
-from benchmarks.study import Results
+from benchmarks.result_file import Results
 
 
 def data(schools: int, pupils: int) -> dict[str, np.ndarray]:

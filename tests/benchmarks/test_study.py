@@ -97,7 +97,7 @@ def test_a_run_with_other_rounds_is_another_run(tmp_path):
     results = study.Results(tmp_path / "r.csv", study.COLUMNS)
     runs = [study.Run(study.Task("t", []), "fedtp", 0, ("a=1",), rounds, tmp_path) for rounds in (5, 9)]
     results.add([runs[0].key])
-    assert results.missing(runs) == runs[1:]
+    assert study.missing(results, runs) == runs[1:]
 
 
 def test_siblings_have_the_label_of_their_coarse_class(tmp_path):

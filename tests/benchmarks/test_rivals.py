@@ -1,0 +1,251 @@
+"""Rivals outside the product: what scikit-learn gives by direct calls or by hand, and what is there is not fitted again."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.svm import SVC
+
+from attune.common.errors import SettingError
+from attune.simulation.recipes.catalogue import FEDAVG, LOCAL, get
+from benchmarks import rival_models, rivals
+from benchmarks.rival_models import BOOSTED, CHOSEN, FOREST, LINEAR, MARGIN, NEAREST, NEAREST_3, RIDGE, VECTORS, device_scores
+
+Parts = Mapping[str, tuple[Any, Any]]
+
+
+def shard(folder: Path, parts: Parts, more: Mapping[str, Any] | None = None, **meta: Any) -> Path:
+    """Write x and y of the parts, and other arrays of the training part."""
+    folder.mkdir(parents=True)
+    for part, (x, y) in parts.items():
+        others = more or {} if part == "train" else {}
+        np.savez(folder / f"{part}.npz", x=np.asarray(x), y=np.asarray(y), **{k: np.asarray(v) for k, v in others.items()})
+    (folder / "meta.json").write_bytes(msgspec.json.encode(meta))
+    return folder
+
+
+def column(values: Sequence[float]) -> np.ndarray:
+    return np.array(values, dtype=np.float32)[:, None]
+
+
+def stripes(per_stripe: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return samples near 0, 10, 20 and 30 of the classes 0, 1, 0 and 1, which no line can divide."""
+    near = np.concatenate([10 * stripe + np.linspace(0, 1, per_stripe) for stripe in range(4)])
+    return column(near.tolist()), np.repeat([0, 1, 0, 1], per_stripe)
+
+
+@pytest.fixture
+def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let forests have three trees, where they are not looked at."""
+    monkeypatch.setattr(rival_models, "RandomForestClassifier", partial(RandomForestClassifier, n_estimators=3))
+
+
+def test_digits_are_what_direct_calls_give(tmp_path: Path) -> None:
+    recipe = get("digits")
+    folders = recipe.points[1].write(tmp_path / "shards", recipe.load(None, 0), 0)[:1]
+    train, test = (np.load(folders[0] / f"{part}.npz") for part in ("train", "test"))
+    x, new_x = (part["x"].reshape(len(part["y"]), 64) / 255 for part in (train, test))
+    assert rival_models.read(folders[0]).train_x == pytest.approx(x)
+    one_scale, new_one_scale = ((each - x.mean()) / x.std() for each in (x, new_x))
+    right = {
+        LINEAR: LogisticRegression(max_iter=1000).fit(one_scale, train["y"]).score(new_one_scale, test["y"]),
+        NEAREST: KNeighborsClassifier(1).fit(x, train["y"]).score(new_x, test["y"]),
+        NEAREST_3: KNeighborsClassifier(3).fit(x, train["y"]).score(new_x, test["y"]),
+        FOREST: RandomForestClassifier(random_state=0).fit(x, train["y"]).score(new_x, test["y"]),
+        VECTORS: SVC(C=MARGIN).fit(x, train["y"]).score(new_x, test["y"]),
+    }
+    [(name, found)] = device_scores(folders).items()
+    assert name == folders[0].name and {**right, CHOSEN: found[CHOSEN]} == pytest.approx(found)
+    assert len(set(right.values())) > 2  # so that one cannot stand for another
+
+
+@pytest.mark.usefixtures("few_trees")
+def test_a_device_chooses_out_of_fold_without_a_look_at_its_test_part(tmp_path: Path) -> None:
+    """Give stripes to train on, and a test part that is right for a line alone: 0 up to 20, and 1 above."""
+    turned = [0] * 6 + [1] * 2
+    folder = shard(tmp_path / "a", {"train": stripes(10), "test": (column([0, 1, 2, 3, 10, 11, 20, 21]), turned)})
+    [found] = device_scores([folder]).values()
+    # Neighbours: 0, 0, 0, 0, 1, 1, 0, 0, so half of these are right.
+    assert (found[LINEAR], found[NEAREST], found[CHOSEN]) == (1.0, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("groups", [None, "alone"])
+def test_the_first_of_equal_rivals_is_chosen_also_without_folds(tmp_path: Path, groups: str | None) -> None:
+    """One sample a class, or one group: no folds. A line divides 0 and 10 at 5, neighbours do so too."""
+    y = ["b", "a"] if groups is None else ["b", "a", "a"]
+    x = column([0, 10] if groups is None else [0, 10, 12])
+    more = {"alone": np.zeros(len(y))} if groups else {}
+    folder = shard(tmp_path / "a", {"train": (x, y), "test": (column([1, 9, 9]), ["b", "a", "b"])}, more, groups=groups)
+    [found] = device_scores([folder]).values()
+    assert found[CHOSEN] == found[LINEAR] == found[NEAREST] == pytest.approx(2 / 3)
+    data = rival_models.read(folder)
+    assert rival_models.folds(data.train_y, "classes", "tabular", data.groups) == []
+
+
+def test_a_device_with_one_class_says_it_always(tmp_path: Path) -> None:
+    parts = {"train": (column([0, 1, 2]), [4, 4, 4]), "test": (column([5, 6, 7, 8]), [4, 4, 4, 1])}
+    [found] = device_scores([shard(tmp_path / "a", parts)]).values()
+    assert set(found.values()) == {0.75} and list(found) == [LINEAR, NEAREST, NEAREST_3, FOREST, VECTORS, CHOSEN]
+
+
+def test_folds_keep_groups_together_and_runs_of_a_series_in_blocks() -> None:
+    y, groups = np.tile([0, 1], 30), np.repeat(np.arange(12), 5)
+    for task, labels in (("classes", y), ("regression", y[:, None] / 2), ("multilabel", y[:, None])):
+        for cut in (groups, None):
+            found = rival_models.folds(labels, task, "tabular", cut)
+            assert len(found) == 5 and sorted(np.concatenate([outer for _, outer in found])) == list(range(60))
+            for inner, outer in found:
+                assert not set(inner) & set(outer) and len(inner) + len(outer) == 60
+                assert cut is None or not set(cut[inner]) & set(cut[outer])
+        blocks = rival_models.folds(labels, task, "series", None)
+        assert [sorted(outer) for _, outer in blocks] == [list(range(12 * at, 12 * at + 12)) for at in range(5)]
+    assert len(rival_models.folds(y[:6], "classes", "tabular", None)) == 3  # three samples of a class are in three folds
+
+
+def test_numbers_have_the_r2_of_the_federation_and_the_error_of_their_unit(tmp_path: Path) -> None:
+    """Two schools that know 0 and 4 alone, so a variance of 4, answer 0 and 4.
+
+    The squared errors are 1 and 9, so 1 - 1/4 and 1 - 9/4; and 4: 1 - 4/4. School c has no test part, and no variance.
+    """
+    one = shard(
+        tmp_path / "a", {"train": (column([1, 2]), [0.0, 0.0]), "test": (column([1, 2]), [1.0, 3.0])}, task="regression"
+    )
+    two = shard(tmp_path / "b", {"train": (column([1, 2]), [4.0, 4.0]), "test": (column([1]), [2.0])}, task="regression")
+    results = rival_models.rival_results([one, two])
+    assert list(results["a"]) == [RIDGE, NEAREST, NEAREST_3, FOREST, CHOSEN]
+    assert device_scores([one, two]) == {"a": dict.fromkeys(results["a"], -0.25), "b": dict.fromkeys(results["b"], 0.0)}
+    row = next(row for row in rivals.rows_of({"recipe": "two"}, results) if row["rival"] == CHOSEN)
+    assert row == {"recipe": "two", "rival": CHOSEN, "mean": -0.125, "pooled": round(-0.5 / 3, 4), "devices": 2, "seconds": 0.0,
+                   "mse": round(14 / 3, 2)}  # fmt: skip
+
+
+def test_ridge_draws_the_line(tmp_path: Path) -> None:
+    x = np.linspace(0, 1, 40)
+    parts = {"train": (column(x.tolist()), 3 * x + 1), "test": (column([0.25, 0.75]), [1.75, 3.25])}
+    [found] = rival_models.rival_results([shard(tmp_path / "a", parts, task="regression")]).values()
+    assert found[RIDGE].squared_n == pytest.approx(0, abs=1e-4)
+    assert found[CHOSEN].score_n.tolist() == max(found[RIDGE], found[NEAREST_3], key=lambda each: each.mean).score_n.tolist()
+
+
+@pytest.mark.usefixtures("few_trees")
+def test_each_of_several_labels_has_a_model(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 4)).astype(np.float32)
+    y = np.stack([x[:, 0] > 0, x[:, 1] + x[:, 2] > 0, np.ones(60)], axis=1).astype(np.float64)
+    folder = shard(tmp_path / "a", {"train": (x[:40], y[:40]), "test": (x[40:], y[40:])}, task="multilabel")
+    [found] = device_scores([folder]).values()
+    scaled = (x - x[:40].mean(axis=0)) / x[:40].std(axis=0)
+    with pytest.warns(UserWarning, match="present in all"):
+        direct = OneVsRestClassifier(LogisticRegression(max_iter=1000)).fit(scaled[:40], y[:40]).predict(scaled[40:])
+    assert found[LINEAR] == pytest.approx((direct == y[40:]).mean())
+    assert found[CHOSEN] == found[LINEAR] > found[NEAREST]
+
+
+def test_medians_of_what_is_fitted_take_the_place_of_missing_values(tmp_path: Path) -> None:
+    """Fit a column with the median 2, and the mean 30.6, which is nearest to 50. A second column has no value."""
+    gap = np.nan
+    train = np.array([[value, gap] for value in (0, 1, 2, 50, 100)], dtype=np.float32)
+    parts = {"train": (train, [0, 0, 1, 0, 0]), "test": (np.full((1, 2), gap, dtype=np.float32), [1])}
+    empty = {"train": (column([gap] * 3), [0, 0, 1]), "test": (column([gap]), [0])}
+    folders = [shard(tmp_path / "a", parts, missing="median"), shard(tmp_path / "b", empty, missing="median")]
+    found = device_scores(folders)
+    assert found["a"][NEAREST] == 1.0 == found["b"][LINEAR]
+
+
+def test_gradient_boosting_is_for_many_samples_of_few_columns() -> None:
+    for task in ("classes", "multilabel", "regression"):
+        sizes = [(1000, 99), (1001, 99), (1001, 100)]
+        assert [BOOSTED in rival_models.rivals(task, "tabular", *size) for size in sizes] == [False, True, False]
+
+
+@pytest.mark.parametrize("task", ["classes", "multilabel", "regression"])
+def test_gradient_boosting_finds_stripes(tmp_path: Path, task: str) -> None:
+    x, y = stripes(30)
+    y = y if task == "classes" else y[:, None].astype(float) if task == "regression" else np.stack([y, 1 - y], axis=1)
+    answer = rival_models.predicted(rival_models.rivals(task, "tabular", 1001, 1)[BOOSTED], x.astype(float), y, x[::30] + 0.5)
+    assert answer == pytest.approx(y[::30], abs=0.05)
+
+
+def test_data_without_a_rival_are_refused(tmp_path: Path) -> None:
+    text = shard(tmp_path / "text", {"train": ([[1, 2], [2, 1]], [[2, 1], [1, 2]])}, kind="tokens", vocabulary=3)
+    times = shard(tmp_path / "times", {"train": (column([1, 2]), [[1, 1], [2, 0]])}, task="survival")
+    for folder, what in ((text, "text"), (times, "survival")):
+        with pytest.raises(SettingError, match=f"no rival for {what}"):
+            device_scores([folder])
+    done = CliRunner().invoke(rivals.main, ["--shards", str(text), "--out", str(tmp_path / "out.csv")])
+    assert done.exit_code == 1 and done.output.startswith("Error: there is no rival for text")
+
+
+@pytest.mark.usefixtures("few_trees")
+def test_rows_that_are_there_are_not_fitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--recipe", "digits", "--x", "20", "--seed", "0", "--out", str(tmp_path / "out.csv")]
+    done = CliRunner().invoke(rivals.main, words, catch_exceptions=False)
+    lines = done.output.splitlines()
+    with (Path(rivals.RECIPE_RESULTS) / "digits.csv").open(newline="") as file:
+        committed = {row["method"]: row["mean"] for row in csv.DictReader(file) if (row["x"], row["seed"]) == ("20", "0")}
+    assert lines[0].split() == ["mean", "over", "devices", "in", "%", "20", "seeds"]
+    shown = {line.split("  ")[0]: line.split()[-2:] for line in lines[1:]}
+    assert list(shown)[:8] == [LINEAR, NEAREST, NEAREST_3, FOREST, VECTORS, CHOSEN, LOCAL, FEDAVG]
+    assert shown[LOCAL] == [f"{100 * float(committed[LOCAL]):.1f}", "0"] and f"{LOCAL}, finishing" in shown
+    recipe = get("digits")
+    right = []
+    for folder in recipe.points[0].write(tmp_path / "shards", recipe.load(None, 0), 0):
+        x, y, new_x, new_y = (np.load(folder / f"{part}.npz")[name] for part in ("train", "test") for name in "xy")
+        right.append(KNeighborsClassifier(1).fit(x.reshape(len(x), -1), y).score(new_x.reshape(len(new_x), -1), new_y))
+    assert shown[NEAREST] == [f"{100 * fmean(right):.1f}", "0"]
+    monkeypatch.setattr(rivals, "rival_results", None)
+    assert CliRunner().invoke(rivals.main, words, catch_exceptions=False).output == done.output
+
+
+@pytest.mark.usefixtures("few_trees")
+def test_a_projects_shards_are_fitted_and_named(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        shard(tmp_path / "sites" / name, {"train": stripes(5), "test": stripes(2)})
+    words = ["--shards", str(tmp_path / "sites" / "*"), "--name", "mine", "--out", str(tmp_path / "out.csv")]
+    done = CliRunner().invoke(rivals.main, words, catch_exceptions=False)
+    lines = [line.split() for line in done.output.splitlines()]
+    assert lines[0][-2:] == ["mine", "seeds"] and [*NEAREST.split(), "100.0", "0"] in lines
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["rival"] == CHOSEN]
+    assert [(row["recipe"], row["x"], row["devices"], row["mean"]) for row in rows] == [("mine", "", "2", "1.0")]
+    both = CliRunner().invoke(rivals.main, [*words, "--recipe", "digits"])
+    assert both.exit_code == 2 and "either --recipe or --shards" in both.output
+    taken = CliRunner().invoke(rivals.main, [*words, "--name", "digits"])
+    assert taken.exit_code == 2 and "digits is a recipe" in taken.output
+
+
+def test_nothing_of_attunes_training_is_imported() -> None:
+    training = ("torch", "attune.fedclient.work", "attune.fedserver", "attune.simulation.simulate")
+    code = f"import sys, benchmarks.rivals\nprint([name for name in sys.modules if name.startswith({training})])"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_committed_file_has_each_rival_at_each_of_its_points() -> None:
+    with (Path(rivals.__file__).parent / "results" / "rivals.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["rival"] != BOOSTED]  # only large devices have it
+    runs: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        runs.setdefault(tuple(row[name] for name in rivals.KEY), []).append(row)
+    for (recipe, *_), mine in runs.items():
+        numbers = get(recipe).task == "regression"
+        names = [RIDGE, NEAREST, NEAREST_3, FOREST] if numbers else [LINEAR, NEAREST, NEAREST_3, FOREST, VECTORS]
+        assert [row["rival"] for row in mine] == [*names, CHOSEN] and len({row["devices"] for row in mine}) == 1
+        assert all(bool(row["mse"]) == numbers for row in mine)
+    assert {"digits", "relatedness"} <= {run[0] for run in runs}
