@@ -1,0 +1,132 @@
+"""What devices keep, beside ordinary models that each of them fits alone: is any device worse off for taking part?
+
+`python -m benchmarks.kept_alone --recipe digits --x 20 --out benchmarks/results/kept_alone.csv` runs the missing rows: a
+federation for each method with its default settings, and the devices' own reports. `--summary` prints the means with 95 %
+intervals over seeds.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+
+from attune.common.metrics import KEPT_RIVALS
+from attune.common.paired import findings_of, pairs_of
+from attune.common.statistics import interval_of_mean
+from attune.simulation.recipes.catalogue import Recipe, get
+from attune.simulation.simulate import simulate
+from benchmarks.result_file import Results
+
+KEY = ("recipe", "x", "method", "seed")
+COLUMNS = (*KEY, "devices", "kept", "alone", "own", "harmed")
+METHODS = ("FedAvg", "FedTP", "FedMCSA, dial")
+LINEAR = {"FedTP": "MR-MTL"}  # where a recipe's model has no attention
+
+
+def row_of(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a finished federation: means over devices, and the share of devices that are worse off than alone.
+
+    A device is harmed if what it keeps is worse than its model alone by the exact paired test on its own test samples.
+    """
+    clients = [client for client in status["clients"] if client["accuracy_alone"] is not None]
+
+    def mean(name: str) -> float:
+        return round(fmean(client[name] for client in clients), 4)
+
+    pairs = [[pair for pair in pairs_of(client, KEPT_RIVALS) if pair.rival == "alone"] for client in clients]
+    harmed = [findings_of(of).get("alone") == "worse" for of in pairs]
+    return {
+        "devices": len(clients), "kept": mean("accuracy_kept"), "alone": mean("accuracy_alone"), "own": mean("accuracy_before"),
+        "harmed": round(fmean(harmed), 4),
+    }  # fmt: skip
+
+
+def summary(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return a line for each point and method: the mean gain over alone in points with its interval, and who is harmed."""
+    lines = []
+    for key in dict.fromkeys((row["recipe"], float(row["x"]), row["method"]) for row in rows):
+        mine = [row for row in rows if (row["recipe"], float(row["x"]), row["method"]) == key]
+        gains = [100 * (float(row["kept"]) - float(row["alone"])) for row in mine]
+        between = interval_of_mean(gains)
+        shown = "" if between is None else " ({:+.1f} to {:+.1f})".format(*between)
+        harmed = 100 * fmean(float(row["harmed"]) for row in mine)
+        lines.append(
+            f"{key[0]} {key[1]:g}, {key[2]}: kept {100 * fmean(float(row['kept']) for row in mine):.1f}, alone "
+            f"{100 * fmean(float(row['alone']) for row in mine):.1f}, gain {fmean(gains):+.2f}{shown}, harmed {harmed:.1f} %, "
+            f"{len(mine)} seeds"
+        )
+    return lines
+
+
+def _run(recipe: Recipe, places: Sequence[float], data: str | None, seeds: Sequence[int], results: Results) -> None:
+    """Run what is missing of a recipe."""
+    known = {tuple(row[name] for name in KEY) for row in results.rows()}
+    labels = {entry.label: entry for entry in recipe.entries}
+    entries = [labels.get(name) or labels[LINEAR[name]] for name in METHODS]
+    for seed in seeds:
+        source = recipe.load(data, seed)
+        for point in recipe.points:
+            left = [entry for entry in entries if (recipe.name, str(point.x), entry.label, str(seed)) not in known]
+            if not left or (places and point.x not in places):
+                continue
+            with tempfile.TemporaryDirectory(prefix="attune-kept-") as folder:
+                shards = [str(shard) for shard in point.write(Path(folder), source, seed)]
+                for entry in left:
+                    settings = {**recipe.settings, **entry.settings}
+                    result = simulate(
+                        shards, entry.method, None, recipe.rounds, seed, settings, entry.baseline, executor="stacked",
+                        progress=False,
+                    )  # fmt: skip
+                    key = {"recipe": recipe.name, "x": point.x, "method": entry.label, "seed": seed}
+                    results.add([key | row_of(result.status)])
+
+
+@click.command()
+@click.option("--recipe", help="A recipe (docs/choosing.md).")
+@click.option("--x", "places", multiple=True, type=float, help="Points of the recipe.  [default: all]")
+@click.option("--data", help="The recipe's data set, if it is not bundled.")
+@click.option("--seed", "seeds", multiple=True, type=int, default=(0, 1, 2), show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option("--summary", "shows", is_flag=True, help="Only print what is there.")
+def main(recipe: str | None, places: Sequence[float], data: str | None, seeds: Sequence[int], out: Path, shows: bool) -> None:
+    """Run what is missing in the file, and print its summary."""
+    results = Results(out, COLUMNS)
+    known = {tuple(row[name] for name in KEY) for row in results.rows()}
+    chosen = get(recipe) if recipe is not None and not shows else None
+    for seed in seeds if chosen else ():
+        assert chosen is not None  # noqa: S101
+        source = chosen.load(data, seed)
+        labels = {entry.label: entry for entry in chosen.entries}
+        for point in chosen.points:
+            if places and point.x not in places:
+                continue
+            entries = [labels.get(name) or labels[LINEAR[name]] for name in METHODS]
+            left = [entry for entry in entries if (chosen.name, str(point.x), entry.label, str(seed)) not in known]
+            with tempfile.TemporaryDirectory(prefix="attune-kept-") as folder:
+                shards = [str(shard) for shard in point.write(Path(folder), source, seed)] if left else []
+                for entry in left:
+                    settings = {**chosen.settings, **entry.settings}
+                    result = simulate(
+                        shards,
+                        entry.method,
+                        None,
+                        chosen.rounds,
+                        seed,
+                        settings,
+                        entry.baseline,
+                        executor="stacked",
+                        progress=False,
+                    )
+                    key = {"recipe": chosen.name, "x": point.x, "method": entry.label, "seed": seed}
+                    results.add([key | row_of(result.status)])
+    for line in summary(results.rows()):
+        click.echo(line)
+
+
+if __name__ == "__main__":
+    main()
