@@ -98,17 +98,11 @@ def gain_of(reported: Mapping[str, Any]) -> float | None:
 
     That is ordinary models alone; without them a network trained alone, then the common model. None if nothing was compared.
     """
-    pair = _strongest(reported)
+    pair = strongest(reported)
     return None if pair is None else pair.difference
 
 
-def gain_between(reported: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the 95 % interval of `gain_of`."""
-    pair = _strongest(reported)
-    return None if pair is None else pair.interval()
-
-
-def _strongest(reported: Mapping[str, Any]) -> Pair | None:
+def strongest(reported: Mapping[str, Any]) -> Pair | None:
     """Return the comparison that `gain_of` is about."""
     pairs = {pair.rival: pair for pair in pairs_of(reported)} if reported.get("test_samples") else {}
     return next((pairs[rival] for rival in RIVAL_WORDS if rival in pairs), None)

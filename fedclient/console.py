@@ -126,8 +126,8 @@ def comparison_of(result: OrderResult) -> list[str]:
     for pair in comparisons:
         low, high = pair.interval()
         lines.append(
-            f"against {RIVAL_WORDS[pair.rival]}: better on {pair.better} of {pair.samples} test samples, worse on {pair.worse}: "
-            f"{pair.difference:+.3f} ({low:+.3f} to {high:+.3f})"
+            f"against {RIVAL_WORDS[pair.rival]}: better on {pair.better} of {pair.samples} test samples, "
+            f"worse on {pair.worse}: {pair.difference:+.3f} ({low:+.3f} to {high:+.3f})"
         )
     lines.append(f"{_subject(result, comparisons)} {WORDS[finding_of(comparisons)]}")
     if result.no_better_than_constant:

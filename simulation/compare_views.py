@@ -125,7 +125,7 @@ def _drawn(runs: Sequence[RunData]) -> Section:
         figures.plain(axes)
     figures.score_axis(left, runs[0].summary.task, ", mean over clients")
     figures.score_axis(right, runs[0].summary.task, " on the device's own test part")
-    left.legend(frameon=False, loc="lower right")
+    figure.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=4)
     figure.suptitle(" and ".join(run.name for run in runs))
     caption = (
         "Left: accuracy by round, of the model by which each run's method is judged. Right: the latest accuracy of every "

@@ -74,13 +74,16 @@ def test_a_line_by_hand():
             round=3, work="train", client="anna", loss=1.0, accuracy_before=0.2, accuracy_after=0.4, seconds=2.0, bytes_up=10
         ),
         Report(round=3, work="train", client="ben", loss=3.0, accuracy_before=0.4, seconds=5.0, bytes_up=20, bytes_down=7),
-        Report(round=3, work="evaluate", client="ben", accuracy_before=0.5, accuracy_common=0.25, seconds=1.0),
+        Report(
+            round=3, work="evaluate", client="ben", accuracy_before=0.5, accuracy_common=0.25, accuracy_alone=0.75, seconds=1.0
+        ),
     ]
     condensed = CondensedReports()
     condensed.add(rows)
     [line] = condensed.lines
     assert (line.trained, line.evaluated) == (("anna", "ben"), ("ben",))
     assert (line.before, line.after, line.accuracy, line.common) == (pytest.approx(0.3), 0.4, 0.5, 0.25)
+    assert (line.alone, line.kept) == (0.75, None)
     assert line.metrics == {"loss": 2.0, "seconds": 5.0, "bytes_up": 30, "bytes_down": 7}
     assert condensed.totals == {
         "anna": {"seconds": 2.0, "bytes_up": 10, "bytes_down": 0},
