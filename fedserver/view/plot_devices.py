@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import Any
 
 from attune.common.errors import SettingError
-from attune.common.metrics import Rival
 from attune.common.paired import RIVAL_WORDS
 from attune.common.pictures import figures
 from attune.common.pictures.page import Cell, PageTable, Picture, Section
@@ -34,7 +33,6 @@ ENDS = (
     (attrgetter("accuracy_kept"), "what it keeps", figures.KEPT, "h"),
 )
 SHIFT = 0.15  # places between the networks and what they are compared with in the end
-RIVALS: tuple[Rival, ...] = ("alone", "local", "common")  # columns of the table, without those that no device has
 
 
 def helped(summary: Summary) -> Section:
@@ -150,7 +148,7 @@ def _gains(axes: Any, listed: Sequence[ClientSummary]) -> None:
 
 
 def _table(listed: Sequence[ClientSummary], task: TaskName) -> PageTable:
-    rivals = [name for name in RIVALS if any(getattr(client, name) is not None for client in listed)]
+    rivals = [name for name in RIVAL_WORDS if any(getattr(client, name) is not None for client in listed)]
     heads = (
         "device",
         "test samples",
