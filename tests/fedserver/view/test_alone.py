@@ -133,6 +133,14 @@ def test_no_legend_lies_over_a_drawing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("rows", [ROWS, OLDER])
+def test_runs_side_by_side_have_what_their_devices_keep_and_ordinary_models(rows: list[Report]) -> None:
+    runs = [RunData(name, "", summary_of(rows), rows) for name in "xy"]
+    head, first = (line.split() for line in compare_views.render(compared(runs), runs).splitlines()[:2])
+    assert ("alone" in head) == (rows is ROWS) and "kept" in head
+    assert ("0.5000" in first) == (rows is ROWS) and ("+0.0000" in first) == (rows is ROWS)
+
+
+@pytest.mark.parametrize("rows", [ROWS, OLDER])
 def test_the_status_has_a_column_for_what_was_reported(rows: list[Report]) -> None:
     devices = (DeviceRecord("a", "k"), DeviceRecord("b", "l"))
     told = status(Snapshot({}, None, Record(round=2, phase=Phase.DONE), devices, (), tuple(rows)), set())
