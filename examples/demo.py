@@ -66,7 +66,7 @@ def outcome_of(shards: Sequence[Path], fedtp: Federation, fedavg: Federation) ->
     outcomes = []
     for shard in shards:
         client = personalized[shard.name]
-        found = {
+        accuracies = {
             "constant": client["accuracy_constant"],
             "alone": client["accuracy_alone"],
             "local": client["accuracy_local"],
@@ -80,7 +80,7 @@ def outcome_of(shards: Sequence[Path], fedtp: Federation, fedavg: Federation) ->
                 name=shard.name,
                 samples=client["samples"],
                 test_samples=client["test_samples"],
-                accuracy={name: value for name, value in found.items() if value is not None},
+                accuracy={name: value for name, value in accuracies.items() if value is not None},
                 home=fedtp.home(shard),
                 verdict=client["verdict"],
             )

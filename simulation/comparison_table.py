@@ -135,11 +135,11 @@ def _compared(
     rivals = {rival: right[name] for rival, name in _rivals(method, right).items()}
     numbers: dict[str, dict[str, float]] = {}
     for device, mine in right[method].items():
-        found = _alone(reports[device])
+        against = _alone(reports[device])
         if others := {rival: of[device] for rival, of in rivals.items() if device in of}:
-            found |= _numbers(mine, others, members[device].load().test_places)
-        if found:
-            numbers[device] = found
+            against |= _numbers(mine, others, members[device].load().test_places)
+        if against:
+            numbers[device] = against
     return numbers
 
 

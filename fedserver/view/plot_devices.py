@@ -58,8 +58,8 @@ def helped(summary: Summary) -> Section:
 
 def _strongest(compared: Sequence[ClientSummary]) -> str:
     """Return, in words, what the gains of these devices are against."""
-    found = {client.rival for client in compared}
-    return " or, where there is none, ".join(words for rival, words in RIVAL_WORDS.items() if rival in found)
+    rivals = {client.rival for client in compared}
+    return " or, where there is none, ".join(words for rival, words in RIVAL_WORDS.items() if rival in rivals)
 
 
 def _counted(summary: Summary) -> list[list[Cell]]:
