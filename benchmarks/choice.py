@@ -22,7 +22,7 @@ import click
 import numpy as np
 
 from attune.common.config import TrainSettings
-from attune.common.metrics import RIVALS
+from attune.common.metrics import RIVALS, Rival
 from attune.common.paired import findings_of, pairs_of
 from attune.fedclient.data.holdout import hold_out, strata
 from attune.fedclient.data.prepare import prepare_features
@@ -37,6 +37,7 @@ from attune.simulation.simulate import simulate
 from benchmarks.result_file import Results
 from benchmarks.study import named
 
+NETWORKS: tuple[Rival, ...] = ("common", "local")
 TRIED = ("digits", "label-shift", "relatedness", "feature-shift", "hospitals", "one-minute")
 KEY = ("recipe", "series", "x", "seed", "method")
 FIGURES = ("devices", "choosing", "local", "common", "own", "kept", "behind", "harmed", "harmed_by_groups")
@@ -56,11 +57,11 @@ def figures(
     model is below the better of the two rivals, all of them means over devices.
     """
     kept = fmean(client["accuracy_kept"] for client in clients)
-    rivals = {name: [client[names.accuracy] for client in clients] for name, names in RIVALS.items()}
+    rivals = {name: [client[RIVALS[name].accuracy] for client in clients] for name in NETWORKS}
     means = {name: fmean(found) for name, found in rivals.items() if None not in found}
     worse = [is_harmed(*each) for each in zip(shards, clients, models, local, strict=True)]
     found: dict[str, float | None] = {
-        **{name: means.get(name) for name in RIVALS},
+        **{name: means.get(name) for name in NETWORKS},
         "choosing": fmean(map(holds_out, shards)),
         "own": fmean(client["accuracy"] for client in clients),
         "kept": kept,
@@ -81,7 +82,7 @@ def is_harmed(shard: Path, client: Mapping[str, Any], model: Model, local: Model
         local: The model that the device trained alone. A device that keeps its own model has compared it already.
     """
     if list(model.members) == ["personalized"]:
-        pairs = pairs_of(client)
+        pairs = pairs_of(client, RIVALS)
         alike = [replace(pair, tested=None, gain=None) for pair in pairs]
         return "worse" in findings_of(alike).values(), "worse" in findings_of(pairs).values()
     with np.load(shard / "test.npz") as test:

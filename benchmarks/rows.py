@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
+from attune.common.metrics import RIVALS
 from attune.common.paired import findings_of, pairs_of
 from benchmarks.federation import Ended
 
@@ -61,5 +62,5 @@ def trial_figures(ended: Ended) -> dict[str, Any]:
 
 def harmed(status: dict[str, Any]) -> int | None:
     """Return the number of clients whose own model is worse than a rival (exact paired test), or None without comparisons."""
-    findings = [findings_of(pairs) for client in status["clients"] if (pairs := pairs_of(client))]
+    findings = [findings_of(pairs) for client in status["clients"] if (pairs := pairs_of(client, RIVALS))]
     return sum("worse" in found.values() for found in findings) if findings else None

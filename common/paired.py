@@ -1,18 +1,26 @@
-"""Comparison of a device's own model with its rivals on the same test samples: one code for device and server."""
+"""Comparison of a device's model with its rivals on the same test samples: one code for device and server."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from attune.common.metrics import RIVALS, Rival, RivalMetrics
+from attune.common.metrics import KEPT_RIVALS, RIVALS, Rival, RivalMetrics
 from attune.common.statistics import LEVEL, Finding, difference, finding, holm, mcnemar, overall, student
+
+RIVAL_WORDS: Mapping[Rival, str] = {  # the strongest first
+    "alone": "the best ordinary model alone (scikit-learn)",
+    "local": "a network trained alone",
+    "common": "the common model",
+}
+UNFEDERATED: tuple[Rival, ...] = ("alone", "local")  # what a device can have without the federation
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Comparison of the own model with one rival: the numbers of test samples on which it scores better and worse.
+    """Comparison of a model with one rival: the numbers of test samples on which it scores better and worse.
 
     Scores of 0 or 1 need no more. For other scores the device also reports the mean gain, its standard error and the p-value of
     the permutation test (`tested`).
@@ -57,13 +65,16 @@ class Pair:
         return finding(self.difference, 0.0, p)
 
 
-def pairs_of(reported: Mapping[str, Any], rivals: Mapping[Rival, RivalMetrics] = RIVALS) -> list[Pair]:
+def pairs_of(reported: Mapping[str, Any], rivals: Mapping[Rival, RivalMetrics] | None = None) -> list[Pair]:
     """Return the comparisons in metrics by name; a rival with which nothing was compared is left out.
 
     Args:
         reported: Metrics by name.
-        rivals: The names that say which model is compared: RIVALS for the own model, KEPT_RIVALS for the kept one.
+        rivals: The names that say which model is compared: RIVALS for the own model, KEPT_RIVALS for the kept one. None: the
+            kept one, or the own model of earlier devices, which compared no other.
     """
+    if rivals is None:
+        return pairs_of(reported, KEPT_RIVALS) or pairs_of(reported, RIVALS)
     pairs, samples = [], reported.get("test_samples") or 0
     for rival, names in rivals.items():
         better, worse = reported.get(names.better), reported.get(names.worse)
@@ -83,26 +94,35 @@ def findings_of(pairs: list[Pair]) -> dict[Rival, Finding]:
 
 
 def gain_of(reported: Mapping[str, Any]) -> float | None:
-    """Return the gain by federation: the own model's mean score minus that of a model trained alone.
+    """Return the gain by federation: the kept model's mean score minus that of the strongest rival in RIVAL_WORDS.
 
-    Without a model trained alone, the common model takes its place. None if the device has compared nothing.
+    That is ordinary models alone; without them a network trained alone, then the common model. None if nothing was compared.
     """
-    pair = _last(reported)
+    pair = strongest(reported)
     return None if pair is None else pair.difference
 
 
-def gain_between(reported: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the 95 % interval of `gain_of`."""
-    pair = _last(reported)
-    return None if pair is None else pair.interval()
-
-
-def _last(reported: Mapping[str, Any]) -> Pair | None:
+def strongest(reported: Mapping[str, Any]) -> Pair | None:
     """Return the comparison that `gain_of` is about."""
-    return next(reversed(pairs_of(reported)), None) if reported.get("test_samples") else None
+    pairs = {pair.rival: pair for pair in pairs_of(reported)} if reported.get("test_samples") else {}
+    return next((pairs[rival] for rival in RIVAL_WORDS if rival in pairs), None)
 
 
 def verdict_of(reported: Mapping[str, Any]) -> Finding | None:
-    """Return the verdict on the own model against all its rivals, from metrics by name; None if nothing was compared."""
+    """Return the verdict on what the device keeps, from metrics by name; None if nothing was compared."""
     pairs = pairs_of(reported)
-    return overall(findings_of(pairs).values()) if pairs else None
+    return verdict_on(pairs) if pairs else None
+
+
+def verdict_on(pairs: list[Pair]) -> Finding:
+    """Return worse if any rival is better; better if no rival is, and each that counts (`to_beat`) is beaten; else unclear."""
+    findings = findings_of(pairs)
+    return "worse" if "worse" in findings.values() else overall(to_beat(findings))
+
+
+def to_beat(by_rival: Mapping[Rival, T]) -> list[T]:
+    """Return what belongs to the rivals that a federation must beat to help: models that the device can have without it.
+
+    The common model is a gift of the federation. It counts only where no other was compared.
+    """
+    return [by_rival[rival] for rival in UNFEDERATED if rival in by_rival] or list(by_rival.values())

@@ -107,7 +107,7 @@ def finding(won: float, lost: float, p: float) -> Finding:
 
 
 def overall(findings: Collection[Finding]) -> Finding:
-    """Return worse if the model is worse than any rival, better if it is better than every rival, else unclear."""
+    """Return worse if the model is worse than any of these rivals, better if it is better than each of them, else unclear."""
     if "worse" in findings:
         return "worse"
     return "better" if set(findings) == {"better"} else "unclear"

@@ -21,7 +21,7 @@ def main(rounds: int = 20) -> None:
         x = torch.randn(200, 8, generator=generator)
         data[f"device{device}"] = TensorDataset(x, (x[:, device] > x[:, device + 1]).long())
     model = nn.Sequential(OrderedDict(body=nn.Linear(8, 32), act=nn.Tanh(), head=nn.Linear(32, 2)))
-    result = attune.simulate(data, METHOD, model, rounds=rounds, baseline="local")
+    result = attune.simulate(data, METHOD, model, rounds=rounds, baseline="alone+local")
     print(result.table())
     print(result.model("device0").predict(torch.eye(8).numpy()))
 

@@ -17,7 +17,7 @@ def device(seed: int, slope: float) -> tuple[np.ndarray, np.ndarray]:
 def main(rounds: int = 10) -> attune.Result:
     shards = {f"clinic{number}": device(number, slope) for number, slope in enumerate((-1.0, 0.0, 1.0))}
     settings = {"train.lr": 0.05, "train.batch_size": 16, "method.tune_epochs": 10}
-    result = attune.simulate(shards, "fedavg+ft", rounds=rounds, task="regression", settings=settings, baseline="local")
+    result = attune.simulate(shards, "fedavg+ft", rounds=rounds, task="regression", settings=settings, baseline="alone+local")
     print(result.table())
     x, y = device(0, -1.0)
     for predicted, true in zip(result.model("clinic0").predict(x[:3]), y[:3], strict=True):

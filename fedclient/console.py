@@ -11,6 +11,7 @@ import click
 
 from attune.common.estimate import Estimate
 from attune.common.outputs import forget_output
+from attune.common.paired import RIVAL_WORDS, Pair
 from attune.common.statistics import Finding, interval_of
 from attune.common.task import TASKS
 from attune.fedclient.work.comparison import comparisons_of, finding_of
@@ -111,12 +112,13 @@ def line_of(result: OrderResult, *who: str) -> str:
 
 
 def comparison_of(result: OrderResult) -> list[str]:
-    """Return a line for each compared model with its 95 % interval, then the verdict on the own model and what is kept."""
+    """Return a line for each compared model with its 95 % interval, then the verdict on what is kept, and what that is."""
     comparisons = comparisons_of(result)
     if not comparisons:
         return []
     lines, metric = [], TASKS[result.task].metric
-    for name, value in result.accuracies.items():
+    blend = {"kept": result.accuracy_kept} if len(result.weights) > 1 else {}
+    for name, value in (result.accuracies | blend).items():
         if value is not None:
             between = interval_of(value, result.test_samples or 0, result.task)
             interval = f" ({between[0]:.3f} to {between[1]:.3f})" if between else ""
@@ -124,14 +126,20 @@ def comparison_of(result: OrderResult) -> list[str]:
     for pair in comparisons:
         low, high = pair.interval()
         lines.append(
-            f"against the {pair.rival} model: better on {pair.better} of {pair.samples} test samples, worse on {pair.worse}: "
-            f"{pair.difference:+.3f} ({low:+.3f} to {high:+.3f})"
+            f"against {RIVAL_WORDS[pair.rival]}: better on {pair.better} of {pair.samples} test samples, "
+            f"worse on {pair.worse}: {pair.difference:+.3f} ({low:+.3f} to {high:+.3f})"
         )
-    subject = "personalization" if result.own_choice == "personalized" else "the federation"
-    lines.append(f"{subject} {WORDS[finding_of(comparisons)]}")
+    lines.append(f"{_subject(result, comparisons)} {WORDS[finding_of(comparisons)]}")
     if result.no_better_than_constant:
         lines.append(f"no better than a constant answer, which has {result.accuracy_constant:.3f}")
     return [*lines, f"kept: {kept_words(result)}"]
+
+
+def _subject(result: OrderResult, comparisons: list[Pair]) -> str:
+    """Return what a verdict is about: what makes the kept model another one than its rivals."""
+    if {pair.rival for pair in comparisons} == {"common"}:
+        return "personalization"
+    return "the network" if result.own_choice == "local" else "the federation"
 
 
 def kept_words(result: OrderResult) -> str:
@@ -140,8 +148,10 @@ def kept_words(result: OrderResult) -> str:
         return f"the {result.own_choice} model (not chosen)"
     shares = ", ".join(f"{name} {weight:.2f}" for name, weight in result.weights.items())
     if len(result.weights) == 1:
-        why = f"the {result.own_choice} one is no better than a constant answer on its training samples"
-        return f"the {result.kept} model ({why})"
+        name = "best ordinary model alone" if result.kept == "alone" else f"{result.kept} model"
+        if result.validation_samples:
+            return f"the {name} (no other adds to it on {result.validation_samples} samples held out of training)"
+        return f"the {name} (the {result.own_choice} one is no better than a constant answer on its training samples)"
     if not result.validation_samples:
         return f"a blend of {shares} (nothing could be held out to weigh them by)"
     return f"a blend of {shares} (weighted on {result.validation_samples} samples held out of training)"

@@ -19,6 +19,7 @@ from typing import Literal, cast, get_args
 
 from attune.common import aio
 from attune.common.errors import AttuneError, DiskFull, SettingError
+from attune.common.paired import RIVAL_WORDS
 from attune.common.statistics import Finding
 from attune.common.supervisor import supervised
 from attune.common.task import TASKS
@@ -166,8 +167,8 @@ def _text(error: Exception) -> str:
 def table(outcomes: Sequence[DeviceOutcome]) -> list[str]:
     """Return the lines of a table of all devices.
 
-    The first lines have the mean accuracy, and how many devices are better with their own model. Then each device has a line:
-    name, accuracy, the model with the largest weight, whether its own model is better, path.
+    The first lines have the mean accuracy, and for how many devices what they keep is better. Then each device has a line:
+    name, accuracy, the model with the largest weight, whether what it keeps is better, path.
     """
     width = max(len(outcome.name) for outcome in outcomes)
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
@@ -179,7 +180,9 @@ def table(outcomes: Sequence[DeviceOutcome]) -> list[str]:
     count = Counter(finding for finding in findings.values() if finding is not None)
     if count:
         said = (f"{finding} {count[finding]}" for finding in get_args(Finding) if count[finding])
-        lines.append(f"their own model against the others, on the same test samples: {', '.join(said)}")
+        lines.append(f"what they keep against the other models, on the same test samples: {', '.join(said)}")
+    alone = [result.accuracy_alone for result in results if result.accuracy_alone is not None]
+    lines += [f"{RIVAL_WORDS['alone']}: mean {metric} {sum(alone) / len(alone):.3f}"] if alone else []
     lines += _no_better(results, metric)
     for outcome in outcomes:
         accuracy, kept = (outcome.result.accuracy, outcome.result.choice) if outcome.result else (None, "-")

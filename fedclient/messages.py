@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from attune.common.exchange.messages import Order, SecureMessage, StatisticsRequest, ToDevice
-from attune.common.metrics import METRICS, NOT_OF_SAMPLES, Choice, Metrics
+from attune.common.metrics import METRICS, NOT_OF_SAMPLES, RIVALS, Choice, Metrics
 from attune.common.task import TaskName
 
 
@@ -59,8 +60,8 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
     def accuracies(self) -> dict[Choice, float | None]:
         """Accuracy of each model that the device could keep, on its test part."""
         own_accuracy = self.accuracy_after if self.trained else self.accuracy_before
-        rivals: dict[Choice, float | None] = {"common": self.accuracy_common, "local": self.accuracy_local}
-        return {self.own_choice: own_accuracy} | {name: value for name, value in rivals.items() if name != self.own_choice}
+        others: dict[Choice, float | None] = {name: getattr(self, names.accuracy) for name, names in RIVALS.items()}
+        return {self.own_choice: own_accuracy} | {name: value for name, value in others.items() if name != self.own_choice}
 
     @property
     def accuracy(self) -> float | None:
@@ -87,7 +88,7 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
     @property
     def without_scores(self) -> OrderResult:
         """The result as a server may see it that is told counts and costs, and of losses and scores only what has noise."""
-        hidden: dict[str, float | None] = {name: None for name in METRICS if name not in NOT_OF_SAMPLES}
+        hidden: dict[str, Any] = {name: None for name in METRICS if name not in NOT_OF_SAMPLES} | {"fitted": {}}
         return msgspec.structs.replace(self, **(hidden | dict(self.noisy)))
 
 

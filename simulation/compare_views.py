@@ -20,7 +20,7 @@ NAMED = 60  # devices whose names fit below the axis
 def render(compared: Sequence[ComparedRun], runs: Sequence[RunData]) -> str:
     """Return a line for each run, then a line for each device, as text."""
     listed = devices_of(runs)
-    tables = text_table(HEADS, map(line_of, compared)), text_table(("device", *(run.name for run in runs)), listed[:SHOWN])
+    tables = text_table(*_overview_of(compared)), text_table(("device", *(run.name for run in runs)), listed[:SHOWN])
     notes = [f"... and {len(listed) - SHOWN} more devices: --json and --out have them all"] if len(listed) > SHOWN else []
     if beaten := [run.name for run in compared if run.no_better]:
         notes.append(f"no better than a constant answer over clients: {', '.join(beaten)}")
@@ -28,29 +28,32 @@ def render(compared: Sequence[ComparedRun], runs: Sequence[RunData]) -> str:
     return text_of(tables[0], "", tables[1], *notes)
 
 
-HEADS = (
-    *("run", "method", "model", "rounds", "devices", "over clients", "over samples"),
-    *("constant", "helped", "gives", "moved", "seconds"),
-)
+def _overview_of(compared: Sequence[ComparedRun]) -> tuple[list[str], list[list[str]]]:
+    """Return heads, and the cells of each run; a score that no run has gets no column."""
+    lines = [_cells(run) for run in compared]
+    heads = [head for head in lines[0] if head not in ("kept", "alone") or any(line[head] != "-" for line in lines)]
+    return heads, [[line[head] for head in heads] for line in lines]
 
 
-def line_of(run: ComparedRun) -> tuple[str, ...]:
-    """Return the cells of a run, in the order of HEADS."""
+def _cells(run: ComparedRun) -> dict[str, str]:
+    """Return the cells of a run by their heads."""
     known = sum(run.verdicts.values())
-    return (
-        run.name,
-        run.method,
-        run.model or "-",
-        f"{run.closed}/{run.rounds}",
-        str(run.devices),
-        share(run.mean_over_clients),
-        share(run.over_samples),
-        share(run.constant),
-        f"{run.verdicts.get('better', 0)} of {known}" if known else "-",
-        "-" if run.gives is None else f"{run.gives:+.4f}",
-        f"{run.bytes / 1e6:.2f} MB",
-        "-" if run.slowest_s is None else f"{run.slowest_s:.1f}",
-    )
+    return {
+        "run": run.name,
+        "method": run.method,
+        "model": run.model or "-",
+        "rounds": f"{run.closed}/{run.rounds}",
+        "devices": str(run.devices),
+        "over clients": share(run.mean_over_clients),
+        "over samples": share(run.over_samples),
+        "kept": share(run.metrics.get("accuracy_kept")),
+        "alone": share(run.metrics.get("accuracy_alone")),
+        "constant": share(run.constant),
+        "helped": f"{run.verdicts.get('better', 0)} of {known}" if known else "-",
+        "gives": "-" if run.gives is None else f"{run.gives:+.4f}",
+        "moved": f"{run.bytes / 1e6:.2f} MB",
+        "seconds": "-" if run.slowest_s is None else f"{run.slowest_s:.1f}",
+    }
 
 
 def devices_of(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
@@ -97,8 +100,9 @@ def write(
 
 def _overview(compared: Sequence[ComparedRun]) -> Section:
     caption = " ".join(f"{line}." for line in sentences(compared))
-    rows: list[list[Cell]] = [list(line_of(run)) for run in compared]
-    return Section("Which run is better?", caption, None, PageTable(HEADS, rows))
+    heads, lines = _overview_of(compared)
+    rows: list[list[Cell]] = [list(line) for line in lines]
+    return Section("Which run is better?", caption, None, PageTable(heads, rows))
 
 
 def _drawn(runs: Sequence[RunData]) -> Section:
@@ -125,7 +129,7 @@ def _drawn(runs: Sequence[RunData]) -> Section:
         figures.plain(axes)
     figures.score_axis(left, runs[0].summary.task, ", mean over clients")
     figures.score_axis(right, runs[0].summary.task, " on the device's own test part")
-    left.legend(frameon=False, loc="lower right")
+    figure.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=4)
     figure.suptitle(" and ".join(run.name for run in runs))
     caption = (
         "Left: accuracy by round, of the model by which each run's method is judged. Right: the latest accuracy of every "

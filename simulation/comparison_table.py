@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from attune.common.metrics import KEPT_RIVALS, Rival
-from attune.common.paired import findings_of, pairs_of
+from attune.common.paired import RIVAL_WORDS, findings_of, pairs_of
 from attune.common.statistics import HelpOrHarm
 from attune.common.task import TASKS
 from attune.common.text import aligned
@@ -20,8 +21,9 @@ from attune.simulation.over_seeds import SeedResults
 from attune.simulation.result import DeviceRow, SimulationResult, score_text
 
 RIVAL_METHODS: Mapping[str, Rival] = {"local": "local", "fedavg": "common"}  # methods -> what they are rivals as
-HEADS = ("device", "samples", "method", "kept", "own", "served", "verdict", "harmed", "probably", "keeps")
+HEADS = ("device", "samples", "method", "kept", "alone", "own", "served", "verdict", "harmed", "probably", "keeps")
 LEFT = [HEADS.index(head) for head in ("device", "method", "keeps")]  # columns of words
+ALONE_NOTE = "alone: of the best ordinary model (scikit-learn) that the device fits on its own samples"
 COLUMN_NOTES = (
     "own: of the method's own model on the device",
     "served: of what the server sends, with the parts that stay on the device, before it trains",
@@ -43,9 +45,9 @@ def comparison(
         members: The shard of each device.
     """
     right = {name: _right(result, members) for name, result in results.items()}
-    numbers = {name: _compared(name, right, members) for name in results}
+    numbers = {name: _compared(name, right, members, result.reports) for name, result in results.items()}
     harm = {name: {device: _harmed(of.get(device)) for device in members} for name, of in numbers.items()}
-    verdicts = {name: fleet_verdicts(of or results[name].reports) for name, of in numbers.items()}
+    verdicts = {name: fleet_verdicts(of if _rivals(name, results) else results[name].reports) for name, of in numbers.items()}
     rows = {name: {row.device: row for row in result.table()} for name, result in results.items()}
     lines: list[Sequence[str]] = [HEADS]
     for device in sorted(members):
@@ -55,7 +57,9 @@ def comparison(
             if device in of
         ]
     lines += [_means(name, result, harm[name], verdicts[name]) for name, result in results.items()]
-    shown = [at for at, head in enumerate(HEADS) if head != "method" or len(results) > 1]
+    has_alone = any(row.alone is not None for of in rows.values() for row in of.values())
+    left_out = {head for head, there in (("method", len(results) > 1), ("alone", has_alone)) if not there}
+    shown = [at for at, head in enumerate(HEADS) if head not in left_out]
     left = [place for place, at in enumerate(shown) if at in LEFT]
     table = aligned([[line[at] for at in shown] for line in lines], left)
     return [*model_lines(methods, results), *table, *_notes(results, harm, verdicts)]
@@ -119,14 +123,31 @@ def _right(result: SimulationResult, members: Mapping[str, LazyShard]) -> Right:
     }
 
 
-def _compared(method: str, right: Mapping[str, Right], members: Mapping[str, LazyShard]) -> dict[str, dict[str, float]]:
-    """Return each device's comparisons with its rivals among the methods. Devices without any are absent."""
-    rivals = {rival: right[name] for name, rival in RIVAL_METHODS.items() if name in right and name != method}
+def _rivals(method: str, results: Mapping[str, Any]) -> dict[Rival, str]:
+    """Return the rivals of a method among the methods of the table."""
+    return {rival: name for name, rival in RIVAL_METHODS.items() if name in results and name != method}
+
+
+def _compared(
+    method: str, right: Mapping[str, Right], members: Mapping[str, LazyShard], reports: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, float]]:
+    """Return each device's comparisons with rivals among the methods, and its own with ordinary models alone, by device."""
+    rivals = {rival: right[name] for rival, name in _rivals(method, right).items()}
     numbers: dict[str, dict[str, float]] = {}
     for device, mine in right[method].items():
+        against = _alone(reports[device])
         if others := {rival: of[device] for rival, of in rivals.items() if device in of}:
-            numbers[device] = _numbers(mine, others, members[device].load().test_places)
+            against |= _numbers(mine, others, members[device].load().test_places)
+        if against:
+            numbers[device] = against
     return numbers
+
+
+def _alone(report: Mapping[str, Any]) -> dict[str, float]:
+    """Return what a device says of what it keeps against ordinary models alone; empty if it fitted none."""
+    names = KEPT_RIVALS["alone"]
+    fields = ("test_samples", "test_groups", names.better, names.worse, names.gain, names.error, names.p)
+    return {name: report[name] for name in fields if name in report} if names.better in report else {}
 
 
 def model_lines(methods: Sequence[ComparedMethod], results: Mapping[str, SimulationResult]) -> list[str]:
@@ -142,7 +163,7 @@ def model_lines(methods: Sequence[ComparedMethod], results: Mapping[str, Simulat
 
 
 def _cells(method: str, row: DeviceRow, harm: bool | None, probably: HelpOrHarm | None) -> tuple[str, ...]:
-    scores = (score_text(row.kept), score_text(row.accuracy), score_text(row.served))
+    scores = map(score_text, (row.kept, row.alone, row.accuracy, row.served))
     return row.device, str(row.samples), method, *scores, row.verdict or "-", _yes_or_no(harm), probably or "-", row.keeps
 
 
@@ -153,7 +174,7 @@ def _means(
     verdicts = Counter(row.verdict for row in table if row.verdict)
     counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in ("better", "worse", "unclear") if verdicts[verdict])
     known = [value for value in harm.values() if value is not None]
-    scores = (score_text(table.mean("kept")), score_text(table.mean("accuracy")), score_text(table.mean("served")))
+    scores = (score_text(table.mean(name)) for name in ("kept", "alone", "accuracy", "served"))
     return "mean", "", method, *scores, counts or "-", f"{sum(known)} of {len(known)}" if known else "-", _called(fleet), ""
 
 
@@ -182,6 +203,7 @@ def _notes(
     metric = TASKS[task].metric
     lines += [
         f"kept: {metric} of what the device predicts with in the end, which the last column describes",
+        *([ALONE_NOTE] if first.mean("alone") is not None else []),
         *COLUMN_NOTES,
     ]
     if not TASKS[task].by_sample:
@@ -189,10 +211,11 @@ def _notes(
             *lines,
             f"verdict, harmed, probably: not known, because a {metric} is no mean over samples that could be tested",
         ]
-    lines.append("verdict: the own model against the common one, and against one that was trained alone (--baseline local)")
+    lines.append(
+        "verdict: what is kept against ordinary models alone, a network alone (--baseline local), and the common model"
+    )
     if any(value is not None for of in harm.values() for value in of.values()):
-        rivals = " or ".join(name for name in RIVAL_METHODS if name in results)
-        lines.append(f"harmed: what is kept is worse than what {rivals} leaves this device, by more than chance")
+        lines.append(f"harmed: what is kept is worse than {_rival_words(results)}, by more than chance")
     elif any(row.accuracy is not None for row in first):
         lines.append("harmed: it is not known who is harmed; add local and fedavg to --method")
     else:
@@ -200,6 +223,14 @@ def _notes(
     if any(verdicts.values()):
         lines.append("probably: helped or harmed by what is kept, with a probability of 95 % from the evidence of all devices")
     return lines
+
+
+def _rival_words(results: Mapping[str, SimulationResult]) -> str:
+    """Return, in words, with what the table compares what a device keeps."""
+    left = " or ".join(name for name in RIVAL_METHODS if name in results)
+    methods = [f"what {left} leaves this device"] if left and len(results) > 1 else []
+    alone = any(result.table().mean("alone") is not None for result in results.values())
+    return " or than ".join([*methods, *([RIVAL_WORDS["alone"]] if alone else [])])
 
 
 def _yes_or_no(value: bool | None) -> str:

@@ -13,14 +13,13 @@ import msgspec
 from attune.common.errors import SettingError
 from attune.common.outputs import check_folder
 from attune.common.statistics import Finding, finding, interval_of_mean, student_p
-from attune.simulation.result_table import ResultTable, spread_of
+from attune.simulation.result_table import BEST_OF, SCORES, ResultTable, scores_of, spread_of
 
 if TYPE_CHECKING:
     from attune.simulation.result import SimulationResult
 
 FEWEST_SEEDS = 3  # below, a deviation over seeds is known too badly for a claim
 ALIKE = 1e-12  # differences over seeds that deviate by less are equal
-FIGURES = ("local", "common", "personalized", "accuracy", "kept", "served", "constant")  # columns of a device
 FOLDER = "seed-"  # the folder of a seed's results begins with it
 
 
@@ -111,8 +110,8 @@ class SeedResults(Mapping[int, "SimulationResult"]):
         Raises:
             SettingError: There is no such column.
         """
-        if column not in FIGURES:
-            raise SettingError(f"there is no column {column!r} of accuracies; choose one of {', '.join(FIGURES)}")
+        if column not in SCORES:
+            raise SettingError(f"there is no column {column!r} of accuracies; choose one of {', '.join(SCORES)}")
         known = {seed: result.table().mean(column) for seed, result in self.items()}
         return {seed: mean for seed, mean in known.items() if mean is not None}
 
@@ -136,15 +135,15 @@ class SeedResults(Mapping[int, "SimulationResult"]):
 
         The deviation of the last row is that of the mean over devices.
         """
-        by_seed = [{row.device: row for row in result.table()} for result in self.values()]
+        tables = [result.table() for result in self.values()]
+        by_seed = [{row.device: row for row in table} for table in tables]
+        figures = scores_of([row for table in tables for row in table])
         rows = [
-            [device, by_seed[0][device].samples, *(spread_of(getattr(of[device], name) for of in by_seed) for name in FIGURES)]
+            [device, by_seed[0][device].samples, *(spread_of(getattr(of[device], name) for of in by_seed) for name in figures)]
             for device in self.devices
         ]
-        means = [spread_of(result.table().mean(name) for result in self.values()) for name in FIGURES]
-        return ResultTable(
-            ("device", "samples", *FIGURES), [*rows, ["mean", None, *means]], ("local", "common", "personalized", "kept"), "row"
-        )
+        means = [spread_of(table.mean(name) for table in tables) for name in figures]
+        return ResultTable(("device", "samples", *figures), [*rows, ["mean", None, *means]], BEST_OF, "row")
 
     def save(self, folder: str | Path) -> Path:
         """Write the files of `SimulationResult.save` for each seed into seed-N, and table.csv beside these folders.

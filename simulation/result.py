@@ -32,7 +32,7 @@ from attune.fedserver.core.replayed_rounds import Arrival, arrivals_of
 from attune.fedserver.view.status import status
 from attune.simulation.federation import FederationOutcome
 from attune.simulation.manifest import ResultManifest, result_manifest
-from attune.simulation.result_table import Cell, ResultTable
+from attune.simulation.result_table import BEST_OF, Cell, ResultTable, scores_of
 from attune.simulation.simulation_state import SimulationState
 
 if TYPE_CHECKING:
@@ -104,11 +104,11 @@ class SimulationResult:
 
     @property
     def verdicts(self) -> list[FleetVerdict]:
-        """Verdict on what devices keep against each rival with which they compared it: training alone, the common model."""
+        """Verdict on what devices keep against each rival with which they compared it (common.paired.RIVAL_WORDS)."""
         return fleet_verdicts(self.reports)
 
     def table(self) -> DeviceTable:
-        """Return a row for each device: its accuracies, and whether its own model is better than the others."""
+        """Return a row for each device: its accuracies, and whether what it keeps is better than the others."""
         served, verdicts = self._served(), self.verdicts
         rows = sorted(self._outcome.results.items())
         return DeviceTable([_row_of(name, result, served[name], effect_of(verdicts, name)) for name, result in rows])
@@ -241,21 +241,23 @@ class DeviceRow:
     Attributes:
         device: Name of the device.
         samples: Number of training samples.
-        local: Accuracy of the model that the device trained alone.
+        alone: Accuracy of the best ordinary model that the device fits alone, with scikit-learn.
+        local: Accuracy of the network that the device trained alone.
         common: Accuracy of the model that all devices share.
         personalized: Accuracy of the device's own model.
-        accuracy: Accuracy of the model that the method leads to, which is one of these three.
+        accuracy: Accuracy of the model that the method leads to, which is one of the last three.
         kept: Accuracy of what the device predicts with in the end: one of these models, or a blend of them.
         served: Accuracy of what the server sends, before any training on the device; None if it sends no model.
         constant: Accuracy of the constant answer that is best for the training part.
         interval: 95 % interval of `accuracy`; None for R2.
-        verdict: Whether the method's model is better than the others.
+        verdict: Whether what the device keeps is better than the others.
         probably: Whether what the device keeps probably helps or harms it, from the evidence of all devices.
         keeps: What the device predicts with, in the words of `fedclient`: one model, or a blend with its weights.
     """
 
     device: str
     samples: int
+    alone: float | None
     local: float | None
     common: float | None
     personalized: float | None
@@ -286,9 +288,14 @@ class DeviceTable(Sequence[DeviceRow]):
 
     def __repr__(self) -> str:
         """Return an aligned table with a line of means at the end."""
-        names = [field.name for field in fields(DeviceRow)]
-        means = ["mean", "", *(score_text(self.mean(name)) for name in names[2:9])]
-        return "\n".join(aligned([names, *map(_cells, self._rows), means]))
+        scores = self.scores()
+        names = ["device", "samples", *scores, "interval", "verdict", "probably", "keeps"]
+        means = ["mean", "", *(score_text(self.mean(name)) for name in scores)]
+        return "\n".join(aligned([names, *(_cells(row, scores) for row in self._rows), means]))
+
+    def scores(self) -> list[str]:
+        """Return the columns of scores, without those of models that no device has."""
+        return scores_of(self)
 
     def mean(self, column: str) -> float | None:
         """Return the mean of a column of accuracies over the devices that have a value, or None if there are none."""
@@ -297,7 +304,7 @@ class DeviceTable(Sequence[DeviceRow]):
 
     def formatted(self) -> ResultTable:
         """Return the table as it is written into files. The best model of each device, and on average, is in bold."""
-        names = ("local", "common", "personalized", "accuracy", "kept", "served", "constant")
+        names = self.scores()
         rows: list[list[Cell]] = [
             [row.device, row.samples, *(getattr(row, name) for name in names), *(row.interval or (None, None)), row.verdict,
              row.probably, row.keeps]
@@ -305,7 +312,7 @@ class DeviceTable(Sequence[DeviceRow]):
         ]  # fmt: skip
         means: list[Cell] = ["mean", None, *map(self.mean, names), None, None, None, None, None]
         heads = ("device", "samples", *names, "low", "high", "verdict", "probably", "keeps")
-        return ResultTable(heads, [*rows, means], ("local", "common", "personalized", "kept"), "row")
+        return ResultTable(heads, [*rows, means], BEST_OF, "row")
 
     def to_csv(self) -> str:
         """Return the table as CSV, with a row of means."""
@@ -345,6 +352,7 @@ def _row_of(name: str, result: OrderResult, served: float | None, probably: Help
     return DeviceRow(
         device=name,
         samples=result.samples,
+        alone=accuracies.get("alone"),
         local=accuracies.get("local"),
         common=accuracies.get("common"),
         personalized=accuracies.get("personalized"),
@@ -359,13 +367,12 @@ def _row_of(name: str, result: OrderResult, served: float | None, probably: Help
     )
 
 
-def _cells(row: DeviceRow) -> list[str]:
+def _cells(row: DeviceRow, scores: Sequence[str]) -> list[str]:
     interval = "-" if row.interval is None else f"{row.interval[0]:.3f} to {row.interval[1]:.3f}"
-    scores = (row.local, row.common, row.personalized, row.accuracy, row.kept, row.served, row.constant)
     return [
         row.device,
         str(row.samples),
-        *map(score_text, scores),
+        *(score_text(getattr(row, name)) for name in scores),
         interval,
         row.verdict or "-",
         row.probably or "-",

@@ -18,6 +18,9 @@ from attune.common.outputs import check_folder
 from attune.common.text import aligned, csv_cell
 
 DIGITS = 3
+MODELS = ("alone", "local", "common", "personalized")  # columns of a device's models, where it has them
+SCORES = (*MODELS, "accuracy", "kept", "served", "constant")  # columns of all scores of a device
+BEST_OF = (*MODELS, "kept")  # the best is in bold
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}"}
 _LATEX |= {">": r"\textgreater{}", "±": r"$\pm$"} | {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
@@ -43,6 +46,11 @@ def spread_of(values: Iterable[float | None]) -> Spread | None:
     if not numbers or len(numbers) < len(known):
         return None
     return Spread(fmean(numbers), stdev(numbers) if len(numbers) > 1 else None)
+
+
+def scores_of(rows: Collection[object]) -> list[str]:
+    """Return the columns of scores for these devices, without those of models that none of them has."""
+    return [name for name in SCORES if name not in MODELS or any(getattr(row, name) is not None for row in rows)]
 
 
 @dataclass(frozen=True)

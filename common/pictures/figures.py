@@ -18,7 +18,7 @@ RING = 1.5  # size of a mark beside the one that lies on it
 Format = Literal["png", "pdf", "svg"]
 _UNDATED: dict[Format, dict[str, None]] = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 COLOURS = ("#3566a8", "#e08214", "#4d9c4a", "#b3478f", "#7f7f7f", "#17a2b8", "#8c564b", "#d4b106", "#d62728", "#5e3c99")
-BEFORE, AFTER, COMMON, LOCAL = COLOURS[0], COLOURS[1], COLOURS[4], COLOURS[2]
+BEFORE, AFTER, COMMON, LOCAL, ALONE, KEPT = COLOURS[0], COLOURS[1], COLOURS[4], COLOURS[2], COLOURS[6], COLOURS[3]
 
 
 def new(width: float, height: float, arranged: bool = True) -> Any:
@@ -94,6 +94,13 @@ def ringed(values: Sequence[Sequence[float | None]], size: float) -> list[float]
         ]
         sizes[first] = max([size, *(covering * RING for covering in over)])
     return sizes
+
+
+def legend_above(axes: Any, title: str, columns: int = 3) -> None:
+    """Set a title, and below it, above the drawing and not over it, the legend of all that has a label."""
+    lines = -(-len(axes.get_legend_handles_labels()[1]) // columns)
+    axes.set_title(title, pad=8 + 15 * lines)
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, borderaxespad=0.1, fontsize=9)
 
 
 def plain(axes: Any, grid: str | None = "y") -> None:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 
 from attune.common.metrics import RivalMetrics
-from attune.common.paired import Pair, findings_of, pairs_of
-from attune.common.statistics import Finding, overall
+from attune.common.paired import Pair, pairs_of, verdict_on
+from attune.common.statistics import Finding
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.measures import LOWEST
 
@@ -29,8 +29,8 @@ def comparisons_of(result: OrderResult) -> list[Pair]:
 
 
 def finding_of(comparisons: list[Pair]) -> Finding:
-    """Return worse, if the own model is worse than any rival; better, if it is better than every rival; else unclear."""
-    return overall(findings_of(comparisons).values())
+    """Return the verdict of these comparisons (common.paired)."""
+    return verdict_on(comparisons)
 
 
 def compared(

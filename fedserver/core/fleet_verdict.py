@@ -1,4 +1,4 @@
-"""Verdict on a federation for its fleet and for each device: what devices keep, against training alone and the common model."""
+"""Verdict on a federation for its fleet and for each device: what devices keep, against what they could have instead."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from attune.common.metrics import KEPT_RIVALS, Rival
-from attune.common.paired import Pair, pairs_of
+from attune.common.paired import RIVAL_WORDS, Pair, pairs_of, to_beat
 from attune.common.statistics import HelpOrHarm, interval_of_mean, mcnemar
-
-RIVAL_WORDS: Mapping[Rival, str] = {"local": "training alone", "common": "the common model"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class FleetVerdict:
 
 
 def fleet_verdicts(reports: Mapping[str, Mapping[str, Any]]) -> list[FleetVerdict]:
-    """Return a verdict for each rival with which devices compared what they keep, training alone first.
+    """Return a verdict for each rival with which devices compared what they keep, the strongest first.
 
     Args:
         reports: Metrics of each device's last evaluation, by name.
@@ -80,11 +78,11 @@ def fleet_verdicts(reports: Mapping[str, Mapping[str, Any]]) -> list[FleetVerdic
 
 
 def effect_of(verdicts: Sequence[FleetVerdict], device: str) -> HelpOrHarm | None:
-    """Return the effect on one device: harmed if any rival is probably better, helped if it probably beats each of them."""
-    effects = [verdict.effects[device] for verdict in verdicts if device in verdict.effects]
-    if "harmed" in effects:
+    """Return the effect on one device: harmed if any rival is probably better, helped if it beats each that counts."""
+    effects = {verdict.rival: verdict.effects[device] for verdict in verdicts if device in verdict.effects}
+    if "harmed" in effects.values():
         return "harmed"
-    return "helped" if effects and set(effects) == {"helped"} else None
+    return "helped" if set(to_beat(effects)) == {"helped"} else None
 
 
 @lru_cache(maxsize=32)  # views ask for the same fleet again and again

@@ -58,9 +58,7 @@ def write_tables(
     with (out / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, (*ORDER_COLUMNS, *METRICS), extrasaction="ignore")
         writer.writeheader()
-        writer.writerows(
-            {name: csv_cell(value) for name, value in msgspec.structs.asdict(row).items()} for row in snapshot.rows
-        )
+        writer.writerows({name: csv_cell(getattr(row, name)) for name in (*ORDER_COLUMNS, *METRICS)} for row in snapshot.rows)
     (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summarised(snapshot, plan))))
     (out / "status.json").write_bytes(msgspec.json.format(msgspec.json.encode(status(snapshot, set(reported), None, troubles))))
     return [

@@ -10,6 +10,8 @@ from functools import partial
 from statistics import fmean, pstdev
 from typing import Any
 
+import msgspec
+
 from attune.common.metrics import METRICS
 from attune.common.pictures import figures
 from attune.common.pictures.page import Cell, PageTable, Picture, Section
@@ -21,9 +23,11 @@ from attune.fedserver.view.summary import ClientSummary, Curve, CurvePoint, Figu
 
 SERIES: dict[Curve, tuple[str, str, str]] = {  # label, colour, mark
     "before": ("as served, before local training", figures.BEFORE, "o"),
-    "after": ("after local training", figures.AFTER, "o"),
+    "after": ("after local training from there", figures.AFTER, "o"),
     "common": ("common model", figures.COMMON, "D"),
-    "local": ("trained on the device alone", figures.LOCAL, "s"),
+    "local": ("a network trained alone", figures.LOCAL, "s"),
+    "alone": ("best ordinary model alone", figures.ALONE, "^"),
+    "kept": ("what devices keep", figures.KEPT, "h"),
 }
 BARS = 40  # clients with bars of their own; more are shown as points
 NAMED = 120  # clients whose names fit below the axis
@@ -56,13 +60,16 @@ def figures_of(summary: Summary) -> Section:
         "common": "common model, latest",
         "local": "trained on the device alone, latest",
         "constant": "a constant answer",
+        "alone": "best ordinary model alone (scikit-learn), latest",
+        "accuracy_kept": "what clients keep, latest",
     }
     for key, average in summary.latest.items():
         rows.append([f"{names[key]}: mean over {average.clients} clients", average.mean_over_clients])
         rows.append([f"{names[key]}: over all test samples", average.over_samples])
     if summary.latest.get("constant"):
         rows.append(["clients whose model is no better than a constant answer", len(summary.no_better_than_constant)])
-    rows += [[f"clients that keep the {choice} model", count] for choice, count in summary.kept.items()]
+    words = {"alone": "best ordinary"}
+    rows += [[f"clients that keep the {words.get(choice, choice)} model", count] for choice, count in summary.kept.items()]
     caption = f"{summary.closed} of {summary.rounds} rounds of {summary.method} with {summary.model}, seed {summary.seed}."
     return Section("The papers' figures", caption, None, PageTable(("figure", "value"), rows))
 
@@ -72,30 +79,39 @@ def curves(summary: Summary) -> Section:
     figure = figures.new(12.0, 4.8)
     figure.suptitle(f"{summary.method} with {summary.model}")
     left, right = figure.subplots(1, 2, sharey=True)
+    points = _drawn(summary)
     for axes, (key, label) in zip((left, right), AVERAGES.items(), strict=True):
-        _curves_on(axes, summary, key)
+        _curves_on(axes, summary, points, key)
         axes.set_xlabel("closed rounds")
         figures.score_axis(axes, summary.task, f", {label}")
-    left.legend(frameon=False, loc="lower right")
-    some = any(not point.whole for points in summary.curves.values() for point in points)
+    figure.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=4)
+    some = any(not point.whole for curve in points.values() for point in curve)
     hint = " Hollow marks and thin lines are of only those clients that took part in a round." if some else ""
     caption = (
         f"Each client's {summary.metric} on its own test part: the mean over clients, in which each counts the same, and over "
-        f"all test samples, in which each sample counts the same.{hint}{figures.direction(summary.task)}"
+        "all test samples, in which each sample counts the same. What local training reaches stands above the state that it "
+        f"began from.{hint}{figures.direction(summary.task)}"
     )
-    return Section(f"{summary.metric.capitalize()} by round", caption, Picture("accuracy", figure), _curve_table(summary))
+    return Section(f"{summary.metric.capitalize()} by round", caption, Picture("accuracy", figure), _curve_table(points))
 
 
-def _curves_on(axes: Any, summary: Summary, average: str) -> None:
+def _drawn(summary: Summary) -> dict[Curve, list[CurvePoint]]:
+    """Return the curves that have points. A model after round r was trained from state r - 1, and is drawn there.
+
+    Beside state r, which many devices made of such models, training would seem to make models worse.
+    """
+    curves = {key: points for key in SERIES if (points := summary.curves.get(key))}
+    began = [msgspec.structs.replace(point, round=point.round - 1) for point in curves.get("after", ())]
+    return curves | ({"after": began} if began else {})
+
+
+def _curves_on(axes: Any, summary: Summary, curves: Mapping[Curve, Sequence[CurvePoint]], average: str) -> None:
     """Draw one kind of average: a line for each model, and a line for a constant answer."""
-    drawn = [key for key in SERIES if summary.curves[key]]
-    rounds = sorted({point.round for key in drawn for point in summary.curves[key]})
-    by_key = [{point.round: getattr(point, average) for point in summary.curves[key]} for key in drawn]
-    sizes = dict(zip(drawn, figures.ringed([[at.get(r) for r in rounds] for at in by_key], 1.0), strict=True))
-    for key, (label, colour, mark) in SERIES.items():
-        points = summary.curves[key]
-        if not points:
-            continue
+    rounds = sorted({point.round for points in curves.values() for point in points})
+    by_key = [{point.round: getattr(point, average) for point in points} for points in curves.values()]
+    sizes = dict(zip(curves, figures.ringed([[at.get(r) for r in rounds] for at in by_key], 1.0), strict=True))
+    for key, points in curves.items():
+        label, colour, mark = SERIES[key]
         whole = [point for point in points if point.whole]
         size = (4.5 if len(points) <= MARKED else 2.5) * sizes[key]
         if len(whole) < len(points):
@@ -112,15 +128,15 @@ def _xy(points: Sequence[CurvePoint], average: str) -> tuple[list[int], list[flo
     return [point.round for point in points], [getattr(point, average) for point in points]
 
 
-def _curve_table(summary: Summary) -> PageTable:
-    curves = {key: {point.round: point for point in summary.curves[key]} for key in SERIES if summary.curves[key]}
+def _curve_table(curves: Mapping[Curve, Sequence[CurvePoint]]) -> PageTable:
+    by_state = {key: {point.round: point for point in points} for key, points in curves.items()}
     heads = ["closed rounds"]
     for key in curves:
         heads += [f"{key}: clients", "mean over clients", "over samples"]
     rows: list[list[Cell]] = []
-    for state in sorted(set().union(*curves.values())):
+    for state in sorted(set().union(*by_state.values())):
         row: list[Cell] = [state]
-        for points in curves.values():
+        for points in by_state.values():
             point = points.get(state)
             row += [point.clients, point.mean_over_clients, point.over_samples] if point else [None] * 3
         rows.append(row)
@@ -148,8 +164,7 @@ def bars(summary: Summary) -> Section:
             axes.errorbar(at, values, yerr=errors, fmt="none", ecolor="0.25", elinewidth=0.9, capsize=2)
     axes.set_xlim(-0.8, len(listed) - 0.2)
     figures.score_axis(axes, summary.task, ", 95 % interval" if TASKS[summary.task].of_trials else "")
-    axes.set_title("Each client before and after its latest local training", pad=24)
-    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
+    figures.legend_above(axes, "Each client before and after its latest local training")
     if len(listed) <= NAMED:
         names = figures.short([client.name for client in listed])
         upright = len(listed) > 12 or max(map(len, names), default=0) > 8
@@ -222,8 +237,7 @@ def sweep(runs: Sequence[SweepRun], label: str) -> Section:
         axes.errorbar(x, means, yerr=deviations, fmt="o-", color=colour, capsize=3, label=method, zorder=3)
     axes.set_xlabel(label)
     figures.score_axis(axes, runs[0].summary.task, ", over all test samples")
-    axes.set_title(f"Accuracy against {label}")
-    axes.legend(frameon=False, loc="best")
+    figures.legend_above(axes, f"Accuracy against {label}")
     figures.plain(axes)
     caption = (
         "By FedTP's protocol: the accuracy over all test samples, averaged over the last evaluations. Bars: the deviation over "

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from attune.common.errors import SettingError
+from attune.common.paired import RIVAL_WORDS
 from attune.common.pictures import figures
 from attune.common.pictures.page import Cell, PageTable, Picture, Section
 from attune.common.statistics import Finding, interval_of
@@ -16,17 +17,22 @@ from attune.fedserver.view.summary import ClientSummary, Summary
 
 NAMED = 120  # devices whose names fit below the axis
 WORDS: dict[Finding | None, str] = {
-    "better": "helped: its own model is better than every other that it could have",
-    "worse": "not helped: another model is better",
+    "better": "helped: what it keeps is better than all that it could have alone",
+    "worse": "not helped: another model is better than what it keeps",
     "unclear": "unclear: too few test samples to say",
     None: "not compared",
 }
 SHADES: dict[Finding | None, str] = {"better": figures.COLOURS[0], "worse": figures.COLOURS[8], "unclear": "0.6", None: "0.85"}
-MODELS = (
-    (attrgetter("local"), "trained on the device alone", figures.LOCAL, "s"),
+NETWORKS = (
+    (attrgetter("local"), "a network trained alone", figures.LOCAL, "s"),
     (attrgetter("common"), "common model", figures.COMMON, "D"),
     (attrgetter("own_accuracy"), "its own model, by federation", figures.BEFORE, "o"),
 )
+ENDS = (
+    (attrgetter("alone"), "best ordinary model alone", figures.ALONE, "^"),
+    (attrgetter("accuracy_kept"), "what it keeps", figures.KEPT, "h"),
+)
+SHIFT = 0.15  # places between the networks and what they are compared with in the end
 
 
 def helped(summary: Summary) -> Section:
@@ -34,21 +40,26 @@ def helped(summary: Summary) -> Section:
     compared = [client for client in summary.clients if client.verdict is not None]
     if not compared:
         caption = (
-            "Not known yet. Devices compare their own model with others when they evaluate: after the last round, or every "
-            "round.evaluate_every rounds."
+            "Not known yet. Devices compare what they keep with other models when they evaluate: after the last round, or "
+            "every round.evaluate_every rounds."
         )
         return Section("Who is helped?", caption, None, None)
     count = sum(client.verdict == "better" for client in compared)
     caption = (
         f"Federation helps {count} of {len(compared)} devices for certain. "
-        f"What it gives is how much better a device's own model is ({summary.metric}) than one that the device trains alone "
-        "(or, if it has trained none, than the common model), on the same test samples. A verdict is certain if a paired test "
-        "says so at 95 %."
+        f"What it gives is how much better what a device keeps is ({summary.metric}) than {_strongest(compared)}, on the same "
+        "test samples. A verdict is certain if a paired test says so at 95 %."
     )
     caption += "".join(f" What devices keep {verdict['words']}." for verdict in summary.fleet)
     return Section(
         "Who is helped?", caption, None, PageTable(("verdict", "devices", "what federation gives, mean"), _counted(summary))
     )
+
+
+def _strongest(compared: Sequence[ClientSummary]) -> str:
+    """Return, in words, what the gains of these devices are against."""
+    rivals = {client.rival for client in compared}
+    return " or, where there is none, ".join(words for rival, words in RIVAL_WORDS.items() if rival in rivals)
 
 
 def _counted(summary: Summary) -> list[list[Cell]]:
@@ -86,8 +97,8 @@ def clients(summary: Summary) -> Section:
     below.set_xlim(-0.7, len(listed) - 0.3)
     below.set_xlabel(f"{len(listed)} devices, by what federation gives")
     caption = (
-        "Every device on its own test part, the largest gain first. Thin lines are 95 % intervals: above, Wilson's for the "
-        "device's own model; below, Tango's for the difference on the same samples. If an interval below crosses zero, the "
+        "Every device on its own test part, the largest gain first. Thin lines are 95 % intervals: above, Wilson's for what "
+        "the device keeps; below, Tango's for the difference on the same samples. If an interval below crosses zero, the "
         f"device's test part is too small to tell.{figures.direction(summary.task)}"
     )
     return Section("Devices", caption, Picture("clients", figure), _table(listed, summary.task))
@@ -101,22 +112,23 @@ def sorted_by_gain(given: Sequence[ClientSummary]) -> list[ClientSummary]:
 
 def _models(axes: Any, listed: Sequence[ClientSummary], task: TaskName) -> None:
     few = len(listed) <= 60
-    for position, client in enumerate(listed):
-        rival = client.local if client.local is not None else client.common
-        if rival is not None and client.own_accuracy is not None:
-            heights, width = [rival, client.own_accuracy], 4 if few else 2
+    shift = SHIFT if any(client.accuracy_kept is not None for client in listed) else 0.0
+    for at, client in enumerate(listed):
+        position = at + shift
+        rival = getattr(client, client.rival) if client.rival else None
+        if rival is not None and client.compared is not None:
+            heights, width = [rival, client.compared], 4 if few else 2
             axes.plot([position] * 2, heights, color=SHADES[client.verdict], linewidth=width, alpha=0.35)
-        if client.own_accuracy is not None and (between := interval_of(client.own_accuracy, client.test_samples, task)):
+        if client.compared is not None and (between := interval_of(client.compared, client.test_samples, task)):
             axes.plot([position] * 2, between, color="0.45", linewidth=0.8, zorder=2)
-    sizes = figures.ringed([[score(client) for client in listed] for score, *_ in MODELS], 7 if few else 3.5)
-    for (score, label, colour, mark), size in zip(MODELS, sizes, strict=True):
-        placed = [(at, value) for at, client in enumerate(listed) if (value := score(client)) is not None]
-        if placed:
-            at, values = zip(*placed, strict=True)
-            axes.plot(at, values, mark, color=colour, markersize=size, label=label, markeredgecolor="white", zorder=3)
+    for models, place in ((NETWORKS, -shift), (ENDS, shift)):
+        sizes = figures.ringed([[score(client) for client in listed] for score, *_ in models], 7 if few else 3.5)
+        for (score, label, colour, mark), size in zip(models, sizes, strict=True):
+            placed = [(at + place, value) for at, client in enumerate(listed) if (value := score(client)) is not None]
+            if placed:
+                axes.plot(*zip(*placed, strict=True), mark, color=colour, markersize=size, label=label, mec="white", zorder=3)
     figures.score_axis(axes, task, top=1.03)
-    axes.set_title("Which devices federation helps", pad=24)
-    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.1, fontsize=9)
+    figures.legend_above(axes, "Which devices federation helps")
     figures.plain(axes)
 
 
@@ -131,11 +143,12 @@ def _gains(axes: Any, listed: Sequence[ClientSummary]) -> None:
             axes.plot([at] * 2, client.gain_interval, color="0.25", linewidth=0.8)
     axes.axhline(0, color="0.2", linewidth=0.9)
     axes.set_ylabel("what federation gives")
-    axes.legend(frameon=False, loc="upper right", ncols=3, fontsize=9)
+    figures.legend_above(axes, "")
     figures.plain(axes)
 
 
 def _table(listed: Sequence[ClientSummary], task: TaskName) -> PageTable:
+    rivals = [name for name in RIVAL_WORDS if any(getattr(client, name) is not None for client in listed)]
     heads = (
         "device",
         "test samples",
@@ -143,18 +156,18 @@ def _table(listed: Sequence[ClientSummary], task: TaskName) -> PageTable:
         "95 %",
         "verdict",
         "probably",
-        "own",
+        "kept",
         "95 %",
-        "common",
-        "local",
+        "own",
+        *rivals,
         "constant",
         "keeps",
     )
 
     def row(c: ClientSummary) -> list[Cell]:
         between = "" if c.gain_interval is None else "{:+.3f} to {:+.3f}".format(*c.gain_interval)
-        interval = figures.interval_text(c.own_accuracy, c.test_samples, task)
-        mine: list[Cell] = [c.name, c.test_samples, c.gain, between, c.verdict, c.probably, c.own_accuracy, interval]
-        return [*mine, c.common, c.local, c.constant, c.kept]
+        interval = figures.interval_text(c.compared, c.test_samples, task)
+        mine: list[Cell] = [c.name, c.test_samples, c.gain, between, c.verdict, c.probably, c.compared, interval]
+        return [*mine, c.own_accuracy, *(getattr(c, name) for name in rivals), c.constant, c.kept]
 
     return PageTable(heads, [row(client) for client in listed])

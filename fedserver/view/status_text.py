@@ -16,7 +16,7 @@ from attune.common.task import described
 from attune.fedserver.identity.admin import TokenView
 from attune.fedserver.view.guarantee import privacy_lines
 
-COMPARED = ("accuracy_common", "accuracy_local", "accuracy_constant")
+COMPARED = ("kept", "alone", "local", "common", "constant")  # scores with a column, if some device has reported one
 SHOWN_REFUSALS = 5  # the latest; --json has them all
 WIDE = 500  # columns off a terminal: nothing is cut or wrapped
 
@@ -116,26 +116,14 @@ def _no_better(status: dict[str, Any]) -> Iterator[str]:
 
 
 def _table(clients: list[dict[str, Any]], metric: str) -> Table:
-    heads = (
-        "device",
-        "state",
-        "samples",
-        metric,
-        "95 %",
-        "common",
-        "local",
-        "constant",
-        "verdict",
-        "probably",
-        "keeps",
-        "note",
-    )
-    return text_table(heads, map(_cells, clients), "note")
+    compared = [name for name in COMPARED if any(client.get(f"accuracy_{name}") is not None for client in clients)]
+    heads = ("device", "state", "samples", metric, "95 %", *compared, "verdict", "probably", "keeps", "note")
+    return text_table(heads, (_cells(client, compared) for client in clients), "note")
 
 
-def _cells(client: dict[str, Any]) -> tuple[str, ...]:
+def _cells(client: dict[str, Any], compared: Sequence[str]) -> tuple[str, ...]:
     progress = "" if client["progress"] is None else f" {client['progress']:.0%}"
-    accuracy, *others = (share(client[key]) for key in ("accuracy", *COMPARED))
+    accuracy, *others = (share(client.get(key)) for key in ("accuracy", *(f"accuracy_{name}" for name in compared)))
     interval = "-" if client["interval"] is None else "{:.3f}-{:.3f}".format(*client["interval"])
     numbers = (client["name"], client["state"] + progress, str(client["samples"] or "-"), accuracy, interval, *others)
     return (*numbers, client["verdict"] or "-", client["probably"] or "-", client["kept"] or "-", client["note"] or "")

@@ -20,8 +20,8 @@ import msgspec
 from attune.common.config import RoundSettings
 from attune.common.errors import SettingError
 from attune.common.methods.method import EvaluatedAs
-from attune.common.metrics import within_bounds
-from attune.common.paired import gain_between, gain_of, verdict_of
+from attune.common.metrics import Rival, within_bounds
+from attune.common.paired import strongest, verdict_of
 from attune.common.statistics import Finding, HelpOrHarm
 from attune.common.task import TASKS, TaskName
 from attune.common.text import converted, from_json, newer_format
@@ -34,8 +34,8 @@ FEDTP_EVERY = 5  # rounds from one evaluation to the next
 FEDTP_LAST = Fraction(200, 1500)  # share of the rounds, at the end, whose evaluations count
 FEDMCSA_LAST = 20  # evaluations
 
-Curve = Literal["before", "after", "common", "local"]  # curves of accuracy by state
-Figure = Literal["accuracy", "before", "after", "common", "local", "constant"]  # figures of a client
+Curve = Literal["before", "after", "common", "local", "alone", "kept"]  # curves of accuracy by state
+Figure = Literal["accuracy", "before", "after", "common", "local", "constant", "alone", "accuracy_kept"]  # of a client
 ClientScores = dict[str, tuple[float, int]]  # client -> accuracy, and the size of its test part
 Pick = Callable[[Report], tuple[int, float | None]]  # report -> state, and one of its accuracies
 
@@ -87,8 +87,8 @@ class FedMCSA(msgspec.Struct, frozen=True):
 class ClientSummary(msgspec.Struct, frozen=True):
     """One client's latest figures.
 
-    `before` and `after` are of its latest training; `common`, `local`, `kept` and the last four of its latest evaluation, in
-    which it compared its own model with others (common.paired). `constant`: accuracy of a constant answer.
+    `before` and `after` are of its latest training; `constant` is the accuracy of a constant answer. All else is of its latest
+    evaluation, in which it compared what it keeps with other models (common.paired).
     """
 
     name: str
@@ -100,11 +100,19 @@ class ClientSummary(msgspec.Struct, frozen=True):
     local: float | None
     kept: str | None
     constant: float | None = None
-    own_accuracy: float | None = msgspec.field(default=None, name="own")  # of its own model, which was compared
+    own_accuracy: float | None = msgspec.field(default=None, name="own")  # of its own model
+    alone: float | None = None  # of the best ordinary model that it fits alone
+    accuracy_kept: float | None = None  # of what it keeps; `kept` is its name
     gain: float | None = None  # gain by federation
     gain_interval: tuple[float, float] | None = None
+    rival: Rival | None = None  # the model that the gain is over
     verdict: Finding | None = None
     probably: HelpOrHarm | None = None  # of what it keeps, from the evidence of the whole fleet
+
+    @property
+    def compared(self) -> float | None:
+        """The accuracy of the model that was compared: of what it keeps, or, of an earlier device, of its own model."""
+        return self.own_accuracy if self.accuracy_kept is None else self.accuracy_kept
 
     @property
     def figures(self) -> dict[Figure, float | None]:
@@ -125,7 +133,7 @@ class Summary(msgspec.Struct, frozen=True):
     fedtp: FedTP | None  # None: all devices evaluated none of these states
     fedmcsa: FedMCSA | None
     latest: dict[Figure, Average]  # averages of the clients' latest figures
-    kept: dict[str, int]  # number of clients that keep the personalized, common or local model
+    kept: dict[str, int]  # number of clients that keep each kind of model
     clients: list[ClientSummary]
     settings: dict[str, Any]
     no_better_than_constant: list[str] = []  # clients whose model is no better than a constant answer
@@ -174,7 +182,7 @@ def judged_by(evaluate: EvaluatedAs) -> Curve:
 
 
 def curves(rows: Iterable[Report], evaluate: EvaluatedAs, policy: RoundSettings) -> dict[Curve, list[CurvePoint]]:
-    """Return the curves of accuracy by state: as served, after local training, of the common and of the local model.
+    """Return the curves of accuracy by state: as served, after local training, of the other models and of what is kept.
 
     A device reports its accuracy with state r before it trains in round r + 1, and in an evaluation of state r. If both exist,
     the evaluation counts. If the method is judged by its trained models, an evaluation measures these.
@@ -197,6 +205,8 @@ def curves(rows: Iterable[Report], evaluate: EvaluatedAs, policy: RoundSettings)
         "after": curve([*training, *trained], after, everyone_trains),
         "common": curve(evaluations, lambda row: (row.round, row.accuracy_common), everyone_trains),
         "local": curve(evaluations, lambda row: (row.round, row.accuracy_local), everyone_trains),
+        "alone": curve(evaluations, lambda row: (row.round, row.accuracy_alone), everyone_trains),
+        "kept": curve(evaluations, lambda row: (row.round, row.accuracy_kept), everyone_trains),
     }
 
 
@@ -275,6 +285,8 @@ def clients(rows: Sequence[Report], evaluate: EvaluatedAs) -> list[ClientSummary
             after=training.accuracy_after if training else None,
             common=comparison.accuracy_common if comparison else None,
             local=comparison.accuracy_local if comparison else None,
+            alone=comparison.accuracy_alone if comparison else None,
+            accuracy_kept=comparison.accuracy_kept if comparison else None,
             kept=comparison.kept if comparison else None,
             constant=constants[name][0] if name in constants else None,
             **(_compared(comparison) if comparison else {}),
@@ -286,8 +298,9 @@ def clients(rows: Sequence[Report], evaluate: EvaluatedAs) -> list[ClientSummary
 def _compared(row: Report) -> dict[str, Any]:
     """Return the fields of a `ClientSummary` that come from a comparison."""
     metrics = msgspec.structs.asdict(row)
-    gain, verdict = gain_of(metrics), verdict_of(metrics)
-    return {"own_accuracy": row.accuracy_before, "gain": gain, "gain_interval": gain_between(metrics), "verdict": verdict}
+    pair = strongest(metrics)
+    gained = {} if pair is None else {"gain": pair.difference, "gain_interval": pair.interval(), "rival": pair.rival}
+    return {"own_accuracy": row.accuracy_before, "verdict": verdict_of(metrics)} | gained
 
 
 def averages(listed: Sequence[ClientSummary]) -> dict[Figure, Average]:

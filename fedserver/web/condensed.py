@@ -24,6 +24,8 @@ class RoundLine:
     after: float | None
     accuracy: float | None  # in the evaluation of the state after this round
     common: float | None
+    alone: float | None
+    kept: float | None
     metrics: Mapping[str, float | None]  # metrics with per="round" or with a chart
 
 
@@ -87,6 +89,8 @@ def line_of(number: int, rows: Iterable[Report]) -> RoundLine:
         after=_combined(trained, METRICS["accuracy_after"]),
         accuracy=_combined(evaluated, METRICS["accuracy_before"]),
         common=_combined(evaluated, METRICS["accuracy_common"]),
+        alone=_combined(evaluated, METRICS["accuracy_alone"]),
+        kept=_combined(evaluated, METRICS["accuracy_kept"]),
         metrics={name: _combined(listed, metric) for name, metric in METRICS.items() if metric.chart or metric.per == "round"},
     )
 

@@ -110,7 +110,11 @@ class FederationCollector:
         yield _one("attune_devices_without_series", "Devices beyond those listed one by one.", len(self._devices) - len(listed))
         for key, name, what in (
             ("accuracy", "attune_device_accuracy", "A fraction of the device's own test part, or the score of its task."),
-            ("gain", "attune_device_gain", "Gain in accuracy over a model trained alone, or over the common one."),
+            (
+                "gain",
+                "attune_device_gain",
+                "Gain in accuracy of what it keeps over ordinary models alone, or else other rivals.",
+            ),
             ("seconds", "attune_device_work_seconds", "Work of the device over all rounds."),
         ):
             known = {device["name"]: value for device in listed if (value := (device | device["totals"])[key]) is not None}

@@ -12,7 +12,7 @@ import pytest
 
 import attune
 from attune.common.errors import UpdateRefused
-from attune.common.metrics import LARGEST, LARGEST_GAIN, LIKELIHOODS_AFTER, METRICS, WIDE, read_metrics
+from attune.common.metrics import LARGEST, LARGEST_GAIN, LIKELIHOODS_AFTER, METRICS, RIVALS, WIDE, read_metrics
 from attune.fedserver.core.fleet_verdict import fleet_verdicts
 from attune.fedserver.home import ServerHome
 from attune.fedserver.view import plots
@@ -23,9 +23,9 @@ from attune.fedserver.web.parts import parts
 from attune.fedserver.web.prometheus import exposition
 from tests.e2e.harness import tabular_shard
 
-NO_LIMIT = {"loss", "gain_common", "error_common", "gain_local", "error_local", "seconds"}
-NO_LIMIT |= {"epsilon", "kept_gain_common", "kept_error_common", "kept_gain_local", "kept_error_local"}
-NO_LIMIT |= {"likelihood_personalized", "likelihood_common", "likelihood_local", "likelihood_kept", *LIKELIHOODS_AFTER.values()}
+NO_LIMIT = {"loss", "seconds", "epsilon", "likelihood_personalized", "likelihood_kept", *LIKELIHOODS_AFTER.values()}
+NO_LIMIT |= {f"{prefix}{name}_{rival}" for prefix in ("", "kept_") for name in ("gain", "error") for rival in RIVALS}
+NO_LIMIT |= {f"likelihood_{rival}" for rival in RIVALS}
 
 
 def test_every_number_without_a_limit_of_its_own_has_this_one() -> None:

@@ -15,8 +15,9 @@ def test_the_figures_of_the_demo_come_from_its_file(page: Any, root: Path) -> No
     with (root / "benchmarks" / "results" / "demo.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     total = sum(int(row["test_samples"]) for row in rows)
-    means = [fmean(float(row[key]) for row in rows) for key in COLUMNS]
-    pooled = [sum(float(row[key]) * int(row["test_samples"]) for row in rows) / total for key in COLUMNS]
+    columns = [key for key in COLUMNS if key in rows[0]]
+    means = [fmean(float(row[key]) for row in rows) for key in columns]
+    pooled = [sum(float(row[key]) * int(row["test_samples"]) for row in rows) / total for key in columns]
     text = page("README.md").text.replace("**", "").replace("\n", " ")
     assert f"| mean over devices | {' | '.join(f'{value:.3f}' for value in means)} |" in text
     assert f"| over all {total} test samples | {' | '.join(f'{value:.3f}' for value in pooled)} |" in text

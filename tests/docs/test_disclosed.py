@@ -19,7 +19,7 @@ from attune.fedclient.messages import OrderResult
 from docs.disclosed import Decision, decisions, fields_sent
 
 VALUES: dict[str, Any] = {name: "local" if name == "kept" else 1 for name in METRICS}
-RESULT = OrderResult(order_id="train-1", round=1, trained=True, samples=40, **VALUES)
+RESULT = OrderResult(order_id="train-1", round=1, trained=True, samples=40, fitted={"forest": -9.5}, **VALUES)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,8 @@ def test_the_metrics_that_leave_are_those_that_are_decided(decided: dict[str, De
     private = set(reported_by(RESULT.without_class_shares.without_scores))
     assert metrics_with(decided, "noise", "sent") == private
     assert metrics_with(decided, "secure", "masked") == set(SUMMED)
+    assert RESULT.without_class_shares.fitted == RESULT.fitted and decided["Metrics.fitted"].usual == "sent"
+    assert RESULT.without_scores.fitted == report_of(RESULT).fitted == {}, "neither with noise nor beside masked sums"
     assert reported_by(report_of(RESULT)) == {}
     assert report_of(RESULT).samples == 0 and decided["Update.samples"].secure == "masked"
 

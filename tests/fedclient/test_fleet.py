@@ -129,7 +129,7 @@ def test_the_table_says_of_each_device_whether_its_model_is_better(tmp_path):
         return fleet.DeviceOutcome(name, tmp_path / name, result)
 
     shown = fleet.table([ended("a", 9, 0), ended("b", 1, 12), ended("c", 4, 3), ended("d", 0, 0), fleet.DeviceOutcome("e")])
-    assert shown[1] == "their own model against the others, on the same test samples: better 1, worse 1, unclear 2"
+    assert shown[1] == "what they keep against the other models, on the same test samples: better 1, worse 1, unclear 2"
     assert [line.split()[3] for line in shown[2:]] == ["better", "worse", "unclear", "unclear", "-"]
     assert len(fleet.table([fleet.DeviceOutcome("e")])) == 2, "nothing was compared"
 
@@ -144,6 +144,17 @@ def test_the_table_says_where_a_model_is_no_better_than_a_constant_answer(tmp_pa
     said = fleet.table([ended("a", 0.7, 0.6), ended("b", 0.5, 0.5), ended("c", 1.0, 1.0)])[1]
     assert said == "a constant answer: mean accuracy 0.700, and on 1 of 3 devices the model is no better"
     assert fleet.table([ended("a", 0.7, 0.6)])[1] == "a constant answer: mean accuracy 0.600"
+
+
+def test_the_table_has_the_mean_of_ordinary_models_alone_where_devices_have_them(tmp_path):
+    def ended(name, alone):
+        said = {"accuracy_before": 0.5, "accuracy_kept": 0.9, "accuracy_alone": alone, "test_samples": 40}
+        result = OrderResult(order_id=f"evaluate-1-{name}", round=1, trained=False, samples=80, **said)
+        return fleet.DeviceOutcome(name, result=result, path=tmp_path)
+
+    shown = fleet.table([ended("a", 0.75), ended("b", 0.5), ended("c", None)])
+    assert shown[0].endswith("mean accuracy 0.900")
+    assert shown[1] == "the best ordinary model alone (scikit-learn): mean accuracy 0.625"
 
 
 def test_the_command_ends_with_the_table_and_then_evaluates_each_shard(bench, folder, tmp_path):

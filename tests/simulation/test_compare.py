@@ -40,7 +40,7 @@ def saved(folder, accuracies, method="fedavg", won=30, seconds=2.0, constant=Non
     with (folder / "metrics.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        writer.writerows(msgspec.structs.asdict(row) for row in rows)
+        writer.writerows({name: getattr(row, name) for name in writer.fieldnames} for row in rows)
     settings = resolve({"method": {"name": method}, "round": {"rounds": 1}, "seed": seed})
     (folder / "summary.json").write_bytes(msgspec.json.encode(summarise(rows, settings, "mlr", 1)))
     return folder

@@ -117,7 +117,8 @@ def test_settings_are_chosen_on_parts_of_the_training_data(data: str, tmp_path: 
     result = attune.simulate(data, "local", rounds=2, seeds=(3, 4), settings=settings, progress=False)
     assert max(result.means().values()) < 0.2, "the test parts say the opposite, and had no say"
     means = [line.split() for line in done.output.splitlines() if line.startswith("mean  ")]
-    assert means[0][2:5] == ["local", *str(result.table().rows[-1][6]).split()[:2]]
+    table = result.table()
+    assert means[0][2:5] == ["local", *str(table.rows[-1][table.heads.index("kept")]).split()[:2]]
 
 
 def test_a_single_value_is_used_without_a_trial(data: str) -> None:

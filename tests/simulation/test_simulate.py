@@ -92,7 +92,7 @@ def test_the_table_has_a_row_for_each_device() -> None:
         assert row.verdict in ("better", "worse", "unclear")
     assert table.mean("personalized") == pytest.approx(sum(row.personalized for row in table) / 3)
     lines = str(table).splitlines()
-    scores = ["local", "common", "personalized", "accuracy", "kept", "served", "constant"]
+    scores = ["local", "personalized", "accuracy", "kept", "served", "constant"]
     assert lines[0].split() == ["device", "samples", *scores, "interval", "verdict", "probably", "keeps"]
     assert [line.split()[0] for line in lines[1:]] == ["site0", "site1", "site2", "mean"]
 

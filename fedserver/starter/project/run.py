@@ -19,7 +19,7 @@ import model
 def simulate() -> None:
     """Run all sites in this process, without a network."""
     given = {"config": CONFIG, "train": model.train, "label": data.LABEL, "table": data.TABLE}
-    result = attune.simulate(data.sites(), baseline="local", progress=True, **given)
+    result = attune.simulate(data.sites(), baseline="alone+local", progress=True, **given)
     print(result.table())
 
 
@@ -40,7 +40,7 @@ def device(site: str, server: str, token: str | None) -> None:
         name=site,
         home=HOMES / "devices" / site,
         token=token,
-        baseline="local",
+        baseline="alone+local",
     )
     client.run()
 

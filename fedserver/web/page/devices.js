@@ -6,8 +6,12 @@ import { askRevoke } from "./actions.js";
 
 const SOON_S = 14 * 86400;
 const VERDICTS = { better: "helps", worse: "does not help", unclear: "makes no clear difference" };
-// [score, word, colour, shape]; the own model is a common or a personalized one, depending on the method
-const MODELS = [["accuracy_local", "local", "local", "square"], ["accuracy_common", "common", "common", "diamond"], ["accuracy", "own", "personalized", "circle"]];
+// [score, word, colour, shape, in the key]; the own model is a common or a personalized one, depending on the method
+const MODELS = [
+  ["accuracy_local", "local", "local", "square", "a network trained on it alone"], ["accuracy_common", "common", "common", "diamond", "the common model"],
+  ["accuracy", "own", "personalized", "circle", "its own model"], ["accuracy_alone", "alone", "alone", "triangle", "the best ordinary model that it fits alone (scikit-learn)"],
+  ["accuracy_kept", "kept", "kept", "hexagon", "what it keeps"],
+];
 const rows = new Map();
 
 const ORDERS = {
@@ -18,7 +22,7 @@ const ORDERS = {
 };
 
 export function devices(listed, run, actions) {
-  key(run, listed.some((device) => device.interval));
+  key(run, listed);
   const body = $("devices").tBodies[0];
   const order = [...listed].sort(ORDERS[$("sort").value]);
   for (const name of [...rows.keys()]) if (!listed.some((device) => device.name === name)) { rows.get(name).remove(); rows.delete(name); }
@@ -30,12 +34,15 @@ export function devices(listed, run, actions) {
   });
 }
 
-function key(run, intervals) {
+function key(run, listed) {
+  const intervals = listed.some((device) => device.interval);
+  const known = MODELS.filter(([name]) => listed.some((device) => (device[name] ?? null) !== null)).map(([name]) => name);
   show($("score-head"), run.metric, (metric) => `${title(metric)} on its own test part`);
   show($("sort-score"), run.metric, (metric) => metric);
-  show($("key"), [run.metric_described, intervals], ([described]) => [
-    "Of each device's own test part: ", mark("circle", "personalized"), ` its own model${intervals ? ", with the 95 % interval" : ""}; `,
-    mark("diamond", "common"), " the common model; ", mark("square", "local"), " a model trained on it alone; the grey tick is a constant answer.",
+  show($("key"), [run.metric_described, intervals, known], ([described]) => [
+    "Of each device's own test part: ",
+    ...MODELS.filter(([name]) => known.includes(name)).flatMap(([name, , kind, shape, words]) => [mark(shape, kind), ` ${words}${intervals && name === "accuracy" ? ", with the 95 % interval" : ""}; `]),
+    "the grey tick is a constant answer.",
     described === run.metric ? "" : ` ${title(described)}.`, run.metric === "R2" ? " What is below 0 is drawn at 0." : "",
   ]);
 }
@@ -55,7 +62,7 @@ function row(name) {
 function fill(item, device, actions) {
   const [, state, plot, verdict, samples, sent, work, certificate, action] = item.children;
   show(state, [device.stage, device.why, device.note], ([stage, why, note]) => [h("span", { class: `stage ${stage}` }, stage), (why || note) && h("div", { class: "why" }, why || note)]);
-  show(plot, [device.accuracy, device.interval, device.accuracy_common, device.accuracy_local, device.accuracy_constant], () => dots(device));
+  show(plot, [device.interval, device.accuracy_constant, ...MODELS.map(([name]) => device[name])], () => dots(device));
   show(verdict, [device.verdict, device.gain], ([word, given]) => (word ? [h("span", { class: `chip ${word}` }, VERDICTS[word]), given === null ? "" : ` ${given >= 0 ? "+" : "−"}${Math.abs(given).toFixed(3)}`] : "–"));
   show(samples, device.samples, (count) => String(count ?? "–"));
   show(sent, [device.totals.bytes_up ?? 0, device.totals.bytes_down ?? 0], ([up, down]) => [bytes(up), h("div", { class: "why" }, `${bytes(down)} fetched`)]);
@@ -74,19 +81,21 @@ function expiry(until) {
 const X = (value) => 6 + Math.max(value, 0) * 188; // R2 below 0 is at the edge; the words say it
 
 function dots(device) {
-  if (device.accuracy === null && MODELS.every(([name]) => device[name] === null)) return "–";
-  const words = MODELS.filter(([name]) => device[name] !== null).map(([name, word]) => `${word} ${share(device[name])}`);
+  const models = MODELS.filter(([name]) => (device[name] ?? null) !== null); // a saved status of an earlier version has fewer
+  if (!models.length) return "–";
+  const words = models.map(([name, word]) => `${word} ${share(device[name])}`);
   const ticks = [0, 0.5, 1].map((value) => [s("line", { x1: X(value), x2: X(value), y1: 4, y2: 20, stroke: "var(--line)" }), s("text", { x: X(value), y: 32, "text-anchor": "middle" }, String(value))]);
   const interval = device.interval && s("line", { x1: X(device.interval[0]), x2: X(device.interval[1]), y1: 12, y2: 12, stroke: "var(--personalized)", "stroke-width": 3, opacity: 0.35 });
   const constant = device.accuracy_constant !== null && s("line", { x1: X(device.accuracy_constant), x2: X(device.accuracy_constant), y1: 5, y2: 19, stroke: "var(--quiet)", "stroke-width": 2 });
   return s("svg", { class: "dots", viewBox: "0 0 200 34", role: "img", "aria-label": words.join(", ") }, s("title", {}, words.join(", ")),
     s("line", { x1: X(0), x2: X(1), y1: 12, y2: 12, stroke: "var(--line)" }), ...ticks.flat(), interval, constant,
-    ...MODELS.filter(([name]) => device[name] !== null).map(([name, , kind, shape]) => shaped(shape, X(device[name]), 12, kind)));
+    ...models.map(([name, , kind, shape]) => shaped(shape, X(device[name]), 12, kind)));
 }
 
 function shaped(shape, x, y, kind) {
   const fill = `var(--${kind})`;
   if (shape === "circle") return s("circle", { cx: x, cy: y, r: 5, fill });
   if (shape === "square") return s("rect", { x: x - 4, y: y - 4, width: 8, height: 8, fill });
-  return s("path", { d: `M${x} ${y - 5.5}L${x + 5.5} ${y}L${x} ${y + 5.5}L${x - 5.5} ${y}Z`, fill });
+  const corners = { triangle: [[0, -5.5], [5, 4], [-5, 4]], hexagon: [[-2.5, -4.5], [2.5, -4.5], [5, 0], [2.5, 4.5], [-2.5, 4.5], [-5, 0]], diamond: [[0, -5.5], [5.5, 0], [0, 5.5], [-5.5, 0]] }[shape];
+  return s("path", { d: `M${corners.map(([right, down]) => `${x + right} ${y + down}`).join("L")}Z`, fill });
 }

@@ -3,7 +3,7 @@
 import { $, h, s, show } from "./dom.js";
 import { bytes, natural, share, short, span, title } from "./format.js";
 
-const SERIES = [["before", "as served", "--downloading"], ["after", "after local training", "--sending"], ["accuracy", "evaluated", "--personalized"], ["common", "common model", "--common"]];
+const SERIES = [["before", "as served", "--downloading"], ["after", "after local training", "--sending"], ["accuracy", "evaluated", "--personalized"], ["common", "common model", "--common"], ["alone", "best ordinary model alone", "--alone"], ["kept", "what devices keep", "--kept"]];
 const WIDE = [560, 190], NARROW = [290, 130], LEFT = 54, BOTTOM = 22, TOP = 8;
 const LISTED = 20;
 

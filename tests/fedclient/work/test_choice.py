@@ -10,7 +10,7 @@ import torch
 
 from attune.common.metrics import RIVALS
 from attune.common.statistics import wilson
-from attune.fedclient.console import comparison_of
+from attune.fedclient.console import comparison_of, kept_words
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.blend import Weighing, weights_of
 from attune.fedclient.work.calibration import calibrated, log_likelihood
@@ -116,13 +116,13 @@ def result(before, common, local=None, samples=100, **more):
 @pytest.mark.parametrize(
     ("own", "common", "local", "said"),
     [
-        (0.9, (0.4, 55, 5), (0.7, 22, 2), "personalization helps here"),
-        (0.9, (0.4, 55, 5), (0.89, 4, 3), "personalization makes no difference that so few test samples could show"),
+        (0.9, (0.4, 55, 5), (0.7, 22, 2), "the federation helps here"),
+        (0.9, (0.4, 55, 5), (0.89, 4, 3), "the federation makes no difference that so few test samples could show"),
         (0.4, (0.9, 2, 52), None, "personalization does not help here"),
-        (0.6, (0.1, 55, 5), (0.8, 2, 22), "personalization does not help here"),
+        (0.6, (0.1, 55, 5), (0.8, 2, 22), "the federation does not help here"),
         (0.90, (0.88, 7, 5), None, "personalization makes no difference that so few test samples could show"),
         # p = 0.0391 against each: enough for one comparison, not for two.
-        (0.9, (0.84, 8, 1), (0.84, 8, 1), "personalization makes no difference that so few test samples could show"),
+        (0.9, (0.84, 8, 1), (0.84, 8, 1), "the federation makes no difference that so few test samples could show"),
         (0.9, (0.84, 8, 1), None, "personalization helps here"),
     ],
 )
@@ -142,6 +142,30 @@ def test_the_subject_is_the_federation_where_nothing_is_personal():
     assert lines[0].startswith("common        accuracy 0.900 (")
     assert "the federation helps here" in lines
     assert not any("personal" in line for line in lines[:-1])
+
+
+def test_what_is_kept_is_shown_beside_ordinary_models_alone():
+    """Compute by hand: 11 of 12 against 1 has p = 0.0063, and the blend is what counts, not the own model."""
+    weights = {"personalized": 0.3, "alone": 0.7}
+    more = {"accuracy_alone": 0.8, "better_than_alone": 1, "worse_than_alone": 11, "accuracy_kept": 0.9, "weights": weights}
+    kept = {"kept": "alone", "kept_better_than_alone": 11, "kept_worse_than_alone": 1, "validation_samples": 9}
+    lines = comparison_of(result(0.7, (0.6, 12, 2), **more, **kept))
+    assert [line.split()[:3] for line in lines[:4]] == [
+        ["personalized", "accuracy", "0.700"],
+        ["common", "accuracy", "0.600"],
+        ["alone", "accuracy", "0.800"],
+        ["kept", "accuracy", "0.900"],
+    ]
+    ordinary = "against the best ordinary model alone (scikit-learn): better on 11 of 100 test samples, worse on 1: +0.100 ("
+    assert lines[4].startswith(ordinary) and lines[5] == "the federation helps here"
+
+
+def test_ordinary_models_that_are_all_that_is_kept_are_named():
+    alone = result(0.7, None, kept="alone", validation_samples=9, weights={"alone": 1.0}, accuracy_alone=0.8, accuracy_kept=0.8)
+    said = "the best ordinary model alone (no other adds to it on 9 samples held out of training)"
+    assert (kept_words(alone), alone.accuracy, alone.choice) == (said, 0.8, "alone")
+    own = result(0.7, None, (0.4, 55, 5), own_choice="local", accuracy_alone=0.8, better_than_alone=2, worse_than_alone=12)
+    assert "the network does not help here" in comparison_of(own)
 
 
 def test_what_is_kept_is_named_with_its_reason():

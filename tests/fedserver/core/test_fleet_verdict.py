@@ -18,7 +18,7 @@ def test_a_fleet_of_three_by_hand():
     assert verdict.interval == pytest.approx((0.116667 - 0.436205, 0.116667 + 0.436205), abs=1e-4)
     assert (verdict.better, verdict.worse, verdict.p) == (2, 1, 1.0)
     assert verdict.words().startswith(
-        "against training alone: +0.117 on average, 95 % for devices like these -0.320 to +0.553;"
+        "against a network trained alone: +0.117 on average, 95 % for devices like these -0.320 to +0.553;"
     )
 
 
@@ -30,6 +30,15 @@ def test_each_rival_has_a_verdict_and_a_device_needs_all_of_them():
     assert effect_of(verdicts, "both") == "harmed", "the common model is better than what it keeps"
     assert effect_of(verdicts, "d0") == "helped" and effect_of(verdicts, "nobody") is None
     assert (verdicts[0].helped, verdicts[0].harmed, verdicts[1].harmed) == (7, 0, 1)
+
+
+def test_ordinary_models_alone_come_first_and_a_common_model_as_good_hides_no_help():
+    fleet = {f"d{i}": report(15, 1, rival="alone") | report(1, 1, rival="common") for i in range(6)}
+    fleet["hurt"] = report(1, 19, rival="alone") | report(9, 0, rival="common")
+    verdicts = fleet_verdicts(fleet)
+    assert [verdict.rival for verdict in verdicts] == ["alone", "common"]
+    assert verdicts[0].words().startswith("against the best ordinary model alone (scikit-learn): ")
+    assert (effect_of(verdicts, "d0"), effect_of(verdicts, "hurt")) == ("helped", "harmed")
 
 
 def test_devices_that_compared_nothing_are_left_out():

@@ -129,8 +129,8 @@ def test_fedtp_has_curves_bars_and_embeddings(federation, tmp_path):
     page = check_pictures(tmp_path / "out", {"accuracy", "training", "embeddings", "metrics"})
     assert lines[-2].startswith("no picture 'clients': no device has compared its models yet")
     assert lines[-1].startswith("no picture 'attention': fedtp stores no matrices")
-    assert page.row("0")[1:] == ["24", "0.2500", "0.2500", "", "", ""], "state 0: before training, and none after it"
-    assert page.row("1")[4:] == ["24", "0.7188", "0.7188"], "0.5 + (0 + ... + 7) / 8 / 16"
+    assert page.row("0")[1:] == ["24", "0.2500", "0.2500", "24", "0.7188", "0.7188"], "0.5 + (0 + ... + 7) / 8 / 16"
+    assert [row[0] for row in page.rows if row[1:4] == ["24", "0.2500", "0.2500"]] == ["0", "1"], "served in rounds 1 and 2"
     assert ["vm-shard3", "8", "0.2500", "0.071-0.591", "0.6875", "0.356-0.898"] in page.rows
     assert "2 of 5 rounds of fedtp with vit, seed 0." in page.text
     assert page.row("a constant answer: over all test samples")[1] == "0.5000"
@@ -219,7 +219,7 @@ def test_the_page_begins_with_who_is_helped_and_ends_with_the_papers_figures(fed
     assert heads[:2] == ["Who is helped?", "Devices"]
     assert heads[-1] == "The papers' figures"
     assert "Federation helps 2 of 4 devices for certain." in page.text
-    assert page.row("not helped: another model is better")[1:] == ["1", "-0.3000"]
+    assert page.row("not helped: another model is better than what it keeps")[1:] == ["1", "-0.3000"]
     table = page.rows[page.rows.index(page.row("device")) + 1 :][:4]
     assert [row[0] for row in table] == ["vm-shard1", "vm-shard3", "vm-shard0", "vm-shard2"], "by what federation gives"
     assert [row[2] for row in table] == ["0.3000", "0.3000", "0.0500", "-0.3000"]
@@ -435,7 +435,7 @@ def test_marks_at_one_place_stay_visible(federation, monkeypatch):
     fed.evaluate((10, 10), (1, 9), (10, 0), (12, 2))  # the first one's own model has the accuracy of its local one
     plot.clients(plot.PictureSource.of_home(fed.home, None))
     sizes = {line.get_label(): line.get_markersize() for line in kept[0].axes[0].lines if line.get_label()[0] != "_"}
-    assert sizes["trained on the device alone"] > sizes["its own model, by federation"] == sizes["common model"]
+    assert sizes["a network trained alone"] > sizes["its own model, by federation"] == sizes["common model"]
 
 
 @pytest.mark.parametrize("form", ["pdf", "svg"])
