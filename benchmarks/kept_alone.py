@@ -96,34 +96,8 @@ def _run(recipe: Recipe, places: Sequence[float], data: str | None, seeds: Seque
 def main(recipe: str | None, places: Sequence[float], data: str | None, seeds: Sequence[int], out: Path, shows: bool) -> None:
     """Run what is missing in the file, and print its summary."""
     results = Results(out, COLUMNS)
-    known = {tuple(row[name] for name in KEY) for row in results.rows()}
-    chosen = get(recipe) if recipe is not None and not shows else None
-    for seed in seeds if chosen else ():
-        assert chosen is not None  # noqa: S101
-        source = chosen.load(data, seed)
-        labels = {entry.label: entry for entry in chosen.entries}
-        for point in chosen.points:
-            if places and point.x not in places:
-                continue
-            entries = [labels.get(name) or labels[LINEAR[name]] for name in METHODS]
-            left = [entry for entry in entries if (chosen.name, str(point.x), entry.label, str(seed)) not in known]
-            with tempfile.TemporaryDirectory(prefix="attune-kept-") as folder:
-                shards = [str(shard) for shard in point.write(Path(folder), source, seed)] if left else []
-                for entry in left:
-                    settings = {**chosen.settings, **entry.settings}
-                    result = simulate(
-                        shards,
-                        entry.method,
-                        None,
-                        chosen.rounds,
-                        seed,
-                        settings,
-                        entry.baseline,
-                        executor="stacked",
-                        progress=False,
-                    )
-                    key = {"recipe": chosen.name, "x": point.x, "method": entry.label, "seed": seed}
-                    results.add([key | row_of(result.status)])
+    if recipe is not None and not shows:
+        _run(get(recipe), places, data, seeds, results)
     for line in summary(results.rows()):
         click.echo(line)
 
