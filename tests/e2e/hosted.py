@@ -13,6 +13,7 @@ from attune.common.config import merge
 from attune.fedclient import fleet, shards
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.console import Console
+from attune.fedclient.options import Baseline
 from attune.fedclient.options import DeviceOptions as DeviceOptions
 from attune.fedserver import app
 from attune.fedserver.home import ServerHome
@@ -50,6 +51,7 @@ def host(
     keep: Literal["best", "personalized"] = "best",
     executor: fleet.How = "sequential",
     allow_models: tuple[str, ...] = (),
+    baseline: Baseline | None = None,
 ) -> Hosted:
     """Run a device for each shard, by name, to the end. `settings` has the shape of a federation.toml."""
     hosted, fixed = Hosted(folder), {"round": {"min_clients": len(members)}, "server": {"threads": 1, "device": "cpu"}}
@@ -66,6 +68,7 @@ def host(
         device="cpu",
         keep=keep,
         allow_models=allow_models,
+        baseline=baseline,
         disclose=("statistics",),  # as in a simulation
     )
     listed = shards.members(list(members.values()), common)

@@ -89,7 +89,7 @@ class Trees(_Fitted):
     def forward(self, x: Tensor) -> Tensor:
         """Return scores (B, C) of x (B, ...)."""
         x_BD = x.flatten(1).double()
-        node_BT = self.root.expand(len(x_BD), -1)
+        node_BT = self.root.expand(x_BD.shape[0], -1)  # a length would be fixed in an export
         for _ in range(self._depth):
             goes_left = x_BD.gather(1, self.feature[node_BT]) <= self.threshold[node_BT]
             node_BT = torch.where(goes_left, self.left[node_BT], self.right[node_BT])
