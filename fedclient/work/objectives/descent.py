@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from attune.common.errors import AttuneError
 from attune.common.wire.checks import is_finite
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Tensors, Trained
 from attune.fedclient.work.objectives.batches import batch_of, batch_sizes, batches
+from attune.fedclient.work.objectives.network import seeded
 from attune.fedclient.work.objectives.optimisers import optimiser_for, schedule_for
 from attune.fedclient.work.private.noisy_steps import NoisyGradients
 from attune.fedclient.work.private.order_noise import OrderNoise
@@ -251,20 +252,6 @@ def _gradients(job: Descent, loss: Tensor, trained: Mapping[str, Tensor]) -> Ten
 def autocast(device: torch.device, settings: TrainSettings) -> Any:
     """Return the context that sets the precision of a forward pass."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if settings.mixed_precision == "bf16" else nullcontext()
-
-
-@contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Let dropout draw from `seed` during the block; other random numbers do not change."""
-    if device.type == "cpu":  # torch.manual_seed also seeds accelerators, even those that are not there
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            yield
-        return
-    cuda = [device.index or 0] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(seed)
-        yield
 
 
 def _check(values: Tensor, settings: TrainSettings) -> None:
