@@ -119,6 +119,13 @@ def test_commands_run_no_code_that_a_home_names(home: ServerHome, command: str) 
     assert not any((home.path.parent / left).exists() for left in ("out", "new", "mine"))
 
 
+@pytest.mark.parametrize("command", ["status", "verify", "audit", "privacy", "statistics", "run list", "plot", "backup"])
+def test_views_of_a_home_run_no_code(home: ServerHome, command: str) -> None:
+    out = ["--out", home.path.parent / "view"] if command in ("plot", "backup") else []
+    fedserver(*command.split(), "--home", home.path, *out)
+    assert not ran(home)
+
+
 def test_a_standby_refuses_before_it_waits(home: ServerHome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServerHome, "storage_place", lambda _: StoragePlace("postgresql://a", "s3://b"))
     monkeypatch.setattr(ServerHome, "open", lambda place: DiskStorage(place.path))
