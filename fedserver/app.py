@@ -22,6 +22,7 @@ from attune.common.models.options import cautions
 from attune.common.supervisor import supervised
 from attune.common.text import listed
 from attune.fedserver import fleet_race, logs, process, runs
+from attune.fedserver.consent import check_consent, code_in, keep_consent
 from attune.fedserver.core import planning
 from attune.fedserver.core.client_settings import check_secret
 from attune.fedserver.core.planning import ResolvedSettings
@@ -72,6 +73,7 @@ class ServerOptions:
     location: LabLocation = THIS_PROCESS  # where rounds are computed
     storage: StoragePlace | None = None  # where ledger and blobs are; None: where they were before, else in the home
     is_first: bool = True  # whether this process has served no leg of a race before
+    allow_code: tuple[str, ...] = ()  # code that the home may bring, by name
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,9 @@ async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
             home.open().direct("")
         await asyncio.to_thread(check_declared, first)
     elif home.storage_place() or options.storage:  # before it waits as a standby
-        check_secrets(home.snapshot().commitments, home.authority, home.open().blobs)
+        snapshot = home.snapshot()
+        check_consent(home, snapshot, {*options.allow_code, *code_in(overrides)})
+        check_secrets(snapshot.commitments, home.authority, home.open().blobs)
     try:
         goes_on = True
         while goes_on:
@@ -139,6 +143,7 @@ async def _opened(options: ServerOptions, home: ServerHome, overrides: dict[str,
             for line in await trust.settle(storage):
                 options.say(f"warning: {line}; repaired from the audit log as far as it goes (`fedserver audit`)")
             snapshot = await storage.ledger.snapshot()
+            check_consent(home, snapshot, {*options.allow_code, *code_in(overrides)})
             await runs.tidy(storage, snapshot)
             turn = await fleet_race.turn_of(home, storage, overrides)
             if turn is not None:
@@ -249,6 +254,7 @@ async def _begun(options: ServerOptions, opened: _Opened) -> str:
         await opened.storage.ledger.set_race(opened.turn.race)
     starting = opened.admin(f"operator {user()}, start of the server")
     await starting.set_settings(opened.overrides)
+    keep_consent(opened.home, opened.authority.fingerprint, code_in(opened.overrides))
     fail_at(SERVER, 0, "settings-written")
     await install_operator(opened.authority, opened.storage.ledger, opened.home.operator)
     if not options.is_first:

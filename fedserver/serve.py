@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ def serve(
     lab_workers: int = 0,
     ledger: str | None = None,
     blobs: str | None = None,
+    allow_code: Collection[str] = (),
     say: Callable[[str], None] = print,
 ) -> None:
     """Serve a federation until SIGINT or SIGTERM, or with `exit_when_done` until the last round.
@@ -56,6 +57,7 @@ def serve(
         lab_workers: How many workers of the cluster carry rounds out; 0: all.
         ledger: URL of a PostgreSQL database, with `blobs`; None: where the state was before, else in the home.
         blobs: s3://BUCKET/PREFIX.
+        allow_code: Code of its own that the home may run here, by name; what other arguments name may.
         say: Function that gets each line that the command prints.
 
     Raises:
@@ -76,8 +78,9 @@ def serve(
     shown = None if dashboard is None else str(dashboard)
     location = LabLocation(lab, lab_workers)
     options = ServerOptions(
-        place, host, port, exit_when_done, say, shown, join_uses=join_uses, location=location, storage=place_of(ledger, blobs)
-    )
+        place, host, port, exit_when_done, say, shown, join_uses=join_uses, location=location,
+        storage=place_of(ledger, blobs), allow_code=tuple(allow_code),
+    )  # fmt: skip
     run_blocking(run(options, overrides))
 
 

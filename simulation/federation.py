@@ -13,6 +13,7 @@ import msgspec
 
 from attune.common.errors import AttuneError, FederationFailed, SettingError
 from attune.common.protocol import SPENT
+from attune.common.text import clean
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
@@ -23,6 +24,7 @@ from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.executor import Executor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor, RemoteWorker
 from attune.fedclient.work.worker import Worker
+from attune.fedserver.consent import code_in, code_of
 from attune.fedserver.core import planning
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.planning import ResolvedSettings
@@ -175,7 +177,13 @@ class Federation:
             SettingError: A setting is wrong.
         """
         ledger = self._state.storage.ledger
-        merged = planning.reconcile((await ledger.snapshot()).overrides, dict(self._overrides))
+        snapshot = await ledger.snapshot()
+        if unknown := sorted(code_of(snapshot) - code_in(self._overrides)):
+            raise SettingError(
+                f"the simulation in this home was begun with code of its own, {clean(unknown[0])}: if you trust it, give the "
+                "same model and settings again"
+            )
+        merged = planning.reconcile(snapshot.overrides, dict(self._overrides))
         settings = replace(planning.resolve(merged), until=self._until)
         await ledger.set_overrides(merged)
         return settings

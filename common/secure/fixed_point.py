@@ -30,7 +30,7 @@ def encode(change: torch.Tensor, weight: int, clip: float, draws: np.random.PCG6
     change_N = change.reshape(-1)
     numbers_N = torch.empty(change_N.shape, dtype=torch.int32)
     for start in range(0, len(change_N), _PIECE):
-        scaled_P = change_N[start : start + _PIECE].double().mul_(weight / clip)
+        scaled_P = change_N[start : start + _PIECE].to(torch.float64, copy=True).mul_(weight / clip)
         scaled_P.add_(_draws(len(scaled_P), draws), alpha=2.0**-16)
         numbers_N[start : start + _PIECE] = scaled_P.round_().clamp_(-weight, weight)
     return numbers_N.view(change.shape)
@@ -53,4 +53,4 @@ def decode(total: torch.Tensor, weight: int, clip: float) -> torch.Tensor:
         weight: Sum of their weights.
         clip: Same as in `encode`.
     """
-    return total.double().mul_(clip / weight)
+    return total.double() * (clip / weight)

@@ -24,7 +24,8 @@ from attune.common.wire.tensors import DTYPES
 from attune.fedclient.hooks import Evaluate, Train
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import Batch, Tensors, Trained, split
-from attune.fedclient.work.objectives.descent import Cancelled, Descent, TrainingDiverged, seeded
+from attune.fedclient.work.objectives.descent import Cancelled, Descent, TrainingDiverged
+from attune.fedclient.work.objectives.network import seeded
 
 T = TypeVar("T")
 STATE_BYTES = 64 << 20  # that a loop may keep, whatever its model is

@@ -65,4 +65,4 @@ def _made(plan: Plan, device: torch.device) -> SharedModel:
         check_no_batch_statistics(model, plan.model.name)
     part_of = assign(configured.method, model)
     initial = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
-    return SharedModel(configured, Network(model.to(device)), initial, part_of, components(model))
+    return SharedModel(configured, Network(model.to(device), plan.model.vocabulary), initial, part_of, components(model))

@@ -8,17 +8,18 @@ from typing import Any
 import click
 
 from attune.common.command_group import FORMAT
-from attune.fedserver.cli.shared import HOME, place_of
+from attune.fedserver.cli.shared import ALLOW_CODE, HOME, place_of
 
 
 @click.command()
 @HOME
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
-def export(home: Path | None, out: Path) -> None:
+@ALLOW_CODE
+def export(home: Path | None, out: Path, allow_code: tuple[str, ...]) -> None:
     """Write the shared and every client's weights, the server's own state and metrics.csv."""
     from attune.fedserver.view.export import export_home
 
-    for line in export_home(place_of(home), out):
+    for line in export_home(place_of(home), out, allow_code):
         click.echo(line)
 
 

@@ -14,7 +14,7 @@ from attune.common.command_group import ExtensibleGroup
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError, SettingError
 from attune.fedserver.cli import privacy, results, running, statistics, table_schema, tokens, upkeep
-from attune.fedserver.cli.shared import HOME, SETTINGS
+from attune.fedserver.cli.shared import ALLOW_CODE, HOME, SETTINGS
 
 PROJECT = Path(__file__).parents[1] / "starter" / "project"  # the files that `new` writes
 COMMANDS = (
@@ -84,6 +84,7 @@ class ServerCommands(ExtensibleGroup):
     help="A database for the ledger, with --blobs (default: the last one, else the home).",
 )
 @click.option("--blobs", metavar="s3://BUCKET/PREFIX", help="A place for tensors and updates, with --ledger.")
+@ALLOW_CODE
 @click.option("--lab-workers", type=click.IntRange(1), help="How many workers of the cluster (default: all).")
 @click.version_option(package_name="attune-fl")
 @click.pass_context
@@ -105,6 +106,7 @@ def cli(
     lab_workers: int | None,
     ledger: str | None,
     blobs: str | None,
+    allow_code: tuple[str, ...],
     **flags: Any,
 ) -> None:
     """Run the aggregation server. The commands show or change the home of a server."""
@@ -130,6 +132,7 @@ def cli(
         lab_workers=lab_workers or 0,
         ledger=ledger,
         blobs=blobs,
+        allow_code=allow_code,
         say=logs.speaker(log_format, verbosity, click.echo),
         **flags,
     )

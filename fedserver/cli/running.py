@@ -121,6 +121,7 @@ def list_runs(home: Path | None, as_json: bool) -> None:
 def new_run(home: Path | None, name: str, config: Path | None, assignments: tuple[str, ...], **flags: Any) -> None:
     """Begin the run NAME, with these settings, at the server's next start. No server may run, and the last run is over."""
     from attune.fedserver import runs
+    from attune.fedserver.consent import allow_code
     from attune.fedserver.core import planning
     from attune.fedserver.identity.admin import user
     from attune.fedserver.lab.declared import check_declared
@@ -130,6 +131,7 @@ def new_run(home: Path | None, name: str, config: Path | None, assignments: tupl
     check_declared(planning.resolve(settings))
     place = place_of(home)
     kept = runs.begin(place, name, settings, f"operator {user()}")
+    allow_code(place, settings)
     if kept:
         click.echo(f"the run before is kept in {kept}")
     click.echo(f"the run {name} begins when the server starts: fedserver --home {place.path}")

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 HOME = click.option("--home", type=click.Path(path_type=Path), default=None, help="The folder of the server's state.")
 
+ALLOW_CODE = click.option(
+    "--allow-code", multiple=True, metavar="NAME", help="Code that the home may bring: package.module:factory, or a package."
+)
+
 
 def SETTINGS(command: F) -> F:  # noqa: N802 - used as the other options are
     """Add the options that say what a run is."""

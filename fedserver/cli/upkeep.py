@@ -13,7 +13,7 @@ import msgspec
 from attune.common.command_group import NAME
 from attune.common.errors import HomeMismatch
 from attune.common.text import clean
-from attune.fedserver.cli.shared import HOME, place_of
+from attune.fedserver.cli.shared import ALLOW_CODE, HOME, place_of
 
 if TYPE_CHECKING:
     from attune.fedserver.ports.ledger import AuditEntry
@@ -62,7 +62,8 @@ def backup(home: Path | None, out: Path) -> None:
     help="The audit.jsonl of the home that is replaced (default: of the folder of which the backup was made).",
 )
 @click.option("--readmit", multiple=True, type=NAME, metavar="NAME", help="Let in this device, although it was revoked since.")
-def restore(home: Path, source: Path, audit_log: Path | None, readmit: tuple[str, ...]) -> None:
+@ALLOW_CODE
+def restore(home: Path, source: Path, audit_log: Path | None, readmit: tuple[str, ...], allow_code: tuple[str, ...]) -> None:
     """Make a home of a backup, after every byte of it was verified; exit code 4 if it is damaged.
 
     Devices that were revoked after the backup was made stay revoked, if the newer audit log is there.
@@ -71,7 +72,7 @@ def restore(home: Path, source: Path, audit_log: Path | None, readmit: tuple[str
     from attune.fedserver.view.backup import restore_to
 
     place = place_of(home)
-    for line in restore_to(source, place, audit_log, readmit):
+    for line in restore_to(source, place, audit_log, readmit, allow_code):
         click.echo(line)
     place.note("restored", f"operator {user()}", folder=str(source))
 
@@ -97,7 +98,8 @@ def verify(home: Path | None) -> None:
 @click.option("--ledger", metavar="postgresql://...", help="An empty database, with --blobs.")
 @click.option("--blobs", metavar="s3://BUCKET/PREFIX", help="An empty prefix, with --ledger.")
 @click.option("--to-folder", is_flag=True, help="Back into the home's folder.")
-def migrate(home: Path | None, ledger: str | None, blobs: str | None, to_folder: bool) -> None:
+@ALLOW_CODE
+def migrate(home: Path | None, ledger: str | None, blobs: str | None, to_folder: bool, allow_code: tuple[str, ...]) -> None:
     """Move the state of a home to PostgreSQL and S3, or back. No server may run. A move that was killed goes on."""
     from attune.fedserver.home import place_of as storage_place_of
 
@@ -106,7 +108,7 @@ def migrate(home: Path | None, ledger: str | None, blobs: str | None, to_folder:
         raise click.UsageError("give --ledger and --blobs, or --to-folder")
     from attune.fedserver.view.migrate import migrate as move
 
-    for line in move(place_of(home), to):
+    for line in move(place_of(home), to, allow_code):
         click.echo(line)
 
 

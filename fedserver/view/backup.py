@@ -27,6 +27,7 @@ from attune.common.durable import PRIVATE, disk_errors, sync, write_file
 from attune.common.errors import AttuneError, HomeMismatch, LedgerBusy
 from attune.common.estimate import with_estimate
 from attune.common.text import clean, from_json, newer_format
+from attune.fedserver.consent import check_consent
 from attune.fedserver.home import LEFT_ASIDE, ServerHome
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE, Authority
 from attune.fedserver.identity.trust import differences_in, settle
@@ -142,7 +143,9 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
         yield block
 
 
-def restore_to(source: Path, home: ServerHome, newer_log: Path | None, readmitted: Collection[str]) -> Iterator[str]:
+def restore_to(
+    source: Path, home: ServerHome, newer_log: Path | None, readmitted: Collection[str], allowed: Collection[str] = ()
+) -> Iterator[str]:
     """Make a home of a backup, and yield lines that say what was done.
 
     Decisions about trust that were made after the backup are taken from the newer audit log, so that a device that was revoked
@@ -153,10 +156,11 @@ def restore_to(source: Path, home: ServerHome, newer_log: Path | None, readmitte
         home: The new home.
         newer_log: The audit log of the home that is replaced; None: the one in the folder of which the backup was made, if any.
         readmitted: Devices that were revoked since and are let in all the same.
+        allowed: Code of its own that the backup may bring, by name.
 
     Raises:
         HomeMismatch: The backup is damaged, the home is there already, or the newer log does not continue the backup's.
-        SettingError: A device of `readmitted` was not revoked since.
+        SettingError: A device of `readmitted` was not revoked since, or the backup names code without consent.
         DiskFull: There is no space for the home.
     """
     if home.path.exists() and any(home.path.iterdir()):
@@ -169,6 +173,7 @@ def restore_to(source: Path, home: ServerHome, newer_log: Path | None, readmitte
                 if _copy(source / name, filling / name) != wanted:
                     raise HomeMismatch(f"{source / name} has changed while it was read: restore again")
             lines = list(_brought_up(ServerHome(filling), manifest, newer_log, readmitted))
+            check_consent(ServerHome(filling), ServerHome(filling).snapshot(), allowed, source)
             if home.path.exists():
                 home.path.rmdir()
             filling.rename(home.path)

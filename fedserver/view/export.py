@@ -15,6 +15,7 @@ from attune.common.text import csv_cell
 from attune.common.wire.blobs import read_frames
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.common.wire.tensors import Tensors
+from attune.fedserver.consent import check_consent
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.aggregators.mean import VALUE
 from attune.fedserver.lab.aggregators.stored import MATRICES, NETWORK
@@ -28,17 +29,29 @@ from attune.fedserver.view.status import status
 ORDER_COLUMNS = ("round", "work", "client", "samples", "staleness", "arrival")
 
 
-def export_home(home: ServerHome, out: Path) -> list[str]:
+def export_home(home: ServerHome, out: Path, allowed: Collection[str] = ()) -> list[str]:
     """Write everything into the folder `out`, also beside a running server; return a line for each thing written.
 
+    Args:
+        home: The home.
+        out: The folder.
+        allowed: Code of its own that the home may bring, by name.
+
     Raises:
+        SettingError: The home names code without consent.
         NoModel: Round 1 has not started.
     """
     snapshot = home.snapshot()
     if snapshot.plan is None:
         raise NoModel(f"{home.path} has no model yet: the first round has not started")
-    out.mkdir(parents=True, exist_ok=True)
-    tensors = read_again(lambda: write_state(home.snapshot(), home.open().blobs, out))
+
+    def state() -> list[str]:
+        now = home.snapshot()
+        check_consent(home, now, allowed)
+        out.mkdir(parents=True, exist_ok=True)
+        return write_state(now, home.open().blobs, out)
+
+    tensors = read_again(state)
     return [*tensors, *write_tables(snapshot, snapshot.plan, out)]
 
 

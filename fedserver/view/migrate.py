@@ -7,11 +7,12 @@ until it is written (or removed), the old place counts, and a move that was kill
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 
 from attune.common.durable import sync
 from attune.common.errors import HomeMismatch, SettingError
+from attune.fedserver.consent import check_consent
 from attune.fedserver.home import STORAGE_FILE, ServerHome, StoragePlace
 from attune.fedserver.ports.ledger import LedgerReader
 from attune.fedserver.stores.disk import DATABASE_FILE, DiskStorage
@@ -34,24 +35,25 @@ from attune.fedserver.stores.transfer import (
 from attune.fedserver.view.backup import damages
 
 
-def migrate(home: ServerHome, to: StoragePlace | None) -> Iterator[str]:
+def migrate(home: ServerHome, to: StoragePlace | None, allowed: Collection[str] = ()) -> Iterator[str]:
     """Move the state of a home, and yield lines that say what was done.
 
     Args:
         home: The home. No server may run.
         to: The place; None: the home's folder.
+        allowed: Code of its own that the home may bring, by name.
 
     Raises:
         HomeMismatch: The state is damaged, or the place holds a federation.
         HomeBusy: A server runs on the home.
-        SettingError: The state is at a third place.
+        SettingError: The state is at a third place, or names code without consent.
     """
     with home.locked():
         now = home.storage_place()
         if now is not None and to not in (None, now):
             raise SettingError("the state of this home is in another database: move it into the folder first (--to-folder)")
         if now != to:
-            home.require()
+            check_consent(home, home.snapshot(), allowed)
             if lines := list(damages(home)):
                 raise HomeMismatch(f"{lines[0]}; nothing was moved")
             yield from _into_folder(home) if to is None else _out_of_folder(home, to)

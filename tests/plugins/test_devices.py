@@ -16,6 +16,7 @@ from attune.common.plan import Plan, Profile
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.limits import accept_plan
 from attune.fedclient.options import DeviceOptions
+from attune.fedserver.consent import code_in
 from attune.fedserver.core.planning import make_plan, resolve
 
 PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
@@ -134,3 +135,15 @@ def test_names_and_versions_that_cannot_be_are_not_repeated_as_commands(said: di
     plan = msgspec.structs.replace(plan_of({"method": {"name": "fedavg"}}), plugins=said)
     with pytest.raises(WireError, match="the server names a plug-in that cannot be"):
         refused_or_not(plan, *said)
+
+
+def test_the_package_of_what_a_home_names_is_known_before_it_is_loaded(install: Any) -> None:
+    install("demo-plugin")
+    named = [
+        CUSTOM,
+        {"method": {"name": "demo"}},
+        {"model": {"name": "demo"}},
+        {"method": {"name": "custom", "objective": "demo"}},
+    ]
+    assert [code_in(settings) for settings in named] == [{"demo-plugin"}] * 4
+    assert "demo_plugin" not in sys.modules

@@ -92,6 +92,33 @@ def test_three_rounds_give_the_weights_of_plain_fedtp(
         torch.testing.assert_close(weights(sent, initial, own["value"]), weights(network, initial, z_E), atol=bound, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("optimiser", "clip", "share", "largest"),
+    [("sgd", 1.0, 3e-5, 3e-7), ("adam", 0.1, 6e-3, 2 * 3 * 1e-3), ("adam", 1.0, 4e-2, 2 * 3 * 1e-3)],
+)
+def test_with_small_gradients_the_sum_is_exact_and_steps_of_adam_are_not(
+    tmp_path: Path, optimiser: str, clip: float, share: float, largest: float
+) -> None:
+    """Adam divides each gradient by its own size, so where rounding is all of it, rounding decides the sign of a whole step.
+
+    A number of the network differs by two steps a round at most (server_lr = 1e-3), and the change of W by a share.
+    """
+    small = {"model.name": "transformer", "method.server_optimiser": optimiser}
+    for name, settings in (("plain", PLAIN), ("secure", SECURE | {"privacy.secure_clip": clip})):
+        attune.simulate(DEVICES, "fedtp", rounds=3, settings=settings | small, home=tmp_path / name, progress=False)
+    network, initial = newest(tmp_path / "plain", "network"), newest(tmp_path / "plain", "initial")
+    sent = off_wire(newest(tmp_path / "secure", "value"))
+    assert max(float((tensor - network[name]).abs().max()) for name, tensor in sent.items()) <= largest
+    start, lost, moved = torch.cat([tensor.reshape(-1) for tensor in initial.values()]), 0.0, 0.0
+    names = json.loads(network["embedding.clients"].numpy().tobytes())
+    for name, z_E in zip(names, network["embedding.value"], strict=True):
+        plain_W = weights(network, initial, z_E)
+        secure_W = weights(sent, initial, embedding(tmp_path / "secure", name)["value"])
+        lost += float((secure_W - plain_W).square().sum())
+        moved += float((plain_W - start).square().sum())
+    assert lost**0.5 <= share * moved**0.5
+
+
 def test_executors_and_restarts_give_the_same_bits(tmp_path: Path, on_device: tuple[Path, Any]) -> None:
     _, whole = on_device
     broken = partial(run, tmp_path / "broken", ON_DEVICE, executor="sequential")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from attune.common.errors import AttuneError
 from attune.common.wire.checks import is_finite
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Tensors, Trained
 from attune.fedclient.work.objectives.batches import batch_of, batch_sizes, batches
+from attune.fedclient.work.objectives.network import seeded
 from attune.fedclient.work.objectives.optimisers import optimiser_for, schedule_for
 from attune.fedclient.work.private.noisy_steps import NoisyGradients
 from attune.fedclient.work.private.order_noise import OrderNoise
@@ -69,6 +70,7 @@ class Descent:
     loss: Loss
     beside: Mapping[str, Tensor] = field(default_factory=dict)  # what else the loss needs of this device
     names: Collection[str] | None = None  # what is trained; all that may move if None
+    undecayed: frozenset[str] = frozenset()  # tensors that are no weights of a model: train.weight_decay leaves them
     purpose: str = ""  # name of a task's second descent, which draws its own batches and dropout
     share: tuple[float, float] = (0.0, 1.0)  # where the task's progress begins and ends
     is_own: bool = False  # the tensors are the device's own under the model's names
@@ -87,6 +89,10 @@ class Descent:
         """The names of the tensors that take gradients."""
         movable = self.task.movable(self.tensors, self.is_own)
         return tuple(name for name in movable if self.names is None or name in self.names)
+
+    def decay(self, name: str) -> float:
+        """Return the weight decay of a tensor."""
+        return 0.0 if name in self.undecayed else self.settings.weight_decay
 
     @property
     def per_epoch(self) -> int:
@@ -141,7 +147,7 @@ def descend(job: Descent) -> Trained:
     if job.follow is not None:
         beside = {name: tensor.detach().clone() for name, tensor in beside.items()}
     trained = {name: work[name] for name in job.moving}
-    optimiser = optimiser_for(list(trained.values()), settings)
+    optimiser = optimiser_for(trained, settings, job.decay)
     schedule = schedule_for(optimiser, settings, job.steps)
     others = job.batches(job.ahead.purpose) if job.ahead else None
 
@@ -150,7 +156,7 @@ def descend(job: Descent) -> Trained:
     def value(batch: Batch) -> Tensor:
         if job.ahead is None or others is None:
             return job.loss(work, beside, batch)
-        gradients = _gradients(job.loss(work, beside, batch_of(task, next(others))), trained, settings)
+        gradients = _gradients(job, job.loss(work, beside, batch_of(task, next(others))), trained)
         # The step is a constant here, so the gradient at its end is the first-order one.
         ahead = {name: tensor - job.ahead.rate * gradients[name] for name, tensor in trained.items()}
         return job.loss({**work, **ahead}, beside, batch)
@@ -222,41 +228,30 @@ def _take_step(
         value = loss()
     torch.autograd.backward(value)
     if settings.clip_norm:
-        nn.utils.clip_grad_norm_(optimiser.param_groups[0]["params"], settings.clip_norm)
+        nn.utils.clip_grad_norm_([tensor for group in optimiser.param_groups for tensor in group["params"]], settings.clip_norm)
     optimiser.step()
     return value.detach()
 
 
-def _gradients(loss: Tensor, trained: Mapping[str, Tensor], settings: TrainSettings) -> Tensors:
+def _gradients(job: Descent, loss: Tensor, trained: Mapping[str, Tensor]) -> Tensors:
     """Return gradients with clipping and weight decay, as one step of SGD has them.
 
     They are those of the step before prediction: a model that is trained for another step gets worse with every round.
     """
+    clip = job.settings.clip_norm
     gradients = list(torch.autograd.grad(loss, list(trained.values()), materialize_grads=True))
-    if settings.clip_norm:
+    if clip:
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
-        gradients = [gradient * torch.clamp(settings.clip_norm / (norm + 1e-6), max=1.0) for gradient in gradients]
-    decay = settings.weight_decay
-    return {name: gradient + decay * value.detach() for gradient, (name, value) in zip(gradients, trained.items(), strict=True)}
+        gradients = [gradient * torch.clamp(clip / (norm + 1e-6), max=1.0) for gradient in gradients]
+    return {
+        name: gradient + job.decay(name) * value.detach()
+        for gradient, (name, value) in zip(gradients, trained.items(), strict=True)
+    }
 
 
 def autocast(device: torch.device, settings: TrainSettings) -> Any:
     """Return the context that sets the precision of a forward pass."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if settings.mixed_precision == "bf16" else nullcontext()
-
-
-@contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Let dropout draw from `seed` during the block; other random numbers do not change."""
-    if device.type == "cpu":  # torch.manual_seed also seeds accelerators, even those that are not there
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            yield
-        return
-    cuda = [device.index or 0] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(seed)
-        yield
 
 
 def _check(values: Tensor, settings: TrainSettings) -> None:

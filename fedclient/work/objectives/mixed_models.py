@@ -56,7 +56,9 @@ class Mixture(Objective[MixtureSettings]):
 
         start = joint | {SHARE: task.start[SHARE]}
         learned = {*mixes, *(APART + name for name in mixes), SHARE}  # running statistics follow their forward pass
-        trained: Trained = yield Descent(task, task.settings, start, loss, names=learned, follow=follow)
+        trained: Trained = yield Descent(
+            task, task.settings, start, loss, names=learned, undecayed=frozenset({SHARE}), follow=follow
+        )
         return Trained(trained.tensors | personal(mixture(trained.tensors)), trained.loss)
 
 

@@ -1,13 +1,15 @@
-"""A model as a function of its tensors, with a view of what enters its head.
+"""A model as a function of its tensors, with a view of what enters its head, and the draws of its dropout.
 
 B samples, D the head's inputs, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -21,10 +23,15 @@ _ONE_SAMPLE = "more than 1 value per channel"  # in torch's message
 
 
 class Network:
-    """The architecture alone: every call is given the tensors to compute with, under the model's own names or more."""
+    """The architecture alone: every call is given the tensors to compute with, under the model's own names or more.
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    Args:
+        model: The module.
+        vocabulary: Number of tokens; 0 if it does not take tokens, or not known.
+    """
+
+    def __init__(self, model: nn.Module, vocabulary: int = 0) -> None:
+        self.model, self.vocabulary = model, vocabulary
         self.names = frozenset(tensors_of(model))
         self.still = names_of(model)  # its frozen body
         self.parameters = frozenset(name for name, _ in model.named_parameters())
@@ -95,3 +102,17 @@ class Network:
             if "head" in of:
                 return name.rpartition(".")[0]
         raise SettingError(f"the model {type(self.model).__name__} has no linear head: choose another model or method")
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Let dropout draw from `seed` during the block; other random numbers do not change."""
+    if device.type == "cpu":  # torch.manual_seed also seeds accelerators, even those that are not there
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            yield
+        return
+    cuda = [device.index or 0] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.manual_seed(seed)
+        yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from msgspec import UNSET
@@ -20,12 +20,17 @@ _BY_NAME = {
 }
 
 
-def optimiser_for(tensors: Sequence[Tensor], settings: TrainSettings) -> torch.optim.Optimizer:
-    """Return a fresh optimiser. Only SGD has momentum."""
+def optimiser_for(
+    tensors: Mapping[str, Tensor], settings: TrainSettings, decay: Callable[[str], float]
+) -> torch.optim.Optimizer:
+    """Return a fresh optimiser, where `decay` has the weight decay of each tensor. Only SGD has momentum."""
+    rates: dict[float, list[Tensor]] = {}
+    for name, tensor in tensors.items():
+        rates.setdefault(decay(name), []).append(tensor)
+    groups = [{"params": some, "weight_decay": rate} for rate, some in rates.items()]
     if settings.optimizer in (UNSET, "sgd"):
-        return torch.optim.SGD(tensors, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-    kind = _BY_NAME[str(settings.optimizer)]
-    made: torch.optim.Optimizer = kind(tensors, lr=settings.lr, weight_decay=settings.weight_decay)
+        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum)
+    made: torch.optim.Optimizer = _BY_NAME[str(settings.optimizer)](groups, lr=settings.lr)
     return made
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from attune.fedclient.work.objectives.base import Batch, Loss, Tensors
 from attune.fedclient.work.private.lattice import LatticeStream, lattice_step
+from attune.fedclient.work.private.model_trial import ROWS, SEED, drawn_batch, split_of
 from attune.fedclient.work.private.order_noise import OrderNoise
-from attune.fedclient.work.private.unit_gradients import PROBED, Split, clipped_sum, split_of
+from attune.fedclient.work.private.unit_gradients import Split, clipped_sum
 
 if TYPE_CHECKING:
     from attune.fedclient.work.objectives.descent import Descent
@@ -70,7 +71,8 @@ class NoisyGradients:
     def split(self) -> Split:
         """How the gradients are computed."""
         job = self._job
-        return split_of(job.task.network, self.loss, dict(job.tensors), dict(job.beside), job.moving, self.some())
+        like, tensors, beside = self._like(), dict(job.tensors), dict(job.beside)
+        return split_of(job.task.network, self.loss, tensors, beside, job.moving, like, int(self._expected))
 
     def set_on(self, tensors: Tensors, beside: Tensors, batch: Batch, index_B: Tensor) -> Tensor:
         """Give the moving tensors their gradients for a batch, and return the mean loss.
@@ -94,10 +96,14 @@ class NoisyGradients:
         """Return sums of clipped gradients with the noise of the next step, divided by the samples of a step on average."""
         return with_noise(sums, self._job.moving, self._noise, self._stream, self._expected)
 
-    def some(self) -> Batch:
-        """Return a few samples."""
+    def drawn(self) -> Batch:
+        """Return a few drawn samples."""
+        return drawn_batch(self._job.task.network, self._job.tensors, self._like(), ROWS, SEED)
+
+    def _like(self) -> Batch:
+        """Return a sample, of which shapes and types are taken."""
         task = self._job.task
-        return Batch(task.x[:PROBED].to(task.device), task.y[:PROBED].to(task.device))
+        return Batch(task.x[:1].to(task.device), task.y[:1].to(task.device))
 
 
 def with_penalty(gradients: Tensors, job: Descent, tensors: Tensors, beside: Tensors) -> Tensors:

@@ -10,23 +10,19 @@ B samples, U units, P positions of a unit, O and I outputs and inputs of a layer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
-from torch.nn.modules.dropout import _DropoutNd
 
-from attune.common.errors import SettingError
 from attune.fedclient.work.objectives.base import Batch, Loss, Tensors
 from attune.fedclient.work.objectives.network import Network
 
-PROBED = 3  # samples of the trial
 ROUNDING = 32.0  # of a sum of products, in units of the last place of the largest sum there could be
 AT_ONCE_BYTES = 256 << 20  # of the gradients of single samples
 
@@ -46,35 +42,25 @@ class Split:
     mapped: bool = True
 
 
+def by_sample(moving: Sequence[str]) -> Split:
+    """Return the way that is right for any model: one sample after the other."""
+    return Split((), tuple(moving), mapped=False)
+
+
+class OtherRows(Exception):
+    """Layers of these paths do not see one row for each sample of a batch."""
+
+    def __init__(self, paths: Collection[str]) -> None:
+        super().__init__(*sorted(paths))
+        self.paths = frozenset(paths)
+
+
 @dataclass
 class Passed:
     """Inputs and outputs of linear layers in one forward pass."""
 
     inputs: dict[str, list[Tensor]] = field(default_factory=dict)
     taps: dict[str, list[Tensor]] = field(default_factory=dict)  # zeros that are added to what leaves a layer
-
-
-_splits: WeakKeyDictionary[Network, dict[tuple[str, ...], Split]] = WeakKeyDictionary()
-
-
-def split_of(network: Network, loss: Loss, tensors: Tensors, beside: Tensors, moving: Sequence[str], batch: Batch) -> Split:
-    """Find out by a trial how the gradients are computed; it is remembered for the network.
-
-    Args:
-        network: The network.
-        loss: A sum over samples, by their weights.
-        tensors: The model's tensors.
-        beside: What else the loss needs.
-        moving: The tensors that are trained.
-        batch: A few samples, of which the trial's shapes are taken.
-
-    Raises:
-        SettingError: The scores of a sample depend on the other samples of its batch.
-    """
-    known = _splits.setdefault(network, {})
-    if tuple(moving) not in known:
-        known[tuple(moving)] = _tried(network, loss, tensors, beside, moving, batch)
-    return known[tuple(moving)]
 
 
 def clipped_sum(
@@ -91,7 +77,8 @@ def clipped_sum(
     """Return the sum over units of their gradients, each scaled down to the norm `clip`, and the sum of the losses.
 
     A gradient that is not finite counts as zero: an error would tell who chooses the weights that there is such a sample.
-    Arguments are those of `split_of`; group_B has the unit of each sample, numbers from 0, or None.
+    Arguments are those of `split_of`; group_B has the unit of each sample, numbers from 0, or None. Where a layer does not see
+    one row for each sample, which may follow from the samples, this batch is computed sample by sample.
     """
     if len(batch.x) == 0:
         return {name: torch.zeros_like(tensors[name]) for name in moving}, tensors[moving[0]].new_zeros(())
@@ -101,11 +88,15 @@ def clipped_sum(
     single: Tensors = {}
     value: Tensor | None = None
     if split.linear:
-        layers, value = _passed(network, loss, tensors, beside, batch, split.linear)
+        try:
+            layers, value = passed(network, loss, tensors, beside, batch, split.linear)
+        except OtherRows:
+            split = by_sample(moving)
         layers = {path: (by_unit(a, group_B), by_unit(delta, group_B)) for path, (a, delta) in layers.items()}
+    if layers:
         squares.append(square_norms(layers, moving))
     if split.rest:
-        single, each_B = _single(loss, tensors, beside, batch, split)
+        single, each_B = single_gradients(loss, tensors, beside, batch, split)
         value = each_B.sum() if value is None else value
         if group_B is not None:
             single = {name: g.new_zeros(units, *g.shape[1:]).index_add_(0, group_B, g) for name, g in single.items()}
@@ -212,12 +203,21 @@ def by_unit(values: Tensor, group_B: Tensor | None) -> Tensor:
 
 
 @contextmanager
-def recording(network: Network, paths: Sequence[str], taps: Mapping[str, Sequence[Tensor]] | None = None) -> Iterator[Passed]:
-    """Record what enters these layers, and let their outputs be changed by taps: those given, or new ones of zeros."""
-    record, handles = Passed(), []
+def recording(
+    network: Network, paths: Sequence[str], rows: int, taps: Mapping[str, Sequence[Tensor]] | None = None
+) -> Iterator[Passed]:
+    """Record what enters these layers, and let their outputs be changed by taps: those given, or new ones of zeros.
+
+    Raises:
+        OtherRows: At the end, if a layer was called with another number of rows.
+    """
+    record, handles, others = Passed(), [], set[str]()
 
     def hook(path: str) -> Any:
         def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            if any(tensor.dim() < 2 or len(tensor) != rows for tensor in (*inputs[:1], output)) or not inputs:
+                others.add(path)
+                return output
             calls = record.inputs.setdefault(path, [])
             tap = torch.zeros_like(output, requires_grad=True) if taps is None else taps[path][len(calls)]
             calls.append(inputs[0].detach())
@@ -233,14 +233,20 @@ def recording(network: Network, paths: Sequence[str], taps: Mapping[str, Sequenc
     finally:
         for handle in handles:
             handle.remove()
+    if others:
+        raise OtherRows(others)
 
 
-def _passed(
+def passed(
     network: Network, loss: Loss, tensors: Tensors, beside: Tensors, batch: Batch, paths: Sequence[str]
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
-    """Return (a (B, P, I), delta (B, P, O)) of each layer, and the loss. Each call of a layer gives positions of its own."""
+    """Return (a (B, P, I), delta (B, P, O)) of each layer, and the loss. Each call of a layer gives positions of its own.
+
+    Raises:
+        OtherRows: A layer does not see one row for each sample.
+    """
     fixed = {name: tensor.detach() for name, tensor in tensors.items()}
-    with recording(network, paths) as record:
+    with recording(network, paths, len(batch.x)) as record:
         value = loss(fixed, beside, batch._replace(weight=None)) * len(batch.x)  # the mean is faster than a weighted sum
     flat = [tap for path in paths for tap in record.taps.get(path, [])]
     deltas = iter(torch.autograd.grad(value, flat, materialize_grads=True))
@@ -259,7 +265,7 @@ def joined(calls: Sequence[Tensor], axes: int) -> Tensor:
     return positions[0] if len(positions) == 1 else torch.cat(positions, dim=-2)
 
 
-def _single(loss: Loss, tensors: Tensors, beside: Tensors, batch: Batch, split: Split) -> tuple[Tensors, Tensor]:
+def single_gradients(loss: Loss, tensors: Tensors, beside: Tensors, batch: Batch, split: Split) -> tuple[Tensors, Tensor]:
     """Return the gradients of the rest for each sample, (B, ...), and the losses (B,)."""
     weight_B = torch.ones(len(batch.x), dtype=tensors[split.rest[0]].dtype, device=batch.x.device)
     fixed = {name: tensor.detach() for name, tensor in tensors.items() if name not in split.rest}
@@ -277,98 +283,10 @@ def _single(loss: Loss, tensors: Tensors, beside: Tensors, batch: Batch, split: 
     rows, losses = [], []
     for x, y, weight in zip(batch.x, batch.y, weight_B, strict=True):
         value = of(leaves, x, y, weight)
-        rows.append(torch.autograd.grad(value, list(leaves.values()), materialize_grads=True))
+        # A sample for which the model uses none of the tensors must not fail.
+        used = value if value.requires_grad else value + 0 * next(iter(leaves.values())).sum()
+        rows.append(torch.autograd.grad(used, list(leaves.values()), materialize_grads=True))
         losses.append(value.detach())
     return {name: torch.stack(column) for name, column in zip(leaves, zip(*rows, strict=True), strict=True)}, torch.stack(
         losses
     )
-
-
-def _tried(network: Network, loss: Loss, tensors: Tensors, beside: Tensors, moving: Sequence[str], batch: Batch) -> Split:
-    """Compare every way with the gradients of single samples by autograd, on weights that are drawn for it.
-
-    They do not follow from `tensors`: the server chooses those, and could choose some that hide a difference.
-    """
-    count = min(PROBED, len(batch.x))
-    some = Batch(batch.x[:count], batch.y[:count], torch.ones(count, dtype=tensors[moving[0]].dtype, device=batch.x.device))
-    generator = torch.Generator().manual_seed(0)
-    first = {name: tensor.detach().to(tensors[name]) for name, tensor in network.model.named_parameters() if name in tensors}
-    drawn = {**tensors, **first}
-    for name in moving:
-        noise = torch.randn(tensors[name].shape, generator=generator, dtype=torch.float32)
-        drawn[name] = drawn[name].detach() + 0.1 * noise.to(tensors[name])
-    was_training = {module: module.training for module in network.model.modules()}
-    network.model.eval()
-    try:
-        moving = _used(loss, drawn, beside, moving, some)
-        exact, _ = _single(loss, drawn, beside, some, Split((), tuple(moving), mapped=False))
-        _check_independent(network, drawn, some.x)
-        paths = _ghosts(network, loss, drawn, beside, moving, some, exact)
-        covered = {f"{path}.{what}" for path in paths for what in ("weight", "bias")}
-        rest = tuple(name for name in moving if name not in covered)
-        if rest and any(_drops(module) for module in network.model.modules()):
-            # Two passes would drop other units, and the norm of one would not bound the gradient of the other.
-            paths, rest = (), tuple(moving)
-        return Split(paths, rest, not rest or _can_map(loss, drawn, beside, some, rest, exact))
-    finally:
-        for module, training in was_training.items():
-            module.training = training
-
-
-def _used(loss: Loss, tensors: Tensors, beside: Tensors, moving: Sequence[str], batch: Batch) -> tuple[str, ...]:
-    """Return the moving tensors on which the loss depends; the others have no gradient to clip."""
-    leaves = {name: tensor.detach().clone().requires_grad_(name in moving) for name, tensor in tensors.items()}
-    gradients = torch.autograd.grad(loss(leaves, beside, batch), [leaves[name] for name in moving], allow_unused=True)
-    return tuple(name for name, gradient in zip(moving, gradients, strict=True) if gradient is not None)
-
-
-def _check_independent(network: Network, tensors: Tensors, x: Tensor) -> None:
-    with torch.no_grad():
-        together, single = network(tensors, x)[:1], network(tensors, x[:1])
-    if len(x) > 1 and not _alike(together, single):
-        raise SettingError(
-            f"the scores of a sample by the model {type(network.model).__name__} depend on the other samples of its batch: "
-            "with privacy.unit each sample must be scored by itself; take another model"
-        )
-
-
-def _ghosts(
-    network: Network,
-    loss: Loss,
-    tensors: Tensors,
-    beside: Tensors,
-    moving: Sequence[str],
-    batch: Batch,
-    exact: Tensors,
-) -> tuple[str, ...]:
-    """Return the paths of the linear layers whose gradients follow from what enters and leaves them."""
-    paths = [
-        name for name, module in network.model.named_modules() if isinstance(module, nn.Linear) and f"{name}.weight" in moving
-    ]
-    try:
-        layers, _ = _passed(network, loss, tensors, beside, batch, paths)
-    except (RuntimeError, ValueError):
-        return ()
-    right = []
-    for path, (a, delta) in layers.items():
-        alone = {f"{path}.weight": delta.transpose(-1, -2) @ a, f"{path}.bias": delta.sum(dim=-2)}
-        if all(alone[name].shape == exact[name].shape and _alike(alone[name], exact[name]) for name in alone if name in exact):
-            right.append(path)
-    return tuple(right)
-
-
-def _can_map(loss: Loss, tensors: Tensors, beside: Tensors, batch: Batch, rest: tuple[str, ...], exact: Tensors) -> bool:
-    try:
-        gradients, _ = _single(loss, tensors, beside, batch, Split((), rest))
-    except Exception:
-        return False  # torch.func has no rule for some layer, and says so in many ways: such samples go one by one
-    return all(_alike(gradients[name], exact[name]) for name in rest)
-
-
-def _drops(module: nn.Module) -> bool:
-    share = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0.0)
-    return isinstance(share, int | float) and share > 0
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-3, atol=1e-5)

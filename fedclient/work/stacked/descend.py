@@ -97,8 +97,8 @@ class Stack:
             at = tensors if job.ahead is None or other is None else self._ahead(tensors, beside, other, job.ahead.rate)
             gradients, loss_D = self._gradients(at, beside, batch)
             for name, change in gradients.items():
-                if settings.weight_decay:
-                    change = change.add(tensors[name], alpha=settings.weight_decay)
+                if decay := job.decay(name):
+                    change = change.add(tensors[name], alpha=decay)
                 if settings.momentum:
                     if name not in self._momentum:
                         self._momentum[name] = torch.zeros_like(self._tensors[name])
@@ -111,9 +111,11 @@ class Stack:
     def _ahead(self, tensors: Tensors, beside: Tensors, batch: Batch, rate: float) -> Tensors:
         """Return the tensors after a step of plain SGD with this rate."""
         gradients, _ = self._gradients(tensors, beside, batch)
-        decay, none = self._job.settings.weight_decay, torch.zeros(())
+        decay, none = self._job.decay, torch.zeros(())
         moving = {name: tensors[name] for name in self._job.moving}
-        return tensors | {name: tensor - rate * (gradients.get(name, none) + decay * tensor) for name, tensor in moving.items()}
+        return tensors | {
+            name: tensor - rate * (gradients.get(name, none) + decay(name) * tensor) for name, tensor in moving.items()
+        }
 
     def _gradients(self, tensors: Tensors, beside: Tensors, batch: Batch) -> tuple[Tensors, Tensor]:
         """Return the gradients of the tensors on which the loss depends, clipped for each device, and the losses (k,)."""

@@ -105,7 +105,8 @@ def _next(waiting: Sequence[_Run[T]]) -> list[_Run[T]]:
 def _key(job: Job) -> Hashable:
     """Return a key that is equal for jobs that can be computed together, if any can."""
     if isinstance(job, Descent) and job.task.family is not None and job.task.x.shape[0] and job.moving:
-        what = (job.settings, job.moving, job.purpose, job.share, job.is_own, job.repeat, job.ahead, job.noise is not None)
+        loop = (job.moving, job.undecayed, job.purpose, job.share, job.is_own, job.repeat, job.ahead)
+        what = (job.settings, *loop, job.noise is not None)
         tensors = (_shapes(job.tensors), _shapes(job.beside))
         return ("descent", job.task.family, what, tensors, _sample(job.task.x), _sample(job.task.y), job.task.device)
     if isinstance(job, Scores) and job.trainer.family is not None and job.x.shape[0]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -197,9 +198,15 @@ def test_mr_mtl_without_a_pull_is_local_training(federation):
         same(mine.prepared(client, served=False)["head.weight"], alone.prepared(client)["head.weight"].numpy())
 
 
-def test_apfl(federation):
-    """Algorithm 1: w by its own gradient; v and the share by the gradient at the mixture, all from the same point."""
-    played = play(federation, "apfl", linear_model(), rounds=3, share=0.3)
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+def test_apfl(federation, decay):
+    """Algorithm 1: w by its own gradient; v and the share by the gradient at the mixture, all from the same point.
+
+    Weight decay pulls both models, and not the share.
+    """
+    played = federation(get("apfl"), linear_model(), SHARDS, {"share": 0.3}, msgspec.structs.replace(TRAIN, weight_decay=decay))
+    for _ in range(3):
+        played.round()
     W, own, share = W0, {"a": W0, "b": W0}, {"a": 0.3, "b": 0.3}
     mixed = {}
     for _ in range(3):
@@ -208,7 +215,11 @@ def test_apfl(federation):
             w, v, a = W, own[client], share[client]
             for _ in range(EPOCHS):
                 g = grad(a * v + (1 - a) * w, client)
-                w, v, a = w - LR * grad(w, client), v - LR * a * g, float(np.clip(a - LR * ((v - w) * g).sum(), 0, 1))
+                a, v, w = (
+                    float(np.clip(a - LR * ((v - w) * g).sum(), 0, 1)),
+                    v - LR * (a * g + decay * v),
+                    w - LR * (grad(w, client) + decay * w),
+                )
             ends[client], own[client], share[client] = w, v, a
             mixed[client] = a * v + (1 - a) * w
         W = mean(ends)

@@ -244,6 +244,15 @@ def test_the_mean_over_all_draws_is_the_number(x: float) -> None:
     assert abs(float(numbers.double().mean()) - x) <= 2**-16
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_encoding_and_decoding_leave_their_arguments_as_they_are(dtype: torch.dtype) -> None:
+    change, total = torch.tensor([[0.1, -0.2], [0.3, 7.0]], dtype=dtype), torch.tensor([1, -2, 3], dtype=dtype)
+    before = change.clone(), total.clone()
+    encode(change, ONE, CLIP, np.random.PCG64(0))
+    decode(total, ONE, CLIP)
+    assert change.equal(before[0]) and total.equal(before[1])
+
+
 def test_whole_numbers_stay_as_they_are_and_larger_ones_become_the_weight() -> None:
     whole = torch.tensor([0.0, 1.0, -1.0, 2.0, ONE - 1, ONE, -ONE, ONE + 7, -3.0 * ONE]).repeat_interleave(1 << 16)
     numbers = encode(whole, ONE, float(ONE), EveryDraw())

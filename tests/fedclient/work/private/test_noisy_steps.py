@@ -62,7 +62,7 @@ def task(model: nn.Module | None = None, **settings: Any) -> LocalTask:
 def by_hand(given: LocalTask, batches: Sequence[Tensor], mu: float = 0.0) -> Tensors:
     """Return what plain SGD reaches on these batches, each divided by the expected size, without clipping."""
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in given.start.items()}
-    optimiser = optimiser_for(list(leaves.values()), given.settings)
+    optimiser = optimiser_for(leaves, given.settings, lambda name: given.settings.weight_decay)
     for index_B in batches:
         optimiser.zero_grad()
         scores = given.network(leaves, given.x[index_B])

@@ -14,7 +14,8 @@ from attune.common.errors import SettingError
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.objectives.base import Batch
 from attune.fedclient.work.objectives.network import Network
-from attune.fedclient.work.private.unit_gradients import clipped_layers, clipped_sum, split_of
+from attune.fedclient.work.private.model_trial import split_of
+from attune.fedclient.work.private.unit_gradients import clipped_layers, clipped_sum
 
 
 class Sequences(nn.Module):

@@ -47,6 +47,24 @@ def test_layers_over_positions_are_clipped_alike(make: Make) -> None:
     assert compare(devices, 1e-11) > 0.01
 
 
+class Chunks(nn.Module):
+    """A layer that sees at most 17 samples at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.cat([torch.tanh(self.body(some)) for some in x.split(17)]))
+
+
+def test_batches_in_which_a_layer_does_not_see_all_samples_are_clipped_alike(make: Make) -> None:
+    devices = make(objective("sgd"), Chunks, dtype=torch.float64, sizes=(60, 50, 40), batch_size=16)
+    for device in devices:
+        device.noise = noise
+    assert compare(devices, 1e-11) > 0.01
+
+
 def test_a_sample_that_overflows_counts_as_zero_alike(make: Make) -> None:
     devices = make(objective("sgd"))
     for device in devices:
