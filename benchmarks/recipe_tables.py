@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from attune.common.task import TASKS
-from attune.simulation.recipes.catalogue import FEDAVG, LOCAL, RECIPES, RIVALS, SUFFIX, TUNED, Recipe
+from attune.simulation.recipes.catalogue import ALONE, FEDAVG, LOCAL, RECIPES, RIVALS, SUFFIX, TUNED, Recipe
 from attune.simulation.recipes.picture import NO_BETTER, crossovers, gains, no_better
 from attune.simulation.recipes.run import RecipeRow, read, shown
 from benchmarks import finish_weights
@@ -25,6 +25,14 @@ MISSED = "!"  # marks a point that misses the goal
 def sections(folder: Path = OUT) -> Iterator[str]:
     """Return the lines of all recipes: tables of those that were run, and the commands of the others."""
     rows = {name: read(folder / f"{name}.csv") for name in RECIPES}
+    for name in rows:  # what devices can do alone does not depend on finishing
+        if name.endswith(SUFFIX) and rows[name]:
+            rows[name] += [row for row in rows[name.removesuffix(SUFFIX)] if row.method == ALONE]
+    yield f"`{ALONE}`: each device fits logistic regression, nearest neighbours and a forest on its own training"
+    yield "part, and takes the best out of fold. The other rows were measured before these models joined the"
+    yield '[blend](does-it-help.md#the-blend) (up to 9ae90e3c), and their "harmed" compares with Local and FedAvg.'
+    yield "[What devices keep now](does-it-help.md#alone) is measured beside alone."
+    yield ""
     for name, recipe in RECIPES.items():
         if rows[name]:
             yield from _recipe(recipe, rows[name])
@@ -43,7 +51,10 @@ def sections(folder: Path = OUT) -> Iterator[str]:
 
 
 def whole(recipe: Recipe, rows: Sequence[RecipeRow]) -> bool:
-    return len(rows) == len(recipe.points) * len(recipe.entries) * len(recipe.seeds)
+    """Return whether each method was run at each point with each seed of the recipe."""
+    there = {(row.series, row.x, row.method, row.seed) for row in rows}
+    methods = [entry.label for entry in recipe.entries if entry.label != ALONE]
+    return all((p.series, p.x, label, seed) in there for p in recipe.points for label in methods for seed in recipe.seeds)
 
 
 def command(recipe: Recipe) -> str:
@@ -54,7 +65,9 @@ def command(recipe: Recipe) -> str:
 def _recipe(recipe: Recipe, rows: Sequence[RecipeRow]) -> Iterator[str]:
     yield f"### {recipe.title}"
     yield ""
-    seeds = f"{len({row.seed for row in rows})} of {len(recipe.seeds)} seeds"
+    alone = len({row.seed for row in rows if row.method == ALONE})
+    seeds = f"{len({row.seed for row in rows if row.method != ALONE})} of {len(recipe.seeds)} seeds"
+    seeds += f" ({ALONE}: {alone})" if alone else ""
     metric = {"classes": "Accuracy"}.get(recipe.task, TASKS[recipe.task].metric)
     yield f"`{command(recipe)}`, {recipe.rounds} rounds, {seeds}. {metric} in %: mean over devices /"
     yield f"over all test samples (the worst device's). {NO_BETTER}: no better than a constant answer. x: {recipe.axis}."
@@ -68,18 +81,19 @@ def _recipe(recipe: Recipe, rows: Sequence[RecipeRow]) -> Iterator[str]:
         yield "|---" * (len(labels) + 2) + "|"
         for x in dict.fromkeys(row["x"] for row in found):
             here = {row["method"]: row for row in found if row["x"] == x}
-            yield f"| {x:g} | {100 * here[LOCAL]['constant']:.1f} | {' | '.join(_cell(here[each]) for each in labels)} |"
+            yield f"| {x:g} | {100 * here[LOCAL]['constant']:.1f} | {' | '.join(_cell(here.get(each)) for each in labels)} |"
         yield ""
         yield "Devices that are harmed, in %:"
         yield ""
-        yield f"| x | {' | '.join(labels)} |"
-        yield "|---" * (len(labels) + 1) + "|"
+        networks = [label for label in labels if label != ALONE]
+        yield f"| x | {' | '.join(networks)} |"
+        yield "|---" * (len(networks) + 1) + "|"
         for x in dict.fromkeys(row["x"] for row in found):
             worse = {row["method"]: f"{100 * row['harmed']:.1f}" for row in found if row["x"] == x}
-            yield f"| {x:g} | {' | '.join(worse[each] for each in labels)} |"
+            yield f"| {x:g} | {' | '.join(worse[each] for each in networks)} |"
         yield ""
         yield from _errors(found, labels)
-        yield from _served(found, labels)
+        yield from _served(found, networks)
         yield from _ends(recipe, found, labels)
     if recipe.note:
         yield recipe.note
@@ -96,11 +110,13 @@ def _errors(found: Sequence[dict[str, Any]], labels: Sequence[str]) -> Iterator[
     yield "|---" * (len(labels) + 1) + "|"
     for x in dict.fromkeys(row["x"] for row in found):
         errors = {row["method"]: f"{row['mse']:.1f}" for row in found if row["x"] == x}
-        yield f"| {x:g} | {' | '.join(errors[each] for each in labels)} |"
+        yield f"| {x:g} | {' | '.join(errors.get(each, '') for each in labels)} |"
     yield ""
 
 
-def _cell(row: dict[str, Any]) -> str:
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
     mark = NO_BETTER if no_better(row) else ""
     return f"{100 * row['mean']:.1f}{mark} / {100 * row['pooled']:.1f} ({100 * row['worst']:.0f})"
 
@@ -118,7 +134,7 @@ def _served(found: Sequence[dict[str, Any]], labels: Sequence[str]) -> Iterator[
 
 def _ends(recipe: Recipe, found: Sequence[dict[str, Any]], labels: Sequence[str]) -> Iterator[str]:
     said = []
-    for over in (LOCAL, TUNED):
+    for over in (ALONE, LOCAL, TUNED):
         for each in labels:
             crossed = crossovers(gains(found, each, over), recipe.log) if each != over else []
             for x, begins in crossed:
@@ -130,7 +146,7 @@ def _ends(recipe: Recipe, found: Sequence[dict[str, Any]], labels: Sequence[str]
 
 def _harmed(rows: dict[str, list[RecipeRow]]) -> Iterator[str]:
     """Return the share of devices worse off than alone or with FedAvg, over all points of each series of a recipe."""
-    labels = list(dict.fromkeys(entry.label for recipe in RECIPES.values() for entry in recipe.entries))
+    labels = list(dict.fromkeys(e.label for recipe in RECIPES.values() for e in recipe.entries if e.label != ALONE))
     yield f"| recipe | {' | '.join(labels)} |"
     yield "|---" * (len(labels) + 1) + "|"
     for name, found in rows.items():
@@ -151,7 +167,7 @@ def _share(rows: Sequence[RecipeRow], label: str) -> str:
 def missed(rows: dict[str, list[RecipeRow]], finished: Path = FINISHED) -> Iterator[str]:
     """Yield for each recipe and personalized method where devices keep less than the best that they could have, and why."""
     personalized = _personalized(rows)
-    yield f"The goal: what devices keep is at most {GOAL} points below the best of Local, tuned FedAvg and the method's"
+    yield f"The goal: what devices keep is at most {GOAL} points below the best of alone, Local, tuned FedAvg and the method's"
     yield f"own model, and at most {HARM:g} % of devices are harmed, both beyond two standard errors over seeds (one seed has"
     yield "none). A cell has the points of a recipe that miss the first, with the largest gap and what is ahead there; then"
     yield "those that miss the second. The best is taken in each seed by itself."
@@ -174,7 +190,7 @@ def with_finishing(rows: dict[str, list[RecipeRow]], weights: Path = WEIGHTS) ->
         return
     labels = [FEDAVG, *_personalized(finished)]
     yield ""
-    yield "What devices keep with finishing, less the best of Local, tuned FedAvg and the method's own model in each seed: mean"
+    yield "What devices keep with finishing, less the best of alone, Local, tuned FedAvg and the method's own model, by seed: mean"
     yield "in points ± standard error over seeds; devices that are harmed, in %. The rivals FedAvg and tuned FedAvg finish too;"
     yield f"Local has nothing to finish. {MISSED}: misses the goal, either half of it. FedAvg does not personalize, so it is"
     yield "not counted."
@@ -218,7 +234,7 @@ def _weighed(path: Path) -> Iterator[str]:
 def _personalized(rows: Mapping[str, Sequence[RecipeRow]]) -> list[str]:
     """Return the labels of methods that personalize, of recipes with rows."""
     labels = dict.fromkeys(each.label for name, found in rows.items() if found for each in RECIPES[name].entries)
-    return [label for label in labels if label not in (*RIVALS, TUNED)]
+    return [label for label in labels if label not in (ALONE, *RIVALS, TUNED)]
 
 
 def _places(rows: Sequence[RecipeRow]) -> dict[tuple[str, float], list[RecipeRow]]:
@@ -236,7 +252,8 @@ class Gap:
     """Points by which devices keep less with a method, at one point, than the best that they could have.
 
     Attributes:
-        mean: Mean over seeds of (the best of Local, tuned FedAvg and the method's own model, less what is kept), in points.
+        mean: Mean over seeds of (the best of alone, Local, tuned FedAvg and the method's own model, less what is kept), in
+            points.
         error: Standard error of this mean; 0 with one seed.
         ahead: The rival with the highest mean.
         harmed: Share of harmed devices in %, mean over seeds.
@@ -271,7 +288,7 @@ def gap_of(rows: Sequence[RecipeRow], label: str, finished: bool = True) -> Gap 
     mine = _by_seed(rows, label)
     if not mine:
         return None
-    rivals = {LOCAL: {seed: row.mean for seed, row in _by_seed(rows, LOCAL).items() if seed in mine}}
+    rivals = {name: {seed: row.mean for seed, row in _by_seed(rows, name).items() if seed in mine} for name in (ALONE, LOCAL)}
     tuned = {seed: row.mean if finished else row.judged for seed, row in _by_seed(rows, TUNED).items() if seed in mine}
     rivals[TUNED] = {seed: score for seed, score in tuned.items() if score is not None}
     rivals["its own model"] = {seed: row.judged for seed, row in mine.items() if row.judged is not None}

@@ -88,12 +88,15 @@ class Recipe:
         return load_source(data or DIGITS, seed, ReadOptions.of(**self.read))
 
 
-LOCAL, FEDAVG, TUNED = "Local", "FedAvg", "FedAvg, tuned"
-RIVALS = (LOCAL, FEDAVG)  # a device that is worse off than with either of them is harmed
+ALONE, LOCAL, FEDAVG, TUNED = "alone (scikit-learn)", "Local", "FedAvg", "FedAvg, tuned"
+RIVALS = (LOCAL, FEDAVG)  # a device that is worse off than with either of them, or alone, is harmed
 
 # Each score costs a fine-tuning, so devices score at the end alone.
 TUNING = {"method.tune_epochs": 20, "method.alpha": 0.1, "train.evaluate": False}
+# The ordinary model that each device fits and chooses alone. Its row is made of the devices' reports; no network is trained.
+ALONE_ENTRY = RecipeMethod(ALONE, "local", {"train.local_steps": 1, "train.validation": 0}, "alone")
 BASELINES = (
+    ALONE_ENTRY,
     RecipeMethod(LOCAL, "local"),
     RecipeMethod(FEDAVG, "fedavg"),
     RecipeMethod(TUNED, "fedavg+ft", TUNING),
@@ -167,6 +170,7 @@ def _small(source: Source, seed: int) -> Source:
 # Chosen on validation parts of the training data: benchmarks/results/school.csv
 SCHOOL_RATE = {"train.lr": 0.05}
 SCHOOL = (
+    ALONE_ENTRY,
     RecipeMethod(LOCAL, "local", {"train.lr": 0.005}),
     RecipeMethod(FEDAVG, "fedavg", SCHOOL_RATE),
     RecipeMethod(TUNED, "fedavg+ft", {**TUNING, **SCHOOL_RATE, "method.alpha": 0.005}),
@@ -231,7 +235,7 @@ PLAIN = {
             {"model.name": "transformer", "train.local_epochs": 1}, (0,), "uci_har.npz", {"apart": ("subject", "segment")},
         ),
         Recipe(
-            "roles", "Shakespeare, twenty roles", "all text", (RecipePoint(1, _roles),), IMAGES, 20,
+            "roles", "Shakespeare, twenty roles", "all text", (RecipePoint(1, _roles),), IMAGES[1:], 20,
             {"train.local_epochs": 1}, (0,), "roles.tsv.gz",
         ),
         Recipe(

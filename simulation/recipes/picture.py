@@ -1,4 +1,4 @@
-"""Rows of a recipe as text and as a picture: gain over training alone and over tuned FedAvg, with crossovers."""
+"""Rows of a recipe as text and as a picture: gain over ordinary models alone and over tuned FedAvg, with crossovers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 from attune.common.pictures import figures
 from attune.common.task import TASKS
-from attune.simulation.recipes.catalogue import FEDAVG, LOCAL, TUNED, Recipe
+from attune.simulation.recipes.catalogue import ALONE, FEDAVG, LOCAL, TUNED, Recipe
 from attune.simulation.recipes.run import RecipeRow, shown
 
-OVER = (LOCAL, TUNED)
 HEADS = ("mean", "pooled", "worst", "harmed", "by group", "served", "constant", "MB", "seeds")
 NO_BETTER = "*"  # marks the mean of a method that is no better than a constant answer
 
@@ -23,13 +22,13 @@ def lines(recipe: Recipe, rows: Sequence[RecipeRow]) -> Iterator[str]:
     for series, means in shown(recipe, rows).items():
         yield f"{recipe.title}{f' ({series})' if series else ''}, {recipe.rounds} rounds; x: {recipe.axis}"
         heads = (*HEADS, "MSE") if recipe.task == "regression" else HEADS
-        yield f"{'x':>6}  {'method':<15}" + "".join(f" {head:>8}" for head in heads)
+        yield f"{'x':>6}  {'method':<20}" + "".join(f" {head:>8}" for head in heads)
         for row in means:
             shares = [row[name] for name in HEADS[:7]]
             cells = ["-" if share is None else f"{100 * share:.1f}" for share in shares]
             cells[0] += NO_BETTER if no_better(row) else ""
             cells += [f"{row['bytes'] / 1e6:.2f}", str(row["seeds"]), *(() if row["mse"] is None else (f"{row['mse']:.1f}",))]
-            yield f"{row['x']:>6g}  {row['method']:<15}" + "".join(f" {cell:>8}" for cell in cells)
+            yield f"{row['x']:>6g}  {row['method']:<20}" + "".join(f" {cell:>8}" for cell in cells)
         if any(map(no_better, means)):
             yield f"{NO_BETTER} no better than a constant answer"
     if recipe.note:
@@ -39,6 +38,11 @@ def lines(recipe: Recipe, rows: Sequence[RecipeRow]) -> Iterator[str]:
 def no_better(row: Mapping[str, Any]) -> bool:
     """Return whether a method's mean is no better than the mean of constant answers."""
     return bool(row["mean"] <= row["constant"])
+
+
+def rivals_in(rows: Sequence[RecipeRow]) -> tuple[str, str]:
+    """Return the methods over which gains are shown: ordinary models alone (Local where there are none), and tuned FedAvg."""
+    return ALONE if any(row.method == ALONE for row in rows) else LOCAL, TUNED
 
 
 def gains(rows: Sequence[dict[str, Any]], method: str, over: str) -> list[tuple[float, float]]:
@@ -69,7 +73,7 @@ def picture(recipe: Recipe, rows: Sequence[RecipeRow], path: Path) -> Path:
     axes = figure.subplots(len(by_series), 2, sharex=True, sharey="row", squeeze=False)
     figure.suptitle(f"{recipe.title}, {recipe.rounds} rounds: points above 0 are where federation pays")
     for (series, means), pair in zip(by_series.items(), axes, strict=True):
-        for over, place in zip(OVER, pair, strict=True):
+        for over, place in zip(rivals_in(rows), pair, strict=True):
             _gain_on(place, recipe, means, over)
             place.set_title(f"gain over {over}{f', {series}' if series else ''}", fontsize=10)
         pair[0].set_ylabel(f"points of mean {TASKS[recipe.task].metric}")
@@ -87,7 +91,7 @@ def _gain_on(place: Any, recipe: Recipe, means: Sequence[dict[str, Any]], over: 
         points = sorted(gains(means, entry.label, over))
         if entry.label == over or not points:
             continue
-        style = "--" if entry.label in (LOCAL, FEDAVG) else "-"
+        style = "--" if entry.label in (ALONE, LOCAL, FEDAVG) else "-"
         place.plot(*zip(*points, strict=True), f"{style}o", color=figures.COLOURS[number], markersize=4, label=entry.label)
         for x, _ in crossovers(points, recipe.log):
             place.plot([x], [0.0], "x", color=figures.COLOURS[number], markersize=8)

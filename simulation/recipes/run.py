@@ -1,7 +1,7 @@
 """Runs of a recipe: a CSV row for each point, seed and method, with a manifest. An interrupted run continues.
 
-The models that devices end with are compared on the devices' test parts. A device is harmed if its model is worse than what it
-would have by training alone or by FedAvg, by the exact paired test with Holm's correction.
+The models that devices end with are compared on the devices' test parts. A device is harmed if its model is worse than the
+ordinary one that it fits alone, or than what Local or FedAvg leave it, by the exact paired test with Holm's correction.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from attune.common.metrics import KEPT_RIVALS
+from attune.common.paired import Pair, pairs_of
 from attune.common.statistics import LEVEL, holm, mcnemar
 from attune.common.text import converted
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.work.comparison import sign_flip
 from attune.simulation.manifest import ResultManifest
 from attune.simulation.partition.samples import Source
-from attune.simulation.recipes.catalogue import RIVALS, Recipe, RecipeMethod, RecipePoint
+from attune.simulation.recipes.catalogue import ALONE, RIVALS, Recipe, RecipeMethod, RecipePoint
 from attune.simulation.recipes.site_tables import SiteTables
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulate import simulate
@@ -64,10 +66,20 @@ class RecipeRow(msgspec.Struct, frozen=True):
     mse: float | None = None  # in regression the mean squared error over all test samples, in the unit of y
 
 
-def run(recipe: Recipe, data: str | None, out: Path, say: Callable[[str], None], seeds: Sequence[int] = ()) -> list[RecipeRow]:
+def run(
+    recipe: Recipe, data: str | None, out: Path, say: Callable[[str], None], seeds: Sequence[int] = (), only: Sequence[str] = ()
+) -> list[RecipeRow]:
     """Run what is missing in out/NAME.csv, and return all rows of the recipe.
 
     Each point that is run adds a line to out/NAME.manifest.jsonl: what its rows were made with.
+
+    Args:
+        recipe: The recipe.
+        data: Path of its data set, if it is not bundled.
+        out: Folder of the files.
+        say: Receives a line for each point.
+        seeds: Seeds of the cuts and of the methods; empty: those of the recipe.
+        only: Labels of the entries to run; empty: all.
 
     Raises:
         AttuneError: As in load_source, partition and simulate.
@@ -79,7 +91,7 @@ def run(recipe: Recipe, data: str | None, out: Path, say: Callable[[str], None],
         source = recipe.load(data, seed)
         for point in recipe.points:
             there = {row.method for row in rows if (row.series, row.x, row.seed) == (point.series, point.x, seed)}
-            left = [entry for entry in recipe.entries if entry.label not in there]
+            left = [entry for entry in recipe.entries if entry.label not in there and (not only or entry.label in only)]
             if left:
                 say(f"{recipe.title}: {point.series} {recipe.axis} {point.x:g}, seed {seed}")
                 made, manifest = _point(recipe, left, point, source, seed)
@@ -101,8 +113,9 @@ def _point(
     with tempfile.TemporaryDirectory(prefix="attune-recipe-") as folder:
         shards = point.write(Path(folder) / "shards", source, seed)
         results: dict[str, tuple[RecipeMethod, SimulationResult, float]] = {}
+        needed = RIVALS if any(entry.label != ALONE for entry in entries) else ()
         for entry in recipe.entries:
-            if entry not in entries and entry.label not in RIVALS:
+            if entry not in entries and entry.label not in needed:
                 continue
             began = time.monotonic()
             settings = {**recipe.settings, **entry.settings}
@@ -110,7 +123,7 @@ def _point(
                 [str(shard) for shard in shards],
                 entry.method,
                 None,
-                recipe.rounds,
+                1 if entry.label == ALONE else recipe.rounds,
                 seed,
                 settings,
                 entry.baseline,
@@ -118,11 +131,17 @@ def _point(
                 progress=False,
             )
             results[entry.label] = entry, result, time.monotonic() - began
-        right = {label: right_of(result, shards) for label, (_, result, _) in results.items()}
+        right = {label: right_of(result, shards) for label, (_, result, _) in results.items() if label != ALONE}
         tests = {shard.name: load_shard(shard) for shard in shards}
         asked = [result for result in results.values() if result[0] in entries]
         manifest = msgspec.structs.replace(asked[0][1].manifest, method=", ".join(entry.label for entry, *_ in asked))
-        return [_row(point, seed, entry, result, seconds, right, tests) for entry, result, seconds in asked], manifest
+        rows = [
+            _row_alone(point, seed, result, seconds)
+            if entry.label == ALONE
+            else _row(point, seed, entry, result, seconds, right, tests)
+            for entry, result, seconds in asked
+        ]
+        return rows, manifest
 
 
 def right_of(result: SimulationResult, shards: Sequence[Path]) -> Right:
@@ -150,6 +169,7 @@ def _row(
     tests: Mapping[str, Shard],
 ) -> RecipeRow:  # fmt: skip
     mine, clients = right[entry.label], result.status["clients"]
+    against_alone = {client["name"]: _against_alone(client) for client in clients}
     rivals = {name: right[name] for name in RIVALS if name != entry.label and name in right}
     rivals_of = {device: {rival: by_device[device] for rival, by_device in rivals.items()} for device in mine}
     accuracies = [float(right_n.mean()) for right_n in mine.values()]
@@ -171,12 +191,46 @@ def _row(
         judged=mean_of("accuracy"),
         served=_mean_or_none([row.served for row in result.table()]),
         constant=mean_of("accuracy_constant"),
-        harmed=round(fmean(harmed(mine[name], rivals_of[name]) for name in mine), 4),
-        harmed_by_groups=round(fmean(harmed(mine[name], rivals_of[name], tests[name].test_places) for name in mine), 4),
+        harmed=round(fmean(harmed(mine[name], rivals_of[name], None, against_alone[name]) for name in mine), 4),
+        harmed_by_groups=round(
+            fmean(harmed(mine[name], rivals_of[name], tests[name].test_places, against_alone[name]) for name in mine), 4
+        ),
         bytes=result.bytes_moved // len(mine),
         seconds=round(seconds, 1),
         mse=round(squared_error(result, tests), 2) if result.task == "regression" else None,
     )
+
+
+def _row_alone(point: RecipePoint, seed: int, result: SimulationResult, seconds: float) -> RecipeRow:
+    """Return the row of the ordinary models that devices fit alone. It is the rival of all others, so nobody is harmed."""
+    clients = [client for client in result.status["clients"] if client["accuracy_alone"] is not None]
+    scores, samples = ([client[name] for client in clients] for name in ("accuracy_alone", "test_samples"))
+    pooled = float(np.average(scores, weights=samples))
+    scale = result._plan.targets
+    return RecipeRow(
+        series=point.series,
+        x=point.x,
+        seed=seed,
+        method=ALONE,
+        devices=len(clients),
+        samples=round(fmean(client["samples"] for client in clients), 1),
+        mean=round(fmean(scores), 4),
+        pooled=round(pooled, 4),
+        worst=round(min(scores), 4),
+        judged=None,
+        served=None,
+        constant=round(fmean(client["accuracy_constant"] for client in clients), 4),
+        harmed=0.0,
+        harmed_by_groups=0.0,
+        bytes=0,
+        seconds=round(seconds, 1),
+        mse=None if scale is None else round((1 - pooled) * scale.std[0] ** 2, 2),
+    )
+
+
+def _against_alone(client: Mapping[str, Any]) -> Pair | None:
+    """Return a device's comparison of what it keeps with its ordinary model alone, if it made one."""
+    return next((pair for pair in pairs_of(client, KEPT_RIVALS) if pair.rival == "alone"), None)
 
 
 def _mean_or_none(values: Sequence[float | None]) -> float | None:
@@ -184,15 +238,18 @@ def _mean_or_none(values: Sequence[float | None]) -> float | None:
     return round(fmean(known), 4) if known and len(known) == len(values) else None
 
 
-def harmed(mine: npt.NDArray[Any], rivals: Mapping[str, npt.NDArray[Any]], groups: Groups | None = None) -> bool:
+def harmed(
+    mine: npt.NDArray[Any], rivals: Mapping[str, npt.NDArray[Any]], groups: Groups | None = None, alone: Pair | None = None
+) -> bool:
     """Return whether a device's model is worse than a rival's by more than chance. Equal models are called so in at most 5 %.
 
     Args:
         mine: Which test labels the device's model predicts, (n,) or (n, T), or the score of each sample, (n,).
         rivals: The same for each rival.
         groups: Number of each test sample's group, (n,). A group counts once.
+        alone: Comparison with the ordinary model that the device fits alone, if there is one.
     """
-    p, gain = {}, {}
+    p, gain = ({}, {}) if alone is None else ({ALONE: alone.p}, {ALONE: alone.difference})
     for name, theirs in rivals.items():
         gain_n = (mine.astype(float) - theirs.astype(float)).reshape(len(mine), -1).mean(axis=1)
         better, worse = int((gain_n > 0).sum()), int((gain_n < 0).sum())
@@ -201,7 +258,7 @@ def harmed(mine: npt.NDArray[Any], rivals: Mapping[str, npt.NDArray[Any]], group
         p[name] = mcnemar(better, worse) if counted else sign_flip(by_group)
         gain[name] = better - worse if counted else float(gain_n.sum())
     adjusted = holm(p)
-    return any(adjusted[name] <= 1 - LEVEL and gain[name] < 0 for name in rivals)
+    return any(adjusted[name] <= 1 - LEVEL and gain[name] < 0 for name in p)
 
 
 def read(path: Path) -> list[RecipeRow]:
