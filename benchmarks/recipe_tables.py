@@ -190,8 +190,8 @@ def with_finishing(rows: dict[str, list[RecipeRow]], weights: Path = WEIGHTS) ->
         return
     labels = [FEDAVG, *_personalized(finished)]
     yield ""
-    yield "What devices keep with finishing, less the best of alone, Local, tuned FedAvg and the method's own model, by seed: mean"
-    yield "in points ± standard error over seeds; devices that are harmed, in %. The rivals FedAvg and tuned FedAvg finish too;"
+    yield "What devices keep with finishing, less the best of alone, Local, tuned FedAvg and the method's own model, by seed:"
+    yield "mean in points ± standard error over seeds; devices that are harmed, in %. FedAvg and tuned FedAvg finish too;"
     yield f"Local has nothing to finish. {MISSED}: misses the goal, either half of it. FedAvg does not personalize, so it is"
     yield "not counted."
     yield ""

@@ -22,7 +22,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC
 
 from attune.common.errors import SettingError
-from attune.simulation.recipes.catalogue import FEDAVG, LOCAL, get
+from attune.simulation.recipes.catalogue import ALONE_ENTRY, FEDAVG, LOCAL, get
+from attune.simulation.simulate import simulate
 from benchmarks import rival_models, rivals
 from benchmarks.rival_models import BOOSTED, CHOSEN, FOREST, LINEAR, MARGIN, NEAREST, NEAREST_3, RIDGE, VECTORS, device_scores
 
@@ -249,3 +250,21 @@ def test_the_committed_file_has_each_rival_at_each_of_its_points() -> None:
         assert [row["rival"] for row in mine] == [*names, CHOSEN] and len({row["devices"] for row in mine}) == 1
         assert all(bool(row["mse"]) == numbers for row in mine)
     assert {"digits", "relatedness"} <= {run[0] for run in runs}
+
+
+def test_a_devices_own_portfolio_is_as_good_as_scikit_learn_outside(tmp_path: Path) -> None:
+    """Compare what devices choose alone on digits with 20 samples, five seeds: within one point, on average."""
+    recipe = get("digits")
+    point = next(point for point in recipe.points if point.x == 20)
+    ours, outside = [], []
+    for seed in range(5):
+        shards = point.write(tmp_path / str(seed), recipe.load(None, seed), seed)
+        scores = device_scores(shards, seed)
+        entry = ALONE_ENTRY
+        result = simulate(
+            [str(shard) for shard in shards], entry.method, None, 1, seed, {**recipe.settings, **entry.settings}, "alone",
+            progress=False,
+        )  # fmt: skip
+        ours.append(fmean(client["accuracy_alone"] for client in result.status["clients"]))
+        outside.append(fmean(of[CHOSEN] for of in scores.values()))
+    assert fmean(ours) >= fmean(outside) - 0.01, (ours, outside)

@@ -23,7 +23,7 @@ from attune.simulation.partition.samples import Dataset
 from attune.simulation.partition.split import Partition, partition
 from attune.simulation.recipes import catalogue, cuts, picture, site_tables
 from attune.simulation.recipes import run as recipe_runs
-from attune.simulation.recipes.catalogue import BASELINES, Recipe, RecipeMethod, RecipePoint
+from attune.simulation.recipes.catalogue import ALONE, ALONE_ENTRY, BASELINES, Recipe, RecipeMethod, RecipePoint
 from attune.simulation.recipes.run import RecipeRow, harmed, read, write
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulate import simulate
@@ -44,7 +44,8 @@ def test_in_every_recipe_the_settings_exist(recipe: Recipe) -> None:
             section, _, name = key.partition(".")
             said.setdefault(section, {})[name] = value
         assert resolve(said).method.name == entry.method and method_from_options(said["method"])
-    assert {entry.label for entry in BASELINES} < {entry.label for entry in recipe.entries}
+    assert {entry.label for entry in BASELINES} - {ALONE} < {entry.label for entry in recipe.entries}
+    assert recipe.entries[0] == ALONE_ENTRY or recipe.name.startswith("roles"), "text has no ordinary models"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,10 @@ def test_a_benchmark_prints_its_table_and_goes_on(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "digits.png").read_bytes()[:4] == b"\x89PNG"
     made_with = [json.loads(line) for line in (tmp_path / "digits.manifest.jsonl").read_text().splitlines()]
     assert [(made["x"], made["seed"]) for made in made_with] == [(8, 0), (8, 1)]
-    assert made_with[0]["method"] == "Local, FedAvg, FedAvg, tuned, mine, MCSA" and made_with[0]["data"] != made_with[1]["data"]
+    assert made_with[0]["method"] == f"{ALONE}, Local, FedAvg, FedAvg, tuned, mine, MCSA"
+    assert made_with[0]["data"] != made_with[1]["data"]
+    alone = [row for row in rows if row.method == ALONE]
+    assert all(row.bytes == 0 and row.harmed == 0 and 0 < row.worst <= row.mean < 1 for row in alone)
     monkeypatch.setitem(catalogue.RECIPES, "digits", tiny)
     run()
     assert read(tmp_path / "digits.csv")[: len(rows)] == rows

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attune.fedserver.core.prior import FEW, prior_of, votes_of
+from attune.fedserver.core.prior import FEW, fitted_of, prior_of, votes_of
 from attune.fedserver.core.records import Report
 
 MODELS = ("personalized", "common", "local")
@@ -97,3 +97,37 @@ def test_without_a_device_is_as_if_it_had_not_voted():
 def test_of_very_many_devices_ones_own_vote_is_left_in():
     found = prior_of({str(i): {"common": -6.0, "local": -1.0} for i in range(FEW + 1)})
     assert found.of("0") == found.shares
+
+
+def test_fitted_models_have_the_mean_weight_of_the_other_devices():
+    fitted = {
+        "a": {"logistic": 0.9, "forest": 0.1},
+        "b": {"logistic": 0.5, "forest": 0.5},
+        "c": {"logistic": 0.1, "forest": 0.9},
+    }
+    found = prior_of({}, fitted)
+    assert found.shares == pytest.approx({"forest": 0.5, "logistic": 0.5}) == found.of("newcomer")
+    assert found.of("a") == pytest.approx({"forest": 0.7, "logistic": 0.3})
+    votes = {name: {"personalized": -3.0, "alone": -1.0} for name in fitted}
+    both = prior_of(votes, fitted).of("b")
+    assert both["forest"] == pytest.approx(0.5) and both["alone"] > both["personalized"]
+    assert both["alone"] + both["personalized"] == pytest.approx(1)
+
+
+def test_a_model_that_some_devices_lack_counts_where_it_is():
+    found = prior_of({}, {"a": {"logistic": 1.0}, "b": {"logistic": 0.5, "boosting": 0.5}})
+    assert found.shares == pytest.approx({"boosting": 0.25, "logistic": 0.75})
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["logistic", "forest"]), st.floats(0, 1), max_size=2), max_size=6))
+def test_no_device_has_more_than_one_vote_on_fitted_models(claims):
+    rows = [Report(round=1, work="evaluate", client=f"d{i}", fitted=claim) for i, claim in enumerate(claims)]
+    found = fitted_of(rows)
+    assert all(sum(of.values()) <= 1 + 1e-9 for of in found.values())
+    shares = prior_of({}, found).shares
+    assert not shares or (sum(shares.values()) == pytest.approx(1) and min(shares.values()) > 0)
+
+
+def test_before_anything_is_known_networks_together_weigh_as_much_as_fitted_models():
+    equal = {"personalized": -2.0, "common": -2.0, "alone": -2.0}
+    assert shares_of([equal]) == pytest.approx({"personalized": 0.25, "common": 0.25, "alone": 0.5})
