@@ -137,6 +137,8 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     secure_clip: Positive = 1.0
     # Fewest devices in a sum. Devices refuse smaller sums themselves.
     secure_devices: Annotated[int, msgspec.Meta(ge=3, le=256)] = 5
+    # Devices in a sum beyond the threshold. 1: although one fewer than the threshold collude, two others are in it.
+    secure_spare: Annotated[int, msgspec.Meta(ge=1, le=127)] = 1
     # Fewest training samples of a device in a sum. A device with fewer takes no part. 0: any number.
     secure_samples: CountOrZero = 0
     # Largest L2 norm of a device's change of a part; the device reduces a larger one. 0: no bound.

@@ -43,4 +43,5 @@ DIRECT_PART_BYTES = 8 << 20  # of a part of a direct upload; only the last one i
 PROCESS_KEY = "attune-process"  # the metadata key of Connect: a random word of the process, to tell two with one identity apart
 STATISTICS_ORDER = "statistics-"  # before the id of a question, in the exchanges of a masked sum of statistics
 MOST_MOMENTS = 1 << 14  # numbers of a description of a device's data
+SPARE = 1  # devices beyond the threshold in a sum of secure aggregation, unless the plan asks for more
 MOST_MEMBERS = 256  # devices of a round of secure aggregation, whatever the plan says

@@ -104,7 +104,7 @@ class Exchanges:
         worker: Worker,
         say: Callable[[str], None],
     ) -> None:
-        self._plan, self._minimum, self._signer = plan, settings.devices, signer
+        self._plan, self._settings, self._signer = plan, settings, signer
         self._link, self._worker, self._say = link, worker, say
         self._turn = asyncio.Lock()
         self._sending: set[tuple[str, int]] = set()
@@ -114,8 +114,8 @@ class Exchanges:
         """Return the participant with the present identity; the one of the message before, while that is the same."""
         identity, plan = self._signer(), self._plan
         if self._participant is None or self._participant[0] != identity:
-            made = Participant(identity.name, identity.credential, identity.ca_pem, plan.federation, plan.run, self._minimum)
-            self._participant = identity, made
+            of, least = (identity.name, identity.credential, identity.ca_pem), (self._settings.devices, self._settings.spare)
+            self._participant = identity, Participant(*of, plan.federation, plan.run, *least)
         return self._participant[1]
 
     async def answer(self, message: SecureMessage, slot: LearnerSlot) -> None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace as changed
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import SecureMember, SecureMessage
 from attune.common.identity.credential import Credential
-from attune.common.protocol import MOST_MEMBERS
+from attune.common.protocol import MOST_MEMBERS, SPARE
 from attune.common.secure import masks
 from attune.common.secure.sharing import SHARE_BYTES
 from attune.common.secure.statements import (
@@ -80,13 +80,22 @@ class Participant:
         federation: Its fingerprint, as in the plan.
         run: The name of the run.
         minimum: The plan's fewest devices in a sum.
+        spare: The plan's devices in a sum beyond the threshold.
     """
 
     def __init__(
-        self, name: str, credential: Credential, authority_pem: bytes, federation: str, run: str, minimum: int
+        self,
+        name: str,
+        credential: Credential,
+        authority_pem: bytes,
+        federation: str,
+        run: str,
+        minimum: int,
+        spare: int = SPARE,
     ) -> None:
         self._name, self._credential, self._authority_pem = name, credential, authority_pem
         self._federation, self._run, self._minimum = federation, run, max(LEAST_DEVICES, minimum)
+        self._spare = max(SPARE, spare)
         self._secrets: AttemptSecrets | None = None  # those of the present attempt
 
     def answer(self, state: MemberState, message: SecureMessage, trained: MaskableOrder) -> tuple[MemberState, SecureMessage]:
@@ -190,7 +199,7 @@ class Participant:
             raise UpdateRefused("the cohort's list has one device under two names")
 
     def _check_number(self, count: int, threshold: int) -> None:
-        least = max(self._minimum, threshold)
+        least = max(self._minimum, threshold + self._spare)  # as many as the threshold could be colluders and one other
         if count < least:
             raise UpdateRefused(f"a sum over {count} devices is asked for; this device hands in to sums of at least {least}")
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import ExchangeName, FixedSurvivors, SecureMember, SecureMessage
-from attune.common.protocol import MOST_MEMBERS
+from attune.common.protocol import MOST_MEMBERS, SPARE
 from attune.common.secure import masks
 from attune.common.secure.sharing import SHARE_BYTES, combine, weights_at_zero
 from attune.common.secure.statements import (
@@ -65,10 +65,17 @@ class Unmasking(msgspec.Struct, frozen=True, dict=True):
 
 @dataclass(frozen=True)
 class CohortRule:
-    """How many devices a sum needs. asked: the cohort, from which the threshold follows."""
+    """How many devices a sum needs.
+
+    Attributes:
+        asked: The cohort, from which the threshold follows.
+        minimum: The fewest devices that the settings allow.
+        spare: Devices beyond the threshold: if one fewer than the threshold collude, so many and one more do not.
+    """
 
     asked: tuple[str, ...]
     minimum: int
+    spare: int = SPARE
 
     @property
     def threshold(self) -> int:
@@ -78,7 +85,7 @@ class CohortRule:
     @property
     def least(self) -> int:
         """The fewest devices in a sum."""
-        return max(self.threshold, self.minimum)
+        return max(self.threshold + self.spare, self.minimum)
 
 
 class Collector:

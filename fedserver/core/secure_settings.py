@@ -13,7 +13,7 @@ from attune.common.exchange.registry import SECURE_SUM
 from attune.common.methods.method import ConfiguredMethod, Method
 from attune.common.methods.settings.aggregators import HypernetworkSettings, MeanSettings
 from attune.common.plan import Plan, Profile
-from attune.common.protocol import MOST_MEMBERS
+from attune.common.protocol import MOST_MEMBERS, SPARE
 
 ON = "privacy.secure_aggregation"
 
@@ -38,6 +38,7 @@ def transform_of(privacy: PrivacySettings, configured: ConfiguredMethod) -> dict
     """Return the transform that carries secure aggregation out, as [transforms] has it; empty without it."""
     if not privacy.secure_aggregation:
         return {}
+    spare = {"spare": privacy.secure_spare} if privacy.secure_spare != SPARE else {}  # older devices do not know it
     uniform = {settings.uniform for settings in configured.aggregators.values() if isinstance(settings, MeanSettings)}
     return {
         SECURE_SUM: {
@@ -46,6 +47,7 @@ def transform_of(privacy: PrivacySettings, configured: ConfiguredMethod) -> dict
             "samples": privacy.secure_samples,
             "norm": privacy.secure_norm,
             "uniform": True in uniform,
+            **spare,
         }
     }
 
@@ -78,11 +80,12 @@ def check_settings(
             )
         if isinstance(settings, MeanSettings) and settings.robust != "none":
             raise SettingError(f"{ON} and method.robust cannot be combined: a robust rule compares single updates")
-    least = privacy.secure_devices
+    least, spare = privacy.secure_devices, privacy.secure_spare
     wrong = {
         "round.take_back: it looks at losses of single devices": rounds.take_back > 0,
         'round.train = "all": each round must start from what the server serves': rounds.train == "all",
         "round.adapt_rounds: few newcomers make no sum": rounds.adapt_rounds > 0,
+        f"privacy.secure_spare = {spare}: set privacy.secure_devices to {2 * spare + 1} or more": least <= 2 * spare,
         f"round.min_clients = {rounds.min_clients}: sums have at least {least} devices": rounds.min_clients < least,
         f"round.quorum = {rounds.quorum}: sums have at least {least} devices": 0 < rounds.quorum < least,
         f"round.clients = {rounds.clients}: sums have {least} to {MOST_MEMBERS} devices": bool(rounds.clients)

@@ -61,7 +61,7 @@ class SecureRounds:
         self, privacy: PrivacySettings, federation: str, streams: Streams, clock: Clock, turns: Turns, handle: Handle
     ) -> None:
         self.on, self._minimum, self._wait_s = privacy.secure_aggregation, privacy.secure_devices, privacy.secure_wait_s
-        self._federation = federation
+        self._federation, self._spare = federation, privacy.secure_spare
         self._clock, self._turns, self._handle = clock, turns, handle
         self._exchanger = Exchanger(lambda name, message: streams.send(name, message), clock)
 
@@ -79,6 +79,7 @@ class SecureRounds:
         from attune.fedserver.core.collector import CohortRule, Collector
 
         names, why = tuple(sorted(cohort)), ""
+        rule = CohortRule(names, self._minimum, self._spare)
         attempt, fixed = record.attempt, record.fixed
         known = cohort | frozenset(fixed.survivors if fixed else ())
         orders = {name: str(OrderId("train", number, name)) for name in known}
@@ -88,7 +89,7 @@ class SecureRounds:
                 await self._note(attempt)
             occasion = Occasion(self._federation, run, number, attempt)
             try:
-                collector = self._exchanger.collector = Collector(occasion, orders, CohortRule(names, self._minimum), fixed)
+                collector = self._exchanger.collector = Collector(occasion, orders, rule, fixed)
                 unmasking = await self._carry_out(collector)
             except UpdateRefused as refusal:
                 why = str(refusal)

@@ -142,6 +142,8 @@ WRONG = {
     "round.min_clients=4": "sums have at least 5 devices",
     "round.quorum=4": "sums have at least 5 devices",
     "privacy.secure_devices=2": "privacy.secure_devices",
+    "privacy.secure_spare=0": "privacy.secure_spare",
+    "privacy.secure_spare=3": "set privacy.secure_devices to 7 or more",
     "privacy.secure_clip=0": "privacy.secure_clip",
 }
 
