@@ -128,6 +128,11 @@ class Collector:
         return frozenset(self.asked) - self._taken.keys() - self._refused.keys()
 
     @property
+    def least(self) -> int:
+        """How many answers the present exchange needs."""
+        return self.threshold if self.exchange in ("survivors", "unmasking") else self._rule.least
+
+    @property
     def refusals(self) -> Mapping[str, str]:
         """Why devices take no part in the rest of the attempt."""
         return self._refused

@@ -131,6 +131,23 @@ class Attempted:
 
 
 @dataclass(frozen=True)
+class Exchanged:
+    """An exchange of secure aggregation is over.
+
+    Attributes:
+        now: When it was.
+        kind: Its name among the fleet's paces.
+        took: Seconds that each device needed for its answer.
+        costs: For how many seconds the others waited for devices that were silent, or much slower than the fleet.
+    """
+
+    now: float
+    kind: str
+    took: Mapping[str, float]
+    costs: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class StepFailed:
     """The step under way cannot be carried out."""
 
@@ -149,6 +166,7 @@ Event = (
     | Tick
     | Aggregated
     | Attempted
+    | Exchanged
     | StepFailed
 )
 

@@ -85,7 +85,8 @@ class ResolvedSettings:
                 replayed = ReplayedRounds(settings, self.seed, score_after=scored, until=self.until, arrivals=self.arrivals)
                 return Rules(settings, replayed, common)
             kind = BufferedRounds if settings.mode == "buffered" else Synchronous
-            return Rules(settings, kind(settings, self.seed, score_after=scored, until=self.until), common)
+            secure = privacy.secure_aggregation
+            return Rules(settings, kind(settings, self.seed, score_after=scored, until=self.until, secure=secure), common)
         most = settings.rounds if privacy.epsilon is not None else 0
         poisson = PoissonRounds(settings, self.seed, drawn_rate(privacy, settings), most, privacy.insecure_seed)
         return Rules(settings, poisson, noisy=True)

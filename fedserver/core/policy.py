@@ -112,12 +112,14 @@ class Synchronous:
         seed: Seed of the cohorts.
         score_after: Rounds whose state is evaluated in any case.
         until: No round opens after this one, although rounds are left; None: all rounds open.
+        secure: Whether updates are summed by secure aggregation.
     """
 
     settings: RoundSettings
     seed: int
     score_after: Collection[int] = field(default=(), kw_only=True)
     until: int | None = field(default=None, kw_only=True)
+    secure: bool = field(default=False, kw_only=True)
 
     def opens(self, state: Round) -> bool:
         if self.until is not None and state.record.round >= self.until:
@@ -146,10 +148,15 @@ class Synchronous:
         )
 
     def ask(self, state: Round) -> Asked:
-        """Skip devices that missed two orders in a row, unless too few devices remain without them."""
+        """Skip devices that missed two orders in a row, unless too few devices remain without them.
+
+        Under secure aggregation devices in debt are skipped likewise: without one of its cohort a sum takes longer.
+        """
         number, settings = state.record.round + 1, self.settings
         able = state.connected - passed_over(state)
-        names = sorted(able if len(able) >= settings.min_clients else state.connected)
+        punctual = able - indebted(state.missed, state.now) if self.secure else able
+        enough = [names for names in (punctual, able) if len(names) >= settings.min_clients]
+        names = sorted(enough[0] if enough else state.connected)
         target = settings.clients or len(names)
         size = min(len(names), math.ceil(target * (1 + settings.over_selection)))
         cohort = tuple(sorted(self._draw("cohort", number).sample(names, size)))

@@ -98,6 +98,8 @@ def _handle(rules: Rules, state: Round, event: events.Event) -> Step:
             return phase.aggregated(rules, state, event)
         case events.Attempted(_, attempt, fixed):
             return Step(state.noting(attempt=attempt, fixed=fixed))
+        case events.Exchanged(_, kind, took, costs):
+            return Step(state.exchanged(kind, took, costs))
         case events.StepFailed():
             raise AssertionError("handled before")
 

@@ -16,7 +16,7 @@ from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors, SecureMessage
 from attune.common.faults import SERVER, fail_at
 from attune.fedserver.core.messages import Attempted, OrderId, Record
-from attune.fedserver.federation.exchanger import Exchanger
+from attune.fedserver.federation.exchanger import ExchangeAccount, Exchanger
 from attune.fedserver.federation.steps import Clock, Turns
 from attune.fedserver.federation.streams import Streams
 
@@ -55,15 +55,23 @@ class SecureRounds:
         clock: If it stands, all answers are waited for.
         turns: The queue of steps.
         handle: Tells the round which attempt is made, and its survivors once they are fixed. It is durable then.
+        account: The fleet's account of waits.
     """
 
     def __init__(
-        self, privacy: PrivacySettings, federation: str, streams: Streams, clock: Clock, turns: Turns, handle: Handle
+        self,
+        privacy: PrivacySettings,
+        federation: str,
+        streams: Streams,
+        clock: Clock,
+        turns: Turns,
+        handle: Handle,
+        account: ExchangeAccount | None = None,
     ) -> None:
         self.on, self._minimum, self._wait_s = privacy.secure_aggregation, privacy.secure_devices, privacy.secure_wait_s
         self._federation, self._spare = federation, privacy.secure_spare
         self._clock, self._turns, self._handle = clock, turns, handle
-        self._exchanger = Exchanger(lambda name, message: streams.send(name, message), clock)
+        self._exchanger = Exchanger(lambda name, message: streams.send(name, message), clock, account)
 
     def __repr__(self) -> str:
         return f"SecureRounds({self._exchanger.collector})"
