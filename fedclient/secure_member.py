@@ -7,7 +7,7 @@ answers one set of survivors in a round, whatever the server asks and whenever e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from msgspec.structs import replace as changed
@@ -30,6 +30,7 @@ from attune.common.secure.statements import (
     survivors_statement,
 )
 from attune.fedclient.attempt_secrets import AttemptSecrets
+from attune.fedclient.sum_book import SumBook
 
 LEAST_DEVICES = 3  # no plan and no server makes a device hand in to a sum of fewer
 
@@ -63,11 +64,21 @@ class MemberState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class MaskableOrder:
-    """The finished order whose update the device can hand in. vector: digest of that update, before it is masked."""
+    """The finished order whose update the device can hand in.
+
+    Attributes:
+        order_id: The order.
+        round: Its round.
+        vector: Digest of that update, before it is masked.
+        start: Digest of what was served, from which it follows; empty: it follows from no start.
+        book: The sums in which this device was before.
+    """
 
     order_id: str
     round: int
     vector: str
+    start: str = ""
+    book: SumBook = field(default_factory=SumBook)
 
 
 class Participant:
@@ -81,6 +92,7 @@ class Participant:
         run: The name of the run.
         minimum: The plan's fewest devices in a sum.
         spare: The plan's devices in a sum beyond the threshold.
+        same_cohort: Whether the plan has all sums over the devices of the first one.
     """
 
     def __init__(
@@ -92,10 +104,11 @@ class Participant:
         run: str,
         minimum: int,
         spare: int = SPARE,
+        same_cohort: bool = False,
     ) -> None:
         self._name, self._credential, self._authority_pem = name, credential, authority_pem
         self._federation, self._run, self._minimum = federation, run, max(LEAST_DEVICES, minimum)
-        self._spare = max(SPARE, spare)
+        self._spare, self.same_cohort = max(SPARE, spare), same_cohort
         self._secrets: AttemptSecrets | None = None  # those of the present attempt
 
     def answer(self, state: MemberState, message: SecureMessage, trained: MaskableOrder) -> tuple[MemberState, SecureMessage]:
@@ -110,6 +123,9 @@ class Participant:
             state = self._begun(state, message, trained)
         elif (message.order_id, message.attempt, trained.vector) != (state.order_id, state.attempt, state.vector):
             raise UpdateRefused(f"attempt {message.attempt} of round {trained.round} is none for which this device has keys")
+        # The others could sum what it has masked with any part of them. So it masks only if all who could be in the sum may be.
+        elif why := trained.book.refuses(trained.start, {member.name for member in message.members}, self.same_cohort):
+            raise UpdateRefused(why)
         answers = {
             "keys": self._keys,
             "shares": self._shares,

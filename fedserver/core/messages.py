@@ -123,11 +123,12 @@ class Aggregated:
 
 @dataclass(frozen=True)
 class Attempted:
-    """An attempt of secure aggregation begins, or its survivors are fixed."""
+    """An attempt of secure aggregation begins, or its survivors are fixed. cohort: that of all later sums, if there is one."""
 
     now: float
     attempt: int
     fixed: FixedSurvivors | None = None
+    cohort: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -321,6 +322,7 @@ class Record(msgspec.Struct, frozen=True):
     paused: bool = False  # no further training round opens until the operator resumes
     attempt: int = 0  # the latest attempt of secure aggregation in the open step; 0: none
     fixed: FixedSurvivors | None = None  # of this attempt, once they are: the step ends with their sum, or without any
+    same_cohort: tuple[str, ...] = ()  # the only devices of sums, under privacy.same_cohort; empty: there was no sum
     weights: Mapping[int, float] = {}  # by round, the weight of its updates together, where devices keep their embeddings
     summed: SummedChanges | None = None  # by the latest sum of secure aggregation
     releases: int = 0  # noisy sums that were released, or may have been, under client-level privacy
