@@ -131,7 +131,7 @@ def short_step(settings: MeanSettings | HypernetworkSettings) -> str:
 
 
 def _below(name: str, step: float, usual: float, value: float) -> str:
-    return f"method.{name} = {value:g} makes them {step / usual:.1g} times as large" if step < TENTH * usual else ""
+    return f"method.{name} = {value:g} makes them {step / usual:.2g} times as large" if step < TENTH * usual else ""
 
 
 def check_profile(privacy: PrivacySettings, profile: Profile, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 import attune
 from attune.common.exchange.transform import Cohort, RoundContext
-from attune.common.secure.secure_sum import SecureSum
+from attune.common.secure.secure_sum import NotASum, SecureSum
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.aggregators.mean import VALUE, Mean
 from tests.simulation.test_simulate import QUICK, cloud
@@ -61,3 +62,85 @@ def test_a_start_that_does_not_change_gives_one_sum_and_locks_nobody(
     check(sums)
     assert sum(map(len, sums.values())) >= 4, "a round without a sum is followed by one from another start"
     assert ServerHome(tmp_path / "server").snapshot().record.round == 8
+
+
+def fails_until(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+    """Let the server find that no sum is one, as after a device has spoiled it, up to this round."""
+    on_cohort = SecureSum.on_cohort
+
+    def spoiled(self: SecureSum, cohort: Cohort, context: RoundContext) -> Cohort:
+        done = on_cohort(self, cohort, context)
+        if cohort.updates and context.round <= last:
+            raise NotASum("numbers that are no sum")
+        return done
+
+    monkeypatch.setattr(SecureSum, "on_cohort", spoiled)
+
+
+def test_rounds_that_fail_after_their_sum_go_on_from_other_starts(
+    monkeypatch: pytest.MonkeyPatch, sums: Sums, tmp_path: Path
+) -> None:
+    fails_until(monkeypatch, 2)
+    attune.simulate(DEVICES, "fedavg", rounds=4, settings=DRAWN, home=tmp_path)
+    check(sums)
+    assert [len(cohorts) for cohorts in sums.values()] == [1, 1, 1, 1]
+    assert ServerHome(tmp_path / "server").snapshot().record.setback.startswith("round 2: ")
+
+
+class Interrupted(Exception):
+    """The end of a server whose home is lost."""
+
+
+def test_after_a_restore_the_rounds_that_devices_have_summed_give_no_other_sum_and_the_next_go_on(
+    monkeypatch: pytest.MonkeyPatch, sums: Sums, tmp_path: Path
+) -> None:
+    server, backup, on_cohort = tmp_path / "server", tmp_path / "backup", SecureSum.on_cohort
+
+    def watched(self: SecureSum, cohort: Cohort, context: RoundContext) -> Cohort:
+        if context.round == 3 and not backup.exists():
+            shutil.copytree(server, backup)
+        if context.round == 5:
+            raise Interrupted("the disk is gone")
+        return on_cohort(self, cohort, context)
+
+    monkeypatch.setattr(SecureSum, "on_cohort", watched)
+    with pytest.raises(Exception, match="the disk is gone"):
+        attune.simulate(DEVICES, "fedavg", rounds=9, settings=DRAWN, home=tmp_path)
+    shutil.rmtree(server)
+    backup.rename(server)
+    monkeypatch.setattr(SecureSum, "on_cohort", on_cohort)
+    before = sum(map(len, sums.values()))
+    attune.simulate(DEVICES, "fedavg", rounds=9, settings=DRAWN, home=tmp_path)
+    check(sums)
+    record = ServerHome(server).snapshot().record
+    assert (record.round, len(record.last_cohort)) == (9, 5)
+    assert sum(map(len, sums.values())) >= before + 3
+
+
+def test_two_runs_over_one_start_give_one_sum_from_it(sums: Sums, tmp_path: Path) -> None:
+    attune.simulate(DEVICES, "fedavg", rounds=1, settings=DRAWN, home=tmp_path / "first")
+    [(start, [cohort])] = sums.items()
+    for name in DEVICES:  # the homes of devices live on
+        kept = tmp_path / "first" / "devices" / name / "sums.json"
+        assert kept.exists() is (name in cohort)
+        if kept.exists():
+            (tmp_path / "second" / "devices" / name).mkdir(parents=True)
+            shutil.copy(kept, tmp_path / "second" / "devices" / name)
+    attune.simulate(DEVICES, "fedavg", rounds=3, settings=DRAWN | {"round.clients": 7}, home=tmp_path / "second")
+    check(sums)
+    assert sums[start] == [cohort]
+    assert [len(cohorts[0]) for cohorts in sums.values()] == [5, 7, 7], "round 1 has no sum"
+
+
+def test_the_same_devices_may_be_summed_again_from_one_start(monkeypatch: pytest.MonkeyPatch, sums: Sums) -> None:
+    monkeypatch.setattr(Mean, "apply", stands_still)
+    attune.simulate(DEVICES, "fedavg", rounds=4, settings=QUICK | {"privacy.secure_aggregation": True})
+    assert list(map(len, sums.values())) == [4]
+
+
+def test_under_same_cohort_all_sums_are_over_the_devices_of_the_first_one(sums: Sums, tmp_path: Path) -> None:
+    attune.simulate(DEVICES, "fedavg", rounds=5, settings=DRAWN | {"privacy.same_cohort": True}, home=tmp_path)
+    [cohort] = {cohort for cohorts in sums.values() for cohort in cohorts}
+    record = ServerHome(tmp_path / "server").snapshot().record
+    assert len(cohort) == 5 and record.same_cohort == tuple(sorted(cohort))
+    assert len(sums) == 5
