@@ -105,7 +105,7 @@ def test_a_damaged_order_before_the_newest_is_no_loss(orders: FolderOrders) -> N
     assert names(orders) == ["train-3-kiel"]
 
 
-def test_an_older_order_that_is_issued_again_after_a_restore_takes_the_place_of_the_first(orders: FolderOrders) -> None:
+def test_an_older_order_that_is_issued_again_takes_the_place_of_the_first(orders: FolderOrders) -> None:
     commit(orders, 2)
     assert names(orders) == ["train-2-kiel", "train-3-kiel"]
     commit(orders, 4)

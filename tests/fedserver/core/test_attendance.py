@@ -254,9 +254,7 @@ def left_after_the_last_evaluation(takes_s: float, **said: float) -> float:
 
 
 @pytest.mark.parametrize(("takes_s", "multiple"), [(100.0, 5.0), (100.0, 2.0), (7.0, 5.0)])
-def test_a_device_that_stalls_only_in_the_last_evaluation_costs_the_usual_multiple_of_its_pace(
-    takes_s: float, multiple: float
-) -> None:
+def test_a_device_that_stalls_only_in_the_last_evaluation_costs_the_usual_multiple(takes_s: float, multiple: float) -> None:
     """Devices may finish their models then, so the pace of earlier evaluations says nothing."""
     cost_s = left_after_the_last_evaluation(takes_s, deadline_multiple=multiple)
     assert takes_s < cost_s <= multiple * takes_s + 1.0
