@@ -128,10 +128,10 @@ ATTEMPTS = (
 )
 
 
-def shards() -> dict[str, tuple[np.ndarray, ...]]:
+def shards() -> Mapping[str, tuple[np.ndarray, ...]]:
     """Return the data of each device: one task, and another number of samples for each."""
     draws = np.random.default_rng(0)
-    true_CF, made = draws.normal(size=(CLASSES, FEATURES)), {}
+    true_CF, made = draws.normal(size=(CLASSES, FEATURES)), dict[str, tuple[np.ndarray, ...]]()
     for number in range(DEVICES):
         size = int(draws.integers(40, 90))
         y = draws.integers(0, CLASSES, size + 20)

@@ -57,8 +57,8 @@ class ExchangeWait:
         return {name: cost_s for name, cost_s in costs.items() if cost_s > 0}
 
     def _spared(self, settings: RoundSettings, state: Round, now: float) -> frozenset[str]:
-        """Return the devices in debt, if they are a minority and there can be a sum without them."""
-        debtors = indebted(state.missed, now) & self.asked
+        """Return the missing devices in debt, if they are a minority and there can be a sum without them."""
+        debtors = indebted(state.missed, now) & self.pending
         few = 2 * len(debtors) <= len(self.asked) and len(self.asked - debtors) >= self.least
         return debtors if few and settings.deadline_multiple else frozenset()
 

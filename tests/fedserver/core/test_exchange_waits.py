@@ -89,6 +89,17 @@ def test_where_no_sum_can_be_made_without_the_devices_in_debt_they_are_waited_fo
     assert wait.costs(fleet.settings, fleet.state, 6.0, fleet.now) == {"d0": pytest.approx(5.9)}
 
 
+def test_of_two_devices_in_debt_the_second_is_waited_for_only_until_there_can_be_a_sum() -> None:
+    fleet = Fleet([], [], frozenset(sorted(NAMES)[:6]))
+    owed = dict.fromkeys(("d0", "d1"), 10.0)
+    state = step(fleet.rules, fleet.state, Exchanged(0.0, "keys", {}, owed)).state
+    took = dict.fromkeys(("d2", "d3", "d4", "d5"), 0.1)
+    for pending, patience_s in (({"d0", "d1"}, 60.0), ({"d0"}, 0.0)):
+        here = took | dict.fromkeys({"d0", "d1"} - pending, 0.1)
+        wait = ExchangeWait("masked", fleet.cohort | {"d0", "d1"}, frozenset(pending), here, 5, 60.0)
+        assert wait.patience_s(fleet.settings, state, 1.0) == patience_s
+
+
 def test_a_fleet_that_is_silent_as_a_whole_is_waited_for_and_not_charged() -> None:
     fleet = Fleet(sorted(NAMES)[:6], ["keys"])
     wait = ExchangeWait("keys", NAMES, fleet.silent, dict.fromkeys(NAMES - fleet.silent, 0.1), LEAST, 60.0)
