@@ -36,8 +36,6 @@ class SumBook(msgspec.Struct, frozen=True):
             names: The devices among which the survivors will be, or the survivors.
             same_cohort: Whether the plan has `privacy.same_cohort`.
         """
-        if start and self.starts.get(start, digest_of_names(names)) != digest_of_names(names):
-            return f"{SUMMED_BEFORE}; it waits for another start"
         if same_cohort and self.cohorts and set(names) != set(self.cohorts[-1]):
             for cohort in self.cohorts:
                 lost, least = len(set(cohort) - set(names)), len(cohort) // 2 + 1
@@ -46,6 +44,8 @@ class SumBook(msgspec.Struct, frozen=True):
                         f"{OTHER_COHORT} (privacy.same_cohort), and another cohort must have lost at least {least} of these "
                         f"{len(cohort)}, not {lost}"
                     )
+        if start and self.starts.get(start, digest_of_names(names)) != digest_of_names(names):
+            return f"{SUMMED_BEFORE}; it waits for another start"
         return ""
 
     def noting(self, start: str, survivors: Collection[str], same_cohort: bool) -> Self:

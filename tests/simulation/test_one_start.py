@@ -117,15 +117,20 @@ def test_after_a_restore_no_start_gives_another_sum_and_the_next_rounds_go_on(
     assert sum(map(len, sums.values())) >= before + 3
 
 
+def with_books(first: Path, second: Path, cohort: frozenset[str]) -> None:
+    """Let the devices' homes live on in a second simulation, with what they remember of sums."""
+    for name in DEVICES:
+        kept = first / "devices" / name / "sums.json"
+        assert kept.exists() is (name in cohort)
+        if kept.exists():
+            (second / "devices" / name).mkdir(parents=True)
+            shutil.copy(kept, second / "devices" / name)
+
+
 def test_two_runs_over_one_start_give_one_sum_from_it(sums: Sums, tmp_path: Path) -> None:
     attune.simulate(DEVICES, "fedavg", rounds=1, settings=DRAWN, home=tmp_path / "first")
     [(start, [cohort])] = sums.items()
-    for name in DEVICES:  # the homes of devices live on
-        kept = tmp_path / "first" / "devices" / name / "sums.json"
-        assert kept.exists() is (name in cohort)
-        if kept.exists():
-            (tmp_path / "second" / "devices" / name).mkdir(parents=True)
-            shutil.copy(kept, tmp_path / "second" / "devices" / name)
+    with_books(tmp_path / "first", tmp_path / "second", cohort)
     attune.simulate(DEVICES, "fedavg", rounds=3, settings=DRAWN | {"round.clients": 7}, home=tmp_path / "second")
     check(sums)
     assert sums[start] == [cohort]
@@ -144,3 +149,15 @@ def test_under_same_cohort_all_sums_are_over_the_devices_of_the_first_one(sums: 
     record = ServerHome(tmp_path / "server").snapshot().record
     assert len(cohort) == 5 and record.same_cohort == tuple(sorted(cohort))
     assert len(sums) == 5
+
+
+def test_a_later_run_under_same_cohort_hears_from_devices_which_cohort_is_theirs(sums: Sums, tmp_path: Path) -> None:
+    settings = DRAWN | {"privacy.same_cohort": True}
+    attune.simulate(DEVICES, "fedavg", rounds=2, settings=settings, home=tmp_path / "first")
+    [cohort] = {cohort for cohorts in sums.values() for cohort in cohorts}
+    with_books(tmp_path / "first", tmp_path / "second", cohort)
+    attune.simulate(DEVICES, "fedavg", rounds=3, settings=settings | {"round.clients": 7}, home=tmp_path / "second")
+    assert {cohort for cohorts in sums.values() for cohort in cohorts} == {cohort}
+    record = ServerHome(tmp_path / "second" / "server").snapshot().record
+    assert record.same_cohort == record.last_cohort == tuple(sorted(cohort))
+    assert record.setback.startswith("round 1: "), "only the first round is lost"

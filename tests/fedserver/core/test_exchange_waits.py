@@ -89,7 +89,7 @@ def test_where_no_sum_can_be_made_without_the_devices_in_debt_they_are_waited_fo
     assert wait.costs(fleet.settings, fleet.state, 6.0, fleet.now) == {"d0": pytest.approx(5.9)}
 
 
-def test_of_two_devices_in_debt_the_second_is_waited_for_only_until_there_can_be_a_sum() -> None:
+def test_a_second_device_in_debt_is_waited_for_only_until_there_can_be_a_sum() -> None:
     fleet = Fleet([], [], frozenset(sorted(NAMES)[:6]))
     owed = dict.fromkeys(("d0", "d1"), 10.0)
     state = step(fleet.rules, fleet.state, Exchanged(0.0, "keys", {}, owed)).state
