@@ -34,10 +34,10 @@ class SameCohortRounds(Synchronous):
                 f"{listed(missing, SHOWN)} of the {len(cohort)} devices of all sums must be here (privacy.same_cohort): start "
                 f"them, or leave at least {least} of the {len(cohort)} out (round.left_out)"
             )
+        able, least = len(self._candidates(state)), self.settings.min_clients
+        if able < least <= len(state.connected):
+            return f"round.left_out leaves {able} devices, and round.min_clients is {least}"
         return super().refuses(state)
-
-    def opens(self, state: Round) -> bool:
-        return super().opens(state) and len(self._candidates(state)) >= self.settings.min_clients
 
     def ask(self, state: Round) -> Asked:
         cohort = state.record.same_cohort

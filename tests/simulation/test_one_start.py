@@ -161,3 +161,24 @@ def test_a_later_run_under_same_cohort_hears_from_devices_which_cohort_is_theirs
     record = ServerHome(tmp_path / "second" / "server").snapshot().record
     assert record.same_cohort == record.last_cohort == tuple(sorted(cohort))
     assert record.setback.startswith("round 1: "), "only the first round is lost"
+
+
+def test_a_run_under_same_cohort_goes_on_without_a_majority_of_it(
+    monkeypatch: pytest.MonkeyPatch, sums: Sums, tmp_path: Path
+) -> None:
+    settings, on_cohort = DRAWN | {"privacy.same_cohort": True, "round.min_clients": 5}, SecureSum.on_cohort
+
+    def interrupted(self: SecureSum, cohort: Cohort, context: RoundContext) -> Cohort:
+        if context.round == 2:
+            raise Interrupted("the operator restarts it")
+        return on_cohort(self, cohort, context)
+
+    monkeypatch.setattr(SecureSum, "on_cohort", interrupted)
+    with pytest.raises(Exception, match="the operator restarts it"):
+        attune.simulate(DEVICES, "fedavg", rounds=4, settings=settings, home=tmp_path)
+    monkeypatch.setattr(SecureSum, "on_cohort", on_cohort)
+    [first] = {cohort for cohorts in sums.values() for cohort in cohorts}
+    left_out = sorted(first)[:3]
+    attune.simulate(DEVICES, "fedavg", rounds=4, settings=settings | {"round.left_out": left_out}, home=tmp_path)
+    second = frozenset(DEVICES) - frozenset(left_out)
+    assert [cohort for cohorts in sums.values() for cohort in cohorts] == [first, first, second, second]

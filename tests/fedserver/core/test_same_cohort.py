@@ -63,6 +63,7 @@ def test_the_operator_goes_on_without_a_majority_of_the_cohort_or_with_all_of_it
     assert many.opens(waiting(ALL[1:]))
     assert many.ask(waiting(ALL[1:])).cohort == ALL[3:]
     assert not many.opens(waiting(ALL[:5])), "two are left"
+    assert "leaves 2 devices, and round.min_clients is 3" in many.refuses(waiting(ALL[:5]))
 
 
 def test_who_is_left_out_may_change_at_a_restart() -> None:
