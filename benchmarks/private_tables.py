@@ -17,6 +17,7 @@ from benchmarks.visible_by_mode import HALF, OVER
 from docs.markdown import table
 
 VISIBLE = Path(__file__).parent / "results" / "visible_by_mode.csv"
+SOLVED = Path(__file__).parent / "results" / "secure_solving.csv"
 CHANCE = "correlation by chance"
 TITLES = {
     "digits-linear": "Digits, ten devices, Dirichlet 0.3, linear model: accuracy in %",
@@ -148,6 +149,16 @@ def _gain(name: str, figures: Known, epsilon: float, what: str, rival: Figures |
     low, high = interval
     text = f"{fmean(gains):+.1f} ({low:.1f} to {high:.1f}), {NAMES[method]}"
     return f"**{text}**" if low > 0 or high < 0 else text
+
+
+def solved() -> Iterator[str]:
+    """Return the lines of the table of single updates that are solved for from secure sums."""
+    with SOLVED.open(newline="", encoding="utf-8") as file:
+        lines = [
+            [row["server"], row["devices"], f"{float(row['error']):.1%} ({float(row['least_error']):.1%})"]
+            for row in csv.DictReader(file)
+        ]
+    yield from table(("the server", "the devices", "error"), lines)
 
 
 def visible() -> Iterator[str]:

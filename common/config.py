@@ -137,6 +137,10 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     secure_clip: Positive = 1.0
     # Fewest devices in a sum. Devices refuse smaller sums themselves.
     secure_devices: Annotated[int, msgspec.Meta(ge=3, le=256)] = 5
+    # Devices in a sum beyond the threshold. 1: although one fewer than the threshold collude, two others are in it.
+    secure_spare: Annotated[int, msgspec.Meta(ge=1, le=127)] = 1
+    # All sums are over the devices of the first one, and a missing one means no sum (docs/privacy.md#the-same-cohort).
+    same_cohort: bool = False
     # Fewest training samples of a device in a sum. A device with fewer takes no part. 0: any number.
     secure_samples: CountOrZero = 0
     # Largest L2 norm of a device's change of a part; the device reduces a larger one. 0: no bound.
@@ -207,6 +211,8 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     take_back: NonNegative = 10.0
     # Earlier states that are kept on the disk for `take_back`. May change at a restart.
     keep_states: Count = 3
+    # Devices without which a run under `privacy.same_cohort` goes on. May change at a restart.
+    left_out: tuple[str, ...] = ()
     # all: every connected device trains, and only the sampled ones exchange weights (FedMCSA's paper).
     train: Literal["sampled", "all"] = "sampled"
     # Encoding of updates: bf16 (half the bytes), int8 (a quarter) or zstd (without loss, extra `zstd` on both sides; also for
@@ -285,13 +291,6 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise SettingError(
                 f"setting server.metrics_token_mode takes 0600, 0640, 0604 or 0644, not {self.metrics_token_mode!r}"
             )
-
-
-class AutoSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The race of methods of `--method auto`: docs/choosing.md."""
-
-    # Methods in the race: a list of names, or a table of method settings for each name. Empty: those of docs/choosing.md.
-    candidates: tuple[str, ...] | dict[str, dict[str, Any]] = ()
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -24,6 +24,7 @@ MASKED = "masked-statistics"  # a device that lists this gives statistics of its
 MASKED_SCALE = "masked-scale"  # beside it: its data are to be scaled by the mean and deviation of such a sum
 EMBEDDING = "embedding"  # a device that lists this keeps its embedding, and hands in gradients of the hypernetwork
 SCORES = "scores"  # a device that lists this scores what it would keep where the plan asks for it (train.score_after)
+SAME_COHORT = "same-cohort"  # a device that lists this knows privacy.same_cohort and privacy.secure_spare
 DESCRIPTION = "description"  # a device that lists this describes its data where embeddings start from it: its owner allows it
 SPENT = "its privacy budget is spent"  # the trouble of a device that trains no more, and does all else
 SPOKEN = (
@@ -36,6 +37,7 @@ SPOKEN = (
     NOISY_STATISTICS,
     EMBEDDING,
     SCORES,
+    SAME_COHORT,
     *([CHANGE] if PACKED in ENCODINGS else []),
 )  # what Hello.encodings lists
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)
@@ -43,4 +45,8 @@ DIRECT_PART_BYTES = 8 << 20  # of a part of a direct upload; only the last one i
 PROCESS_KEY = "attune-process"  # the metadata key of Connect: a random word of the process, to tell two with one identity apart
 STATISTICS_ORDER = "statistics-"  # before the id of a question, in the exchanges of a masked sum of statistics
 MOST_MOMENTS = 1 << 14  # numbers of a description of a device's data
+# How a device begins its refusal of a secure sum: the server serves another start, or asks for the cohort that it is told.
+SUMMED_BEFORE = "this device was in a sum over other devices from the same start"
+OTHER_COHORT = "this device is in sums with the devices of its first one alone"
+SPARE = 1  # devices beyond the threshold in a sum of secure aggregation, unless the plan asks for more
 MOST_MEMBERS = 256  # devices of a round of secure aggregation, whatever the plan says

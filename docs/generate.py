@@ -68,6 +68,7 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "all-methods": method_tables.sections,
     "private-methods": private_tables.sections,
     "visible-by-mode": private_tables.visible,
+    "secure-solving": private_tables.solved,
     "described": described_tables.lines,
     "schemas": schemas.lines,
     "shared-optimisers": shared_optimiser_tables.lines,

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 
-from attune.common.config import AutoSettings, PrivacySettings, RoundSettings, ServerSettings, Settings, TrainSettings
+from attune.common.config import PrivacySettings, RoundSettings, ServerSettings, Settings, TrainSettings
 from attune.common.methods.method import DEFAULT_AGGREGATORS, CustomMethod, Method, PartKind
 from attune.common.methods.registry import METHODS
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
@@ -23,6 +23,7 @@ from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
 from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
 from attune.common.models.registry import MODELS
 from attune.common.plan import DataSettings
+from attune.fedserver.core.candidates import AutoSettings
 from docs.markdown import linked, table
 
 Struct = type[msgspec.Struct]

@@ -221,7 +221,7 @@ class Device:
                 await self._leave(before, plan)
             else:  # a process that left another run for this one may have been killed on the way
                 await self.worker.do(self.store.take_back, plan)
-            self.exchanges = exchanges_of(plan, self.options, self.link, self.worker, self.console.say)
+            self.exchanges = exchanges_of(plan, self.options, self.store, self.link, self.worker, self.console.say)
             make = functools.partial(
                 self.worker.make_learner, plan, self.shard, self.link.name, self.store.orders, self.options
             )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
 from attune.common.errors import HomeMismatch, SettingError, UpdateRefused
-from attune.common.exchange.messages import SecureMessage
+from attune.common.exchange.messages import SecureMember, SecureMessage
 from attune.common.exchange.registry import SecureSumSettings, secure_sum_in
 from attune.common.faults import fail_at
 from attune.common.identity.certificates import subject
 from attune.common.identity.credential import Credential, load_certificate
 from attune.common.plan import Plan
+from attune.common.protocol import OTHER_COHORT
 from attune.common.text import clean, from_json
 from attune.common.wire.blobs import Buffer
 from attune.common.wire.digest import digest_of
@@ -22,19 +24,21 @@ from attune.fedclient.link.port import Link
 from attune.fedclient.messages import OrderResult, Part, SendRefused
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.secure_member import MaskableOrder, MemberState, Participant
+from attune.fedclient.store import Store
+from attune.fedclient.sum_book import SumBook, digest_of_text
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.worker import LearnerSlot, Worker
 
 
 def exchanges_of(
-    plan: Plan, options: DeviceOptions, link: Link, worker: Worker, say: Callable[[str], None]
+    plan: Plan, options: DeviceOptions, store: Store, link: Link, worker: Worker, say: Callable[[str], None]
 ) -> Exchanges | None:
     """Return a device's part in the secure aggregation of a plan; None without it. Errors are those of `signer_of`."""
     settings = secure_sum_in(plan.transforms)
     if settings is None:
         return None
     signer_of(options, link.identity)  # wrong options are told at once
-    return Exchanges(plan, settings, lambda: signer_of(options, link.identity), link, worker, say)
+    return Exchanges(plan, settings, lambda: signer_of(options, link.identity), store, link, worker, say)
 
 
 def report_of(result: OrderResult) -> OrderResult:
@@ -90,6 +94,7 @@ class Exchanges:
         plan: The plan.
         settings: Its settings of secure aggregation.
         signer: Returns the present identity, as `signer_of`: certificates are renewed.
+        store: Keeps the sums that the device has answered.
         link: The way to the server.
         worker: Computes masks.
         say: Prints a line for the device's user.
@@ -100,12 +105,13 @@ class Exchanges:
         plan: Plan,
         settings: SecureSumSettings,
         signer: Callable[[], Identity],
+        store: Store,
         link: Link,
         worker: Worker,
         say: Callable[[str], None],
     ) -> None:
-        self._plan, self._minimum, self._signer = plan, settings.devices, signer
-        self._link, self._worker, self._say = link, worker, say
+        self._plan, self._settings, self._signer = plan, settings, signer
+        self._store, self._link, self._worker, self._say = store, link, worker, say
         self._turn = asyncio.Lock()
         self._sending: set[tuple[str, int]] = set()
         self._participant: tuple[Identity, Participant] | None = None
@@ -114,8 +120,9 @@ class Exchanges:
         """Return the participant with the present identity; the one of the message before, while that is the same."""
         identity, plan = self._signer(), self._plan
         if self._participant is None or self._participant[0] != identity:
-            made = Participant(identity.name, identity.credential, identity.ca_pem, plan.federation, plan.run, self._minimum)
-            self._participant = identity, made
+            of, least = (identity.name, identity.credential, identity.ca_pem), (self._settings.devices, self._settings.spare)
+            member = Participant(*of, plan.federation, plan.run, *least, self._settings.same_cohort)
+            self._participant = identity, member
         return self._participant[1]
 
     async def answer(self, message: SecureMessage, slot: LearnerSlot) -> None:
@@ -128,10 +135,13 @@ class Exchanges:
         async with self._turn:  # in the order in which they came
             orders, result = slot.orders, slot.newest
             try:
-                state, answer = await self._worker.do(self._answered, orders, message, _trained(result))
+                book = await self._worker.do(self._book)
+                state, answer = await self._worker.do(self._answered, orders, message, _trained(result, book))
             except UpdateRefused as refusal:
                 self._say(f"takes no part in secure aggregation: {refusal}")
-                self._link.answer(SecureMessage(message.order_id, message.attempt, message.exchange, refused=str(refusal)))
+                cohort = book.cohorts[-1] if str(refusal).startswith(OTHER_COHORT) else ()
+                refused = SecureMessage(message.order_id, message.attempt, message.exchange, refused=str(refusal))
+                self._link.answer(replace(refused, members=tuple(map(SecureMember, cohort))))
                 return
         if result is not None and message.exchange == "masked":
             await self._hand_in(orders, result, state)
@@ -143,10 +153,23 @@ class Exchanges:
     ) -> tuple[MemberState, SecureMessage]:
         before = _kept(orders)
         state, answer = self._member().answer(before, message, trained)
+        if state.survivors and state.answered != before.answered:
+            book = trained.book.noting(trained.start, state.survivors, self._settings.same_cohort)
+            self._store.keep_sums(msgspec.json.encode(book))
         if state != before:
             orders.keep_secure_state(msgspec.json.encode(state))
         fail_at(orders.who, trained.round, f"secure-{message.exchange}")
         return state, answer
+
+    def _book(self) -> SumBook:
+        text = self._store.sums()
+        try:
+            return from_json(text, SumBook) if text else SumBook()
+        except msgspec.DecodeError as error:
+            raise HomeMismatch(
+                f"sums.json in {self._store.where} is damaged ({error}): restore it from a backup, for without it this device "
+                "could be in two sums from one start"
+            ) from None
 
     async def _hand_in(self, orders: OrderStore, result: OrderResult, state: MemberState) -> None:
         """Hand the masked update in. It has the same bytes whenever this is done again."""
@@ -173,10 +196,13 @@ class Exchanges:
         )
 
 
-def _trained(result: OrderResult | None) -> MaskableOrder:
+def _trained(result: OrderResult | None, book: SumBook) -> MaskableOrder:
     if result is None or not result.trained:
         return MaskableOrder("", 0, "")
-    return MaskableOrder(result.order_id, result.round, " ".join(f"{part.part}={part.digest}" for part in result.parts))
+    vector = " ".join(f"{part.part}={part.digest}" for part in result.parts)
+    served = {part.part: result.served.get(part.part, "") for part in result.parts}
+    start = digest_of_text(msgspec.json.encode(served, order="sorted"))
+    return MaskableOrder(result.order_id, result.round, vector, start, book)
 
 
 def _kept(orders: OrderStore) -> MemberState:

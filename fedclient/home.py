@@ -62,6 +62,7 @@ class DeviceHome:
         self.model = path / "model"
         self.plan = path / "plan.json"
         self.statistics = path / "statistics.json"
+        self.sums = path / "sums.json"
         self.runs = path / "runs"  # earlier ones of this federation, each with its plan, orders and model
 
     def __repr__(self) -> str:

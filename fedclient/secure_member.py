@@ -7,7 +7,7 @@ answers one set of survivors in a round, whatever the server asks and whenever e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from msgspec.structs import replace as changed
@@ -15,7 +15,7 @@ from msgspec.structs import replace as changed
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import SecureMember, SecureMessage
 from attune.common.identity.credential import Credential
-from attune.common.protocol import MOST_MEMBERS
+from attune.common.protocol import MOST_MEMBERS, SPARE
 from attune.common.secure import masks
 from attune.common.secure.sharing import SHARE_BYTES
 from attune.common.secure.statements import (
@@ -30,6 +30,7 @@ from attune.common.secure.statements import (
     survivors_statement,
 )
 from attune.fedclient.attempt_secrets import AttemptSecrets
+from attune.fedclient.sum_book import SumBook
 
 LEAST_DEVICES = 3  # no plan and no server makes a device hand in to a sum of fewer
 
@@ -63,11 +64,21 @@ class MemberState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class MaskableOrder:
-    """The finished order whose update the device can hand in. vector: digest of that update, before it is masked."""
+    """The finished order whose update the device can hand in.
+
+    Attributes:
+        order_id: The order.
+        round: Its round.
+        vector: Digest of that update, before it is masked.
+        start: Digest of what was served, from which it follows; empty: it follows from no start.
+        book: The sums in which this device was before.
+    """
 
     order_id: str
     round: int
     vector: str
+    start: str = ""
+    book: SumBook = field(default_factory=SumBook)
 
 
 class Participant:
@@ -80,13 +91,24 @@ class Participant:
         federation: Its fingerprint, as in the plan.
         run: The name of the run.
         minimum: The plan's fewest devices in a sum.
+        spare: The plan's devices in a sum beyond the threshold.
+        same_cohort: Whether the plan has all sums over the devices of the first one.
     """
 
     def __init__(
-        self, name: str, credential: Credential, authority_pem: bytes, federation: str, run: str, minimum: int
+        self,
+        name: str,
+        credential: Credential,
+        authority_pem: bytes,
+        federation: str,
+        run: str,
+        minimum: int,
+        spare: int = SPARE,
+        same_cohort: bool = False,
     ) -> None:
         self._name, self._credential, self._authority_pem = name, credential, authority_pem
         self._federation, self._run, self._minimum = federation, run, max(LEAST_DEVICES, minimum)
+        self._spare, self.same_cohort = max(SPARE, spare), same_cohort
         self._secrets: AttemptSecrets | None = None  # those of the present attempt
 
     def answer(self, state: MemberState, message: SecureMessage, trained: MaskableOrder) -> tuple[MemberState, SecureMessage]:
@@ -101,6 +123,9 @@ class Participant:
             state = self._begun(state, message, trained)
         elif (message.order_id, message.attempt, trained.vector) != (state.order_id, state.attempt, state.vector):
             raise UpdateRefused(f"attempt {message.attempt} of round {trained.round} is none for which this device has keys")
+        # The others could sum what it has masked with any part of them. So it masks only if all who could be in the sum may be.
+        elif why := trained.book.refuses(trained.start, {member.name for member in message.members}, self.same_cohort):
+            raise UpdateRefused(why)
         answers = {
             "keys": self._keys,
             "shares": self._shares,
@@ -190,7 +215,7 @@ class Participant:
             raise UpdateRefused("the cohort's list has one device under two names")
 
     def _check_number(self, count: int, threshold: int) -> None:
-        least = max(self._minimum, threshold)
+        least = max(self._minimum, threshold + self._spare)  # as many as the threshold could be colluders and one other
         if count < least:
             raise UpdateRefused(f"a sum over {count} devices is asked for; this device hands in to sums of at least {least}")
 

@@ -45,6 +45,12 @@ class Store(Protocol):
     def keep_statistics_state(self, state: bytes) -> None:
         """Keep it durably in place of what was kept before."""
 
+    def sums(self) -> bytes:
+        """Return what was kept of secure sums in the home's whole life; empty: nothing."""
+
+    def keep_sums(self, book: bytes) -> None:
+        """Keep it durably in place of what was kept before."""
+
     def check_room(self, resources: ResourceLimits, coming_bytes: int) -> None:
         """Check that the owner allows `coming_bytes` more.
 
@@ -94,6 +100,12 @@ class FolderStore:
     def keep_statistics_state(self, state: bytes) -> None:
         write_file(self._home.statistics, state, PRIVATE)
 
+    def sums(self) -> bytes:
+        return self._home.sums.read_bytes() if self._home.sums.exists() else b""
+
+    def keep_sums(self, book: bytes) -> None:
+        write_file(self._home.sums, book, PRIVATE)
+
     def check_room(self, resources: ResourceLimits, coming_bytes: int) -> None:
         resources.check_disk(self._home.path, coming_bytes)
 
@@ -116,7 +128,7 @@ class MemoryStore:
         self._plan: bytes | None = None
         self._orders: OrderStore | None = None
         self._spent = 0
-        self._statistics = b""
+        self._statistics = self._sums = b""
 
     def __repr__(self) -> str:
         return f"MemoryStore({self._orders})"
@@ -147,6 +159,12 @@ class MemoryStore:
 
     def keep_statistics_state(self, state: bytes) -> None:
         self._statistics = state
+
+    def sums(self) -> bytes:
+        return self._sums
+
+    def keep_sums(self, book: bytes) -> None:
+        self._sums = book
 
     def check_room(self, resources: ResourceLimits, coming_bytes: int) -> None:
         """Accept everything, because no file is written."""

@@ -11,6 +11,7 @@ import msgspec
 from attune.common.config import CountOrZero, NonNegative, Positive, convert
 from attune.common.exchange.transform import Transform, TransformSettings
 from attune.common.plugins import Package, PluginRegistry, implementation_of
+from attune.common.protocol import SPARE
 
 SECURE_SUM = "secure-sum-4"  # a new name for each form: a device that does not know it is refused by name
 
@@ -21,6 +22,8 @@ class SecureSumSettings(TransformSettings, frozen=True, forbid_unknown_fields=Tr
     Attributes:
         clip: Largest change of a number that counts.
         devices: Fewest devices in a sum.
+        spare: Devices in a sum beyond the threshold.
+        same_cohort: All sums are over the devices of the first one.
         samples: Fewest training samples of a device in a sum.
         norm: Largest L2 norm of a device's change; 0: no bound.
         most_samples: The training samples that have the weight 1.
@@ -35,6 +38,8 @@ class SecureSumSettings(TransformSettings, frozen=True, forbid_unknown_fields=Tr
 
     clip: Positive = 1.0
     devices: Annotated[int, msgspec.Meta(ge=3, le=256)] = 5
+    spare: Annotated[int, msgspec.Meta(ge=SPARE, le=127)] = SPARE
+    same_cohort: bool = False
     samples: CountOrZero = 0
     norm: NonNegative = 0.0
     most_samples: CountOrZero = 0

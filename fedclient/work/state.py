@@ -122,6 +122,8 @@ class FolderOrders:
             DiskFull: The disk has no room.
         """
         final = self.path / check_order_id(result.order_id)
+        if final.exists():
+            discard_folder(final)  # of an older order with this id: a server that was restored from a backup issues it again
         handed_in: list[Part] = []
         digests: dict[str, str] = {}
         with committed_folder(final) as folder:

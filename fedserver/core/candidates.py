@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from attune.common.config import AutoSettings, PrivacySettings, RoundSettings, TrainSettings, by_section, convert, merge
+import msgspec
+
+from attune.common.config import PrivacySettings, RoundSettings, TrainSettings, by_section, convert, merge
 from attune.common.errors import AttuneError, SettingError, together
 from attune.common.methods import registry as methods
 from attune.common.methods.fit import NO_PRIVACY, check_model
@@ -24,6 +26,13 @@ NOWHERE = "tried"  # the federation of a plan that is thrown away
 USUAL: Mapping[str, Mapping[str, Any]] = {"fedavg": {}, "fedper": {}, "fedtp": {}, "fedmcsa": {"dial": True}}
 NEEDS_ATTENTION = "fedtp"  # a usual candidate only where the usual model for the data has attention
 OF_THE_RACE = ("round.rounds", "round.mode", "train.score_after", "train.validation")  # by which candidates are compared
+
+
+class AutoSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The race of methods of `--method auto`: docs/choosing.md."""
+
+    # Methods in the race: a list of names, or a table of method settings for each name. Empty: those of docs/choosing.md.
+    candidates: tuple[str, ...] | dict[str, dict[str, Any]] = ()
 
 
 @dataclass(frozen=True)

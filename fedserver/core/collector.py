@@ -5,6 +5,7 @@ Pure: the caller sends, waits and keeps. The survivors are durable before any de
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ import numpy as np
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import ExchangeName, FixedSurvivors, SecureMember, SecureMessage
-from attune.common.protocol import MOST_MEMBERS
+from attune.common.protocol import MOST_MEMBERS, OTHER_COHORT, SPARE, SUMMED_BEFORE
 from attune.common.secure import masks
 from attune.common.secure.sharing import SHARE_BYTES, combine, weights_at_zero
 from attune.common.secure.statements import (
@@ -65,10 +66,19 @@ class Unmasking(msgspec.Struct, frozen=True, dict=True):
 
 @dataclass(frozen=True)
 class CohortRule:
-    """How many devices a sum needs. asked: the cohort, from which the threshold follows."""
+    """How many devices a sum needs.
+
+    Attributes:
+        asked: The cohort, from which the threshold follows.
+        minimum: The fewest devices that the settings allow.
+        spare: Devices beyond the threshold: if one fewer than the threshold collude, so many and one more do not.
+        all_of_them: Whether the sum must be over the whole cohort.
+    """
 
     asked: tuple[str, ...]
     minimum: int
+    spare: int = SPARE
+    all_of_them: bool = False
 
     @property
     def threshold(self) -> int:
@@ -78,7 +88,7 @@ class CohortRule:
     @property
     def least(self) -> int:
         """The fewest devices in a sum."""
-        return max(self.threshold, self.minimum)
+        return len(self.asked) if self.all_of_them else max(self.threshold + self.spare, self.minimum)
 
 
 class Collector:
@@ -107,6 +117,8 @@ class Collector:
         self._refused: dict[str, str] = {}
         self._sharers: dict[str, dict[str, bytes]] = {}  # device -> for each other one, its sealed shares
         self._signatures: dict[str, bytes] = {}
+        self.bound = False  # whether a device was in a sum from this start before
+        self.cohorts: dict[str, tuple[str, ...]] = {}  # device -> the devices with which alone it is in sums
         if not fixed:
             if len(rule.asked) > MOST_MEMBERS:
                 raise UpdateRefused(f"a round of secure aggregation has at most {MOST_MEMBERS} devices, not {len(rule.asked)}")
@@ -119,6 +131,17 @@ class Collector:
     def pending(self) -> frozenset[str]:
         """Devices that are asked and have not answered."""
         return frozenset(self.asked) - self._taken.keys() - self._refused.keys()
+
+    @property
+    def least(self) -> int:
+        """How many answers the present exchange needs."""
+        return self.threshold if self.exchange in ("survivors", "unmasking") else self._rule.least
+
+    @property
+    def kept_cohort(self) -> tuple[str, ...]:
+        """The devices with which most of the cohort are in sums alone, as they say; empty: no such ones."""
+        counts = Counter(self.cohorts.values())
+        return next((cohort for cohort, count in counts.items() if cohort and count >= self.threshold), ())
 
     @property
     def refusals(self) -> Mapping[str, str]:
@@ -160,6 +183,9 @@ class Collector:
             return False
         try:
             if message.refused:
+                self.bound |= message.refused.startswith(SUMMED_BEFORE)
+                if message.refused.startswith(OTHER_COHORT):
+                    self.cohorts[name] = tuple(sorted({member.name for member in message.members}))
                 raise UpdateRefused(message.refused)
             self._check(name, message)
         except UpdateRefused as refusal:

@@ -123,11 +123,29 @@ class Aggregated:
 
 @dataclass(frozen=True)
 class Attempted:
-    """An attempt of secure aggregation begins, or its survivors are fixed."""
+    """An attempt of secure aggregation begins, or its survivors are fixed. cohort: that of all later sums, if there is one."""
 
     now: float
     attempt: int
     fixed: FixedSurvivors | None = None
+    cohort: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """An exchange of secure aggregation is over.
+
+    Attributes:
+        now: When it was.
+        kind: Its name among the fleet's paces.
+        took: Seconds that each device needed for its answer.
+        costs: For how many seconds the others waited for devices that were silent, or much slower than the fleet.
+    """
+
+    now: float
+    kind: str
+    took: Mapping[str, float]
+    costs: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -149,6 +167,7 @@ Event = (
     | Tick
     | Aggregated
     | Attempted
+    | Exchanged
     | StepFailed
 )
 
@@ -303,6 +322,7 @@ class Record(msgspec.Struct, frozen=True):
     paused: bool = False  # no further training round opens until the operator resumes
     attempt: int = 0  # the latest attempt of secure aggregation in the open step; 0: none
     fixed: FixedSurvivors | None = None  # of this attempt, once they are: the step ends with their sum, or without any
+    same_cohort: tuple[str, ...] = ()  # the only devices of sums, under privacy.same_cohort; empty: there was no sum
     weights: Mapping[int, float] = {}  # by round, the weight of its updates together, where devices keep their embeddings
     summed: SummedChanges | None = None  # by the latest sum of secure aggregation
     releases: int = 0  # noisy sums that were released, or may have been, under client-level privacy

@@ -38,13 +38,14 @@ from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.poisson_rounds import PoissonRounds
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.replayed_rounds import Arrival, ReplayedRounds
+from attune.fedserver.core.same_cohort import SameCohortRounds
 from attune.fedserver.core.scale import check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
 from attune.fedserver.core.secure_settings import check_settings, defaults_of, transform_of, weighted
 from attune.fedserver.core.survival_settings import check_task_settings
 from attune.fedserver.core.united_classes import united_classes
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
-AFTER_THE_END = ("adapt_rounds", "adapt")
+CHANGEABLE = ("adapt_rounds", "adapt", "left_out")
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ class ResolvedSettings:
                 replayed = ReplayedRounds(settings, self.seed, score_after=scored, until=self.until, arrivals=self.arrivals)
                 return Rules(settings, replayed, common)
             kind = BufferedRounds if settings.mode == "buffered" else Synchronous
-            return Rules(settings, kind(settings, self.seed, score_after=scored, until=self.until), common)
+            kind, secure = SameCohortRounds if privacy.same_cohort else kind, privacy.secure_aggregation
+            return Rules(settings, kind(settings, self.seed, score_after=scored, until=self.until, secure=secure), common)
         most = settings.rounds if privacy.epsilon is not None else 0
         poisson = PoissonRounds(settings, self.seed, drawn_rate(privacy, settings), most, privacy.insecure_seed)
         return Rules(settings, poisson, noisy=True)
@@ -98,14 +100,14 @@ class ResolvedSettings:
     def fixed(self) -> dict[str, Any]:
         """Return the settings that a home is bound to, by their dotted names.
 
-        The server section may change at a restart, and so may the rounds for newcomers after the end.
+        The server section may change at a restart, and so may the rounds for newcomers, and who is left out.
         """
         sections = {
             "method": {"name": self.method.name} | _components(self.configured),
             "model": {"name": self.model_name} | self.model_options,
             "data": msgspec.structs.asdict(self.data),
             "train": {key: value for key, value in msgspec.structs.asdict(self.train).items() if value is not msgspec.UNSET},
-            "round": {key: value for key, value in msgspec.structs.asdict(self.round).items() if key not in AFTER_THE_END},
+            "round": {key: value for key, value in msgspec.structs.asdict(self.round).items() if key not in CHANGEABLE},
             "privacy": msgspec.structs.asdict(self.privacy),
         }
         sections |= {f"transforms.{name}": {"in force": True, **values} for name, values in self.transforms.items()}

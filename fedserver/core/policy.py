@@ -13,7 +13,7 @@ from attune.common.config import RoundSettings
 from attune.common.exchange.messages import WorkName
 from attune.common.seeds import derive
 from attune.common.text import listed
-from attune.fedserver.core.attendance import LONGEST_S, STEPS, FleetPace, indebted
+from attune.fedserver.core.attendance import LONGEST_S, QUANTILE, STEPS, FleetPace, indebted
 from attune.fedserver.core.messages import EarlierState, GoBack, Phase, Record
 from attune.fedserver.core.state import Round
 
@@ -112,12 +112,14 @@ class Synchronous:
         seed: Seed of the cohorts.
         score_after: Rounds whose state is evaluated in any case.
         until: No round opens after this one, although rounds are left; None: all rounds open.
+        secure: Whether updates are summed by secure aggregation.
     """
 
     settings: RoundSettings
     seed: int
     score_after: Collection[int] = field(default=(), kw_only=True)
     until: int | None = field(default=None, kw_only=True)
+    secure: bool = field(default=False, kw_only=True)
 
     def opens(self, state: Round) -> bool:
         if self.until is not None and state.record.round >= self.until:
@@ -146,10 +148,15 @@ class Synchronous:
         )
 
     def ask(self, state: Round) -> Asked:
-        """Skip devices that missed two orders in a row, unless too few devices remain without them."""
+        """Skip devices that missed two orders in a row, unless too few devices remain without them.
+
+        Under secure aggregation devices in debt are skipped likewise: without one of its cohort a sum takes longer.
+        """
         number, settings = state.record.round + 1, self.settings
         able = state.connected - passed_over(state)
-        names = sorted(able if len(able) >= settings.min_clients else state.connected)
+        punctual = able - indebted(state.missed, state.now) if self.secure else able
+        enough = [names for names in (punctual, able) if len(names) >= settings.min_clients]
+        names = sorted(enough[0] if enough else state.connected)
         target = settings.clients or len(names)
         size = min(len(names), math.ceil(target * (1 + settings.over_selection)))
         cohort = tuple(sorted(self._draw("cohort", number).sample(names, size)))
@@ -183,7 +190,7 @@ class Synchronous:
         return state.awaited if now >= self._closes_at(state) else self._stalled(state, now)
 
     def slow(self, state: Round) -> Mapping[str, float]:
-        if self._unhurried(state):
+        if self._unhurried(state) or self._finishes(state):
             return {}
         fair_s, usual_s = self._fair_s(state), self._pace(state).usual_s
         late = {name: seconds - usual_s for name, seconds in state.took.items() if seconds > fair_s}
@@ -250,12 +257,17 @@ class Synchronous:
             return debtors
         devices = frozenset(state.record.devices)
         debtors &= devices
-        return debtors if 2 * len(debtors) <= len(devices) and not self._unhurried(state) else frozenset()
+        spared = 2 * len(debtors) > len(devices) or self._unhurried(state) or self._finishes(state)
+        return frozenset() if spared else debtors
 
     def _unhurried(self, state: Round) -> bool:
-        """Return whether only the deadline counts: devices may finish their models in the last evaluation, which takes long."""
-        last = state.work == "evaluate" and state.record.round >= self.settings.rounds
-        return last or not self.settings.deadline_multiple
+        """Return whether only the deadline counts; in the last evaluation until QUANTILE of the devices have answered."""
+        finishing = self._finishes(state) and len(state.took) < QUANTILE * len(state.record.devices)
+        return finishing or not self.settings.deadline_multiple
+
+    def _finishes(self, state: Round) -> bool:
+        """Return whether the last evaluation is open. Devices may finish their models in it: it has a pace of its own."""
+        return state.work == "evaluate" and state.record.round >= self.settings.rounds
 
     def _closes_at(self, state: Round) -> float:
         """Return when a step stops waiting: earlier than the deadline if few devices are missing, by the fleet's pace.
@@ -269,11 +281,14 @@ class Synchronous:
         if not able:
             return min(state.deadline, state.last_answer)
         begun = max(state.asked_at.get(name, state.charged_at) for name in able)
-        limit_s = self._pace(state).patience_s(able, self._fair_s(state))
+        fair_s = self._fair_s(state)
+        limit_s = fair_s if self._finishes(state) else self._pace(state).patience_s(able, fair_s)
         return min(state.deadline, begun + limit_s, max(begun, state.last_answer) + LONGEST_S)
 
     def _pace(self, state: Round) -> FleetPace:
-        """Return the fleet's pace; in the first steps with the answers of the open one."""
+        """Return the fleet's pace: in the first steps with the open one's answers, in the last evaluation of these alone."""
+        if self._finishes(state):
+            return FleetPace().after(state.took)
         pace = state.pace.get(state.work, FleetPace())
         return pace.after(state.took) if pace.steps < STEPS else pace
 

@@ -96,8 +96,10 @@ def _handle(rules: Rules, state: Round, event: events.Event) -> Step:
             return phase.progress(rules, state, now)
         case events.Aggregated():
             return phase.aggregated(rules, state, event)
-        case events.Attempted(_, attempt, fixed):
-            return Step(state.noting(attempt=attempt, fixed=fixed))
+        case events.Attempted(_, attempt, fixed, cohort):
+            return Step(state.noting(attempt=attempt, fixed=fixed, same_cohort=cohort or state.record.same_cohort))
+        case events.Exchanged(_, kind, took, costs):
+            return Step(state.exchanged(kind, took, costs))
         case events.StepFailed():
             raise AssertionError("handled before")
 

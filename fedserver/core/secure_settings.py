@@ -13,9 +13,10 @@ from attune.common.exchange.registry import SECURE_SUM
 from attune.common.methods.method import ConfiguredMethod, Method
 from attune.common.methods.settings.aggregators import HypernetworkSettings, MeanSettings
 from attune.common.plan import Plan, Profile
-from attune.common.protocol import MOST_MEMBERS
+from attune.common.protocol import MOST_MEMBERS, SPARE
 
 ON = "privacy.secure_aggregation"
+TENTH = 0.1 * (1 - 1e-9)  # of a usual step, with the error of rounding
 
 
 def defaults_of(privacy: PrivacySettings, method: Method) -> dict[str, Any]:
@@ -34,10 +35,16 @@ def defaults_of(privacy: PrivacySettings, method: Method) -> dict[str, Any]:
     }
 
 
+def knows_more(privacy: PrivacySettings) -> bool:
+    """Return whether devices must know settings of a secure sum that older devices do not."""
+    return privacy.same_cohort or privacy.secure_spare != SPARE
+
+
 def transform_of(privacy: PrivacySettings, configured: ConfiguredMethod) -> dict[str, dict[str, Any]]:
     """Return the transform that carries secure aggregation out, as [transforms] has it; empty without it."""
     if not privacy.secure_aggregation:
         return {}
+    more = {"spare": privacy.secure_spare, "same_cohort": privacy.same_cohort} if knows_more(privacy) else {}
     uniform = {settings.uniform for settings in configured.aggregators.values() if isinstance(settings, MeanSettings)}
     return {
         SECURE_SUM: {
@@ -46,6 +53,7 @@ def transform_of(privacy: PrivacySettings, configured: ConfiguredMethod) -> dict
             "samples": privacy.secure_samples,
             "norm": privacy.secure_norm,
             "uniform": True in uniform,
+            **more,
         }
     }
 
@@ -67,6 +75,8 @@ def check_settings(
     if SECURE_SUM in given:
         raise SettingError(f"transforms.{SECURE_SUM} is set by {ON}; set that one")
     if not privacy.secure_aggregation:
+        if privacy.same_cohort or rounds.left_out:
+            raise SettingError(f"privacy.same_cohort and round.left_out are for secure sums: they need {ON} = true")
         return
     for part, settings in configured.aggregators.items():
         on_device = isinstance(settings, HypernetworkSettings) and settings.on_device
@@ -78,11 +88,17 @@ def check_settings(
             )
         if isinstance(settings, MeanSettings) and settings.robust != "none":
             raise SettingError(f"{ON} and method.robust cannot be combined: a robust rule compares single updates")
-    least = privacy.secure_devices
+        if isinstance(settings, (MeanSettings, HypernetworkSettings)) and (why := short_step(settings)):
+            raise SettingError(f"{ON} needs steps of the server that are a tenth of the usual ones or more, and {why}")
+    least, spare = privacy.secure_devices, privacy.secure_spare
     wrong = {
         "round.take_back: it looks at losses of single devices": rounds.take_back > 0,
         'round.train = "all": each round must start from what the server serves': rounds.train == "all",
         "round.adapt_rounds: few newcomers make no sum": rounds.adapt_rounds > 0,
+        f"privacy.secure_spare = {spare}: set privacy.secure_devices to {2 * spare + 1} or more": least <= 2 * spare,
+        "round.left_out without privacy.same_cohort": bool(rounds.left_out) and not privacy.same_cohort,
+        "round.over_selection and privacy.same_cohort: no device takes another one's place": privacy.same_cohort
+        and rounds.over_selection > 0,
         f"round.min_clients = {rounds.min_clients}: sums have at least {least} devices": rounds.min_clients < least,
         f"round.quorum = {rounds.quorum}: sums have at least {least} devices": 0 < rounds.quorum < least,
         f"round.clients = {rounds.clients}: sums have {least} to {MOST_MEMBERS} devices": bool(rounds.clients)
@@ -91,6 +107,31 @@ def check_settings(
     for why, is_wrong in wrong.items():
         if is_wrong:
             raise SettingError(f"{ON} cannot be combined with {why}")
+
+
+def short_step(settings: MeanSettings | HypernetworkSettings) -> str:
+    """Explain why the server's step is below a tenth of the usual; empty if it is not.
+
+    Sums of the same updates over other devices, from starts that are nearly the same, tell single updates.
+    """
+    if isinstance(settings, HypernetworkSettings):
+        named, step, usual = "server_lr", settings.lr, msgspec.structs.replace(settings, server_lr=None).lr
+        return _below(named, step, usual, step)
+    optimiser, adaptivity = settings.shared_optimiser, settings.shared_adaptivity
+    if optimiser == "none":
+        return _below("server_mix", settings.server_mix, 1.0, settings.server_mix)
+    usually = MeanSettings(shared_optimiser=optimiser)
+    step, usual = settings.step, usually.step
+    if optimiser == "momentum":  # it adds whole changes up, whatever the momentum
+        return _below("shared_lr", step, usual, step)
+    step, usual = step * (1 - settings.momentum), usual * (1 - usually.momentum)
+    slow = settings.step >= TENTH * usually.step
+    why = _below("shared_momentum" if slow else "shared_lr", step, usual, settings.momentum if slow else settings.step)
+    return why or _below("shared_adaptivity", step / adaptivity, usual / usually.shared_adaptivity, adaptivity)
+
+
+def _below(name: str, step: float, usual: float, value: float) -> str:
+    return f"method.{name} = {value:g} makes them {step / usual:.2g} times as large" if step < TENTH * usual else ""
 
 
 def check_profile(privacy: PrivacySettings, profile: Profile, name: str) -> None:

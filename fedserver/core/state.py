@@ -33,7 +33,7 @@ class Round(msgspec.Struct, frozen=True, dict=True):
     troubled: frozenset[str] = NOBODY  # devices that say they cannot carry out the open orders
     moved_at: Mapping[str, float] = {}  # last sign of progress with the open orders
     missed: Counts = {}  # missed orders, by kind of work and device
-    pace: Mapping[WorkName, FleetPace] = {}  # durations, by kind of work
+    pace: Mapping[str, FleetPace] = {}  # durations, by kind of work or of exchange
     asked_at: Mapping[str, float] = {}  # when a device got its open order
     ended_at: Mapping[str, float] = {}  # when it answered, or was excused
     charged_at: float = 0.0  # until when missed time is among `missed`
@@ -218,6 +218,14 @@ class Round(msgspec.Struct, frozen=True, dict=True):
         """Note the durations of a step that closes now."""
         work, took = self.work, self.took
         return replace(self, pace={**self.pace, work: self.pace.get(work, FleetPace()).after(took)}) if took else self
+
+    def exchanged(self, kind: str, took: Mapping[str, float], costs: Mapping[str, float]) -> Self:
+        """Note the durations of an exchange, and what devices cost the others in it. It is a part of their training."""
+        counts, pace = dict(self.missed.get("train", {})), self.pace.get(kind, FleetPace())
+        for name, cost_s in costs.items():
+            counts[name] = counts.get(name, Misses()).after(cost_s, self.now, in_row=False)
+        missed = {**self.missed, "train": counts} if costs else self.missed
+        return replace(self, missed=missed, pace={**self.pace, kind: pace.after(took)} if took else self.pace)
 
     def _charging(self, names: Collection[str], overdue: Iterable[str], slow: Mapping[str, float]) -> Self:
         """Count a missed order for those devices that cost the others time, or are overdue.

@@ -28,6 +28,7 @@ from attune.fedserver.core.round import left_s, next_wake, step
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.device_activity import DeviceActivity, DeviceStage
+from attune.fedserver.federation.exchanger import ExchangeAccount
 from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.rounds import ClosedRound, OrderSender, RoundCloser, taken_up
 from attune.fedserver.federation.secure_rounds import SecureRounds
@@ -77,8 +78,9 @@ class Coordinator:
         self._ledger, self._blobs, self._executors = ledger, blobs, executors
         self._orders = OrderSender(settings, ledger, self.streams, lab, blobs, executors, self.activity, self.fewest)
         self.book, self._passed_over = self._orders.book, PassedOver(ledger, self.troubles)
-        self.secure = SecureRounds(settings.privacy, federation, self.streams, clock, self.turns, self.handle)
-        self.masked = MaskedSurvey(settings.privacy, federation, self.streams, blobs, executors, clock)
+        account = ExchangeAccount(settings.round, lambda: self.round, self.turns, self.handle)
+        self.secure = SecureRounds(settings.privacy, federation, self.streams, clock, self.turns, self.handle, account)
+        self.masked = MaskedSurvey(settings.privacy, federation, self.streams, blobs, executors, clock, account)
         self._closer = RoundCloser(settings, self.inbox, lab, self._orders, executors, self.secure)
         self._closing_since: float | None = None  # monotonic; while updates are aggregated
         self._saved_record: events.Record | None = None
@@ -394,7 +396,5 @@ class Coordinator:
             return
         now = self.clock.monotonic()
         if (due := next_wake(self._rules, self.round, now)) is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, due - now) + 0.01, self._tick)
-
-    def _tick(self) -> None:
-        self.turns.start(self.dispatch(events.Tick(self.clock.monotonic())))
+            call_later, dispatch, clock = asyncio.get_running_loop().call_later, self.dispatch, self.clock.monotonic
+            self._timer = call_later(max(0.0, due - now) + 0.01, lambda: self.turns.start(dispatch(events.Tick(clock()))))

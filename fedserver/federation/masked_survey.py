@@ -28,7 +28,7 @@ from attune.common.text import from_json, listed
 from attune.fedserver.core.fleet_statistics import FleetStatistics
 from attune.fedserver.core.masked_statistics import KeptSum, MaskedScales, SumReader, layout_of, scaled_of
 from attune.fedserver.executors import Executors
-from attune.fedserver.federation.exchanger import Exchanger
+from attune.fedserver.federation.exchanger import ExchangeAccount, Exchanger
 from attune.fedserver.federation.steps import Clock
 from attune.fedserver.federation.streams import Streams
 from attune.fedserver.ports.blobs import MASKED_STATISTICS, Blobs, Damaged
@@ -51,15 +51,23 @@ class MaskedSurvey:
         blobs: Where the sum is kept.
         executors: The threads.
         clock: If it stands, all answers are waited for.
+        account: The fleet's account of waits.
     """
 
     def __init__(
-        self, privacy: PrivacySettings, federation: str, streams: Streams, blobs: Blobs, executors: Executors, clock: Clock
+        self,
+        privacy: PrivacySettings,
+        federation: str,
+        streams: Streams,
+        blobs: Blobs,
+        executors: Executors,
+        clock: Clock,
+        account: ExchangeAccount | None = None,
     ) -> None:
         self.on = privacy.secure_aggregation and not privacy.on_devices and not privacy.on_server
         self._minimum, self.federation = max(FEWEST_DEVICES, privacy.secure_devices), federation
         self._streams, self._blobs, self._executors, self._clock = streams, blobs, executors, clock
-        self._exchanger = Exchanger(self._send, clock)
+        self._exchanger = Exchanger(self._send, clock, account, "statistics ")
         self._turn = asyncio.Lock()
         self._question = StatisticsRequest("")
         self._told = set[str]()  # devices that know the question on their present stream

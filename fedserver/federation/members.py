@@ -12,7 +12,7 @@ from typing import Any
 from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, ShapeMismatch, UpdateRefused
 from attune.common.exchange.messages import Description, Hello, Notice, SecureMessage, read_profile
 from attune.common.plan import Profile
-from attune.common.protocol import DESCRIPTION, EMBEDDING, LOCAL_SCALE, NOISE, SCORES, SHARED_CHANGE, SPENT
+from attune.common.protocol import DESCRIPTION, EMBEDDING, LOCAL_SCALE, NOISE, SAME_COHORT, SCORES, SHARED_CHANGE, SPENT
 from attune.common.schema import UNIT_VERDICTS
 from attune.common.text import listed
 from attune.fedserver.core import data_form
@@ -20,7 +20,7 @@ from attune.fedserver.core import messages as events
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core.embedding_settings import describes_devices, embeds_on_devices
 from attune.fedserver.core.schema_votes import united
-from attune.fedserver.core.secure_settings import check_profile
+from attune.fedserver.core.secure_settings import check_profile, knows_more
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.device_activity import WORK, DeviceStage
 from attune.fedserver.federation.report_budget import ReportBudget
@@ -82,6 +82,8 @@ class Members:
             raise SettingError(f"{name} cannot train with noise (privacy.unit of this federation): update fedclient")
         if embeds_on_devices(self._settings.configured) and EMBEDDING not in hello.encodings:
             raise SettingError(f"{name} cannot keep its embedding (method.embedding of this federation): update fedclient")
+        if knows_more(self._settings.privacy) and SAME_COHORT not in hello.encodings:
+            raise SettingError(f"{name} knows no privacy.same_cohort or secure_spare of this federation: update fedclient")
         buffered = self._settings.round.mode == "buffered" and "shared" in self._settings.configured.aggregators
         if buffered and SHARED_CHANGE not in hello.encodings:
             raise SettingError(f"{name} cannot take part in buffered rounds (round.mode of this federation): update fedclient")

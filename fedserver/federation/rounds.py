@@ -28,7 +28,7 @@ from attune.fedserver.core.records import AcceptedUpdate, DeviceRecord, Report, 
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.device_activity import WORK, DeviceActivity, DeviceStage
-from attune.fedserver.federation.secure_rounds import SecureRounds, UnmaskedSum
+from attune.fedserver.federation.secure_rounds import SecureRounds
 from attune.fedserver.federation.streams import Streams
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.lab import Lab, RoundOutcome, Served
@@ -320,7 +320,7 @@ class RoundCloser:
         refused, unmasking = "", None
         if total is not None:
             updates = {name: entry for name, entry in accepted.items() if name in total.survivors}
-            refused, unmasking = total.refused or _incomplete(updates, total), total.unmasking
+            refused, unmasking = total.lacks({name: entry.attempt for name, entry in updates.items()}), total.unmasking
             updates = {} if refused else updates
         founders = await self._orders.founders(updates)
         adaptation = self._adaptation if state.record.adapting else None
@@ -332,6 +332,8 @@ class RoundCloser:
             summed = SummedChanges(number, len(total.survivors), outcome.above)
             LOG.info("%s", summed.told(self._clip))
         refused = refused or outcome.refused
+        if refused and total is not None and total.bound:
+            outcome = await self._lab.another_start()  # else devices wait until the present one changes, which it need not
         for name in updates if not refused else ():
             marks.setdefault(name, {})["contributed"] = number
         return ClosedRound(number, rows, marks, outcome, refused, summed)
@@ -345,12 +347,6 @@ class RoundCloser:
             row = msgspec.structs.replace(entries[name].row, round=number, staleness=stale, arrival=place)
             aged[name] = msgspec.structs.replace(entries[name], row=row, fresh=staleness_weight(stale, self._staleness))
         return aged
-
-
-def _incomplete(updates: Mapping[str, AcceptedUpdate], total: UnmaskedSum) -> str:
-    """Explain why the inbox has not all updates of a sum that was unmasked; empty if it has."""
-    lost = total.survivors - {name for name, entry in updates.items() if entry.attempt == total.attempt}
-    return f"the masked update of {min(lost)} is gone; no other sum of this round may be made" if lost else ""
 
 
 async def taken_up(snapshot: Snapshot, rules: Rules, inbox: Inbox, executors: Executors) -> Round:

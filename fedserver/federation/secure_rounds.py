@@ -7,7 +7,7 @@ something here, and wake the exchange that waits for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,9 @@ from attune.common.config import PrivacySettings
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import FixedSurvivors, SecureMessage
 from attune.common.faults import SERVER, fail_at
+from attune.common.text import listed
 from attune.fedserver.core.messages import Attempted, OrderId, Record
-from attune.fedserver.federation.exchanger import Exchanger
+from attune.fedserver.federation.exchanger import ExchangeAccount, Exchanger
 from attune.fedserver.federation.steps import Clock, Turns
 from attune.fedserver.federation.streams import Streams
 
@@ -37,12 +38,21 @@ class UnmaskedSum:
         survivors: The devices whose updates are summed.
         unmasking: Secrets that take the masks off their sum.
         refused: Why there is no sum; empty: there is one.
+        bound: Whether devices may take part in no other sum from this start.
     """
 
     attempt: int = 0
     survivors: frozenset[str] = frozenset()
     unmasking: Unmasking | None = None
     refused: str = ""
+    bound: bool = True
+
+    def lacks(self, attempts: Mapping[str, int]) -> str:
+        """Explain why there is no sum of what the inbox has (device -> attempt of its update); empty if there is one."""
+        lost = [name for name in sorted(self.survivors) if attempts.get(name) != self.attempt]
+        return self.refused or (
+            f"the masked update of {lost[0]} is gone; no other sum of this round may be made" if lost else ""
+        )
 
 
 class SecureRounds:
@@ -55,15 +65,23 @@ class SecureRounds:
         clock: If it stands, all answers are waited for.
         turns: The queue of steps.
         handle: Tells the round which attempt is made, and its survivors once they are fixed. It is durable then.
+        account: The fleet's account of waits.
     """
 
     def __init__(
-        self, privacy: PrivacySettings, federation: str, streams: Streams, clock: Clock, turns: Turns, handle: Handle
+        self,
+        privacy: PrivacySettings,
+        federation: str,
+        streams: Streams,
+        clock: Clock,
+        turns: Turns,
+        handle: Handle,
+        account: ExchangeAccount | None = None,
     ) -> None:
         self.on, self._minimum, self._wait_s = privacy.secure_aggregation, privacy.secure_devices, privacy.secure_wait_s
-        self._federation = federation
+        self._federation, self._spare, self._same_cohort = federation, privacy.secure_spare, privacy.same_cohort
         self._clock, self._turns, self._handle = clock, turns, handle
-        self._exchanger = Exchanger(lambda name, message: streams.send(name, message), clock)
+        self._exchanger = Exchanger(lambda name, message: streams.send(name, message), clock, account)
 
     def __repr__(self) -> str:
         return f"SecureRounds({self._exchanger.collector})"
@@ -78,8 +96,13 @@ class SecureRounds:
         from attune.common.secure.statements import Occasion
         from attune.fedserver.core.collector import CohortRule, Collector
 
-        names, why = tuple(sorted(cohort)), ""
+        names, why, bound = tuple(sorted(cohort)), "", record.fixed is not None
         attempt, fixed = record.attempt, record.fixed
+        whole = bool(record.same_cohort) and record.cohort == record.same_cohort
+        if whole and (missing := set(record.same_cohort) - cohort) and fixed is None:
+            why = f"{listed(sorted(missing))} did not train, and all sums are over one cohort (privacy.same_cohort)"
+            return UnmaskedSum(refused=why, bound=False)
+        rule = CohortRule(names, self._minimum, self._spare, whole)
         known = cohort | frozenset(fixed.survivors if fixed else ())
         orders = {name: str(OrderId("train", number, name)) for name in known}
         for _ in range(ATTEMPTS):
@@ -88,13 +111,17 @@ class SecureRounds:
                 await self._note(attempt)
             occasion = Occasion(self._federation, run, number, attempt)
             try:
-                collector = self._exchanger.collector = Collector(occasion, orders, CohortRule(names, self._minimum), fixed)
+                collector = self._exchanger.collector = Collector(occasion, orders, rule, fixed)
                 unmasking = await self._carry_out(collector)
             except UpdateRefused as refusal:
                 why = str(refusal)
                 LOG.warning("round %d, attempt %d: %s", number, attempt, why)
-                fixed = self._exchanger.collector.fixed if self._exchanger.collector else None
-                if fixed is not None or len(names) < self._minimum:
+                if (tried := self._exchanger.collector) is None:
+                    break  # there are too few devices for any attempt
+                fixed, bound = tried.fixed, tried.bound or tried.fixed is not None
+                if kept := tried.kept_cohort:
+                    await self._note(attempt, cohort=kept)
+                if bound or kept:
                     break  # the sum of other devices beside this one would show what differs
             else:
                 fixed = collector.fixed
@@ -102,7 +129,7 @@ class SecureRounds:
                 return UnmaskedSum(attempt, frozenset(unmasking.selves), unmasking)
             finally:
                 self._exchanger.collector = None
-        return UnmaskedSum(refused=why)
+        return UnmaskedSum(refused=why, bound=bound)
 
     async def _carry_out(self, collector: Collector) -> Unmasking:
         while True:
@@ -117,8 +144,10 @@ class SecureRounds:
                 await self._note(collector.occasion.attempt, collector.fixed)
             fail_at(SERVER, collector.occasion.round, f"secure-{exchange}")
 
-    async def _note(self, attempt: int, fixed: FixedSurvivors | None = None) -> None:
-        event = Attempted(self._clock.monotonic(), attempt, fixed)
+    async def _note(self, attempt: int, fixed: FixedSurvivors | None = None, cohort: tuple[str, ...] = ()) -> None:
+        if fixed is not None and self._same_cohort:
+            cohort = fixed.survivors
+        event = Attempted(self._clock.monotonic(), attempt, fixed, cohort)
         await self._turns.take(lambda: self._handle(event))
 
     # --- what devices do meanwhile

@@ -30,14 +30,14 @@ from attune.common.wire.tensors import Cast, TensorSource
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
-from attune.fedserver.lab.aggregators.base import Aggregator, Tensors, write
+from attune.fedserver.lab.aggregators.base import Aggregator, Tensors
 from attune.fedserver.lab.aggregators.described import ToldDescriptions
-from attune.fedserver.lab.aggregators.mixing import CLIENT, COLD_START
 from attune.fedserver.lab.build import Maker, aggregators_for, made
 from attune.fedserver.lab.chains import chain_of, noise_of
 from attune.fedserver.lab.checks import read_through
 from attune.fedserver.lab.packing import Packing
 from attune.fedserver.lab.stale_updates import weighed
+from attune.fedserver.lab.unaggregated import stage_another, stage_earlier
 from attune.fedserver.lab.vault import Norms, NotFinite, StateRecipe, StateVault, earlier_slots, kept_slots
 from attune.fedserver.ports.blobs import SERVED, STATE, Blobs, blob_of
 from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served
@@ -254,20 +254,21 @@ class Engine:
         return self.staged_slots()
 
     def go_back(self, to: int) -> RoundOutcome:
-        """Stage the state after the round `to` as the next one, as the port.
-
-        Clients without a value of their own at that time fall back to the cold start.
-        """
+        """Stage the state after the round `to` as the next one, as the port."""
         self._take_back()
         present = self._slots()
         slots, refused = earlier_slots(present, self._recipes, self._closed, to, self._blobs)
-        names = {(slot.part, slot.key) for slot in slots}
-        for slot in sorted(set(slots) - set(present), key=lambda slot: slot.file):
-            self._vaults[cast(PartKind, slot.part)].stage(slot.key, blob_of(slot))
-        for slot in present:
-            if slot.key.startswith(CLIENT) and (slot.part, slot.key) not in names:
-                vault = self._vaults[cast(PartKind, slot.part)]
-                write(vault, slot.key, vault.read(COLD_START))
+        stage_earlier(self._vaults, present, slots)
+        return self._unaggregated(refused)
+
+    def another_start(self) -> RoundOutcome:
+        """Stage a state near the present one as the next one, as the port."""
+        self._take_back()
+        stage_another(self._vaults, self._aggregators, self._plan.seed, self._closed)
+        return self._unaggregated()
+
+    def _unaggregated(self, refused: str = "") -> RoundOutcome:
+        """Return the outcome of a state that was staged without an aggregator."""
         self._aggregators = self._make()
         self._note_recipe(None, {}, [])
         return RoundOutcome({}, self.staged_slots(), refused=refused)

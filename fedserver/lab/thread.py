@@ -136,6 +136,9 @@ class ThreadLab:
     async def go_back(self, to: int) -> RoundOutcome:
         return await self._executors.worker(self._started.go_back, to)
 
+    async def another_start(self) -> RoundOutcome:
+        return await self._executors.worker(self._started.another_start)
+
     async def settle(self, holders: Sequence[str] = ()) -> None:
         await self._executors.worker(self._started.settle, holders)
 

@@ -163,6 +163,9 @@ class Lab(Protocol):
         If that state is not known any more, or damaged, the outcome has no slot, and `refused` says so.
         """
 
+    async def another_start(self) -> RoundOutcome:
+        """Make a state that is near the present one the next one, from which a secure sum may be made again."""
+
     async def settle(self, holders: Sequence[str] = ()) -> None:
         """Make the outcome the present state, after its commit. What was generated for `holders` stays for their orders."""
 

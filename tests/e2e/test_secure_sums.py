@@ -30,7 +30,7 @@ def flags(wait_s: float, clients: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return digit_shards(tmp_path_factory.mktemp("shards") / "four", 4, 60, 20)
+    return digit_shards(tmp_path_factory.mktemp("shards") / "five", 5, 60, 20)
 
 
 def shared(home: Path) -> dict[str, torch.Tensor]:
@@ -84,16 +84,16 @@ def test_a_device_that_is_killed_at_each_exchange_still_counts(federation_at, sh
         assert torch.equal(shared(federation.home)[name], values)
 
 
-@pytest.mark.parametrize(("exchange", "others"), [("masked", 3), ("survivors", 4)])
+@pytest.mark.parametrize(("exchange", "others"), [("masked", 4), ("survivors", 5)])
 def test_a_device_that_never_returns_is_left_out_or_counts_without_it(federation_at, shards, simulated, exchange, others):
     """A device that shared its secrets is not needed any more: the others take its masks off the sum."""
     federation = federation_at(f"gone-{exchange}")
-    server = federation.server(*flags(4, 4), "--exit-when-done")
-    gone = federation.device(shards[3], fault=f"*:1:secure-{exchange}=kill")
-    devices = federation.devices(shards[:3])
+    server = federation.server(*flags(4, 5), "--exit-when-done")
+    gone = federation.device(shards[4], fault=f"*:1:secure-{exchange}=kill")
+    devices = federation.devices(shards[:4])
     killed(gone)
-    assert [process.code() for process in devices] == [0, 0, 0], server.text
-    assert f"{others} of 4 updates are summed" in server.text
+    assert [process.code() for process in devices] == [0, 0, 0, 0], server.text
+    assert f"{others} of 5 updates are summed" in server.text
     # Weights are relative to the largest device of the plan: rounding differs, the mean does not.
     for name, values in simulated(others).items():
         torch.testing.assert_close(shared(federation.home)[name], values, atol=1e-5, rtol=0)

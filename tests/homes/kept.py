@@ -52,6 +52,7 @@ DEVICES = {
     "orders/*/update.json": DEVICE,
     "orders/secure.json": DEVICE,
     "statistics.json": DEVICE,
+    "sums.json": DEVICE,
     "orders/secret": OPAQUE,
     "orders/*/*.safetensors": DEVICE,
     "identity/ca.pem": STANDARD,

@@ -142,6 +142,8 @@ WRONG = {
     "round.min_clients=4": "sums have at least 5 devices",
     "round.quorum=4": "sums have at least 5 devices",
     "privacy.secure_devices=2": "privacy.secure_devices",
+    "privacy.secure_spare=0": "privacy.secure_spare",
+    "privacy.secure_spare=3": "set privacy.secure_devices to 7 or more",
     "privacy.secure_clip=0": "privacy.secure_clip",
 }
 
@@ -152,6 +154,43 @@ def test_what_secure_aggregation_cannot_be_combined_with_is_refused_by_name(assi
 
     with pytest.raises(SettingError, match=WRONG[assignment]):
         resolve(load_settings(None, ["method.name=fedavg", "privacy.secure_aggregation=true", assignment], {}))
+
+
+SHORT = {
+    "server_mix=1e-30": "server_mix = 1e-30",
+    "server_mix=0.099": "server_mix = 0.099 makes them 0.099 times as large",
+    **{f"shared_optimiser={name},shared_lr=1e-30": "shared_lr = 1e-30" for name in ("momentum", "adam", "yogi", "adagrad")},
+    "shared_optimiser=momentum,shared_lr=0.09": "shared_lr = 0.09",
+    "shared_optimiser=adam,shared_lr=0.0029": "shared_lr = 0.0029",
+    "shared_optimiser=yogi,shared_momentum=0.9999": "shared_momentum = 0.9999 makes them 0.001 times",
+    "shared_optimiser=adagrad,shared_momentum=0.95": "shared_momentum = 0.95",
+    "shared_optimiser=adam,shared_adaptivity=1e9": r"shared_adaptivity = 1e\+09",
+    "name=fedtp,embedding=device,server_lr=1e-9": "server_lr = 1e-09",
+}
+ENOUGH = (
+    "server_mix=0.1", "shared_optimiser=momentum,shared_lr=0.1", "shared_optimiser=adam,shared_lr=0.003",
+    "shared_optimiser=adagrad,shared_momentum=0.9", "shared_optimiser=yogi,shared_adaptivity=0.01",
+    "shared_optimiser=momentum,shared_momentum=0.99", "name=fedtp,embedding=device,server_lr=1e-4",
+)  # fmt: skip
+
+
+def resolved_with(assignments: str) -> None:
+    from attune.common.config import load_settings
+
+    method = [f"method.{assignment}" for assignment in assignments.split(",")]
+    resolve(load_settings(None, ["method.name=fedavg", "privacy.secure_aggregation=true", *method], {}))
+
+
+@pytest.mark.parametrize("assignments", SHORT)
+def test_steps_below_a_tenth_of_the_usual_are_refused_by_name(assignments: str) -> None:
+    """Sums of the same updates over ever other devices can be solved for each of them."""
+    with pytest.raises(SettingError, match=rf"a tenth of the usual ones or more, and method\.{SHORT[assignments]}"):
+        resolved_with(assignments)
+
+
+@pytest.mark.parametrize("assignments", ENOUGH)
+def test_a_tenth_of_the_usual_step_is_enough(assignments: str) -> None:
+    resolved_with(assignments)
 
 
 def test_the_transform_itself_is_no_setting() -> None:

@@ -194,7 +194,8 @@ SURVIVORS: dict[str, tuple[Change, str]] = {
     "two devices": (listing(lambda members: members[:2]), "sum over 2 devices|not this device"),
     "a device twice": (listing(lambda members: (*members, members[0])), "a device twice"),
     "a stranger": (listing(lambda members: (*members, SecureMember("gus"))), "a stranger"),
-    "below the threshold": (listing(lambda members: members[:3]), "at least 4|not this device"),
+    "below the threshold": (listing(lambda members: members[:3]), "at least 5|not this device"),
+    "no more than the threshold": (listing(lambda members: members[:4]), "at least 5|not this device"),
 }
 
 

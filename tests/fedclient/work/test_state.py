@@ -103,3 +103,10 @@ def test_a_damaged_order_before_the_newest_is_no_loss(orders: FolderOrders) -> N
     newest = again.newest()
     assert newest is not None and newest.order_id == "train-3-kiel"
     assert names(orders) == ["train-3-kiel"]
+
+
+def test_an_older_order_that_is_issued_again_takes_the_place_of_the_first(orders: FolderOrders) -> None:
+    commit(orders, 2)
+    assert names(orders) == ["train-2-kiel", "train-3-kiel"]
+    commit(orders, 4)
+    assert names(orders) == ["train-2-kiel", "train-4-kiel"]

@@ -235,6 +235,42 @@ def test_a_device_within_five_times_the_usual_is_waited_for_each_time(takes_s: f
     assert indebted(fleet.state.missed, fleet.now) == set()
 
 
+def left_after_the_last_evaluation(takes_s: float, **said: float) -> float:
+    """Return for how long the last evaluation goes on while Eve, who has answered all before, is silent."""
+    last = 4
+
+    def stalls_at_the_end(fleet: Fleet, work: str, number: int) -> None:
+        if (work, number) != ("evaluate", last):
+            fleet.at(TAKES_S, lambda t: Reported("eve", number, t, work))
+
+    fleet = Fleet(stalls_at_the_end, after_s=0.0, rounds=last, deadline_s=3600.0, evaluate_each_last=2, **said)
+    while fleet.state.record.round < last or fleet.state.record.phase is not Phase.EVALUATING:
+        fleet.slow = dict.fromkeys(HONEST, takes_s) if fleet.state.record.round == last - 1 else {}
+        fleet.until(fleet.now + 0.5)
+    begun = fleet.state.charged_at
+    while fleet.state.record.phase is Phase.EVALUATING:
+        fleet.until(fleet.now + 1.0)
+    return fleet.now - begun
+
+
+@pytest.mark.parametrize(("takes_s", "multiple"), [(100.0, 5.0), (100.0, 2.0), (7.0, 5.0)])
+def test_a_device_that_stalls_only_in_the_last_evaluation_costs_the_usual_multiple(takes_s: float, multiple: float) -> None:
+    """Devices may finish their models then, so the pace of earlier evaluations says nothing."""
+    cost_s = left_after_the_last_evaluation(takes_s, deadline_multiple=multiple)
+    assert takes_s < cost_s <= multiple * takes_s + 1.0
+
+
+def test_the_last_evaluation_keeps_its_deadline_until_two_thirds_have_answered() -> None:
+    fleet = Fleet(None, after_s=0.0, rounds=1, deadline_s=600.0)
+    while fleet.state.record.phase is not Phase.EVALUATING:
+        fleet.slow = dict.fromkeys(HONEST[1:], 550.0)
+        fleet.until(fleet.now + 1.0)
+    fleet.until(fleet.now + 540.0)
+    assert fleet.state.record.phase is Phase.EVALUATING
+    fleet.until(fleet.now + 30.0)
+    assert fleet.state.reported == set(HONEST)
+
+
 def test_an_idle_device_is_asked_when_waiting_for_the_quorum_is_too_long() -> None:
     fleet = Fleet(never_trains, after_s=0.0, deadline_s=3600.0)
     assert fleet.rounds_in_an_hour() > 0.9 * HOUR_S / TAKES_S

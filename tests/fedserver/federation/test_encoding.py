@@ -11,7 +11,7 @@ from safetensors.torch import save
 from attune.common.errors import SettingError, UpdateRefused
 from attune.common.exchange.encodings import decoded, encode
 from attune.common.exchange.messages import BlobRef, Order, Receipt, Update
-from attune.common.protocol import EMBEDDING, ENCODINGS, SPOKEN
+from attune.common.protocol import EMBEDDING, ENCODINGS, SAME_COHORT, SPOKEN
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import read_tensors
 from attune.common.wire.malformed import Malformed
@@ -303,6 +303,18 @@ def test_orders_ask_for_an_encoding_of_each_part_and_swapped_ones_are_refused(wo
         scenario,
         {"method": method, "model": {"name": "dnn"}, "round": {**TWO_PARTS["round"], "encodings": {"attended": "int8"}}},
     )
+
+
+@pytest.mark.parametrize("setting", ["same_cohort", "secure_spare"])
+def test_an_older_device_is_refused_where_it_must_know_more_of_secure_sums(world: World, setting: str) -> None:
+    async def scenario(server: Server) -> None:
+        older = (*(word for word in SPOKEN if word != SAME_COHORT), "transform:secure-sum-4")
+        with pytest.raises(SettingError, match=r"^old knows no privacy.same_cohort or secure_spare of this federation: update"):
+            server.members.connect("old", hello(1 << 20, older))
+        server.members.connect("new", hello(1 << 20, (*older, SAME_COHORT)))
+
+    privacy = {"secure_aggregation": True, setting: 2 if setting == "secure_spare" else True}
+    process(world, scenario, {"method": {"name": "fedavg"}, "privacy": privacy})
 
 
 def test_a_device_that_cannot_keep_its_embedding_is_refused_before_round_1(world: World) -> None:

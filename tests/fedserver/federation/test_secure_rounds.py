@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 
 from attune.common import aio
-from attune.common.config import PrivacySettings
+from attune.common.config import PrivacySettings, RoundSettings
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.messages import SecureMessage
-from attune.fedserver.core.messages import Attempted, OrderId, Record
+from attune.fedserver.core.messages import Attempted, Exchanged, OrderId, Record
+from attune.fedserver.core.phases import Rules
+from attune.fedserver.core.policy import Synchronous
+from attune.fedserver.core.round import step
+from attune.fedserver.core.state import Round
+from attune.fedserver.federation.exchanger import ExchangeAccount
 from attune.fedserver.federation.secure_rounds import SecureRounds, UnmaskedSum
 from attune.fedserver.federation.steps import Clock, Turns
 from attune.fedserver.federation.streams import Streams
@@ -27,11 +32,19 @@ class Site:
     def __init__(self, silent: dict[str, str] | None = None, privacy: PrivacySettings = PRIVACY) -> None:
         self.cohort, self.silent = Cohort(), silent or {}
         self.noted: list[Attempted] = []
+        self.exchanged: list[Exchanged] = []
         self.asked: list[tuple[str, str]] = []
-        self.rounds = SecureRounds(privacy, FEDERATION, self, Clock(), Turns(), self._note)  # type: ignore[arg-type]
+        settings, turns = RoundSettings(grace_s=0.5), Turns()
+        self.rules, self.state = Rules(settings, Synchronous(settings, 0, secure=True)), Round(connected=frozenset(NAMES))
+        account = ExchangeAccount(settings, lambda: self.state, turns, self._note)
+        self.rounds = SecureRounds(privacy, FEDERATION, self, Clock(), turns, self._note, account)  # type: ignore[arg-type]
 
-    async def _note(self, event: Attempted) -> bool:
-        self.noted.append(event)
+    async def _note(self, event: Attempted | Exchanged) -> bool:
+        self.state = step(self.rules, self.state, event).state
+        if isinstance(event, Attempted):
+            self.noted.append(event)
+        else:
+            self.exchanged.append(event)
         return False
 
     def send(self, name: str, message: SecureMessage) -> None:
@@ -104,6 +117,21 @@ def test_a_restarted_server_begins_again_or_goes_on_with_the_survivors() -> None
         assert "0 of 6 devices" in later.refused, "devices hand in to no other sum of the round"
 
     aio.run(scenario())
+
+
+@pytest.mark.parametrize("exchanges", [("keys", "shares"), ("survivors", "unmasking"), ("masked", "survivors")])
+def test_a_silent_device_is_waited_for_once_and_is_not_in_the_next_cohort(exchanges: tuple[str, str]) -> None:
+    site = Site({"flo": exchanges[0]})
+
+    async def scenario() -> None:
+        assert (await site.sum()).refused == ""
+        site.cohort, site.silent = Cohort(), {"flo": exchanges[1]}
+        assert (await site.sum()).refused == ""
+
+    aio.run(scenario())
+    charged = [(event.kind, list(event.costs)) for event in site.exchanged if event.costs]
+    assert charged == [(exchanges[0], ["flo"])], "in debt, it is asked, and nobody waits for it"
+    assert site.rules.policy.ask(site.state).cohort == NAMES[:5]
 
 
 def test_a_device_that_comes_back_is_asked_again() -> None:

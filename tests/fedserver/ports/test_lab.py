@@ -85,6 +85,9 @@ class FarLab:
     async def go_back(self, to: int) -> RoundOutcome:
         return sent(await self._lab.go_back(to), RoundOutcome)
 
+    async def another_start(self) -> RoundOutcome:
+        return sent(await self._lab.another_start(), RoundOutcome)
+
     async def settle(self, holders: Sequence[str] = ()) -> None:
         await self._lab.settle(sent(holders, list[str]))
 

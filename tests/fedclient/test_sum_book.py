@@ -1,0 +1,98 @@
+"""What a device remembers of secure sums, and what it refuses for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from attune.common.errors import UpdateRefused
+from attune.common.protocol import OTHER_COHORT, SUMMED_BEFORE
+from attune.common.text import from_json
+from attune.fedclient import sum_book
+from attune.fedclient.sum_book import SumBook
+from attune.fedserver.core.collector import AFTER
+from tests.common.secure.cohort import NAMES, Cohort
+
+OF_EIGHT = tuple(f"d{number}" for number in range(8))
+
+
+def test_from_one_start_there_is_one_sum_unless_the_survivors_are_exactly_the_same() -> None:
+    book = SumBook().noting("w0", NAMES[:5], same_cohort=False)
+    assert book.refuses("w0", NAMES[4::-1], same_cohort=False) == ""
+    for others in (NAMES[:4], NAMES, NAMES[1:]):
+        assert book.refuses("w0", others, same_cohort=False).startswith(SUMMED_BEFORE)
+        assert book.refuses("w1", others, same_cohort=False) == ""
+        assert book.refuses("", others, same_cohort=False) == ""
+    assert from_json(msgspec.json.encode(book), SumBook) == book
+
+
+def test_the_oldest_starts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sum_book, "MOST_STARTS", 3)
+    book = SumBook()
+    for start in ("a", "b", "c", "a", "d"):
+        book = book.noting(start, NAMES, same_cohort=False)
+    assert list(book.starts) == ["c", "a", "d"]
+
+
+def test_another_cohort_must_have_lost_a_majority_of_each_earlier_one() -> None:
+    book = SumBook().noting("w0", OF_EIGHT, same_cohort=True)
+    assert book.refuses("w1", OF_EIGHT, same_cohort=True) == ""
+    for others in (OF_EIGHT[1:], (*OF_EIGHT, "new"), (*OF_EIGHT[4:], "new")):
+        assert book.refuses("w1", others, same_cohort=True).startswith(OTHER_COHORT)
+        assert book.refuses("w1", others, same_cohort=False) == "", "the plan does not ask for it"
+    second = (*OF_EIGHT[:3], "new", "newer")
+    assert book.refuses("w1", second, same_cohort=True) == ""
+    book = book.noting("w1", second, same_cohort=True)
+    assert book.refuses("w2", second, same_cohort=True) == ""
+    assert "at least 5 of these 8, not 0" in book.refuses("w2", OF_EIGHT, same_cohort=True), "not even with the first one again"
+    assert book.refuses("w2", ("new", "newer", *OF_EIGHT[1:3]), same_cohort=True) != ""
+
+
+def again(book: SumBook, *, same_cohort: bool = False) -> Cohort:
+    """Return a cohort in round 8 whose devices have trained from the start of round 7, which they remember."""
+    cohort = Cohort(round_=8)
+    for name in NAMES:
+        cohort.trained[name] = replace(cohort.trained[name], start="w0", book=book)
+        cohort.members[name].same_cohort = same_cohort
+    return cohort.until("shares")
+
+
+@pytest.mark.parametrize("same_cohort", [False, True])
+def test_a_device_shares_no_secret_with_another_cohort(same_cohort: bool) -> None:
+    """Whoever is in the sum could be chosen once the updates are masked, by devices that have not been in one."""
+    start = "other" if same_cohort else "w0"
+    cohort = again(SumBook().noting(start, NAMES[:5], same_cohort), same_cohort=same_cohort)
+    for name in NAMES:
+        with pytest.raises(UpdateRefused, match=OTHER_COHORT if same_cohort else SUMMED_BEFORE):
+            cohort.ask(name)
+        assert not cohort.states[name].members
+
+
+def test_a_device_masks_and_signs_for_exactly_the_same_devices_alone() -> None:
+    cohort = again(SumBook().noting("w0", NAMES, same_cohort=False))
+    whole = cohort.copy().until("unmasking")
+    whole.exchange()
+    assert whole.total().tolist() == whole.plain(NAMES).tolist()
+    for missing in ("masked", "survivors"):
+        fewer = cohort.copy()
+        while fewer.server.exchange != missing:
+            fewer.exchange(NAMES[:5] if AFTER[fewer.server.exchange] == missing else None)
+            fewer.server.advance()
+        with pytest.raises(UpdateRefused, match=SUMMED_BEFORE):
+            fewer.ask("ada")
+        assert not fewer.states["ada"].survivors
+
+
+def test_the_server_hears_why_and_with_whom_alone_devices_are_in_sums() -> None:
+    cohort = again(SumBook())
+    for name in NAMES[:4]:
+        request = cohort.server.request(name)
+        refused = replace(request, refused=f"{OTHER_COHORT}, so no", members=request.members[:3])
+        with pytest.raises(UpdateRefused):
+            cohort.server.take(name, refused)
+    assert (cohort.server.kept_cohort, cohort.server.bound) == (NAMES[:3], False)
+    with pytest.raises(UpdateRefused):
+        cohort.server.take("eva", replace(cohort.server.request("eva"), refused=SUMMED_BEFORE))
+    assert cohort.server.bound
