@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attune.common.plan import Plan
-    from attune.fedclient.model.artifact import ModelInfo
+    from attune.fedclient.model.model_info import ModelInfo
     from attune.fedclient.work.orders import OrderStore
 
 

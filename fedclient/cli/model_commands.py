@@ -21,7 +21,7 @@ from attune.fedclient.cli.shared import allow_model_option, data_option, home_of
 from attune.fedclient.table_options import read_options, table_options
 
 if TYPE_CHECKING:
-    from attune.fedclient.model.artifact import ModelInfo
+    from attune.fedclient.model.model_info import ModelInfo
     from attune.fedclient.read_options import ReadOptions
 
 

@@ -117,7 +117,7 @@ class Evaluation:
         right = (yield from baselines.right_on_test({**candidates, **alone}, data)) if self._scores else {}
         accuracies = {name: mean_score(scores) for name, scores in right.items()}
         others = [name for name in RIVALS if name in right and name != self._own and self._by_sample]
-        found, after = Weighed({}, {}), dict[str, float]()
+        blend, after = Weighed({}, {}), dict[str, float]()
         if self._blends:
             blending = candidates
             if is_flattered and (self._will_finish or portfolio is not None):
@@ -128,12 +128,12 @@ class Evaluation:
                 blending = {**candidates, self._own: (self._trainer, undialled)}
             finished, after = yield from self._finished(theta, held.common, blending, order, seeds, cancelled)
             blending = {**blending, **finished}
-            found = yield from weighed(blending, self._own, data, order.prior, portfolio)
-            candidates = blending if found.members else candidates
-        members = found.members
-        reported = [name for name in CHOICES if name in found.likelihood]  # nothing is reported of finished models
-        said = {name: found.likelihood[name] for name in reported} if not is_flattered and len(reported) > 1 else {}
-        likelihood_kept = (yield from self._scored(found, candidates, order)) if order.round in self._scored_rounds else None
+            blend = yield from weighed(blending, self._own, data, order.prior, portfolio)
+            candidates = blending if blend.members else candidates
+        members = blend.members
+        reported = [name for name in CHOICES if name in blend.likelihood]  # nothing is reported of finished models
+        said = {name: blend.likelihood[name] for name in reported} if not is_flattered and len(reported) > 1 else {}
+        likelihood_kept = (yield from self._scored(blend, candidates, order)) if order.round in self._scored_rounds else None
         blended = (yield from self._blended(list(members.values()))) if members and right else None
         against = [comparison.compared(right[self._own], right[name], RIVALS[name], data.test_groups) for name in others]
         if right:
@@ -149,8 +149,8 @@ class Evaluation:
             kept=_kept(members) or self._own,
             weights={name: member.weight for name, member in members.items()},
             sharpness={name: member.sharpness for name, member in members.items()},
-            validation_samples=len(data.validation_x) if found.likelihood else 0,
-            fitted=dict(found.fitted),
+            validation_samples=len(data.validation_x) if blend.likelihood else 0,
+            fitted=dict(blend.fitted),
             likelihood_kept=likelihood_kept,
             **after,
             **{LIKELIHOODS[name]: value for name, value in said.items()},
@@ -198,17 +198,17 @@ class Evaluation:
             done, finished = stop, {name: self._rivals.plain(tensors) for name, tensors in models.items() if stop}
             if len(stops) > 2 and stop in LIKELIHOODS_AFTER:
                 candidates = {**unfinished, **finished}
-                found = yield from weighed(candidates, self._own, data, order.prior, self._portfolio())
-                likelihood = yield from self._scored(found, candidates, order)
+                blend = yield from weighed(candidates, self._own, data, order.prior, self._portfolio())
+                likelihood = yield from self._scored(blend, candidates, order)
                 after |= {} if likelihood is None else {LIKELIHOODS_AFTER[stop]: likelihood}
         return finished, after
 
-    def _scored(self, found: Weighed, candidates: baselines.Candidates, order: Order) -> Jobs[float | None]:
+    def _scored(self, blend: Weighed, candidates: baselines.Candidates, order: Order) -> Jobs[float | None]:
         """Return the log-likelihood of the held-out samples under what the device would keep; None without such samples.
 
         In a blend each sample is scored with weights that are found without it.
         """
-        data, probability = self._data, found.probability
+        data, probability = self._data, blend.probability
         if not len(data.validation_x):
             return None
         if not probability:

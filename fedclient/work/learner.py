@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from typing import Literal
 
 import msgspec
@@ -41,7 +42,7 @@ from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.own_loop import check_loop
-from attune.fedclient.work.portfolio.portfolio import Portfolio, portfolio_of
+from attune.fedclient.work.portfolio.portfolio import portfolio_of
 from attune.fedclient.work.private.noisy_metrics import noisy_metrics
 from attune.fedclient.work.private.private_learning import PrivateLearning, private_learning, quietly
 from attune.fedclient.work.shared_model import shared_model
@@ -126,10 +127,9 @@ class Learner:
         self.baselines = baselines.Baselines(plan, shared, device, state.local, local, hooks, name)
         self._take(replace(state, local=self.baselines.local))
         self.evaluation = Evaluation(
-            plan, self.data, self.trainer, self.baselines, self.own_choice, keep == "best", self.dial, hooks, self._fitted
-        )
-        self._fits_alone = fits_alone
-        self._portfolio: Portfolio | None = None
+            plan, self.data, self.trainer, self.baselines, self.own_choice, keep == "best", self.dial, hooks,
+            cache(partial(portfolio_of, self.data, plan, orders, device)) if fits_alone else lambda: None,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<Learner {self.name}, newest {self.newest.order_id if self.newest else None}>"
@@ -185,12 +185,6 @@ class Learner:
         self.holdings = replace(self.holdings, served=served)
         self._take(state)
         return self.newest
-
-    def _fitted(self) -> Portfolio | None:
-        """Return the models that the device fits alone; None if it fits none."""
-        if self._fits_alone and self._portfolio is None:
-            self._portfolio = portfolio_of(self.data, self.plan, self.orders, self.trainer.device)
-        return self._portfolio
 
     def _take(self, state: DeviceState) -> None:
         """Continue from the state after a committed order."""

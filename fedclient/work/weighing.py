@@ -1,4 +1,4 @@
-"""Weights of a device's models, by samples that a model was not trained on and by what other devices found.
+"""Weights of a device's models, by samples that a model was not trained on and by what other devices mixture.
 
 V held-out samples, T labels of a sample.
 """
@@ -74,19 +74,19 @@ def weighed(
     fits = {name: fit for name, fit in fits.items() if fit.probability.isfinite().all()}
     if portfolio is None and (not fits or list(fits) == [own_choice]):
         return Weighed({}, {})
-    found = yield from _mixed(fits, portfolio, data, prior)
-    likelihood = {name: log_likelihood(p, data.validation_weight) for name, p in found.probability.items()}
+    mixture = yield from _mixed(fits, portfolio, data, prior)
+    likelihood = {name: log_likelihood(p, data.validation_weight) for name, p in mixture.probability.items()}
     if portfolio is None:
-        return Weighed(_members(found.weights, candidates, fits, None), likelihood, found.probability)
-    if "alone" not in found.probability:
-        members = _members(found.weights, candidates, fits, None)
+        return Weighed(_members(mixture.weights, candidates, fits, None), likelihood, mixture.probability)
+    if "alone" not in mixture.probability:
+        members = _members(mixture.weights, candidates, fits, None)
         rest = yield from _beside(portfolio, members, candidates, own_choice, prior)
-        return rest._replace(likelihood=likelihood, probability=found.probability)
+        return rest._replace(likelihood=likelihood, probability=mixture.probability)
     own_shares = yield from _shares(portfolio, portfolio.candidates, NOTHING)
-    if enough := {name for name, weight in found.weights.items() if weight >= LEAST_WEIGHT}:
+    if enough := {name for name, weight in mixture.weights.items() if weight >= LEAST_WEIGHT}:
         again = yield from _mixed(fits, portfolio, data, prior, enough)
-        found = again._replace(probability=found.probability)
-    return Weighed(_members(found.weights, candidates, fits, portfolio), likelihood, found.probability, own_shares)
+        mixture = again._replace(probability=mixture.probability)
+    return Weighed(_members(mixture.weights, candidates, fits, portfolio), likelihood, mixture.probability, own_shares)
 
 
 class _Mixture(NamedTuple):

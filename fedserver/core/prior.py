@@ -64,8 +64,8 @@ def votes_of(rows: Iterable[Report]) -> dict[str, dict[Choice, float]]:
 
 def fitted_of(rows: Iterable[Report]) -> dict[str, dict[str, float]]:
     """Return the weights of fitted models of each device (by name) that has found any. A device's weights sum to 1 at most."""
-    found = {row.client: row.fitted for row in rows if row.fitted}
-    return {device: {name: w / max(1.0, sum(of.values())) for name, w in of.items()} for device, of in found.items()}
+    claimed = {row.client: row.fitted for row in rows if row.fitted}
+    return {device: {name: w / max(1.0, sum(of.values())) for name, w in of.items()} for device, of in claimed.items()}
 
 
 def prior_of(
@@ -85,12 +85,12 @@ def prior_of(
         votes: Log-likelihood (nats) of each device's held-out samples under each model that it has.
         fitted: Weights of each device's fitted models among themselves.
     """
-    found, means = _shares_of(votes), _means(fitted.values())
+    prior, means = _shares_of(votes), _means(fitted.values())
     if not means:
-        return found
+        return prior
     few = {*votes, *fitted} if len({*votes, *fitted}) <= FEW else ()
-    without = {device: {**found.of(device), **_means(of for other, of in fitted.items() if other != device)} for device in few}
-    return Prior({**found.shares, **means}, without)
+    without = {device: {**prior.of(device), **_means(of for other, of in fitted.items() if other != device)} for device in few}
+    return Prior({**prior.shares, **means}, without)
 
 
 def _means(weights: Iterable[Mapping[str, float]]) -> Shares:

@@ -33,7 +33,7 @@ from attune.fedserver.web.page_tokens import listed
 from tests.homes.kept import BACKUP, DEVICES, EXPORTED, FIELD, PRIVACY, SERVER, unlisted
 from tests.homes.make import COMING, HERE, unpack
 
-LATER = {"format": 2, "version": 2, "name": ["of another type"], "host": 7, "secret": 7, "method": 7}
+LATER = {"format": 3, "version": 3, "name": ["of another type"], "host": 7, "secret": 7, "method": 7}
 TABLES = {"server": SERVER, "device": DEVICES, "export": EXPORTED, "backup": BACKUP, "privacy": PRIVACY}
 Read = Callable[[Path], Any]
 

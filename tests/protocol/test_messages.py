@@ -140,8 +140,8 @@ def test_what_a_peer_says_in_secure_aggregation_is_bounded() -> None:
     assert exchange.TO_DEVICE.read(pb.ServerMessage(secure=unknown).SerializeToString()) is None
 
 
-def test_of_what_others_found_only_shares_of_known_models_are_heard() -> None:
-    said = {"personalized": float("nan"), "common": 0.4, "local": -1.0, "theirs": 0.3}
+def test_of_what_others_found_only_shares_with_possible_names_are_heard() -> None:
+    said = {"personalized": float("nan"), "common": 0.4, "local": -1.0, "Not a name": 0.3, "x" * 33: 0.3, "forest": 0.0}
     order = pb.Order(id="evaluate-1-a", round=1, work=pb.WORK_EVALUATE, prior=said)
     assert _heard(order).prior == {"common": 0.4}
     order.prior["common"] = float("inf")

@@ -95,9 +95,7 @@ def test_without_a_baseline_and_for_tokens_nothing_is_fitted(result: Any) -> Non
     assert all(client["accuracy_alone"] is None for client in tokens.status["clients"])
 
 
-def test_a_saved_model_predicts_the_same_says_that_it_holds_samples_and_exports_without_them(
-    result: Any, tmp_path: Path
-) -> None:
+def test_a_saved_model_says_that_it_holds_samples_and_exports_without_them(result: Any, tmp_path: Path) -> None:
     folder = result.save(tmp_path / "out") / "models" / "site0"
     x, saved = sites()["site0"][2], Model.load(folder)
     assert saved.predict(x) == result.model("site0").predict(x)

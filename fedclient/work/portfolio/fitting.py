@@ -213,12 +213,12 @@ def _out_of_bag(forest: Any, samples: Samples) -> npt.NDArray[np.float64] | None
     if not hasattr(forest, "oob_score_"):
         return None
     if samples.task == "regression":
-        found = forest.oob_prediction_.reshape(len(samples.x), -1)
+        outputs = forest.oob_prediction_.reshape(len(samples.x), -1)
     else:
-        found = forest.oob_decision_function_
+        outputs = forest.oob_decision_function_
         if samples.task == "multilabel":
-            found = found.reshape(len(found), 2, -1)[:, 1] if found.ndim == 3 else found[:, 1:]
-    return found if np.isfinite(found).all() else None
+            outputs = outputs.reshape(len(outputs), 2, -1)[:, 1] if outputs.ndim == 3 else outputs[:, 1:]
+    return outputs if np.isfinite(outputs).all() else None
 
 
 def _boosting(samples: Samples) -> Fitted:
@@ -249,10 +249,10 @@ def _together(trees: list[tuple[Array, Array, Array, Array, Array]]) -> Tensors:
     """Return trees (feature, threshold, left, right, value) one after the other. A leaf, with -1, gets itself on both sides."""
     size_T = np.array([len(tree[0]) for tree in trees])
     root_T = np.concatenate([[0], size_T.cumsum()[:-1]])
-    own, first_M = np.arange(size_T.sum()), np.repeat(root_T, size_T)
+    place_M, first_M = np.arange(size_T.sum()), np.repeat(root_T, size_T)
     feature, threshold, left, right, value = (np.concatenate(column) for column in zip(*trees, strict=True))
     leaf_M = left < 0
-    sides = [np.where(leaf_M, own, side + first_M) for side in (left, right)]
+    sides = [np.where(leaf_M, place_M, side + first_M) for side in (left, right)]
     return {
         "feature": torch.from_numpy(np.where(leaf_M, 0, feature).astype(np.int64)),
         "threshold": torch.from_numpy(threshold.astype(np.float64)),

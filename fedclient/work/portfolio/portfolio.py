@@ -94,12 +94,12 @@ class Portfolio:
         if not self._measure.by_sample or not self._told.any():
             return {}
         y = self._y[self._told]
-        found = {}
+        calibrations = {}
         for name, model in self._models.items():
             scores = model.scores[self._told]
             evidence = torch.cat([self._measure.evidence(some, y) for some in sharpened(scores, self._measure.sharpnesses)])
-            found[name] = calibrated(self._measure.sharpnesses, self._measure.likelihood(evidence))
-        return found
+            calibrations[name] = calibrated(self._measure.sharpnesses, self._measure.likelihood(evidence))
+        return calibrations
 
     @cached_property
     def chosen(self) -> str:

@@ -18,7 +18,8 @@ from attune.common.errors import DiskFull
 from attune.common.plan import ModelSpec
 from attune.common.wire.files import TensorWriter, manifest_of, write_tensors
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.model.artifact import ModelInfo, save
+from attune.fedclient.model.artifact import save
+from attune.fedclient.model.model_info import ModelInfo
 from attune.fedclient.work.state import FolderOrders
 from attune.fedserver.core.messages import OrderId
 from attune.fedserver.core.records import Report

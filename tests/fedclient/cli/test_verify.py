@@ -16,7 +16,8 @@ from attune.common.plan import ModelSpec, Plan
 from attune.fedclient.cli import main
 from attune.fedclient.home import DeviceHome, DeviceInfo
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.model.artifact import ModelInfo, save
+from attune.fedclient.model.artifact import save
+from attune.fedclient.model.model_info import ModelInfo
 from attune.fedclient.work.state import FolderOrders
 
 SPEC = ModelSpec("mlr", "tabular", (2,), 2)

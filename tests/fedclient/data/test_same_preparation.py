@@ -23,7 +23,8 @@ from attune.fedclient.data.new_samples import new_samples
 from attune.fedclient.data.prepare import prepare, prepare_features
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.model import portable
-from attune.fedclient.model.artifact import Model, ModelInfo
+from attune.fedclient.model.artifact import Model
+from attune.fedclient.model.model_info import ModelInfo
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.datasets import load_source
 

@@ -20,7 +20,8 @@ from attune.common.errors import NoModel, SettingError
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.fedclient.model import artifact, portable
-from attune.fedclient.model.artifact import Model, ModelInfo
+from attune.fedclient.model.artifact import Model
+from attune.fedclient.model.model_info import ModelInfo
 
 TINY = {"vit": {"width": 8, "heads": 2, "depth": 1, "patch": 2}, "mlr": {}, "dnn": {}}
 SHAPES = {"images": (4, 6, 1), "tabular": (5,), "series": (6, 3), "tokens": (7,)}

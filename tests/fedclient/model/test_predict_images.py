@@ -16,7 +16,8 @@ from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.fedclient.cli import main
 from attune.fedclient.model import artifact
-from attune.fedclient.model.artifact import Model, ModelInfo
+from attune.fedclient.model.artifact import Model
+from attune.fedclient.model.model_info import ModelInfo
 
 Image = pytest.importorskip("PIL.Image")
 HEIGHT, WIDTH = 8, 6

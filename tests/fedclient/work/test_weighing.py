@@ -60,7 +60,7 @@ def test_fitted_models_are_one_model_beside_the_networks():
     assert even.fitted == pytest.approx({"logistic": 0.5, "forest": 0.5})
 
 
-def test_all_training_samples_weigh_fitted_models_and_the_held_out_ones_all_against_networks():
+def test_fitted_models_are_weighed_by_all_samples_and_networks_by_held_out_ones():
     """The forest explains the training samples; the held-out ones are explained by the network alone."""
     told = {"logistic": [0.1] * 200, "forest": [0.9] * 200}
     result = found({"personalized": [0.9] * 60}, Fitted({"logistic": [0.1] * 60, "forest": [0.2] * 60}, told))

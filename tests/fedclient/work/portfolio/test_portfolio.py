@@ -77,7 +77,7 @@ def made(scores, y, held=(0,)):
 SURE, UNSURE = [4.0, -4.0], [0.2, -0.2]
 
 
-def test_the_model_with_the_least_squared_error_is_chosen_and_a_sole_sample_of_a_class_does_not_count():
+def test_the_least_squared_error_chooses_without_sole_samples_of_a_class():
     y = [0, 0, 0, 0, 1]
     portfolio = made({"logistic": [UNSURE] * 4 + [SURE], "forest": [SURE] * 4 + [SURE]}, y)
     assert portfolio.chosen == "forest"
