@@ -13,15 +13,18 @@ from docs.markdown import table
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 LEAST_GAIN, MOST_HARMED = -0.5, 2.0  # the target: points over alone; devices that are harmed, in %
+CHOSEN = "chosen"  # the rows of rivals.csv with what each device chose
 Row = Mapping[str, str]
 
 
 def rivals(folder: Path = RESULTS) -> Iterator[str]:
-    """Yield a row for each point of a recipe: what devices choose alone outside Attune, and the best method's row."""
-    chosen = [row for row in _rows(folder / "rivals.csv") if row["rival"] == "chosen"]
+    """Yield a row for each point of a recipe: what devices choose alone outside Attune, and the best method's row.
+
+    Beside the choice stands the one model that is best for all devices together, which no device can know.
+    """
     lines, level = [], 0
-    for (recipe, series, x), mine in _grouped(chosen, "recipe", "series", "x").items():
-        alone = {row["seed"]: _percent(row, "mean") for row in mine}
+    for (recipe, series, x), mine in _grouped(_rows(folder / "rivals.csv"), "recipe", "series", "x").items():
+        alone = {row["seed"]: _percent(row, "mean") for row in mine if row["rival"] == CHOSEN}
         path = folder / "recipes" / f"{recipe}.csv"
         here = [row for row in _rows(path) if (row["series"], float(row["x"])) == (series, float(x))]
         here = [row for row in here if row["method"] not in (ALONE, LOCAL) and row["seed"] in alone]
@@ -31,10 +34,17 @@ def rivals(folder: Path = RESULTS) -> Iterator[str]:
         best = max(means, key=lambda method: means[method])
         seeds = {row["seed"] for row in here if row["method"] == best}
         mean = fmean(alone[seed] for seed in seeds)
+        devices = max(int(row["devices"]) for row in mine)
+        single = [row for row in mine if row["rival"] != CHOSEN and row["seed"] in seeds and int(row["devices"]) == devices]
+        score, model = max(
+            (fmean(_percent(row, "mean") for row in of), key[0]) for key, of in _grouped(single, "rival").items()
+        )
         level += mean >= means[best]
         name = f"`{recipe}`" + (f", {series}" if series else "")
-        lines.append((name, x, str(len(seeds)), f"{mean:.1f}", f"{means[best]:.1f}, {best}", f"{mean - means[best]:+.1f}"))
-    yield from table(("recipe", "x", "seeds", "alone", "best method", "alone less the best method"), lines)
+        rival, method = f"{score:.1f}, {model}", f"{means[best]:.1f}, {best}"
+        lines.append((name, x, str(len(seeds)), f"{mean:.1f}", rival, method, f"{mean - means[best]:+.1f}"))
+    heads = ("recipe", "x", "seeds", "alone, chosen", "alone, the best for all", "best method", "chosen less the best method")
+    yield from table(heads, lines)
     yield ""
     yield f"Alone is level or ahead at {level} of {len(lines)} points."
 
