@@ -25,7 +25,7 @@ from benchmarks import (
     shared_optimiser_tables,
     target_tables,
 )
-from docs import disclosed, settings_tables, tables
+from docs import alone_tables, disclosed, settings_tables, tables
 from docs.markdown import table
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +64,8 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "paper-findings": paper_findings.findings,
     "papers": report.papers,
     "recipes": recipe_tables.sections,
+    "rivals": alone_tables.rivals,
+    "kept_alone": alone_tables.kept_alone,
     "attackers": robust_tables.sections,
     "all-methods": method_tables.sections,
     "private-methods": private_tables.sections,

@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -84,26 +84,47 @@ def test_readme_has_the_first_result_of_its_file(page: Any, root: Path) -> None:
     table = page("README.md").text
     for row in rows_of(root, "first_result.csv"):
         served = f"{float(row['served']):.3f}" if row["served"] else "-"
-        said = (row["method"], f"{float(row['kept']):.3f}", f"{float(row['own']):.3f}", served)
+        said = (row["method"], *(f"{float(row[name]):.3f}" for name in ("kept", "alone", "own")), served)
         assert re.search(r"\nmean +" + " +".join(map(re.escape, said)) + " ", table), said
 
 
+def alone(root: Path, recipe: str, x: str, seeds: Collection[str], rival: str = "chosen") -> float:
+    """Return what devices have alone outside Attune at a point of a recipe, in the mean over devices and these seeds."""
+    rows = [row for row in rows_of(root, "rivals.csv") if row["seed"] in seeds]
+    assert seeds == {row["seed"] for row in rows if (row["recipe"], row["x"]) == (recipe, x)}
+    return mean(rows, "mean", recipe=recipe, x=x, rival=rival)
+
+
 def test_readme_has_the_figures_of_fashion_mnist(page: Any, root: Path) -> None:
-    rows = rows_of(root, "recipes/fashion-mnist.csv")
+    rows = [row for row in rows_of(root, "recipes/fashion-mnist.csv") if not row["method"].startswith("alone")]
+    seeds = {row["seed"] for row in rows}
     few, many = (
-        {name: f"{100 * mean(rows, 'mean', x=x, method=name):.1f}" for name in ("FedTP", "FedAvg, tuned", "Local")}
-        for x in ("20", "1000")
+        [
+            f"{100 * alone(root, 'fashion-mnist', x, seeds):.1f}",
+            *(f"{100 * mean(rows, 'mean', x=x, method=name):.1f}" for name in ("FedTP", "FedAvg, tuned", "Local")),
+        ]
+        for x in ("50", "200")
     )
     text = prose(page, "README.md")
-    assert f"reaches {few['FedTP']} % with FedTP, {few['FedAvg, tuned']} with tuned FedAvg and {few['Local']} alone" in text
-    assert f"the three are at {many['FedTP']}, {many['FedAvg, tuned']} and {many['Local']}:" in text
-    assert f"{NUMBERS[len({row['seed'] for row in rows})]} seeds;" in text
+    assert f"has {few[0]} % with 50 training samples, FedTP {few[1]}, tuned FedAvg {few[2]} and Local {few[3]}." in text
+    assert f"With 200 samples the four are at {many[0]}, {many[1]}, {many[2]} and {many[3]}." in text
+    assert f"{NUMBERS[len(seeds)]} seeds;" in text
+
+
+def test_readme_has_the_figures_of_the_schools(page: Any, root: Path) -> None:
+    rows = rows_of(root, "recipes/school.csv")
+    federated = mean(rows, "mean", x="20.0", method="MR-MTL")
+    seeds = {row["seed"] for row in rows if row["method"] == "MR-MTL"}
+    chosen, ridge = (100 * alone(root, "school", "20", seeds, rival) for rival in ("chosen", "ridge"))
+    said = f"R2 {100 * federated:.1f} % with MR-MTL, {chosen:.1f} alone (ridge {ridge:.1f})"
+    assert said in prose(page, "README.md")
 
 
 def test_readme_has_the_figures_of_the_hospitals(page: Any, root: Path) -> None:
-    rows = rows_of(root, "recipes/hospitals.csv")
+    rows = [row for row in rows_of(root, "recipes/hospitals.csv") if not row["method"].startswith("alone")]
     shown = {"FedAvg, tuned": "tuned FedAvg", "FedMCSA": "FedMCSA", "Local": "Local", "FedTP": "FedTP", "FedAvg": "FedAvg"}
-    said = [f"{name} {mean(rows, 'mean', method=method):.3f}" for method, name in shown.items()]
+    said = [f"alone {alone(root, 'hospitals', '1', {row['seed'] for row in rows}):.3f}"]
+    said += [f"{name} {mean(rows, 'mean', method=method):.3f}" for method, name in shown.items()]
     assert f"{', '.join(said)}, a constant answer {mean(rows, 'constant'):.3f}." in prose(page, "README.md")
 
 
