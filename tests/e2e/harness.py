@@ -16,8 +16,9 @@ import msgspec
 import numpy as np
 
 from attune.common import faults
+from attune.common.metrics import METRICS
 from attune.fedserver.home import ServerHome
-from attune.fedserver.view.export import export_home
+from attune.fedserver.view.export import ORDER_COLUMNS, export_home
 from attune.fedserver.view.homes import status_of
 from attune.simulation.partition.datasets import load_dataset
 from attune.simulation.partition.split import Partition, partition, write_shards
@@ -204,8 +205,8 @@ class Federation:
 
     def metrics(self) -> list[dict[str, str]]:
         """Return the rows of metrics.csv."""
-        rows = ServerHome(self.home).snapshot().rows
-        return [{name: "" if value is None else str(value) for name, value in msgspec.structs.asdict(r).items()} for r in rows]
+        rows = [msgspec.structs.asdict(row) for row in ServerHome(self.home).snapshot().rows]
+        return [{name: "" if row[name] is None else str(row[name]) for name in (*ORDER_COLUMNS, *METRICS)} for row in rows]
 
     def inbox(self) -> set[str]:
         """Return the order ids of accepted updates that wait for the end of their round."""
