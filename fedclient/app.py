@@ -11,6 +11,7 @@ from attune.common.aio import run_blocking
 from attune.common.errors import NotEnrolled
 from attune.common.supervisor import supervised
 from attune.fedclient.console import Console
+from attune.fedclient.data import findings
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.device import Device
@@ -55,8 +56,8 @@ async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, conso
     changed = home.compare_shard(
         ShardRecord(shard.profile.samples + shard.profile.test_samples, shard.digest, list(shard.held_hashes))
     )
-    for warning in (*shard.warnings, *filter(None, [changed])):
-        console.say(f"warning: {warning}")
+    for line in findings.lines({"": [*shard.warnings, *filter(None, [changed])]}):
+        console.say(line)
     identity = await identity_of(options, home, console.say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
     allowance = Allowance(options.resources.bytes_per_s)

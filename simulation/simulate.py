@@ -13,7 +13,6 @@ from attune.common.methods.registry import AUTO
 from attune.common.outputs import check_folder
 from attune.common.plan import DataSettings
 from attune.common.plugins import installed
-from attune.fedclient.data.kinds import WHOLE_NUMBERS
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.options import DeviceOptions, DisclosedKind
@@ -161,8 +160,8 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
     overrides = arguments.overrides(len(given), method, name, rounds, seed, settings, config)
     declared = convert(DataSettings, overrides.get("data", {}), "data.")
     members = read_shards(given, ReadOptions.of(label, **{"task": task, **table}), declared)
-    if any(shard is not given[key] and WHOLE_NUMBERS in shard.warnings for key, shard in members.items()):
-        sys.stderr.write(f"note: {WHOLE_NUMBERS}\n")
+    for line in arguments.warnings_of({key: shard for key, shard in members.items() if shard is not given[key]}):
+        sys.stderr.write(f"{line}\n")
     masked: Sequence[DisclosedKind] = ("masked-statistics",) if overrides.get("privacy", {}).get("secure_aggregation") else ()
     options = DeviceOptions(
         Path(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime, time
+from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
 
@@ -73,7 +73,7 @@ def is_missing(cell: Any, words: Words = WORDS) -> bool:
         return True
     if isinstance(cell, Decimal):
         return _plain(written(cell)) in words
-    return isinstance(cell, (int, float, np.number)) and written(cell) in words
+    return isinstance(cell, (int, float, np.number, date)) and written(cell) in words
 
 
 def _plain(text: str) -> str:

@@ -13,13 +13,15 @@ import msgspec
 
 from attune.common.classes import look_alikes
 from attune.common.columns import LONGEST_NAME
+from attune.common.errors import SettingError, ShardError
 from attune.common.plan import FEWEST_ROWS
 from attune.common.schema import MAX_VALUES, ORIGIN, OUTPUTS, Column, ColumnKind, DateForm, Schema, name_and_unit
 from attune.common.text import listed
+from attune.fedclient.data import cautions
 from attune.fedclient.data import cells as cell_rules
 from attune.fedclient.data.cells import is_missing
 from attune.fedclient.data.dates import days_of, has_strokes
-from attune.fedclient.data.samples import split_column
+from attune.fedclient.data.samples import outputs_of, split_column
 from attune.fedclient.data.table import USUAL_LABELS, DataTable
 from attune.fedclient.data.table_encoder import NO, YES, value_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
@@ -82,8 +84,23 @@ def describe(table: DataTable, options: ReadOptions = PLAIN) -> Proposal:
         warnings += described.warnings
     if not any(column.kind in OUTPUTS for column in columns.values()):
         warnings.append("no column is the label: say --label NAME")
-    warnings += _same_as_label(table, columns)
+    used = {name: column for name, column in columns.items() if column.is_feature}
+    outputs = [name for name, column in columns.items() if column.kind in OUTPUTS]
+    warnings = [*table.notes, *cautions.of_schema(table, used, outputs), *_of_outcomes(table, options), *warnings]
     return Proposal(Schema.of(columns, f"the schema of {table.path}"), tuple(warnings))
+
+
+def _of_outcomes(table: DataTable, options: ReadOptions) -> list[str]:
+    """Return what is strange about the columns to predict; nothing if there are none, or they cannot be used."""
+    try:
+        y = outputs_of(table, options)
+    except (ShardError, SettingError):
+        return []
+    options = options.for_columns(table.names)
+    names = [table.label_column(name) for name in options.labels()]
+    y = y if options.task == "classes" else y.reshape(len(y), -1)
+    of_cells = cautions.of_labels(table, names[0]) if options.task == "classes" and options.threshold is None else []
+    return [*of_cells, *cautions.of_outcomes(y, y[:0], options.task, names, False)]
 
 
 def _roles(table: DataTable, options: ReadOptions) -> dict[str, Column]:
@@ -207,15 +224,3 @@ def _others(present: Sequence[Any]) -> str:
 
 def _identifier_note(name: str) -> str:
     return f"{name} looks like an identifier, since every value is another one: it is left out"
-
-
-def _same_as_label(table: DataTable, columns: dict[str, Column]) -> list[str]:
-    outputs = [name for name, column in columns.items() if column.kind in OUTPUTS]
-    notes = []
-    for output in outputs:
-        truth = [str(cell) for cell in table.cells[output]]
-        for name, column in columns.items():
-            values = [str(cell) for cell in table.cells[name]] if column.is_feature else []
-            if 1 < len(set(truth)) == len(set(values)) == len(set(zip(values, truth, strict=True))):
-                notes.append(f"{name} equals the label {output}: leave it out unless it is known before the label is")
-    return notes

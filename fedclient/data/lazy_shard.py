@@ -81,7 +81,8 @@ class LazyShard:
         load = partial(load_in, proposal.schema)
         shard = load()
         profile = msgspec.structs.replace(shard.profile(), columns=None, schema=msgspec.UNSET, proposal=proposal.schema)
-        return replace(cls._of(shard, load), profile=profile, warnings=(*proposal.warnings, *shard.warnings), load_in=load_in)
+        warnings = tuple(dict.fromkeys([*proposal.warnings, *shard.warnings]))
+        return replace(cls._of(shard, load), profile=profile, warnings=warnings, load_in=load_in)
 
     def load_for(self, plan: Plan) -> Shard:
         """Return the samples by the plan's schema, if the device has only proposed one.

@@ -14,6 +14,7 @@ from attune.common.errors import SettingError, ShapeMismatch, ShardError
 from attune.common.plan import ModelSpec
 from attune.common.schema import Schema
 from attune.common.text import listed
+from attune.fedclient.data import cautions, stand_ins
 from attune.fedclient.data.arrays import Array, read_arrays
 from attune.fedclient.data.cells import WORDS, words_of
 from attune.fedclient.data.files import MAX_BINARY_BYTES
@@ -90,9 +91,10 @@ def new_samples(
     table = read_table(first, words_of(missing_words) if missing_words else WORDS)
     if schema is not None:
         x, notes = TableEncoder(schema).encode(table)
-        return NewSamples(x, notes=(*table.notes, *notes))
+        return NewSamples(x, notes=(*table.notes, *cautions.of_schema(table, schema.used, ()), *notes))
     table.require(*columns)
-    return NewSamples(features_of(table, columns), notes=table.notes)
+    x = features_of(table, columns)
+    return NewSamples(x, notes=(*table.notes, *stand_ins.of_numbers(x, columns)))
 
 
 def _expanded(text: str) -> list[Path]:

@@ -119,10 +119,12 @@ def source_of_table(table: DataTable, options: ReadOptions) -> DataSource:
         SettingError: A column does not exist.
     """
     options = options.for_columns(table.names)
-    schema = describe(table, options).schema if options.proposes else options.schema
+    proposal = describe(table, options) if options.proposes else None
+    schema = options.schema if proposal is None else proposal.schema
     if schema is not None:
         options = options.with_schema(schema, table.names)
     x, y, test_N, names, notes = samples_of(table, options)
+    notes = notes if proposal is None else (*proposal.warnings, *notes)
     groups = table.labels(options.group, "the group") if options.group else None
     keys = table.labels(options.key, "the key") if options.key else None
     training = np.ones(len(x), dtype=bool) if test_N is None else ~test_N

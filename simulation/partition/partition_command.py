@@ -57,6 +57,7 @@ def partition(
 ) -> None:
     """Cut a data set into shards, for experiments."""
     settings = _settings(scheme, assignments, {"classes_per_client": classes_per_client, "alpha": alpha, "by": by})
+    from attune.fedclient.data import findings
     from attune.fedclient.read_options import ReadOptions
     from attune.simulation.partition import split
     from attune.simulation.partition.datasets import load_source
@@ -73,6 +74,8 @@ def partition(
     made = split.partition(source, scheme, clients, seed, normalise=normalise, noise=noise, **settings)
     split.write_shards(out, made)
     click.echo(table(made))
+    for line in findings.lines({"": made.dataset.findings}):
+        click.echo(line)
     for note in made.notes:
         click.echo(f"note: {note}")
     save_picture(made, out / "partition.png")

@@ -31,13 +31,13 @@ def read(path: Path, options: ReadOptions) -> Raw:
     """
     table = read_table(path, missing_words(options))
     options = options.for_columns(table.names)
-    x, y, test_N, features, _ = samples_of(table, options)
+    x, y, test_N, features, notes = samples_of(table, options)
     if options.key:
         table.check_complete([options.key], "the key")
     more = {name: table.names_in(name) for name in dict.fromkeys(options.apart) if name != table.label_column(options.label)}
     name = path.name.partition(".")[0]
     if test_N is None:
-        return Raw(name, (x, y), more=more, columns=features, two_classes=options.threshold is not None)
+        return Raw(name, (x, y), more=more, columns=features, two_classes=options.threshold is not None, notes=notes)
     more = {key: np.concatenate([label_N[~test_N], label_N[test_N]]) for key, label_N in more.items()}
     return Raw(
         name,
@@ -46,4 +46,5 @@ def read(path: Path, options: ReadOptions) -> Raw:
         more=more,
         columns=features,
         two_classes=options.threshold is not None,
+        notes=notes,
     )
