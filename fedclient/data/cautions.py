@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,8 @@ from attune.common.task import TaskName
 from attune.common.text import listed
 from attune.fedclient.data import labels, stand_ins
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.cells import EXACT, is_missing, number_of
+from attune.fedclient.data.cells import EXACT, is_missing, limit_of, number_of
+from attune.fedclient.data.dates import TWO_DIGITS, has_short_year, is_compact
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.table import DataTable
 
@@ -31,6 +33,7 @@ _PERHAPS_MISSING = re.compile(
 _NUMBERS_FOR_UNKNOWN = {-1, -9, -99, -999, -9999, 99, 999, 9999}
 FEWEST_VALUES = 10  # With fewer, whole numbers that all differ say nothing
 MANY_CLASSES = 20
+_LOOKED_AT = 1000  # cells of a column that may be dates
 _NUMBER, _FRACTION = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?"), re.compile(r"[-+]?[0-9]+\.[0-9]*[1-9]")
 
 
@@ -82,6 +85,9 @@ def of_features(x: npt.NDArray[np.float64], names: Sequence[str]) -> list[str]:
             "learn it by heart; leave it out with --apart"
         )
     notes += [f"{name} is constant: it says nothing here" for name in constant]
+    numbers = {name: column[~np.isnan(column)][:_LOOKED_AT] for column, name in zip(x.T, names, strict=True)}
+    if dates := [name for name, values in numbers.items() if len(values) and all(map(is_compact, values))]:
+        notes.append(f"numbers of {listed(dates)} look like dates such as 20241231: --schema auto reads them as days")
     if shortened:
         notes.append(
             f"numbers of {listed(shortened)} differ only after the 7 digits that a model sees; subtract what they share"
@@ -177,7 +183,23 @@ def of_schema(table: DataTable, used: Mapping[str, Column], outputs: Sequence[st
     numeric = [name for name in there if used[name].kind in ("number", "date")]
     cells = {name: [cell for cell in table.cells[name] if not is_missing(cell, table.words)] for name in numeric}
     forms = {name: used[name].form for name in numeric if used[name].kind == "date"}
-    return [*of_equals(table, there, outputs), *stand_ins.of_cells(cells, forms)]
+    notes = [*of_equals(table, there, outputs), *stand_ins.of_cells(cells, forms)]
+    for name in numeric:
+        if name not in forms and (limits := [cell for cell in cells[name] if _is_limit(cell)]):
+            notes.append(
+                f"{name} holds {len(limits)} values beyond a limit, such as {limits[0]}: the limit is taken as the value"
+            )
+    if short := [name for name in forms if any(map(has_short_year, cells[name][:_LOOKED_AT]))]:
+        notes.append(f"{listed(short)}: {TWO_DIGITS}")
+    return notes
+
+
+def _is_limit(cell: Any) -> bool:
+    try:
+        limit_of(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _are_equal(table: DataTable, name: str, output: str) -> bool:

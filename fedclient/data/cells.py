@@ -45,6 +45,7 @@ COMMAS = (
 _NUMBER = re.compile(r"[-+]?(?:([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
 _FRACTION = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
 _DECIMAL_COMMA = re.compile(r"[-+]?[0-9]{1,3}(\.?[0-9]{3})*,[0-9]+|[-+]?[0-9]+,[0-9]+")
+_LIMIT = re.compile(r"(?:[<>]=?|[≤≥])\s*([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)", re.IGNORECASE)
 EXACT = 1 << 53  # integers above it have lost digits when they became floats
 
 Words = frozenset[str]
@@ -146,6 +147,18 @@ def has_decimal_comma(cell: Any) -> bool:
     return isinstance(cell, str) and _DECIMAL_COMMA.fullmatch(cell.strip()) is not None
 
 
+def limit_of(cell: Any) -> float:
+    """Return the number in a cell such as `<0.1` or `> 90`: a value beyond a limit.
+
+    Raises:
+        ValueError: It is none.
+    """
+    match = _LIMIT.fullmatch(cell.strip()) if isinstance(cell, str) else None
+    if match is None:
+        raise ValueError("it is no limit")
+    return number_of(match[1])
+
+
 def labels_of(cells: Sequence[Any]) -> npt.NDArray[Any]:
     """Return labels, (N,): int64 if every label is an integer, else text.
 
@@ -186,7 +199,7 @@ def unmasked(values: Any) -> Any:
 
 def written(cell: Any) -> str:
     """Return a cell as a CSV file has it: days without a time, whole numbers without a fraction."""
-    if isinstance(cell, datetime) and cell.time() == time():
+    if isinstance(cell, datetime) and cell.time() == time() and cell.tzinfo is None:
         return cell.date().isoformat()  # as CSV files have days
     if isinstance(cell, (float, np.floating)):
         number = float(cell) if isinstance(cell, float) else float(str(cell))  # narrow floats have the digits of their text

@@ -226,8 +226,15 @@ def _date_parser(column: Column) -> Callable[[Any], float]:
     return lambda cell: days_of(cell, origin, column.form)
 
 
+def _number_or_limit(cell: Any) -> float:
+    try:
+        return cell_rules.number_of(cell)
+    except ValueError:
+        return cell_rules.limit_of(cell)
+
+
 _PARSERS: dict[str, Callable[[Column], Callable[[Any], float]]] = {
-    "number": lambda column: cell_rules.number_of,
+    "number": lambda column: _number_or_limit,
     "date": _date_parser,
     "category": _category_parser,
     "yes/no": _yes_no_parser,
