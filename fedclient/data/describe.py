@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from attune.common.classes import look_alikes
+from attune.common.classes import NO, YES, look_alikes
 from attune.common.columns import LONGEST_NAME
 from attune.common.errors import SettingError, ShardError
 from attune.common.plan import FEWEST_ROWS
@@ -23,7 +23,7 @@ from attune.fedclient.data.cells import is_missing
 from attune.fedclient.data.dates import days_of, has_strokes, is_compact
 from attune.fedclient.data.samples import outputs_of, split_column
 from attune.fedclient.data.table import USUAL_LABELS, DataTable
-from attune.fedclient.data.table_encoder import NO, YES, value_of
+from attune.fedclient.data.table_encoder import value_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 FEW_VALUES, PER_VALUE = 20, 5  # text with so few different values, or so many rows for each, is a category

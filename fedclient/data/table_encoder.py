@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from attune.common.classes import NO, YES
 from attune.common.errors import NonFiniteFeatures, ShardError
 from attune.common.schema import ROLES, Column, Feature, Schema
 from attune.common.text import listed
@@ -21,9 +22,6 @@ from attune.fedclient.data.cells import is_missing
 from attune.fedclient.data.dates import days_of
 from attune.fedclient.data.table import DataTable
 
-# Words of yes/no, in small letters; a site may use others than the schema's
-NO = frozenset({"no", "false", "0", "n", "nein", "non", "f"})
-YES = frozenset({"yes", "true", "1", "y", "ja", "j", "oui", "si", "t"})
 Floats = npt.NDArray[np.float64]
 
 

@@ -19,6 +19,7 @@ from attune.fedserver.core import data_form
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core.embedding_settings import describes_devices, embeds_on_devices
+from attune.fedserver.core.records import KEPT_LABELS
 from attune.fedserver.core.schema_votes import united
 from attune.fedserver.core.secure_settings import check_profile
 from attune.fedserver.federation.coordinator import Coordinator
@@ -29,7 +30,6 @@ from attune.fedserver.ports.ledger import MemberLedger
 
 LOG = logging.getLogger("fedserver")
 NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the common model as it is"
-MAX_LABELS = 500  # characters of a device's classes that are kept for pictures
 MAX_NOTE = 500
 TWO_PROCESSES = "two processes use the identity of {}"
 SECOND_STREAM = "connected while its older stream was open: it came back after a break, or two processes use its identity"
@@ -127,7 +127,7 @@ class Members:
         name, profile = stream.name, stream.profile
         if not self._streams.is_current(stream):
             return False
-        labels = ", ".join(map(str, profile.labels))[:MAX_LABELS]
+        labels = ", ".join(map(str, profile.labels))[:KEPT_LABELS]
         await self._update(name, connected=True, since=self._clock.unix(), samples=profile.samples, note=note, labels=labels)
         if self._is_written(name, f"{note}{stream.software}"):
             if note:
