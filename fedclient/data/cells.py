@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attune.common.classes import BOOLEANS, INTEGER, label_of_text, normal
+from attune.common.classes import BOOLEANS, INTEGER, NO, YES, label_of_text, normal
 
 # Words of pandas, in lower case, and four that people write
 USUAL_WORDS = (
@@ -127,6 +127,16 @@ def number_of(cell: Any) -> float:
         except OverflowError:
             return math.inf
     raise ValueError("it is no number")
+
+
+def flag_of(cell: Any) -> float:
+    """Return the number in a cell that says yes or no: 1 and 0 for their words.
+
+    Raises:
+        ValueError: It is neither such a word nor a number.
+    """
+    word = cell.strip().casefold() if isinstance(cell, str) else ""
+    return 1.0 if word in YES else 0.0 if word in NO else number_of(cell)
 
 
 def exact_number(cell: Any) -> int | float:

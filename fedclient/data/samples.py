@@ -173,8 +173,8 @@ def outputs_of(table: DataTable, options: ReadOptions) -> Array:
     outputs = [table.label_column(name) for name in options.labels()]
     if options.task == "classes":
         return table.labels(outputs[0]) if options.threshold is None else table.above(outputs[0], options.threshold)
-    table.check_complete(outputs, "to be predicted")
-    return table.numbers(*outputs)
+    flags = {"multilabel": outputs, "survival": outputs[1:]}.get(options.task, [])
+    return table.outcomes(outputs, flags, "the event" if options.task == "survival" else "yes or no")
 
 
 def split_column(table: DataTable, options: ReadOptions) -> str:
