@@ -191,6 +191,13 @@ def numbers_in(words: Iterable[str]) -> list[float]:
     return [float(word) for word in words if _NUMBER.fullmatch(word) and math.isfinite(float(word))]
 
 
+def hidden_in(values: Any) -> tuple[int, int]:
+    """Return how many values a masked array hides, and how many it has; likewise of masked arrays in a list."""
+    parts = values if isinstance(values, list | tuple) else [values]
+    masks = [np.ma.getmaskarray(part) for part in parts if isinstance(part, np.ma.MaskedArray)]
+    return sum(int(mask.sum()) for mask in masks), sum(mask.size for mask in masks)
+
+
 def unmasked(values: Any) -> Any:
     """Return a masked array with NaN (or None, if it holds no floats) where it is masked; other values as they are.
 

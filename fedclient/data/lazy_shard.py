@@ -17,7 +17,7 @@ from attune.common.plan import Plan, Profile
 from attune.common.schema import Schema
 from attune.fedclient.data import kinds
 from attune.fedclient.data.arrays import Array, plain_array
-from attune.fedclient.data.cells import unmasked
+from attune.fedclient.data.cells import hidden_in, unmasked
 from attune.fedclient.data.csv_file import plain_name
 from attune.fedclient.data.describe import describe
 from attune.fedclient.data.meta import Meta
@@ -133,6 +133,7 @@ def shard_of(name: str, given: Any, table: ReadOptions = PLAIN, tokens: bool = F
     """
     if isinstance(given, (str, Path)):
         return LazyShard.on_disk(Path(given), table, tokens=tokens)
+    _check_masks(name, given, table.missing)
     train, test = _parts(name, given, table.task == "classes")
     missing: Literal["refuse", "median"] = "median" if table.missing == "median" else "refuse"
     words = list(table.missing_words) or None
@@ -158,6 +159,22 @@ def _names_in(x: Any) -> list[str]:
     names = list(getattr(x, "columns", ()))
     plain = [plain_name(column) for column in names if isinstance(column, str)]
     return [] if len(plain) < len(names) or wrong_with(plain, len(names)) else plain
+
+
+def _check_masks(name: str, given: Any, missing: str) -> None:
+    """Refuse masked arrays that hide values, unless medians stand for hidden features.
+
+    Raises:
+        ShardError: One hides labels, or features.
+    """
+    for at, values in enumerate(given if isinstance(given, list | tuple) else ()):
+        hidden, size = hidden_in(values)
+        if hidden and (at % 2 or missing != "median"):
+            remedy = "" if at % 2 else """; of a table, table={"missing": "median"} puts the median of a column there"""
+            raise ShardError(
+                f"{'xy'[at % 2]} of {name} is a masked array that hides {hidden} of {size} values: leave these samples "
+                f"out{remedy}"
+            )
 
 
 def _parts(name: str, given: Any, classes: bool) -> tuple[tuple[Array, Array], tuple[Array, Array] | None]:

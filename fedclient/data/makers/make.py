@@ -71,7 +71,7 @@ def _read(path: Path, options: MakeOptions) -> DataSource:
         check_applicable(path, "table", options)
         return source_of_table(table, options.table)
     if hugging_face.recognises(path):
-        train, test = hugging_face.read(path)
+        train, test = hugging_face.read(path, options.table)
         return _of_dataset(train, test, options)
     if images.recognises(path):
         check_applicable(path, "images", options)
@@ -93,6 +93,7 @@ def _of_dataset(train: DataTable, test: DataTable | None, options: MakeOptions) 
         return source_of_table(train, options.table)
     names = [name for name in train.names if name in test.cells or name not in train.index]
     test.require(*names)
+    outputs_of(test, options.table)  # what is wrong there is said with its name
     both = {name: [*train.cells[name], *test.cells[name]] for name in names}
     both[SPLIT] = ["train"] * len(train) + ["test"] * len(test)
     return source_of_table(replace(train, cells=both), options.table)
