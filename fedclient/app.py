@@ -10,6 +10,7 @@ from attune.common import homes
 from attune.common.aio import run_blocking
 from attune.common.errors import NotEnrolled
 from attune.common.supervisor import supervised
+from attune.common.torch_state import plain_torch
 from attune.fedclient.console import Console
 from attune.fedclient.data import findings
 from attune.fedclient.data.lazy_shard import LazyShard
@@ -41,7 +42,7 @@ def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None
     if shard is None and options.table.proposes:
         shard = LazyShard.on_disk(options.data, options.table, home.held_rows())
     shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table, held=home.held_rows()))
-    with home.locked(), Worker() as worker:
+    with home.locked(), plain_torch(), Worker() as worker:
         return run_blocking(_supervised(live(options, shard, home, console, worker), console))
 
 

@@ -21,11 +21,12 @@ from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError, SettingError
 from attune.common.methods.method import ConfiguredMethod
 from attune.common.models.body import names_of, training_mode
+from attune.common.torch_state import seeded
 from attune.common.wire.tensors import DTYPES
 from attune.fedclient.hooks import Evaluate, Train
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import Batch, Tensors, Trained, split
-from attune.fedclient.work.objectives.descent import Cancelled, Descent, TrainingDiverged, seeded
+from attune.fedclient.work.objectives.descent import Cancelled, Descent, TrainingDiverged
 
 T = TypeVar("T")
 STATE_BYTES = 64 << 20  # that a loop may keep, whatever its model is
@@ -231,7 +232,7 @@ def _carried_out(job: Descent, train: Train, classes: Sequence[int | str]) -> Tr
         job.batch_seed(job.purpose),
         task.network.normalises_batches,
     )
-    with seeded(task.device, task.seeds(f"dropout {job.purpose}".strip())):
+    with seeded(task.device, task.seeds(f"dropout {job.purpose}".strip()), everything=True):
         try:
             said = train(model, data, Context(job, model, extras))
         except AttuneError:

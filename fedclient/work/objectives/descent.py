@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError
+from attune.common.torch_state import seeded
 from attune.common.wire.checks import is_finite
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Tensors, Trained
 from attune.fedclient.work.objectives.batches import batch_of, batch_sizes, batches
@@ -243,20 +244,6 @@ def _gradients(loss: Tensor, trained: Mapping[str, Tensor], settings: TrainSetti
 def autocast(device: torch.device, settings: TrainSettings) -> Any:
     """Return the context that sets the precision of a forward pass."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if settings.mixed_precision == "bf16" else nullcontext()
-
-
-@contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Let dropout draw from `seed` during the block; other random numbers do not change."""
-    if device.type == "cpu":  # torch.manual_seed also seeds accelerators, even those that are not there
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            yield
-        return
-    cuda = [device.index or 0] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(seed)
-        yield
 
 
 def _check(values: Tensor, settings: TrainSettings) -> None:

@@ -16,6 +16,7 @@ from attune.common.errors import SettingError
 from attune.common.models.body import names_of, training_mode
 from attune.common.models.output import logits_of
 from attune.common.models.structure import roles, tensors_of
+from attune.common.torch_state import drawing, may_draw
 
 _ONE_SAMPLE = "more than 1 value per channel"  # in torch's message
 
@@ -28,6 +29,7 @@ class Network:
         self.names = frozenset(tensors_of(model))
         self.still = names_of(model)  # its frozen body
         self.parameters = frozenset(name for name, _ in model.named_parameters())
+        self._draws = may_draw(model)
         self.trainable = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
     def __repr__(self) -> str:
@@ -41,7 +43,8 @@ class Network:
         model_tensors = {name: tensor for name, tensor in tensors.items() if name in self.names or name in self.still}
         try:
             # A copy: a model may change its input in place, and it must not change the samples.
-            output = functional_call(self.model, model_tensors, (x.clone(),))
+            with drawing(self._draws):
+                output = functional_call(self.model, model_tensors, (x.clone(),))
         except ValueError as error:
             if _ONE_SAMPLE not in str(error):
                 raise
