@@ -87,7 +87,7 @@ class _OwnGenerator(TorchDispatchMode):
     """Mode of this thread in which operations on the CPU draw from a generator of its own."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(
