@@ -16,8 +16,7 @@ from attune.fedclient import shards
 from attune.fedclient.data import findings
 from attune.fedclient.data.describe import Proposal, describe
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
-from attune.fedclient.data.source import missing_words
-from attune.fedclient.data.table import read_table
+from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedserver.core import data_form
 from attune.fedserver.core.table_schemas import merge_proposals
@@ -156,7 +155,7 @@ def _proposals_of(by_name: Mapping[str, Any], table: ReadOptions) -> dict[str, P
         try:
             if not isinstance(path, str | Path):
                 raise SettingError("a schema is made of files with tables, and these data are none")
-            proposals[name] = describe(read_table(Path(path), missing_words(table)), table)
+            proposals[name] = describe(table_of(Path(path), table), table)
         except AttuneError as error:
             problems[name] = error
     if problems:

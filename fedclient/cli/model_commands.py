@@ -18,7 +18,7 @@ from attune.common.errors import AttuneError, SettingError
 from attune.common.outputs import check_file, check_folder
 from attune.common.text import csv_cell, listed
 from attune.fedclient.cli.shared import allow_model_option, data_option, home_of, home_option, server_option
-from attune.fedclient.table_options import read_options, table_options
+from attune.fedclient.table_options import mapping_options, read_options, table_options
 
 if TYPE_CHECKING:
     from attune.fedclient.model.artifact import ModelInfo
@@ -111,18 +111,23 @@ def _say(found: Mapping[str, Sequence[str]]) -> None:
 )
 @server_option()
 @home_option
+@mapping_options
 @allow_model_option
-def predict(data: tuple[str, ...], out: Path, server: str | None, home: Path | None, allow_models: tuple[str, ...]) -> None:
+def predict(
+    data: tuple[str, ...], out: Path, server: str | None, home: Path | None, allow_models: tuple[str, ...], **mapping: Any
+) -> None:
     """Label new samples with the finished model, offline."""
     import csv
 
     from attune.fedclient.data.new_samples import new_samples
     from attune.fedclient.model.artifact import Model
+    from attune.fedclient.read_options import ReadOptions
 
     check_file(out)
     model = Model.load(home_of(home, server, None).model, allow_models=allow_models)
     info = model.info
-    samples = new_samples(data, info.model, info.column_names, info.missing_words, info.table_schema)
+    options = ReadOptions.of(**mapping)
+    samples = new_samples(data, info.model, info.column_names, info.missing_words, info.table_schema, options)
     unseen = f"training here knew no value of {listed(model.unseen)}, so they change no prediction"
     _say({"": [*samples.notes, *([unseen] if model.unseen else [])]})
     labels = model.predict(samples.x, ", ".join(data))

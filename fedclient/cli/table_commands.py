@@ -25,15 +25,15 @@ def describe(table: Path, out: Path | None, **given: Any) -> None:
     from attune.common.text import aligned, clean
     from attune.fedclient.data import findings
     from attune.fedclient.data.describe import describe as propose
-    from attune.fedclient.data.source import missing_words
-    from attune.fedclient.data.table import SUFFIXES, may_be_table, read_table
+    from attune.fedclient.data.table import SUFFIXES, may_be_table
     from attune.fedclient.data.table_encoder import TableEncoder
+    from attune.fedclient.data.table_mapping import table_of
     from attune.fedclient.data.units import unit_verdicts
 
     if not may_be_table(table):
         raise SettingError(f"{table} is no table: describe takes {', '.join(SUFFIXES)}")
     options = read_options(given)
-    read = read_table(table, missing_words(options))
+    read = table_of(table, options)
     proposal = propose(read, options)
     rows = [("column", "kind", "unit", "missing", "values")]
     for name, column in proposal.schema.columns.items():

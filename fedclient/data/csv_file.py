@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def _content_of(path: Path, text: str, delimiter: str, first_line: int = 0) -> T
     """Return the content of a text. `first_line` is the number of its first line in the file; 0: it is from no file."""
     if not text.strip():
         raise ShardError(f"{path} is empty; the first line must name every column, and each sample needs a line")
-    _check_no_title(path, text)
+    _check_no_title(path, text, delimiter)
     lines: list[list[str]] = []
     try:
         for line in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True):
@@ -175,13 +176,17 @@ def _delimiter(text: str) -> str:
     return max(_DELIMITERS, key=lambda mark: (head.count(mark) == second.count(mark) and mark in head, head.count(mark)))
 
 
-def _check_no_title(path: Path, text: str) -> None:
+def _check_no_title(path: Path, text: str, delimiter: str) -> None:
     """Check that the first line is no title of the table, as programs write it above the names of the columns.
 
     Raises:
         ShardError: It has one cell, and a line after it names several columns that the lines below have.
     """
     lines = [line for line in text.split("\n", _LINES)[:_LINES] if line.strip(_BLANK)]
+    with suppress(csv.Error):
+        first, second = [*csv.reader(lines[:2], delimiter=delimiter), [], []][:2]
+        if len(first) == len(second) > 1 and all(map(str.strip, first)):
+            return  # other marks between cells can be decimal commas
     for mark in _DELIMITERS:
         try:
             rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=mark)]

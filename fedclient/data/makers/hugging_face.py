@@ -15,6 +15,7 @@ from attune.fedclient.data.csv_file import is_index
 from attune.fedclient.data.files import MAX_BINARY_BYTES
 from attune.fedclient.data.parquet_file import cells_of
 from attune.fedclient.data.table import DataTable
+from attune.fedclient.data.table_mapping import mapped
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 _TRAIN = ("train", "training")
@@ -36,14 +37,14 @@ def read(path: Path, options: ReadOptions = PLAIN) -> tuple[DataTable, DataTable
         SettingError: pyarrow is not installed, or the training part has no label.
     """
     if not (path / "dataset_dict.json").is_file():
-        return _table(path), None
+        return mapped(_table(path), options), None
     splits: list[str] = _json(path / "dataset_dict.json").get("splits", [])
     train = next((name for name in _TRAIN if name in splits), None)
     if train is None:
         raise ShardError(f"{path} has the splits {', '.join(splits)}, and none is called train; save one of them by itself")
-    training, test, notes = _table(path / train), None, []
+    training, test, notes = mapped(_table(path / train), options), None, []
     for name in [*(name for name in _TEST if name in splits), *(name for name in splits if name not in (*_TEST, train))]:
-        split = _table(path / name)
+        split = mapped(_table(path / name), options) if name in _TEST else _table(path / name)
         without = _has_no_labels(split, training, options)
         if name in _TEST and test is None and not without:
             test = split

@@ -14,7 +14,7 @@ from attune.common.errors import NonFiniteFeatures, ShardError
 from attune.common.plan import Kind, Label
 from attune.fedclient.data import cautions, gaps, kinds, labels, stand_ins
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.source import missing_words
+from attune.fedclient.data.table_mapping import missing_words
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.samples import Dataset
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from attune.fedclient.data.samples import samples_of
-from attune.fedclient.data.source import missing_words
-from attune.fedclient.data.table import is_table, read_table
+from attune.fedclient.data.table import is_table
+from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.readers.assemble import Raw
 
@@ -29,7 +29,7 @@ def read(path: Path, options: ReadOptions) -> Raw:
         ShardError: The table cannot be read.
         SettingError: A column is not there.
     """
-    table = read_table(path, missing_words(options))
+    table = table_of(path, options)
     options = options.for_columns(table.names)
     x, y, test_N, features, notes = samples_of(table, options)
     if options.key:
