@@ -43,9 +43,9 @@ def evaluate(
 
     if shards.is_fleet(data):
         sys.exit(_evaluate_fleet(data, server, home, as_json, table, allow_models))
-    with findings.heard() as found:
+    with findings.heard() as strange:
         result = artifact.score_on_test_part(home_of(home, server, Path(data[0])), Path(data[0]), table, allow_models)
-    _say({"": found})
+    _say({"": strange})
     click.echo(json.dumps(asdict(result)) if as_json else result)
 
 
@@ -64,11 +64,11 @@ def _evaluate_fleet(
 
     paths = shards.expand(data)
     labels = shards.labels(paths)
-    results, code, found = [], 0, {}
+    results, code, strange = [], 0, {}
     for path, label in zip(paths, labels, strict=True):
         try:
             where = home_of(home / label if home else None, server, path, only_own=True)
-            with findings.heard() as found[label]:
+            with findings.heard() as strange[label]:
                 results.append(artifact.score_on_test_part(where, path, table, allow_models))
         except AttuneError as error:
             click.echo(f"fedclient: {label}: {error}", err=True)
@@ -76,7 +76,7 @@ def _evaluate_fleet(
             continue
         if not as_json:
             click.echo(results[-1])
-    _say(found)
+    _say(strange)
     if results and as_json:
         click.echo(json.dumps({"clients": [asdict(result) for result in results]} | artifact.mean_scores(results)))
     elif results:
@@ -86,11 +86,11 @@ def _evaluate_fleet(
     return code
 
 
-def _say(found: Mapping[str, Sequence[str]]) -> None:
+def _say(strange: Mapping[str, Sequence[str]]) -> None:
     """Print what is strange about the data on stderr, since stdout may be for machines."""
     from attune.fedclient.data import findings
 
-    for line in findings.lines(found):
+    for line in findings.lines(strange):
         click.echo(line, err=True)
 
 
@@ -201,9 +201,9 @@ def plot(
     from attune.fedclient.data import findings
     from attune.fedclient.model import plots
 
-    with findings.heard() as found:
+    with findings.heard() as strange:
         written = plots.plot(folders, data, out, images, pictures, allow_models, table, held, formats)
-    _say({"": found})
+    _say({"": strange})
     for line in written:
         click.echo(line)
 
@@ -228,14 +228,14 @@ def export(out: Path, data: Path | None, server: str | None, home: Path | None, 
     from attune.fedclient.model.portable import export as write
 
     model, samples = Model.load(folder, allow_models=allow_models), None
-    found: Sequence[str] = ()
+    strange: Sequence[str] = ()
     if data is not None and data.is_file() and may_be_table(data):  # no label is needed
         info = model.info
         new = new_samples([str(data)], info.model, info.column_names, info.missing_words, info.table_schema)
-        samples, found = new.x, new.notes
+        samples, strange = new.x, new.notes
     elif data is not None:
         shard = load_shard(data, options=model.info.options_for(data))
-        samples, found = shard.test_x, shard.warnings
-    _say({"": found})
+        samples, strange = shard.test_x, shard.warnings
+    _say({"": strange})
     difference = write(model, out, samples)
     click.echo(f"{out}: probabilities differ from the original's by {difference:.1g} at most")

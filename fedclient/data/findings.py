@@ -36,16 +36,16 @@ def _by(names: Sequence[str]) -> str:
 @contextmanager
 def heard() -> Iterator[list[str]]:
     """Collect the findings of all shards that are read in this block, for a command that does not see the shards."""
-    found: list[str] = []
-    token = _heard.set(found)
+    strange: list[str] = []
+    token = _heard.set(strange)
     try:
-        yield found
+        yield strange
     finally:
         _heard.reset(token)
 
 
 def tell(texts: Sequence[str]) -> None:
     """Add findings of a shard for the block of `heard` around the call, if there is one."""
-    found = _heard.get()
-    if found is not None:
-        found += texts
+    strange = _heard.get()
+    if strange is not None:
+        strange += texts

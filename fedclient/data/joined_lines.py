@@ -67,8 +67,8 @@ def _inner(row: Sequence[str], delimiter: str) -> Iterator[list[str]]:
 def _looks_like_row(cells: Sequence[str], width: int, columns: Sequence[_KnownColumn]) -> bool:
     if len(cells) != width:
         return False
-    told = [column.tells(cell.strip()) for column, cell in zip(columns, cells, strict=True)]
-    return True in told and False not in told
+    answers = [column.tells(cell.strip()) for column, cell in zip(columns, cells, strict=True)]
+    return True in answers and False not in answers
 
 
 def _known(rows: Sequence[Sequence[str]]) -> list[_KnownColumn]:

@@ -26,7 +26,6 @@ from attune.fedserver.core.advice import for_devices
 from attune.fedserver.core.policy import SUSPECTED, often_taken_back, outvoted
 from attune.fedserver.core.round import left_s, next_wake, step
 from attune.fedserver.core.state import Round
-from attune.fedserver.core.united_classes import classes_apart
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.device_activity import DeviceActivity, DeviceStage
 from attune.fedserver.federation.masked_survey import MaskedSurvey
@@ -202,8 +201,6 @@ class Coordinator:
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
         if how := standardisation(plan):
             LOG.info("%s", how)
-        if why := classes_apart({name: list(map(str, profile.labels)) for name, profile in profiles.items()}):
-            LOG.warning("%s", why)
         if why := planning.why_this_model(self.settings, plan):
             LOG.info("a %s, because %s", plan.model.name, why)
         if self.settings.compares_drawn and (why := outvoted(self.settings.round, len(profiles), SUSPECTED)):

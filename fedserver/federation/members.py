@@ -22,6 +22,7 @@ from attune.fedserver.core.embedding_settings import describes_devices, embeds_o
 from attune.fedserver.core.records import KEPT_LABELS
 from attune.fedserver.core.schema_votes import united
 from attune.fedserver.core.secure_settings import check_profile
+from attune.fedserver.core.united_classes import classes_apart
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.device_activity import WORK, DeviceStage
 from attune.fedserver.federation.report_budget import ReportBudget
@@ -182,7 +183,8 @@ class Members:
             self._coordinator.cannot_begin(conflict)
             return False
         agreement = data_form.agree(profiles, tokens)
-        if why := data_form.one_token(tokens):
+        apart = classes_apart({name: list(map(str, profile.labels)) for name, profile in agreement.agreed.items()})
+        for why in filter(None, (data_form.one_token(tokens), apart)):
             LOG.warning("%s", why)
         if agreement.tie:
             self._coordinator.cannot_begin(ShapeMismatch(agreement.tie))
