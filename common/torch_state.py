@@ -8,16 +8,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _LOCK = threading.Lock()
 _of_thread = threading.local()
+
+
+@dataclass
+class _DefaultGenerator:
+    """State of torch's generator of the process: how many blocks need it, their seeds, and what it was before them."""
+
+    blocks: int = 0
+    seeds: set[int] = field(default_factory=set)
+    before: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+_default = _DefaultGenerator()
 _inside, _before = 0, (torch.float32, "highest")
 
 
@@ -70,11 +83,29 @@ def seeded(device: torch.device, seed: int, everything: bool = False) -> Iterato
     before = getattr(_of_thread, "mode", None)
     _of_thread.mode = _OwnGenerator(seed)
     try:
-        with torch.random.fork_rng(devices=[]), _of_thread.mode if everything else nullcontext():
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed also seeds accelerators, even those not there
+        with _default_kept(_of_thread.mode.seed), _of_thread.mode if everything else nullcontext():
             yield
     finally:
         _of_thread.mode = before
+
+
+@contextmanager
+def _default_kept(seed: int) -> Iterator[None]:
+    """Seed torch's own generator too, for code that asks for it, and put it back when no thread is in such a block."""
+    with _LOCK:
+        if not _default.blocks:
+            _default.before = torch.random.get_rng_state()
+        _default.blocks += 1
+        _default.seeds.add(seed)  # before it counts: other threads look without the lock
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed also seeds accelerators, even those that are not there
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _default.blocks -= 1
+            if not _default.blocks:
+                torch.random.set_rng_state(_default.before)
+                _default.seeds.clear()
 
 
 def drawing(draws: bool) -> AbstractContextManager[Any]:
@@ -84,17 +115,22 @@ def drawing(draws: bool) -> AbstractContextManager[Any]:
 
 
 class _OwnGenerator(TorchDispatchMode):
-    """Mode of this thread in which operations on the CPU draw from a generator of its own."""
+    """Mode of this thread in which operations on the CPU draw from a generator of its own.
+
+    Where code has called torch.manual_seed itself, it gets the numbers that it has asked for.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator().manual_seed(seed)
+        self.seed = self._generator.initial_seed()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
-        if torch.Tag.nondeterministic_seeded in func.tags and given.get("generator") is None and _is_on_cpu(args, given):
+        draws = torch.Tag.nondeterministic_seeded in func.tags and given.get("generator") is None
+        if draws and _is_on_cpu(args, given) and torch.default_generator.initial_seed() in _default.seeds:
             form = _with_generator(func)
             if form is not None:  # without one it draws on accelerators alone, such as attention
                 return form(*args, **given, generator=self._generator)

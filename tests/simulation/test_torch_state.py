@@ -139,3 +139,17 @@ def test_layers_that_draw_are_known() -> None:
         map(may_draw, [Noisy(), dropping(None), nn.LSTM(2, 2, 2, dropout=0.1), nn.MultiheadAttention(2, 1, dropout=0.1)])
     )
     assert not may_draw(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0), nn.LSTM(2, 2)))
+
+
+def test_code_that_seeds_torch_itself_gets_its_numbers() -> None:
+    torch.manual_seed(3)
+    expected, before = torch.randn(4), torch.random.get_rng_state()
+    with seeded(CPU, 5, everything=True):
+        first = torch.randn(2)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            assert torch.equal(torch.randn(4), expected)
+        second = torch.randn(2)
+    with seeded(CPU, 5, everything=True):
+        assert torch.equal(torch.cat([torch.randn(2), torch.randn(2)]), torch.cat([first, second]))
+    assert torch.equal(torch.random.get_rng_state(), before)
