@@ -19,7 +19,7 @@ from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedserver.core import data_form
-from attune.fedserver.core.table_schemas import merge_proposals
+from attune.fedserver.core.table_schemas import merge_proposals, telling
 from attune.fedserver.core.united_classes import classes_apart
 
 NOTHING = DataSettings()
@@ -122,9 +122,10 @@ def read_shards(
     tokens, warnings = declared.kind == "tokens" or declared.vocabulary > 0, dict[str, tuple[str, ...]]()
     if declared.schema is not None or table.proposes:
         proposals = {} if declared.schema is not None else _proposals_of(by_name, table)
-        schema = declared.schema or merge_proposals({name: proposal.schema for name, proposal in proposals.items()})
-        table = replace(table, schema=schema, proposes=False)
-        warnings = {name: proposal.warnings for name, proposal in proposals.items()}
+        of_sites = {name: proposal.schema for name, proposal in proposals.items()}
+        schema = declared.schema or merge_proposals(of_sites)
+        table, of_one = replace(table, schema=schema, proposes=False), telling(schema, of_sites)
+        warnings = {name: (*of_one[name], *proposal.warnings) for name, proposal in proposals.items()}
     members: dict[str, LazyShard] = {}
     problems: dict[str, Exception] = {}
     for name, value in by_name.items():

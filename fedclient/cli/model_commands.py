@@ -217,8 +217,11 @@ def plot(
 )
 @server_option()
 @home_option
+@mapping_options
 @allow_model_option
-def export(out: Path, data: Path | None, server: str | None, home: Path | None, allow_models: tuple[str, ...]) -> None:
+def export(
+    out: Path, data: Path | None, server: str | None, home: Path | None, allow_models: tuple[str, ...], **mapping: Any
+) -> None:
     """Write the finished model as a file for other programs. The file is run once and compared with the original."""
     folder = home_of(home, server, data).model
     from attune.fedclient.data.new_samples import new_samples
@@ -226,12 +229,14 @@ def export(out: Path, data: Path | None, server: str | None, home: Path | None, 
     from attune.fedclient.data.table import may_be_table
     from attune.fedclient.model.artifact import Model
     from attune.fedclient.model.portable import export as write
+    from attune.fedclient.read_options import ReadOptions
 
     model, samples = Model.load(folder, allow_models=allow_models), None
     strange: Sequence[str] = ()
     if data is not None and data.is_file() and may_be_table(data):  # no label is needed
         info = model.info
-        new = new_samples([str(data)], info.model, info.column_names, info.missing_words, info.table_schema)
+        options = ReadOptions.of(**mapping)
+        new = new_samples([str(data)], info.model, info.column_names, info.missing_words, info.table_schema, options)
         samples, strange = new.x, new.notes
     elif data is not None:
         shard = load_shard(data, options=model.info.options_for(data))

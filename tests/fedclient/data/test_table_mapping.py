@@ -63,6 +63,7 @@ def test_all_commands_take_a_mapping(tmp_path: Path) -> None:
     device = ("--home", tmp_path / "home" / "devices" / "kiel")
     assert "accuracy" in run("evaluate", *device, "--data", theirs, "--label", "ill", *words)
     run("predict", *device, "--data", theirs, *words, "--out", tmp_path / "theirs.csv")
+    run("export", *device, "--data", theirs, *words, "--out", tmp_path / "model.pt2")
     run("predict", *device, "--data", english(tmp_path / "lund.csv"), "--out", tmp_path / "ours.csv")
     assert (tmp_path / "theirs.csv").read_text() == (tmp_path / "ours.csv").read_text()
 
