@@ -179,7 +179,7 @@ def of_equals(table: DataTable, features: Sequence[str], outputs: Sequence[str])
 
 def of_schema(table: DataTable, used: Mapping[str, Column], outputs: Sequence[str]) -> list[str]:
     """Return what is strange about the columns that a schema uses: one tells the label, or values stand for nothing."""
-    there = [name for name in used if name in table.cells]
+    there = sorted(name for name in used if name in table.cells)
     numeric = [name for name in there if used[name].kind in ("number", "date")]
     cells = {name: [cell for cell in table.cells[name] if not is_missing(cell, table.words)] for name in numeric}
     forms = {name: used[name].form for name in numeric if used[name].kind == "date"}

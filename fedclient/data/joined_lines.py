@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 _NUMBER = re.compile(r"[-+]?[0-9.,]*[0-9][.,]?(e[-+]?[0-9]+)?", re.IGNORECASE)
+_FEWEST = 4  # rows, with that of the names, from which columns are known
 _SAMPLE = 1000  # rows by which columns are known
 _FEW = 20  # a column of so few different values has no others
 
@@ -38,7 +39,7 @@ def lost_rows(rows: Sequence[Sequence[str]], delimiter: str, first_line: int) ->
         delimiter: What lies between cells.
         first_line: Number of the line with the names.
     """
-    width, columns = len(rows[0]), _known(rows)
+    width, columns = len(rows[0]), _known(rows) if len(rows) > _FEWEST else []
     line, first, last, count = first_line, 0, 0, 0
     for row in rows:
         breaks = sum(cell.count("\n") for cell in row)
@@ -65,8 +66,8 @@ def _inner(row: Sequence[str], delimiter: str) -> Iterator[list[str]]:
 
 
 def _looks_like_row(cells: Sequence[str], width: int, columns: Sequence[_KnownColumn]) -> bool:
-    if len(cells) != width:
-        return False
+    if len(cells) != width or not columns:
+        return len(cells) == width > 2  # where hardly a row is left, by which columns were known
     answers = [column.tells(cell.strip()) for column, cell in zip(columns, cells, strict=True)]
     return True in answers and False not in answers
 

@@ -45,9 +45,11 @@ def _check_apart(profiles: Mapping[str, Profile]) -> None:
     labels = frozenset().union(*by_device)
     if words := _yes_and_no(by_device):
         everything = msgspec.json.encode(sorted(labels)).decode()
+        usual = [max(group, key=lambda label: sum(label in have for have in by_device)) for group in words]
+        pairs = [f"{label}={one}" for group, one in zip(words, usual, strict=True) for label in group if label != one]
         raise SettingError(
             f"some devices seem to say yes and no in other words: {_described(words, profiles)}. {REMEDY}, by the line "
-            f"`classes = {everything}` in [data]"
+            f"`classes = {everything}` in [data]. To write them alike, add `--map 'LABEL:{','.join(pairs)}'` to fedclient there"
         )
     groups = look_alikes(labels)
     if groups:

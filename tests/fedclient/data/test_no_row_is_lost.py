@@ -72,6 +72,13 @@ def test_rows_between_stray_quotation_marks_are_said(tmp_path: Path, inside: int
     assert f"lines 12 to {13 + inside}" in notes and f"{inside + 1} of the joined lines look like rows" in notes
 
 
+def test_marks_around_all_rows_are_said(tmp_path: Path) -> None:
+    text = "v,w,ill,remark\n" + rows(30)
+    (tmp_path / "t.csv").write_text(text.replace("note 0\n", '"note 0\n').replace("note 29\n", 'note 29"\n'))
+    read = read_table(tmp_path / "t.csv")
+    assert len(read) == 1 and "30 lines below the names are only 1 rows" in " ".join(read.notes)
+
+
 def test_a_stray_mark_in_another_column_is_said_too(tmp_path: Path) -> None:
     inner = "".join(f"x{n},{n},{n % 2}\n" for n in range(9))
     (tmp_path / "t.csv").write_text(f'a,b,c\n{inner}"x,5,1\n{inner}y",6,0\n{inner}')

@@ -88,6 +88,7 @@ def test_yes_and_no_in_other_words_are_asked_back(of_a: list[Label], of_b: list[
         SettingError, match=r"say yes and no in other words: (?=.*\(a\))(?=.*\(b\)).*Write each class in one way"
     ) as error:
         united_classes(profiles(a=of_a, b=of_b), [])
+    assert re.search(r"--map 'LABEL:[^=']+=[^=']+(,[^=']+=[^=']+)?'", str(error.value))
     line = re.search(r"`classes = (\[.*\])`", str(error.value))
     assert line and united_classes(profiles(a=of_a, b=of_b), json.loads(line[1])) == everything
 
