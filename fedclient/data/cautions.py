@@ -189,6 +189,14 @@ def of_schema(table: DataTable, used: Mapping[str, Column], outputs: Sequence[st
             notes.append(
                 f"{name} holds {len(limits)} values beyond a limit, such as {limits[0]}: the limit is taken as the value"
             )
+    for name in there:
+        words = {str(cell).strip() for cell in table.cells[name]} if used[name].kind == "category" else set()
+        if marks := sorted(
+            word for word in words if _PERHAPS_MISSING.fullmatch(word.casefold()) and not is_missing(word, table.words)
+        ):
+            notes.append(
+                f"values of {name} may mean that it is not known: {listed(marks)}. If so, say --missing-words usual,{marks[0]}"
+            )
     if short := [name for name in forms if any(map(has_short_year, cells[name][:_LOOKED_AT]))]:
         notes.append(f"{listed(short)}: {TWO_DIGITS}")
     return notes

@@ -92,3 +92,16 @@ def test_a_feature_in_proportion_to_a_target_is_said_and_another_is_not(tmp_path
     path.write_text("euro,other,cost\n" + "".join(f"{n * 7.5},{(n * 37) % 101 / 3},{n}\n" for n in range(90)))
     said = " ".join(LazyShard.on_disk(path, ReadOptions.of("cost", task="regression")).warnings)
     assert "euro equals the label cost" in said and "other equals" not in said
+
+
+def test_findings_are_said_once_for_all_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"label": "ill", "rounds": 1, "table": {"columns": "age,score"}, "progress": False}
+    attune.simulate({"kiel": table(tmp_path / "kiel.csv")}, "fedavg", seeds=[0, 1], **given)
+    check(capsys.readouterr().err, WITHOUT_SCHEMA)
+
+
+def test_words_for_what_is_not_known_are_said_among_categories(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("sex,v,ill\n" + "".join(f"{('f', 'm', 'unbekannt')[n % 3]},{n % 7}.5,{n % 2}\n" for n in range(90)))
+    said = " ".join(LazyShard.on_disk(path, ReadOptions.of("ill", schema="auto")).warnings)
+    assert "values of sex may mean that it is not known: unbekannt" in said and "usual,unbekannt" in said
