@@ -31,7 +31,8 @@ class _DefaultGenerator:
 
 
 _default = _DefaultGenerator()
-_inside, _before = 0, (torch.float32, "highest")
+_PLAIN = (torch.float32, "highest")
+_inside, _before = 0, _PLAIN
 
 
 @contextmanager
@@ -41,17 +42,19 @@ def plain_torch() -> Iterator[None]:
     with _LOCK:
         if not _inside:
             _before = (torch.get_default_dtype(), torch.get_float32_matmul_precision())
-            torch.set_default_dtype(torch.float32)
-            torch.set_float32_matmul_precision("highest")
         _inside += 1
+        _set(_PLAIN)
     try:
         yield
     finally:
         with _LOCK:
             _inside -= 1
-            if not _inside:
-                torch.set_default_dtype(_before[0])
-                torch.set_float32_matmul_precision(_before[1])
+            _set(_PLAIN if _inside else _before)  # what the block has set ends with it
+
+
+def _set(state: tuple[torch.dtype, str]) -> None:
+    torch.set_default_dtype(state[0])
+    torch.set_float32_matmul_precision(state[1])
 
 
 def may_draw(model: nn.Module) -> bool:

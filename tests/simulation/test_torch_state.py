@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,6 +119,22 @@ def test_settings_of_the_program_change_no_bits_and_stay(model: Any, set_: Any, 
         now, drawn = get(), torch.random.get_rng_state()
         assert digests(model) == plain
         assert get() == now and torch.equal(torch.random.get_rng_state(), drawn)
+
+
+def test_processes_have_the_same_bits(tmp_path: Path) -> None:
+    """The model's module sets another default type where it is imported, so in the other processes."""
+    (tmp_path / "wide_by_default.py").write_text(
+        "import torch\n\n\ndef make(spec):\n    torch.set_default_dtype(torch.float64)\n"
+        "    layers = [torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)]\n"
+        "    return torch.nn.Sequential(*layers).float()\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    before = torch.get_default_dtype()
+    try:
+        assert digests("wide_by_default:make", executor="processes", workers=1) == digests("wide_by_default:make")
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert torch.get_default_dtype() == before
 
 
 def test_a_seeded_block_draws_what_torchs_generator_would() -> None:
