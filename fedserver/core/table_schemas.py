@@ -67,11 +67,11 @@ def telling(schema: Schema, proposals: Mapping[str, Schema]) -> dict[str, list[s
     for name in schema.used if len(proposals) > 1 else ():
         holders = holders_of(name, proposals)
         lacking = proposals.keys() - holders.keys()
+        sites_with = Counter(value for column in holders.values() for value in set(column.values))
         for site, column in holders.items():
-            others = {value for other, of in holders.items() if other != site for value in of.values}
             if len(holders) == 1:
                 said[site].append(f"{name} tells this site: no other site has the column. Leave it out, or --columns common")
-            elif column.kind == "category" and column.values and others.isdisjoint(column.values):
+            elif column.kind == "category" and column.values and all(sites_with[value] == 1 for value in column.values):
                 said[site].append(f"{name} tells this site: no other site has its values. Leave it out, or map the values")
         if len(lacking) == 1 and len(holders) > 1:
             said[min(lacking)].append(f"{name} tells this site: it alone lacks the column. Leave it out, or --columns common")

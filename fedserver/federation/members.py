@@ -13,7 +13,7 @@ from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingErro
 from attune.common.exchange.messages import Description, Hello, Notice, SecureMessage, read_profile
 from attune.common.plan import Profile
 from attune.common.protocol import DESCRIPTION, EMBEDDING, LOCAL_SCALE, NOISE, SCORES, SHARED_CHANGE, SPENT
-from attune.common.schema import UNIT_VERDICTS
+from attune.common.schema import UNIT_VERDICTS, Schema
 from attune.common.text import listed
 from attune.fedserver.core import data_form
 from attune.fedserver.core import messages as events
@@ -22,6 +22,7 @@ from attune.fedserver.core.embedding_settings import describes_devices, embeds_o
 from attune.fedserver.core.records import KEPT_LABELS
 from attune.fedserver.core.schema_votes import united
 from attune.fedserver.core.secure_settings import check_profile
+from attune.fedserver.core.table_schemas import telling
 from attune.fedserver.core.united_classes import classes_apart
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.device_activity import WORK, DeviceStage
@@ -183,6 +184,11 @@ class Members:
             self._coordinator.cannot_begin(conflict)
             return False
         agreement = data_form.agree(profiles, tokens)
+        proposals = {name: profile.proposal for name, profile in usual.items() if isinstance(profile.proposal, Schema)}
+        schema = next((profile.schema for profile in profiles.values() if isinstance(profile.schema, Schema)), None)
+        for name, texts in (telling(schema, proposals) if schema is not None else {}).items():
+            for text in texts:
+                LOG.warning("%s: %s", name, text, extra={"device": name})
         apart = classes_apart({name: list(map(str, profile.labels)) for name, profile in agreement.agreed.items()})
         for why in filter(None, (data_form.one_token(tokens), apart)):
             LOG.warning("%s", why)
