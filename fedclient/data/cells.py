@@ -40,7 +40,8 @@ USUAL_WORDS = (
 USUAL = "usual"  # in --missing-words: all of them
 REMEDY = "--missing-words says which words mean a missing value"
 COMMAS = (
-    "holds numbers with a comma, which is no decimal point here (or parts the thousands): save the table with decimal points"
+    "holds numbers with a comma: if it stands before a fraction, say --decimal comma; if it parts thousands, save the table "
+    "without it"
 )
 _NUMBER = re.compile(r"[-+]?(?:([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
 _FRACTION = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")

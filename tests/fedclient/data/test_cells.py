@@ -243,7 +243,7 @@ def test_what_spreadsheets_and_pandas_write(tmp_path: Path, lines: list[str]) ->
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["age;weight;ill", *(line.replace(",", ";").replace(".", ",") for line in BODY)], "decimal points"),
+        (["age;weight;ill", *(line.replace(",", ";").replace(".", ",") for line in BODY)], "--decimal comma"),
         (["age,age,ill", *BODY], "several are called 'age'"),
         (["age,,ill", *BODY], "column 2 of .* has no name"),
         ([",weight,ill", *(f"{n % 3},{line[2:]}" for n, line in enumerate(BODY))], "no name, and is no index"),

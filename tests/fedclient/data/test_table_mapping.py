@@ -57,6 +57,9 @@ def test_all_commands_take_a_mapping(tmp_path: Path) -> None:
         return done.output
 
     assert "f, m" in run("describe", theirs, "--label", "ill", *words)
+    apart = ("--apart", "sex", "--scheme", "iid", "--clients", "2", "--out", tmp_path / "cut")
+    run("partition", "--dataset", theirs, "--label", "ill", *words, *apart)
+    assert b'"age","dose"' in (tmp_path / "cut" / "shard0" / "meta.json").read_bytes()
     run("shard", theirs, "--label", "ill", "--schema", "auto", *words, "--out", tmp_path / "shard")
     table = {"schema": "auto", "map": MAP, "decimal": "comma"}
     attune.simulate({"kiel": theirs}, "fedavg", label="ill", rounds=1, table=table, home=tmp_path / "home", progress=False)
