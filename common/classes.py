@@ -11,6 +11,9 @@ from string import ascii_lowercase
 
 INTEGER = re.compile(r"-?(0|[1-9][0-9]*)(\.0+)?")
 BOOLEANS = ("false", "true")
+# Words of yes/no, in small letters; sites may use different ones
+NO = frozenset({"no", "false", "0", "n", "nein", "non", "nee", "falsch", "faux", "falso", "f"})
+YES = frozenset({"yes", "true", "1", "y", "ja", "j", "oui", "si", "sí", "sì", "wahr", "vrai", "vero", "verdadero", "t"})
 _LIMIT = 1 << 63
 _SPACE = re.compile(r"\s+")
 _UNSEEN = ("Cf", "Cc")  # Unicode categories

@@ -10,7 +10,9 @@ from attune.common import homes
 from attune.common.aio import run_blocking
 from attune.common.errors import NotEnrolled
 from attune.common.supervisor import supervised
+from attune.common.torch_state import plain_torch
 from attune.fedclient.console import Console
+from attune.fedclient.data import findings
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.device import Device
@@ -40,7 +42,7 @@ def run(options: DeviceOptions, console: Console, shard: LazyShard | None = None
     if shard is None and options.table.proposes:
         shard = LazyShard.on_disk(options.data, options.table, home.held_rows())
     shard = shard or LazyShard.in_memory(load_shard(options.data, options=options.table, held=home.held_rows()))
-    with home.locked(), Worker() as worker:
+    with home.locked(), plain_torch(), Worker() as worker:
         return run_blocking(_supervised(live(options, shard, home, console, worker), console))
 
 
@@ -55,8 +57,8 @@ async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, conso
     changed = home.compare_shard(
         ShardRecord(shard.profile.samples + shard.profile.test_samples, shard.digest, list(shard.held_hashes))
     )
-    for warning in (*shard.warnings, *filter(None, [changed])):
-        console.say(f"warning: {warning}")
+    for line in findings.lines({"": [*shard.warnings, *filter(None, [changed])]}):
+        console.say(line)
     identity = await identity_of(options, home, console.say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
     allowance = Allowance(options.resources.bytes_per_s)

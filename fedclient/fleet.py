@@ -23,6 +23,7 @@ from attune.common.paired import RIVAL_WORDS
 from attune.common.statistics import Finding
 from attune.common.supervisor import supervised
 from attune.common.task import TASKS
+from attune.common.torch_state import plain_torch
 from attune.fedclient import app
 from attune.fedclient.address import backoff_s
 from attune.fedclient.console import Console
@@ -67,7 +68,8 @@ def run(members: Sequence[DeviceOptions], screen: Console, executor: ExecutorNam
         SettingError: This process may not open enough files.
     """
     make_room(len(members))
-    return aio.run(_host(members, screen, executor))
+    with plain_torch():
+        return aio.run(_host(members, screen, executor))
 
 
 def make_room(devices: int) -> None:

@@ -21,7 +21,7 @@ from attune.common.task import TASKS, TIME_AND_EVENT, TaskName
 Array = npt.NDArray[Any]
 _THRESHOLD = re.compile(r"\s*(?P<name>[^<>]+?)\s*>\s*(?P<number>[-+]?\d+(?:\.\d+)?)\s*")
 AUTO, NONE = "auto", "none"  # in --schema
-_MISSING = ("refuse", "median")
+_MISSING, _DECIMALS = ("refuse", "median"), ("point", "comma")
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class ReadOptions:
     schema: Schema | None = None  # what the columns of a table are; None: all features are numbers
     gives_roles: bool = True  # the schema says which columns are label, group and split, where these options do not
     proposes: bool = False  # the sites' proposals are merged into one schema before the table is used
+    mappings: tuple[str, ...] = ()  # of the site's names and values to those of the federation: fedclient.data.table_mapping
+    decimal: Literal["point", "comma"] = "point"
 
     @classmethod
     def of(
@@ -58,6 +60,8 @@ class ReadOptions:
         missing_words: str = "",
         key: str = "",
         schema: str | Path | Schema = "",
+        map: Sequence[str] = (),
+        decimal: str = "point",
     ) -> ReadOptions:
         """Return the options that a user typed.
 
@@ -73,12 +77,14 @@ class ReadOptions:
             raise SettingError(f"--shape takes one to three sizes such as 28x28 or 32x32x3, not {shape!r}")
         if missing not in _MISSING:
             raise SettingError(f"unknown way {missing!r} to treat missing values{nearest(missing, _MISSING)}")
+        if decimal not in _DECIMALS:
+            raise SettingError(f"unknown mark {decimal!r} before a fraction{nearest(decimal, _DECIMALS)}")
         return cls(
             label=match["name"] if match else label.strip(),
             threshold=_number(match["number"]) if match else None,
             written=label.strip() if match else "",
             apart=tuple(apart),
-            shape=tuple(map(int, shape.split("x"))) if shape else (),
+            shape=tuple(int(size) for size in shape.split("x")) if shape else (),
             missing=cast(Literal["refuse", "median"], missing),
             missing_words=tuple(name.strip() for name in missing_words.split(",")) if missing_words else (),
             columns=tuple(name.strip() for name in next(csv.reader([columns]))) if columns else (),
@@ -88,6 +94,8 @@ class ReadOptions:
             task=task,
             schema=None if schema in ("", AUTO, NONE) else schema if isinstance(schema, Schema) else read_schema(Path(schema)),
             proposes=schema == AUTO,
+            mappings=tuple(map),
+            decimal=cast(Literal["point", "comma"], decimal),
         )
 
     @property

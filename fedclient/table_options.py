@@ -13,11 +13,32 @@ if TYPE_CHECKING:
     from attune.fedclient.read_options import ReadOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
-NAMES = ("label", "columns", "apart", "split", "group", "key", "missing", "missing_words", "task", "schema")
+NAMES = ("label", "columns", "apart", "split", "group", "key", "missing", "missing_words", "task", "schema", "map", "decimal")
+
+
+def mapping_options(command: F) -> F:
+    """Add the options that map a site's table to the words of its federation."""
+    for option in (
+        click.option(
+            "--map",
+            multiple=True,
+            metavar="THEIRS=OURS",
+            help="Of a table: a column's name here and in the federation, or values: COLUMN:THEIRS=OURS,THEIRS=OURS.",
+        ),
+        click.option(
+            "--decimal",
+            type=click.Choice(["point", "comma"]),
+            default="point",
+            help="Of a table: what stands before a fraction.  [default: point]",
+        ),
+    )[::-1]:
+        command = option(command)
+    return command
 
 
 def table_options(command: F) -> F:
     """Add the options about a table, and the task, to a command."""
+    command = mapping_options(command)
     for option in (
         click.option(
             "--label",

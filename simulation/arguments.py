@@ -12,18 +12,17 @@ from attune.common.config import Settings, by_section, convert, load_settings, m
 from attune.common.errors import AttuneError, SettingError, ShapeMismatch, ShardError, together
 from attune.common.identity.names import check_name
 from attune.common.plan import DataSettings
-from attune.common.schema import Schema
 from attune.fedclient import shards
-from attune.fedclient.data.describe import describe
+from attune.fedclient.data import findings
+from attune.fedclient.data.describe import Proposal, describe
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
-from attune.fedclient.data.source import missing_words
-from attune.fedclient.data.table import read_table
+from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedserver.core import data_form
-from attune.fedserver.core.table_schemas import merge_proposals
+from attune.fedserver.core.table_schemas import merge_proposals, telling
+from attune.fedserver.core.united_classes import classes_apart
 
 NOTHING = DataSettings()
-_SHOWN, _MOST = 3, 12  # devices of a warning, and warnings, that are shown
 MethodArgument = str | Mapping[str, Any]
 Shards = str | Path | Sequence[str | Path] | Mapping[str, Any]
 
@@ -84,16 +83,10 @@ def data_by_name(given: Shards) -> dict[str, Any]:
 
 
 def warnings_of(members: Mapping[str, LazyShard]) -> list[str]:
-    """Return what is strange about the shards, each warning once with the devices that it is about."""
-    about: dict[str, list[str]] = {}
-    for name, shard in members.items():
-        for warning in shard.warnings:
-            about.setdefault(warning, []).append(name)
-    lines = [
-        f"{', '.join(names[:_SHOWN])}{' and others' if len(names) > _SHOWN else ''}: {text}" for text, names in about.items()
-    ]
-    more = [f"{len(lines) - _MOST} more warnings; fedclient doctor --data names them"] if len(lines) > _MOST else []
-    return [*lines[:_MOST], *more]
+    """Return a line for each thing that is strange about the shards, once with the devices that it is about."""
+    apart = classes_apart({name: list(map(str, shard.profile.labels)) for name, shard in members.items()})
+    lines = findings.lines({name: shard.warnings for name, shard in members.items()})
+    return [*([f"warning: {apart}"] if apart else []), *lines]
 
 
 def _named(given: Mapping[Any, Any]) -> dict[str, Any]:
@@ -126,14 +119,19 @@ def read_shards(
     Raises:
         AttuneError: Shards cannot be read or used, or do not fit together. One error names all problems of all shards.
     """
-    tokens = declared.kind == "tokens" or declared.vocabulary > 0
+    tokens, warnings = declared.kind == "tokens" or declared.vocabulary > 0, dict[str, tuple[str, ...]]()
     if declared.schema is not None or table.proposes:
-        table = replace(table, schema=declared.schema or _schema_of(by_name, table), proposes=False)
+        proposals = {} if declared.schema is not None else _proposals_of(by_name, table)
+        of_sites = {name: proposal.schema for name, proposal in proposals.items()}
+        schema = declared.schema or merge_proposals(of_sites)
+        table, of_one = replace(table, schema=schema, proposes=False), telling(schema, of_sites)
+        warnings = {name: (*of_one[name], *proposal.warnings) for name, proposal in proposals.items()}
     members: dict[str, LazyShard] = {}
     problems: dict[str, Exception] = {}
     for name, value in by_name.items():
         try:
-            members[name] = value if isinstance(value, LazyShard) else shard_of(name, value, table, tokens)
+            shard = value if isinstance(value, LazyShard) else shard_of(name, value, table, tokens)
+            members[name] = replace(shard, warnings=(*warnings.get(name, ()), *shard.warnings)) if name in warnings else shard
             data_form.check_possible(members[name].profile, name)
             data_form.check_declared(members[name].profile, declared, name)
         except AttuneError as error:
@@ -147,20 +145,20 @@ def read_shards(
     return members
 
 
-def _schema_of(by_name: Mapping[str, Any], table: ReadOptions) -> Schema:
-    """Return one schema of all tables.
+def _proposals_of(by_name: Mapping[str, Any], table: ReadOptions) -> dict[str, Proposal]:
+    """Return the schema that each site's table proposes, with what is strange about the table.
 
     Raises:
-        AttuneError: A table cannot be read, or the sites' tables contradict each other.
+        AttuneError: A table cannot be read.
     """
     proposals, problems = {}, dict[str, Exception]()
     for name, path in by_name.items():
         try:
             if not isinstance(path, str | Path):
                 raise SettingError("a schema is made of files with tables, and these data are none")
-            proposals[name] = describe(read_table(Path(path), missing_words(table)), table).schema
+            proposals[name] = describe(table_of(Path(path), table), table)
         except AttuneError as error:
             problems[name] = error
     if problems:
         raise together(problems)
-    return merge_proposals(proposals)
+    return proposals

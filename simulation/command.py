@@ -134,8 +134,8 @@ def simulate(
             """--set "auto.candidates={fedavg={}, fedtp={'train.lr'=0.1}}\""""
         )
     members = read_shards(data_by_name(data), read_options({"label": label, **table}))
-    for warning in warnings_of(members):
-        click.echo(f"warning: {warning}", err=True)
+    for line in warnings_of(members):
+        click.echo(line, err=True)
     if names == [AUTO]:
         settings = load_settings(config, assignments, {})
         if grid:

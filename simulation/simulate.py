@@ -13,7 +13,6 @@ from attune.common.methods.registry import AUTO
 from attune.common.outputs import check_folder
 from attune.common.plan import DataSettings
 from attune.common.plugins import installed
-from attune.fedclient.data.kinds import WHOLE_NUMBERS
 from attune.fedclient.hooks import Evaluate, Hooks, Train
 from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.options import Baseline, DeviceOptions, DisclosedKind
@@ -36,6 +35,7 @@ from attune.simulation.watching import Dashboard, page_address
 if TYPE_CHECKING:
     from torch import nn
 
+    from attune.fedclient.data.lazy_shard import LazyShard
     from attune.fedclient.work.executor import Executor
     from attune.simulation.own_models import Factory
 
@@ -159,10 +159,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
     given = data_by_name(shards)
     name = None if model is None else model_name(model, home is not None, executor in IN_OTHER_PROCESSES)
     overrides = arguments.overrides(len(given), method, name, rounds, seed, settings, config)
-    declared = convert(DataSettings, overrides.get("data", {}), "data.")
-    members = read_shards(given, ReadOptions.of(label, **{"task": task, **table}), declared)
-    if any(shard is not given[key] and WHOLE_NUMBERS in shard.warnings for key, shard in members.items()):
-        sys.stderr.write(f"note: {WHOLE_NUMBERS}\n")
+    members = _members(given, ReadOptions.of(label, **{"task": task, **table}), overrides)
     masked: Sequence[DisclosedKind] = ("masked-statistics",) if overrides.get("privacy", {}).get("secure_aggregation") else ()
     options = DeviceOptions(
         Path(),
@@ -187,6 +184,14 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
     return simulator.run(overrides, folder or MemoryState(members), shown)
 
 
+def _members(given: Mapping[str, Any], options: ReadOptions, overrides: Mapping[str, Any]) -> dict[str, LazyShard]:
+    """Read the shards that are not read yet, and say what is strange about them."""
+    members = read_shards(given, options, convert(DataSettings, overrides.get("data", {}), "data."))
+    for line in arguments.warnings_of({key: shard for key, shard in members.items() if shard is not given[key]}):
+        sys.stderr.write(f"{line}\n")
+    return members
+
+
 def _once_a_seed(seeds: Sequence[int], given: Mapping[str, Any]) -> SeedResults:
     """Call `simulate` for each seed with the same other arguments.
 
@@ -196,4 +201,8 @@ def _once_a_seed(seeds: Sequence[int], given: Mapping[str, Any]) -> SeedResults:
     if given["seed"] is not None or "seed" in given["settings"]:
         raise SettingError("there is a seed and there are seeds: give one of them")
     home = None if given["home"] is None else Path(given["home"]).expanduser()
-    return run_seeds(seeds, home, lambda seed, place: simulate(**{**given, "seeds": None, "seed": seed, "home": place}))
+    by_name = data_by_name(given["shards"])
+    overrides = arguments.overrides(len(by_name), None, None, None, None, given["settings"], given["config"])
+    members = _members(by_name, ReadOptions.of(given["label"], **{"task": given["task"], **given["table"]}), overrides)
+    same = {**given, "shards": members, "seeds": None}
+    return run_seeds(seeds, home, lambda seed, place: simulate(**{**same, "seed": seed, "home": place}))

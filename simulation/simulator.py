@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attune.common.aio import Stopped, run_in_thread
+from attune.common.torch_state import plain_torch
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.executor import Executor
@@ -88,7 +89,7 @@ class Simulator:
                 ).run()
                 return SimulationResult(outcome, state, chosen, self.digest)
 
-            with chosen if isinstance(chosen, RemoteExecutor) else nullcontext(), _rare_collection():
+            with chosen if isinstance(chosen, RemoteExecutor) else nullcontext(), _rare_collection(), plain_torch():
                 return run_in_thread(run)
 
 

@@ -22,6 +22,7 @@ from attune.common.models.output import logits_of
 from attune.common.models.registry import build
 from attune.common.models.structure import components_by_part, roles, tensors_of
 from attune.common.plan import ModelSpec
+from attune.common.torch_state import seeded
 
 SAMPLES = 2
 NO_PRIVACY = PrivacySettings()
@@ -132,7 +133,7 @@ def _check_training(spec: ModelSpec, model: nn.Module) -> None:
     trained = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
     training_mode(model)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with seeded(torch.device("cpu"), 0, everything=True):
             for parameter in trained.values():
                 parameter.requires_grad_()
             logits = logits_of(functional_call(model, {**buffers, **trained}, (x,)), model)

@@ -187,8 +187,9 @@ def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
     else:
         options = (_checked(spec),)
         factory = load(MODELS[spec.name].factory)
-    with torch.random.fork_rng(devices=[]), torch.device(device):
-        torch.default_generator.manual_seed(seed)
+    from attune.common.torch_state import plain_torch, seeded
+
+    with plain_torch(), seeded(torch.device("cpu"), seed, everything=True), torch.device(device):
         model = _made(factory, spec, *options)
     if not isinstance(model, torch.nn.Module):
         raise SettingError(f"model {spec.name} made a {type(model).__name__}; its factory must return a torch.nn.Module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +18,7 @@ from attune.common.errors import AttuneError, SettingError
 from attune.common.outputs import check_file, check_folder
 from attune.common.text import csv_cell, listed
 from attune.fedclient.cli.shared import allow_model_option, data_option, home_of, home_option, server_option
-from attune.fedclient.table_options import read_options, table_options
+from attune.fedclient.table_options import mapping_options, read_options, table_options
 
 if TYPE_CHECKING:
     from attune.fedclient.model.model_info import ModelInfo
@@ -38,11 +38,14 @@ def evaluate(
     """Measure the finished model's accuracy on a shard's test part, offline."""
     table = read_options(given)
     from attune.fedclient import shards
+    from attune.fedclient.data import findings
     from attune.fedclient.model import artifact
 
     if shards.is_fleet(data):
         sys.exit(_evaluate_fleet(data, server, home, as_json, table, allow_models))
-    result = artifact.score_on_test_part(home_of(home, server, Path(data[0])), Path(data[0]), table, allow_models)
+    with findings.heard() as strange:
+        result = artifact.score_on_test_part(home_of(home, server, Path(data[0])), Path(data[0]), table, allow_models)
+    _say({"": strange})
     click.echo(json.dumps(asdict(result)) if as_json else result)
 
 
@@ -56,21 +59,24 @@ def _evaluate_fleet(
 ) -> int:
     """Print the accuracy on each shard, or the reason why there is none, and the mean. Return the exit code."""
     from attune.fedclient import shards
+    from attune.fedclient.data import findings
     from attune.fedclient.model import artifact
 
     paths = shards.expand(data)
     labels = shards.labels(paths)
-    results, code = [], 0
+    results, code, strange = [], 0, {}
     for path, label in zip(paths, labels, strict=True):
         try:
             where = home_of(home / label if home else None, server, path, only_own=True)
-            results.append(artifact.score_on_test_part(where, path, table, allow_models))
+            with findings.heard() as strange[label]:
+                results.append(artifact.score_on_test_part(where, path, table, allow_models))
         except AttuneError as error:
             click.echo(f"fedclient: {label}: {error}", err=True)
             code = code or error.exit_code
             continue
         if not as_json:
             click.echo(results[-1])
+    _say(strange)
     if results and as_json:
         click.echo(json.dumps({"clients": [asdict(result) for result in results]} | artifact.mean_scores(results)))
     elif results:
@@ -78,6 +84,14 @@ def _evaluate_fleet(
         over_samples = f"{mean['over_samples']:.4f} over all test samples"
         click.echo(f"mean of {len(results)} devices: {results[0].metric} {mean['accuracy']:.4f} ({over_samples})")
     return code
+
+
+def _say(strange: Mapping[str, Sequence[str]]) -> None:
+    """Print what is strange about the data on stderr, since stdout may be for machines."""
+    from attune.fedclient.data import findings
+
+    for line in findings.lines(strange):
+        click.echo(line, err=True)
 
 
 @click.command()
@@ -97,21 +111,25 @@ def _evaluate_fleet(
 )
 @server_option()
 @home_option
+@mapping_options
 @allow_model_option
-def predict(data: tuple[str, ...], out: Path, server: str | None, home: Path | None, allow_models: tuple[str, ...]) -> None:
+def predict(
+    data: tuple[str, ...], out: Path, server: str | None, home: Path | None, allow_models: tuple[str, ...], **mapping: Any
+) -> None:
     """Label new samples with the finished model, offline."""
     import csv
 
     from attune.fedclient.data.new_samples import new_samples
     from attune.fedclient.model.artifact import Model
+    from attune.fedclient.read_options import ReadOptions
 
     check_file(out)
     model = Model.load(home_of(home, server, None).model, allow_models=allow_models)
     info = model.info
-    samples = new_samples(data, info.model, info.column_names, info.missing_words, info.table_schema)
+    options = ReadOptions.of(**mapping)
+    samples = new_samples(data, info.model, info.column_names, info.missing_words, info.table_schema, options)
     unseen = f"training here knew no value of {listed(model.unseen)}, so they change no prediction"
-    for note in (*samples.notes, *([unseen] if model.unseen else [])):
-        click.echo(f"note: {note}", err=True)
+    _say({"": [*samples.notes, *([unseen] if model.unseen else [])]})
     labels = model.predict(samples.x, ", ".join(data))
     lines = _label_rows(labels, model.info)
     if samples.files:
@@ -180,9 +198,13 @@ def plot(
     check_folder(out)
     device = None if models else home_of(home, server, data)
     folders, held = (models, ()) if device is None else ((device.model,), device.held_rows())
+    from attune.fedclient.data import findings
     from attune.fedclient.model import plots
 
-    for line in plots.plot(folders, data, out, images, pictures, allow_models, table, held, formats):
+    with findings.heard() as strange:
+        written = plots.plot(folders, data, out, images, pictures, allow_models, table, held, formats)
+    _say({"": strange})
+    for line in written:
         click.echo(line)
 
 
@@ -196,9 +218,16 @@ def plot(
 @click.option("--with-samples", is_flag=True, help="Keep models that hold training samples (nearest neighbours).")
 @server_option()
 @home_option
+@mapping_options
 @allow_model_option
 def export(
-    out: Path, data: Path | None, with_samples: bool, server: str | None, home: Path | None, allow_models: tuple[str, ...]
+    out: Path,
+    data: Path | None,
+    with_samples: bool,
+    server: str | None,
+    home: Path | None,
+    allow_models: tuple[str, ...],
+    **mapping: Any,
 ) -> None:
     """Write the finished model as a file for other programs. The file is run once and compared with the original."""
     folder = home_of(home, server, data).model
@@ -207,13 +236,19 @@ def export(
     from attune.fedclient.data.table import may_be_table
     from attune.fedclient.model.artifact import Model
     from attune.fedclient.model.portable import export as write
+    from attune.fedclient.read_options import ReadOptions
 
     model, samples = Model.load(folder, allow_models=allow_models), None
+    strange: Sequence[str] = ()
     if data is not None and data.is_file() and may_be_table(data):  # no label is needed
         info = model.info
-        samples = new_samples([str(data)], info.model, info.column_names, info.missing_words, info.table_schema).x
+        options = ReadOptions.of(**mapping)
+        new = new_samples([str(data)], info.model, info.column_names, info.missing_words, info.table_schema, options)
+        samples, strange = new.x, new.notes
     elif data is not None:
-        samples = load_shard(data, options=model.info.options_for(data)).test_x
+        shard = load_shard(data, options=model.info.options_for(data))
+        samples, strange = shard.test_x, shard.warnings
+    _say({"": strange})
     whole = model
     model = model if with_samples else model.without_samples()
     difference = write(model, out, samples)

@@ -13,7 +13,7 @@ from attune.common.errors import SettingError, nearest
 
 # The options that may stand in the file: the owner's decisions. A key is the option's name without the dashes before it.
 KEYS = (
-    "columns", "disclose", "metrics", "schema", "units",
+    "columns", "map", "decimal", "disclose", "metrics", "schema", "units",
     "max-epsilon", "max-delta", "min-samples", "min-devices", "authority", "signer",
     "only-model", "only-run", "allow-model", "allow-plugin", "max-epochs", "max-model-bytes", "max-order", "max-orders",
     "direct-host", "only-when", "nice", "max-memory", "max-disk", "max-rate",

@@ -23,16 +23,17 @@ def describe(table: Path, out: Path | None, **given: Any) -> None:
     from attune.common.errors import SettingError
     from attune.common.schema_file import write_schema
     from attune.common.text import aligned, clean
+    from attune.fedclient.data import findings
     from attune.fedclient.data.describe import describe as propose
-    from attune.fedclient.data.source import missing_words
-    from attune.fedclient.data.table import SUFFIXES, may_be_table, read_table
+    from attune.fedclient.data.table import SUFFIXES, may_be_table
     from attune.fedclient.data.table_encoder import TableEncoder
+    from attune.fedclient.data.table_mapping import table_of
     from attune.fedclient.data.units import unit_verdicts
 
     if not may_be_table(table):
         raise SettingError(f"{table} is no table: describe takes {', '.join(SUFFIXES)}")
     options = read_options(given)
-    read = read_table(table, missing_words(options))
+    read = table_of(table, options)
     proposal = propose(read, options)
     rows = [("column", "kind", "unit", "missing", "values")]
     for name, column in proposal.schema.columns.items():
@@ -42,8 +43,8 @@ def describe(table: Path, out: Path | None, **given: Any) -> None:
         )
     for line in aligned(rows, left=range(5)):
         click.echo(line)
-    for warning in proposal.warnings:
-        click.echo(f"warning: {clean(warning)}")
+    for line in findings.lines({"": proposal.warnings}):
+        click.echo(line)
     if options.schema is not None:
         for name, verdict in unit_verdicts(TableEncoder(options.schema).encode(read).x, options.schema).items():
             click.echo(f"unit of {clean(name)}: {verdict}")
@@ -70,12 +71,13 @@ def shard(
     source: Path, out: Path, text: str, length: int, tokenizer: str, size: str, grey: bool, classes: str, **given: Any
 ) -> None:
     """Make a shard from FILE: a table (.csv, .parquet), a folder of images, a text, or a Hugging Face dataset on disk."""
+    from attune.fedclient.data import findings
     from attune.fedclient.data.makers.make import make
     from attune.fedclient.data.makers.make_options import MakeOptions
 
     made = make(source, MakeOptions.of(read_options(given), text, length, size, grey, classes, tokenizer), out)
     click.echo(made.read)
-    for warning in made.warnings:
-        click.echo(f"warning: {warning}")
+    for line in findings.lines({"": made.warnings}):
+        click.echo(line)
     click.echo(f"{out}: {made.described}")
     click.echo(f"now: fedclient --data {out} --server HOST:PORT")

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from attune.common.classes import INTEGER, look_alikes
 from attune.common.config import TrainSettings
+from attune.common.schema import Column
+from attune.common.task import TaskName
 from attune.common.text import listed
-from attune.fedclient.data import labels
+from attune.fedclient.data import labels, stand_ins
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.cells import EXACT, is_missing, number_of
+from attune.fedclient.data.cells import EXACT, is_missing, limit_of, number_of
+from attune.fedclient.data.dates import TWO_DIGITS, has_short_year, is_compact
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.table import DataTable
 
@@ -29,6 +33,7 @@ _PERHAPS_MISSING = re.compile(
 _NUMBERS_FOR_UNKNOWN = {-1, -9, -99, -999, -9999, 99, 999, 9999}
 FEWEST_VALUES = 10  # With fewer, whole numbers that all differ say nothing
 MANY_CLASSES = 20
+_LOOKED_AT = 1000  # cells of a column that may be dates
 _NUMBER, _FRACTION = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?"), re.compile(r"[-+]?[0-9]+\.[0-9]*[1-9]")
 
 
@@ -64,10 +69,12 @@ def of_long_cells(table: DataTable, x: npt.NDArray[np.float64], names: Sequence[
 def of_features(x: npt.NDArray[np.float64], names: Sequence[str]) -> list[str]:
     """Return what is strange about features, (N, F) float64."""
     notes = []
-    identifiers, shortened = [], []
+    identifiers, shortened, constant = [], [], []
     for column, name in zip(x.T, names, strict=True):
         values = column[~np.isnan(column)]
         different = len(np.unique(values))
+        if different == 1 < len(values):
+            constant.append(name)
         if len(values) >= FEWEST_VALUES and different == len(values) and (values == np.trunc(values)).all():
             identifiers.append(name)
         if len(np.unique(values.astype(np.float32))) < different:
@@ -77,6 +84,10 @@ def of_features(x: npt.NDArray[np.float64], names: Sequence[str]) -> list[str]:
             f"every value of {listed(identifiers)} is another whole number, as in an identifier: if it is one, a model can "
             "learn it by heart; leave it out with --apart"
         )
+    notes += [f"{name} is constant: it says nothing here" for name in constant]
+    numbers = {name: column[~np.isnan(column)][:_LOOKED_AT] for column, name in zip(x.T, names, strict=True)}
+    if dates := [name for name, values in numbers.items() if len(values) and all(map(is_compact, values))]:
+        notes.append(f"numbers of {listed(dates)} look like dates such as 20241231: --schema auto reads them as days")
     if shortened:
         notes.append(
             f"numbers of {listed(shortened)} differ only after the 7 digits that a model sees; subtract what they share"
@@ -131,15 +142,98 @@ def of_look_alikes(classes: Sequence[int | str]) -> list[str]:
     return [f"classes look alike: {listed(alike)}. Write each class in one way; a federation refuses them otherwise"]
 
 
+def of_outcomes(train_y: Array, test_y: Array, task: TaskName, names: Sequence[int | str], declared: bool) -> list[str]:
+    """Return what is strange about what is to be predicted: it never changes, or values stand for nothing.
+
+    Args:
+        train_y: Of the training part, (N,) or (N, K).
+        test_y: Of the test part.
+        task: The task.
+        names: Names of the K columns.
+        declared: Whether the classes are declared.
+    """
+    if task == "classes":
+        classes, everything = labels.distinct(train_y), labels.distinct(train_y, test_y)
+        one = f"all training samples have one class, {classes[0]!r}: a model trained alone would always answer that"
+        return [
+            *([one] if len(classes) == 1 else []),
+            *([] if declared else [*of_look_alikes(everything), *of_marks(everything)]),
+        ]
+    same = [f"{name} ({train_y[0, at]:g})" for at, name in enumerate(names) if len(train_y) and np.ptp(train_y[:, at]) == 0]
+    notes = [f"what is to be predicted never changes in the training samples: {listed(same)}"] if same else []
+    numbers = slice(0, 1 if task == "survival" else None)  # an event is 0 or 1
+    return (
+        notes if task == "multilabel" else [*notes, *stand_ins.of_numbers(train_y[:, numbers], list(map(str, names[numbers])))]
+    )
+
+
+def of_equals(table: DataTable, features: Sequence[str], outputs: Sequence[str]) -> list[str]:
+    """Return which columns that are features tell what is to be predicted."""
+    return [
+        f"{name} equals the label {output}: leave it out unless it is known before the label is"
+        for output in outputs
+        for name in features
+        if name in table.cells and _are_equal(table, name, output)
+    ]
+
+
+def of_schema(table: DataTable, used: Mapping[str, Column], outputs: Sequence[str]) -> list[str]:
+    """Return what is strange about the columns that a schema uses: one tells the label, or values stand for nothing."""
+    there = sorted(name for name in used if name in table.cells)
+    numeric = [name for name in there if used[name].kind in ("number", "date")]
+    cells = {name: [cell for cell in table.cells[name] if not is_missing(cell, table.words)] for name in numeric}
+    forms = {name: used[name].form for name in numeric if used[name].kind == "date"}
+    notes = [*of_equals(table, there, outputs), *stand_ins.of_cells(cells, forms)]
+    for name in numeric:
+        if name not in forms and (limits := [cell for cell in cells[name] if _is_limit(cell)]):
+            notes.append(
+                f"{name} holds {len(limits)} values beyond a limit, such as {limits[0]}: the limit is taken as the value"
+            )
+    for name in there:
+        words = {str(cell).strip() for cell in table.cells[name]} if used[name].kind == "category" else set()
+        if marks := sorted(
+            word for word in words if _PERHAPS_MISSING.fullmatch(word.casefold()) and not is_missing(word, table.words)
+        ):
+            notes.append(
+                f"values of {name} may mean that it is not known: {listed(marks)}. If so, say --missing-words usual,{marks[0]}"
+            )
+    if short := [name for name in forms if any(map(has_short_year, cells[name][:_LOOKED_AT]))]:
+        notes.append(f"{listed(short)}: {TWO_DIGITS}")
+    return notes
+
+
+def _is_limit(cell: Any) -> bool:
+    try:
+        limit_of(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _are_equal(table: DataTable, name: str, output: str) -> bool:
+    """Return whether a column tells another one: each value goes with one value, or the numbers are in proportion."""
+    pairs = [
+        (str(value), str(truth))
+        for value, truth in zip(table.cells[name], table.cells[output], strict=True)
+        if not is_missing(value, table.words) and not is_missing(truth, table.words)
+    ]
+    values, truths = ({pair[side] for pair in pairs} for side in (0, 1))
+    if 2 * len(pairs) < len(table) or not 1 < len(truths) == len(values) == len(set(pairs)):
+        return False
+    if 2 * len(truths) <= len(pairs):
+        return True
+    try:
+        numbers = np.array([[number_of(value), number_of(truth)] for value, truth in pairs])
+    except ValueError:
+        return values == truths
+    return bool(np.isfinite(numbers).all() and abs(np.corrcoef(numbers.T)[0, 1]) > 1 - 1e-9)
+
+
 def of_parts(train_y: Array, test_y: Array, meta: Meta) -> tuple[str, ...]:
     """Return what is strange about the labels of both parts, and their sizes."""
-    notes = []
-    classes = labels.distinct(train_y) if meta.task == "classes" else []
-    if len(classes) == 1:
-        notes.append(f"all training samples have one class, {classes[0]!r}: a model trained alone would always answer that")
-    if classes and meta.classes is None:
-        everything = labels.distinct(train_y, test_y)
-        notes += [*of_look_alikes(everything), *of_marks(everything)]
+    known = meta.classes is not None and len(meta.classes) == train_y.shape[-1]
+    names = meta.classes if meta.classes and known else list(range(train_y.shape[-1]))
+    notes = of_outcomes(train_y, test_y, meta.task, names, meta.classes is not None)
     if len(train_y) < BATCH:
         notes.append(f"{len(train_y)} training samples are fewer than a batch of {BATCH}: every epoch is a single step")
     if not len(test_y):

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime, time
+from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from attune.common.classes import BOOLEANS, INTEGER, label_of_text, normal
+from attune.common.classes import BOOLEANS, INTEGER, NO, YES, label_of_text, normal
 
 # Words of pandas, in lower case, and four that people write
 USUAL_WORDS = (
@@ -40,11 +40,13 @@ USUAL_WORDS = (
 USUAL = "usual"  # in --missing-words: all of them
 REMEDY = "--missing-words says which words mean a missing value"
 COMMAS = (
-    "holds numbers with a comma, which is no decimal point here (or parts the thousands): save the table with decimal points"
+    "holds numbers with a comma: if it stands before a fraction, say --decimal comma; if it parts thousands, save the table "
+    "without it"
 )
 _NUMBER = re.compile(r"[-+]?(?:([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
 _FRACTION = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
 _DECIMAL_COMMA = re.compile(r"[-+]?[0-9]{1,3}(\.?[0-9]{3})*,[0-9]+|[-+]?[0-9]+,[0-9]+")
+_LIMIT = re.compile(r"(?:[<>]=?|[≤≥])\s*([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)", re.IGNORECASE)
 EXACT = 1 << 53  # integers above it have lost digits when they became floats
 
 Words = frozenset[str]
@@ -73,7 +75,7 @@ def is_missing(cell: Any, words: Words = WORDS) -> bool:
         return True
     if isinstance(cell, Decimal):
         return _plain(written(cell)) in words
-    return isinstance(cell, (int, float, np.number)) and written(cell) in words
+    return isinstance(cell, (int, float, np.number, date)) and written(cell) in words
 
 
 def _plain(text: str) -> str:
@@ -128,6 +130,16 @@ def number_of(cell: Any) -> float:
     raise ValueError("it is no number")
 
 
+def flag_of(cell: Any) -> float:
+    """Return the number in a cell that says yes or no: 1 and 0 for their words.
+
+    Raises:
+        ValueError: It is neither such a word nor a number.
+    """
+    word = cell.strip().casefold() if isinstance(cell, str) else ""
+    return 1.0 if word in YES else 0.0 if word in NO else number_of(cell)
+
+
 def exact_number(cell: Any) -> int | float:
     """Return the number in a cell; an integer does not pass through a float.
 
@@ -144,6 +156,18 @@ def exact_number(cell: Any) -> int | float:
 def has_decimal_comma(cell: Any) -> bool:
     """Return whether a text is a number with a comma before its fraction."""
     return isinstance(cell, str) and _DECIMAL_COMMA.fullmatch(cell.strip()) is not None
+
+
+def limit_of(cell: Any) -> float:
+    """Return the number in a cell such as `<0.1` or `> 90`: a value beyond a limit.
+
+    Raises:
+        ValueError: It is none.
+    """
+    match = _LIMIT.fullmatch(cell.strip()) if isinstance(cell, str) else None
+    if match is None:
+        raise ValueError("it is no limit")
+    return number_of(match[1])
 
 
 def labels_of(cells: Sequence[Any]) -> npt.NDArray[Any]:
@@ -168,6 +192,13 @@ def numbers_in(words: Iterable[str]) -> list[float]:
     return [float(word) for word in words if _NUMBER.fullmatch(word) and math.isfinite(float(word))]
 
 
+def hidden_in(values: Any) -> tuple[int, int]:
+    """Return how many values a masked array hides, and how many it has; likewise of masked arrays in a list."""
+    parts = values if isinstance(values, list | tuple) else [values]
+    masks = [np.ma.getmaskarray(part) for part in parts if isinstance(part, np.ma.MaskedArray)]
+    return sum(int(mask.sum()) for mask in masks), sum(mask.size for mask in masks)
+
+
 def unmasked(values: Any) -> Any:
     """Return a masked array with NaN (or None, if it holds no floats) where it is masked; other values as they are.
 
@@ -186,7 +217,7 @@ def unmasked(values: Any) -> Any:
 
 def written(cell: Any) -> str:
     """Return a cell as a CSV file has it: days without a time, whole numbers without a fraction."""
-    if isinstance(cell, datetime) and cell.time() == time():
+    if isinstance(cell, datetime) and cell.time() == time() and cell.tzinfo is None:
         return cell.date().isoformat()  # as CSV files have days
     if isinstance(cell, (float, np.floating)):
         number = float(cell) if isinstance(cell, float) else float(str(cell))  # narrow floats have the digits of their text

@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from attune.common.errors import ShardError
 from attune.fedclient.data.cells import written
 from attune.fedclient.data.files import read_text
+from attune.fedclient.data.joined_lines import lost_rows
 
 MAX_CELLS = 1 << 28
 _DELIMITERS = "\t;,|"
@@ -59,11 +61,13 @@ def read_csv(path: Path) -> TableContent:
     Raises:
         ShardError: The file cannot be read, is too large, or is not a table.
     """
-    text = _LEADING.sub("", read_text(path, strict=True))
+    whole = read_text(path, strict=True)
+    text = _LEADING.sub("", whole)
     said = _SEP.fullmatch(text.partition("\n")[0].strip())
     if said:
         text = text.partition("\n")[2]
-    return _content_of(path, text, said[1] if said else _delimiter(text))
+    first_line = whole.count("\n") - text.count("\n") + 1
+    return _content_of(path, text, said[1] if said else _delimiter(text), first_line)
 
 
 def content_of_rows(path: Path, rows: Iterable[Sequence[Any]]) -> TableContent:
@@ -81,15 +85,24 @@ def content_of_rows(path: Path, rows: Iterable[Sequence[Any]]) -> TableContent:
     return _content_of(path, _LEADING.sub("", text.getvalue()), ",")
 
 
-def _content_of(path: Path, text: str, delimiter: str) -> TableContent:
+def _content_of(path: Path, text: str, delimiter: str, first_line: int = 0) -> TableContent:
+    """Return the content of a text. `first_line` is the number of its first line in the file; 0: it is from no file."""
     if not text.strip():
         raise ShardError(f"{path} is empty; the first line must name every column, and each sample needs a line")
-    _check_no_title(path, text)
+    _check_no_title(path, text, delimiter)
+    lines: list[list[str]] = []
     try:
-        lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+        for line in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True):
+            lines.append(line)  # an error leaves the lines before it
     except csv.Error as error:
-        raise ShardError(f"{path} is not a table: {error}; look for a quotation mark that is never closed") from None
+        begins = first_line + len(lines) + sum(cell.count("\n") for line in lines for cell in line)
+        raise ShardError(
+            f"{path} is not a table: {error} in the row that begins in line {begins}; look there for a quotation mark that is "
+            "never closed"
+        ) from None
     table = _Rows([plain_name(name) for name in lines[0]], lines[1:])
+    if first_line and len(lines) < text.count("\n") + (not text.endswith("\n")):
+        table.notes += filter(None, [lost_rows(lines, delimiter, first_line)])
     _drop_end(table)
     _drop_blank_lines(table)
     check_size(path, len(table.rows), len(table.names))
@@ -163,13 +176,17 @@ def _delimiter(text: str) -> str:
     return max(_DELIMITERS, key=lambda mark: (head.count(mark) == second.count(mark) and mark in head, head.count(mark)))
 
 
-def _check_no_title(path: Path, text: str) -> None:
+def _check_no_title(path: Path, text: str, delimiter: str) -> None:
     """Check that the first line is no title of the table, as programs write it above the names of the columns.
 
     Raises:
         ShardError: It has one cell, and a line after it names several columns that the lines below have.
     """
     lines = [line for line in text.split("\n", _LINES)[:_LINES] if line.strip(_BLANK)]
+    with suppress(csv.Error):
+        first, second = [*csv.reader(lines[:2], delimiter=delimiter), [], []][:2]
+        if len(first) == len(second) > 1 and all(map(str.strip, first)):
+            return  # other marks between cells can be decimal commas
     for mark in _DELIMITERS:
         try:
             rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=mark)]

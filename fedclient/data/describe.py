@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
 import msgspec
 
-from attune.common.classes import look_alikes
+from attune.common.classes import NO, YES, look_alikes
 from attune.common.columns import LONGEST_NAME
+from attune.common.errors import SettingError, ShardError
 from attune.common.plan import FEWEST_ROWS
 from attune.common.schema import MAX_VALUES, ORIGIN, OUTPUTS, Column, ColumnKind, DateForm, Schema, name_and_unit
 from attune.common.text import listed
+from attune.fedclient.data import cautions
 from attune.fedclient.data import cells as cell_rules
 from attune.fedclient.data.cells import is_missing
-from attune.fedclient.data.dates import days_of, has_strokes
-from attune.fedclient.data.samples import split_column
+from attune.fedclient.data.dates import days_of, has_strokes, is_compact
+from attune.fedclient.data.samples import outputs_of, split_column
 from attune.fedclient.data.table import USUAL_LABELS, DataTable
-from attune.fedclient.data.table_encoder import NO, YES, value_of
+from attune.fedclient.data.table_encoder import value_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 FEW_VALUES, PER_VALUE = 20, 5  # text with so few different values, or so many rows for each, is a category
@@ -29,6 +31,7 @@ LONGEST_VALUE = 100  # characters
 MOSTLY = 0.5  # share of missing values from which a column is mostly missing
 RARE = f"none of its values occurs in {FEWEST_ROWS} rows"
 _IDENTIFIER = re.compile(r"(^|[^a-z])(id|ids|key|uuid|guid|mrn|pid|nr|no|number|case|ssn|fallnummer|nummer)$", re.IGNORECASE)
+_SAY_WORDS = "If such a word means a missing value, say --missing-words usual,WORD"
 _LEADING_ZERO = re.compile(r"-?0[0-9]+")
 
 
@@ -82,8 +85,23 @@ def describe(table: DataTable, options: ReadOptions = PLAIN) -> Proposal:
         warnings += described.warnings
     if not any(column.kind in OUTPUTS for column in columns.values()):
         warnings.append("no column is the label: say --label NAME")
-    warnings += _same_as_label(table, columns)
+    used = {name: column for name, column in columns.items() if column.is_feature}
+    outputs = [name for name, column in columns.items() if column.kind in OUTPUTS]
+    warnings = [*table.notes, *cautions.of_schema(table, used, outputs), *_of_outcomes(table, options), *warnings]
     return Proposal(Schema.of(columns, f"the schema of {table.path}"), tuple(warnings))
+
+
+def _of_outcomes(table: DataTable, options: ReadOptions) -> list[str]:
+    """Return what is strange about the columns to predict; nothing if there are none, or they cannot be used."""
+    try:
+        y = outputs_of(table, options)
+    except (ShardError, SettingError):
+        return []
+    options = options.for_columns(table.names)
+    names = [table.label_column(name) for name in options.labels()]
+    y = y if options.task == "classes" else y.reshape(len(y), -1)
+    of_cells = cautions.of_labels(table, names[0]) if options.task == "classes" and options.threshold is None else []
+    return [*of_cells, *cautions.of_outcomes(y, y[:0], options.task, names, False)]
 
 
 def _roles(table: DataTable, options: ReadOptions) -> dict[str, Column]:
@@ -130,15 +148,22 @@ def _kind_of(name: str, present: Sequence[Any]) -> DescribedColumn:
         low, high = sorted(sorted(words), key=lambda word: word in YES)
         return DescribedColumn(Column("yes/no", values=[spelled[low], spelled[high]]))
     numbers = sum(_is_number(cell) for cell in present)
-    if numbers == len(present):
-        return _number(name, present, texts)
+    compact = sum(map(is_compact, present))
+    if numbers == len(present) > compact:
+        described = _number(name, present, texts)
+        others = [str(cell) for cell in present if not is_compact(cell)]
+        return described if 2 * compact <= len(present) else _with_dates(described, name, present, compact, others)
     if (form := _date_form(present)) is not None:
         warnings = [f"{name} holds dates: days since {ORIGIN} are the feature"]
         if form != "year-month-day" and not _is_clear(present):
             warnings.append(f"{name} could be day/month/year or month/day/year: day/month/year is assumed; check `form`")
         return DescribedColumn(Column("date", form=form), tuple(warnings))
+    if numbers and all(_is_number(cell) or _is(cell, cell_rules.limit_of) for cell in present):
+        return DescribedColumn(Column("number"))
     if all(_is_number(cell) or cell_rules.has_decimal_comma(cell) for cell in present):
         return _of_texts(name, texts, [f"{name} {cell_rules.COMMAS}"])
+    if 2 * len(others := [str(cell) for cell in present if not _is_date_of_a_form(cell)]) < len(present):
+        return _with_dates(_of_texts(name, texts, ()), name, present, len(present) - len(others), others)
     mixed = () if not numbers else (f"{name} mixes kinds: {numbers} of {len(present)} cells are numbers, {_others(present)}",)
     return _of_texts(name, texts, mixed)
 
@@ -169,12 +194,28 @@ def _of_texts(name: str, texts: Sequence[str], warnings: Sequence[str]) -> Descr
     return DescribedColumn(Column("category", values=common, left_out="" if common else RARE), tuple(notes))
 
 
+def _with_dates(
+    described: DescribedColumn, name: str, present: Sequence[Any], count: int, others: Sequence[str]
+) -> DescribedColumn:
+    """Return what is known of a column, and that most of its cells are dates."""
+    such = f" such as {next(str(cell) for cell in present if is_compact(cell))}" if described.column.kind == "number" else ""
+    note = (
+        f"{name} mixes kinds: {count} of {len(present)} cells are dates{such}, others are "
+        f"{listed(sorted({text[:40] for text in others}), 4)}. {_SAY_WORDS}"
+    )
+    return DescribedColumn(described.column, (note, *described.warnings))
+
+
 def _is_number(cell: Any) -> bool:
     if isinstance(cell, str) and _LEADING_ZERO.fullmatch(cell.strip()):
         return False  # a code, whose zeros must stay
+    return _is(cell, cell_rules.number_of)
+
+
+def _is(cell: Any, parse: Callable[[Any], float]) -> bool:
     try:
-        cell_rules.number_of(cell)
-    except ValueError:
+        parse(cell)
+    except (ValueError, OverflowError):
         return False
     return True
 
@@ -188,11 +229,11 @@ def _date_form(present: Sequence[Any]) -> DateForm | None:
 
 
 def _is_date(cell: Any, form: DateForm) -> bool:
-    try:
-        days_of(cell, date.fromisoformat(ORIGIN), form)
-    except (ValueError, OverflowError):
-        return False
-    return True
+    return _is(cell, lambda cell: days_of(cell, date.fromisoformat(ORIGIN), form))
+
+
+def _is_date_of_a_form(cell: Any) -> bool:
+    return _is_date(cell, "day/month/year") or _is_date(cell, "month/day/year")
 
 
 def _is_clear(present: Sequence[Any]) -> bool:
@@ -202,20 +243,8 @@ def _is_clear(present: Sequence[Any]) -> bool:
 
 def _others(present: Sequence[Any]) -> str:
     others = sorted({str(cell)[:40] for cell in present if not _is_number(cell)})
-    return f"others are {listed(others, 4)}. If such a word means a missing value, say --missing-words usual,WORD"
+    return f"others are {listed(others, 4)}. {_SAY_WORDS}"
 
 
 def _identifier_note(name: str) -> str:
     return f"{name} looks like an identifier, since every value is another one: it is left out"
-
-
-def _same_as_label(table: DataTable, columns: dict[str, Column]) -> list[str]:
-    outputs = [name for name, column in columns.items() if column.kind in OUTPUTS]
-    notes = []
-    for output in outputs:
-        truth = [str(cell) for cell in table.cells[output]]
-        for name, column in columns.items():
-            values = [str(cell) for cell in table.cells[name]] if column.is_feature else []
-            if 1 < len(set(truth)) == len(set(values)) == len(set(zip(values, truth, strict=True))):
-                notes.append(f"{name} equals the label {output}: leave it out unless it is known before the label is")
-    return notes

@@ -32,6 +32,7 @@ def read_excel(path: Path) -> TableContent:
         values, formulas = (load_workbook(io.BytesIO(data), read_only=True, data_only=only) for only in (True, False))
         names = values.sheetnames
         rows, written = (_rows(path, book.worksheets[0]) for book in (values, formulas))
+        _check_whole(path, values.worksheets[0], rows)
     except ShardError:
         raise
     except Exception as error:  # the library has no class of its own for files that are damaged
@@ -45,19 +46,47 @@ def read_excel(path: Path) -> TableContent:
 
 
 def _rows(path: Path, sheet: Any) -> list[list[Any]]:
-    """Return the cells of all rows.
+    """Return the cells of all rows, each as wide as the widest.
 
     Raises:
         ShardError: They are too many.
     """
     rows: list[list[Any]] = []
     cells = 0
+    sheet.reset_dimensions()  # what a sheet declares as its area can be smaller than it is
     for row in sheet.iter_rows(values_only=True):
         rows.append(list(row))
         cells += len(row)
         if cells > MAX_CELLS:
             raise ShardError(f"{path} has more than {MAX_CELLS} cells, the limit; save it as Parquet")
-    return rows
+    width = max(map(len, rows), default=0)
+    return [row + [None] * (width - len(row)) for row in rows]
+
+
+def _check_whole(path: Path, sheet: Any, rows: list[list[Any]]) -> None:
+    """Check that as many cells with a value were read as the sheet's XML holds.
+
+    Raises:
+        ShardError: The library has left cells out, since rows or cells are numbered twice or not in order.
+    """
+    from openpyxl.xml.functions import iterparse
+
+    held = 0
+    with sheet._get_source() as source:
+        for _, element in iterparse(source):
+            tag = element.tag.rpartition("}")[2]
+            if tag == "c":
+                parts = {part.tag.rpartition("}")[2]: part for part in element}
+                inline = element.get("t") == "inlineStr"
+                held += ("is" in parts) if inline else bool("v" in parts and parts["v"].text)
+            elif tag == "row":
+                element.clear()
+    read = sum(cell is not None for row in rows for cell in row)
+    if read != held:
+        raise ShardError(
+            f"the first sheet of {path} holds {held} cells with values, and {read} could be read: rows or cells are numbered "
+            "twice or not in order. Open it in a spreadsheet program and save it"
+        )
 
 
 def _check_computed(path: Path, values: list[list[Any]], formulas: list[list[Any]]) -> None:

@@ -12,18 +12,17 @@ import msgspec
 from typing_extensions import Self
 
 from attune.common.columns import difference, wrong_with
-from attune.common.errors import ShardError
+from attune.common.errors import NonFiniteFeatures, ShardError
 from attune.common.plan import Plan, Profile
 from attune.common.schema import Schema
 from attune.fedclient.data import kinds
 from attune.fedclient.data.arrays import Array, plain_array
-from attune.fedclient.data.cells import unmasked
+from attune.fedclient.data.cells import hidden_in, unmasked
 from attune.fedclient.data.csv_file import plain_name
 from attune.fedclient.data.describe import describe
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.shard import Declared, Shard, load_shard, make_shard
-from attune.fedclient.data.source import missing_words
-from attune.fedclient.data.table import read_table
+from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 
@@ -73,7 +72,7 @@ class LazyShard:
     @classmethod
     def _proposing(cls, path: Path, options: ReadOptions, held: Collection[str]) -> Self:
         """Propose a schema of a table, by which the samples are read until the plan has the schema of all sites."""
-        table = read_table(path, missing_words(options))
+        table = table_of(path, options)
         proposal = describe(table, options)
         # The server makes the plan's schema. It must not choose another label or split here: errors quote such columns.
         roles = replace(options.with_schema(proposal.schema, table.names), gives_roles=False)
@@ -81,7 +80,8 @@ class LazyShard:
         load = partial(load_in, proposal.schema)
         shard = load()
         profile = msgspec.structs.replace(shard.profile(), columns=None, schema=msgspec.UNSET, proposal=proposal.schema)
-        return replace(cls._of(shard, load), profile=profile, warnings=(*proposal.warnings, *shard.warnings), load_in=load_in)
+        warnings = tuple(dict.fromkeys([*proposal.warnings, *shard.warnings]))
+        return replace(cls._of(shard, load), profile=profile, warnings=warnings, load_in=load_in)
 
     def load_for(self, plan: Plan) -> Shard:
         """Return the samples by the plan's schema, if the device has only proposed one.
@@ -132,6 +132,7 @@ def shard_of(name: str, given: Any, table: ReadOptions = PLAIN, tokens: bool = F
     """
     if isinstance(given, (str, Path)):
         return LazyShard.on_disk(Path(given), table, tokens=tokens)
+    _check_masks(name, given, table.missing)
     train, test = _parts(name, given, table.task == "classes")
     missing: Literal["refuse", "median"] = "median" if table.missing == "median" else "refuse"
     words = list(table.missing_words) or None
@@ -157,6 +158,24 @@ def _names_in(x: Any) -> list[str]:
     names = list(getattr(x, "columns", ()))
     plain = [plain_name(column) for column in names if isinstance(column, str)]
     return [] if len(plain) < len(names) or wrong_with(plain, len(names)) else plain
+
+
+def _check_masks(name: str, given: Any, missing: str) -> None:
+    """Refuse masked arrays that hide values, unless medians stand for hidden features.
+
+    Raises:
+        ShardError: One hides labels.
+        NonFiniteFeatures: One hides features.
+    """
+    for at, values in enumerate(given if isinstance(given, list | tuple) else ()):
+        hidden, size = hidden_in(values)
+        if hidden and (at % 2 or missing != "median"):
+            remedy = "" if at % 2 else """; of a table, table={"missing": "median"} puts the median of a column there"""
+            kind = ShardError if at % 2 else NonFiniteFeatures
+            raise kind(
+                f"{'xy'[at % 2]} of {name} is a masked array that hides {hidden} of {size} values: leave these samples "
+                f"out{remedy}"
+            )
 
 
 def _parts(name: str, given: Any, classes: bool) -> tuple[tuple[Array, Array], tuple[Array, Array] | None]:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attune.common.errors import SettingError, ShapeMismatch, ShardError
 from attune.common.plan import ModelSpec
 from attune.common.schema import Schema
 from attune.common.text import listed
+from attune.fedclient.data import cautions, stand_ins
 from attune.fedclient.data.arrays import Array, read_arrays
-from attune.fedclient.data.cells import WORDS, words_of
 from attune.fedclient.data.files import MAX_BINARY_BYTES
 from attune.fedclient.data.makers import images
 from attune.fedclient.data.makers.make_options import MakeOptions
@@ -23,7 +23,8 @@ from attune.fedclient.data.makers.pixels import decode_images
 from attune.fedclient.data.samples import features_of
 from attune.fedclient.data.table import DataTable, is_table, may_be_table, read_table
 from attune.fedclient.data.table_encoder import TableEncoder
-from attune.fedclient.read_options import PLAIN
+from attune.fedclient.data.table_mapping import table_of
+from attune.fedclient.read_options import PLAIN, ReadOptions
 
 FORMS = "image files, folders of them, a table (.csv, .parquet) with a column of their paths, or an .npz with x"
 
@@ -57,6 +58,7 @@ def new_samples(
     columns: Sequence[str] = (),
     missing_words: Sequence[str] = (),
     schema: Schema | None = None,
+    options: ReadOptions = PLAIN,
 ) -> NewSamples:
     """Read the samples that a user gave, in the form that the model takes.
 
@@ -66,6 +68,7 @@ def new_samples(
         columns: Names of the model's columns, in order; empty if they are not known.
         missing_words: Words that mean a missing value; empty for the usual ones.
         schema: By which a table is read, as in the training.
+        options: How the site's table is mapped.
 
     Raises:
         ShardError: A file cannot be read or used.
@@ -87,12 +90,13 @@ def new_samples(
         return NewSamples(read_arrays(first, ("x",))[0])
     if schema is None and not columns:
         raise ShardError(f"the model does not know what its columns are called, so {first} cannot be used; give an .npz with x")
-    table = read_table(first, words_of(missing_words) if missing_words else WORDS)
+    table = table_of(first, replace(options, missing_words=tuple(missing_words)))
     if schema is not None:
         x, notes = TableEncoder(schema).encode(table)
-        return NewSamples(x, notes=(*table.notes, *notes))
+        return NewSamples(x, notes=(*table.notes, *cautions.of_schema(table, schema.used, ()), *notes))
     table.require(*columns)
-    return NewSamples(features_of(table, columns), notes=table.notes)
+    x = features_of(table, columns)
+    return NewSamples(x, notes=(*table.notes, *stand_ins.of_numbers(x, columns)))
 
 
 def _expanded(text: str) -> list[Path]:

@@ -32,6 +32,10 @@ def read_parquet(path: Path) -> TableContent:
         with parquet.ParquetFile(path) as file:
             check_size(path, file.metadata.num_rows, file.metadata.num_columns)
             read = file.read()
+            if read.num_rows != file.metadata.num_rows:
+                raise ShardError(
+                    f"{path} says that it holds {file.metadata.num_rows} rows, and {read.num_rows} could be read: it is damaged"
+                )
     except (OSError, pyarrow.ArrowException) as error:
         raise ShardError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     names = [plain_name(name) for name in read.column_names]

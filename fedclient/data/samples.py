@@ -79,6 +79,7 @@ def samples_of(table: DataTable, options: ReadOptions) -> TableSamples:
             test = _testing(table, split)
     problems.check()
     notes = [*table.notes, *_left_out(table, options, {*features, *apart}), *cautions.of_names(table)]
+    notes += cautions.of_equals(table, features, outputs)
     notes += [*cautions.of_features(x, features), *cautions.of_long_cells(table, x, features)]
     if options.task == "classes" and options.threshold is None:
         notes += cautions.of_labels(table, outputs[0])
@@ -92,7 +93,8 @@ def _by_schema(table: DataTable, options: ReadOptions, schema: Schema) -> TableS
     problems, test = Problems(), None
     with problems.collected():
         roles = {*options.apart, split, options.group, options.key}
-        x, notes = TableEncoder(schema).encode(table, [name for name in options.columns or table.names if name not in roles])
+        allowed = [name for name in options.columns or table.names if name not in roles]
+        x, notes = TableEncoder(schema).encode(table, allowed)
     with problems.collected():
         _check_no_feature([table.label_column(name) for name in options.labels()], schema, table)
         y = outputs_of(table, options)
@@ -100,8 +102,11 @@ def _by_schema(table: DataTable, options: ReadOptions, schema: Schema) -> TableS
         with problems.collected():
             test = _testing(table, split)
     problems.check()
+    outputs = [table.label_column(name) for name in options.labels()]
+    used = {name: column for name, column in schema.used.items() if name in allowed}
+    notes = (*cautions.of_schema(table, used, outputs), *notes)
     if options.task == "classes" and options.threshold is None:
-        notes = (*notes, *cautions.of_labels(table, table.label_column(options.label)))
+        notes = (*notes, *cautions.of_labels(table, outputs[0]))
     return TableSamples(x, y, test, schema.feature_names, (*table.notes, *notes))
 
 
@@ -168,8 +173,8 @@ def outputs_of(table: DataTable, options: ReadOptions) -> Array:
     outputs = [table.label_column(name) for name in options.labels()]
     if options.task == "classes":
         return table.labels(outputs[0]) if options.threshold is None else table.above(outputs[0], options.threshold)
-    table.check_complete(outputs, "to be predicted")
-    return table.numbers(*outputs)
+    flags = {"multilabel": outputs, "survival": outputs[1:]}.get(options.task, [])
+    return table.outcomes(outputs, flags, "the event" if options.task == "survival" else "yes or no")
 
 
 def split_column(table: DataTable, options: ReadOptions) -> str:

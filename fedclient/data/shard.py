@@ -19,7 +19,7 @@ from attune.common.schema import Schema
 from attune.common.seeds import derive
 from attune.common.task import TASKS, TaskName
 from attune.common.text import clean, listed
-from attune.fedclient.data import cautions, gaps, held_rows, holdout, kinds, labels
+from attune.fedclient.data import cautions, findings, gaps, held_rows, holdout, kinds, labels, stand_ins
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.cells import WORDS, numbers_in, words_of
 from attune.fedclient.data.meta import Meta, Standardise
@@ -249,6 +249,9 @@ def make_shard(
         raise ShardError(f"{path} holds no training samples; a device needs at least one")
     if kind == "images":
         kinds.check_unlike(train_x, str(path))
+    names = _column_names(path, kind, meta, train_x)
+    if kind == "tabular" and meta.schema is None:
+        notes += stand_ins.of_numbers(train_x, names or [f"column {at}" for at in range(train_x.shape[1])])
     if test is None:
         held = (
             _held_out(holdout.strata(train_y, meta.task), seed, kind, groups)
@@ -281,10 +284,10 @@ def make_shard(
         vocabulary=kinds.vocabulary_of(path, kind, meta.vocabulary, train_x, test_x),
         declares=frozenset(name for name in get_args(Declared) if getattr(meta, name)),
         standardise=meta.standardise,
-        warnings=(*notes, *cautions.of_parts(train_y, test_y, meta)),
+        warnings=tuple(dict.fromkeys([*notes, *cautions.of_parts(train_y, test_y, meta)])),
         groups=groups,
         test_groups=test_groups,
-        column_names=_column_names(path, kind, meta, train_x),
+        column_names=names,
         task=meta.task,
         fill=fill,
         missing_words=tuple(meta.missing_words or ()) if kind in ("tabular", "series") else (),
@@ -294,6 +297,7 @@ def make_shard(
         test_gaps=test_gaps,
     )
     _check_labels(shard)
+    findings.tell(shard.warnings)
     return shard
 
 

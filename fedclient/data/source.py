@@ -13,11 +13,11 @@ from attune.common.errors import SettingError, ShardError
 from attune.common.schema import Schema
 from attune.common.task import TaskName
 from attune.fedclient.data.arrays import Array, names_in, read_arrays
-from attune.fedclient.data.cells import WORDS, Words, words_of
 from attune.fedclient.data.describe import describe
 from attune.fedclient.data.meta import Meta, read_meta
 from attune.fedclient.data.samples import samples_of
-from attune.fedclient.data.table import DataTable, may_be_table, read_table
+from attune.fedclient.data.table import DataTable, may_be_table
+from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 _ARRAYS = ("train_x", "train_y", "test_x", "test_y")
@@ -57,7 +57,7 @@ def read_source(path: Path, options: ReadOptions = PLAIN) -> DataSource:
     """
     _check_regular(path)
     if path.is_file() and may_be_table(path):
-        return source_of_table(read_table(path, missing_words(options)), options)
+        return source_of_table(table_of(path, options), options)
     if options.of_tables != PLAIN:
         raise SettingError(f"{path} is no table: leave --label and the other options of tables out")
     if not path.exists():
@@ -75,11 +75,6 @@ def _check_regular(path: Path) -> None:
     for file in (path, *(path.iterdir() if path.is_dir() else ())):
         if file.exists() and not file.is_file() and not file.is_dir():
             raise ShardError(f"cannot read {file}: it is no regular file")
-
-
-def missing_words(options: ReadOptions) -> Words:
-    """Return the words that mean a missing value."""
-    return words_of(options.missing_words) if options.missing_words else WORDS
 
 
 def _with_missing(meta: Meta, options: ReadOptions) -> Meta:
@@ -119,10 +114,12 @@ def source_of_table(table: DataTable, options: ReadOptions) -> DataSource:
         SettingError: A column does not exist.
     """
     options = options.for_columns(table.names)
-    schema = describe(table, options).schema if options.proposes else options.schema
+    proposal = describe(table, options) if options.proposes else None
+    schema = options.schema if proposal is None else proposal.schema
     if schema is not None:
         options = options.with_schema(schema, table.names)
     x, y, test_N, names, notes = samples_of(table, options)
+    notes = notes if proposal is None else (*proposal.warnings, *notes)
     groups = table.labels(options.group, "the group") if options.group else None
     keys = table.labels(options.key, "the key") if options.key else None
     training = np.ones(len(x), dtype=bool) if test_N is None else ~test_N

@@ -1,7 +1,7 @@
 """Reading of a query's result from a database, by the rules for CSV files.
 
-A file NAME.sql has the query, and comments before it that say where the database's address is. The address may hold a password,
-so it never stands in this file, in messages or in logs:
+A file NAME.sql has the query, and comments before it that say where the database's address is. The address may hold a password:
+it does not stand in this file, and messages and logs hide the password:
 
     -- url-env: HOSPITAL_DB        (or  -- url-file: /run/secrets/hospital-db)
     -- rows: 200000                (optional: the most rows)
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import quote, quote_plus, unquote
 
 from attune.common.durable import read_small
 from attune.common.errors import SettingError, ShardError, nearest
@@ -31,6 +31,9 @@ MOST_ROWS = 1_000_000  # unless the file says another number
 _MOST_BYTES = 1 << 16  # of the query, and of the file with the address
 _KEY = re.compile(r"--\s*([a-z-]+)\s*:\s*(\S.*?)\s*")
 _KEYS = ("url-env", "url-file", "rows")
+_SECRET = re.compile(r"pass|pwd|secret|token|key", re.IGNORECASE)  # in names of a URL's options
+_IN_OPTION = re.compile(r"(?:pwd|password)\s*=\s*([^;]+)", re.IGNORECASE)  # of ODBC
+_IN_ADDRESS = re.compile(r"://[^/:@]*:(.*)@|^[^/:@]+:([^/].*)@")  # before it is known whether it is a URL
 _READING = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
 # What makes a connection refuse to write, by dialect; others are rolled back.
 _READ_ONLY = {"sqlite": "PRAGMA query_only = ON", "mysql": "SET TRANSACTION READ ONLY", "mariadb": "SET TRANSACTION READ ONLY"}
@@ -53,16 +56,18 @@ def read_sql(path: Path) -> TableContent:
         most = int(given.get("rows", MOST_ROWS))
     except ValueError:
         raise SettingError(f"{path}: rows is a number, not {given['rows'][:40]!r}") from None
-    secrets = [address]
+    secrets = [part for match in _IN_ADDRESS.finditer(address) for part in match.groups() if part]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they quote the address
             url = sqlalchemy.make_url(address)
-            parts = (url.drivername, url.username, url.password, url.host, url.database, *url.query.values())
-            secrets += [str(part) for part in parts if part]
+            secrets += _secrets_of(url)
+            if "@" in (url.host or ""):
+                raise ValueError("the password in the address has the character @: write it as %40")
             names, rows = _result(url, query, most + 1)
-    except (sqlalchemy.exc.SQLAlchemyError, ImportError, OSError, ValueError) as error:
-        raise ShardError(f"the query in {path} failed: {_without(secrets, error)}") from None
+    except (sqlalchemy.exc.SQLAlchemyError, ImportError, OSError, ValueError, TypeError) as error:
+        hint = ". Write postgresql:// in place of postgres://" if address.startswith("postgres:") else ""
+        raise ShardError(f"the query in {path} failed: {_without(secrets, error)}{hint}") from None
     if len(rows) > most:
         raise ShardError(f"the query in {path} has more than {most:,} rows: limit it, or allow more with `-- rows: NUMBER`")
     return content_of_rows(path, chain([names], rows))
@@ -75,7 +80,8 @@ def _result(url: URL, query: str, most: int) -> tuple[list[str], Sequence[Sequen
     dialect = url.get_backend_name()
     if dialect == "sqlite":
         _require_file(url)
-    options: dict[str, Any] = {"stream_results": True}
+    # Without parameters a driver leaves % in the query alone, where it would look for their places.
+    options: dict[str, Any] = {"stream_results": True, "no_parameters": True}
     if dialect == "postgresql":
         options["postgresql_readonly"] = True
     engine = sqlalchemy.create_engine(url, hide_parameters=True, poolclass=sqlalchemy.pool.NullPool)
@@ -138,9 +144,19 @@ def _address(path: Path, given: dict[str, str]) -> str:
         raise SettingError(f"{path}: cannot read {file}, the file with the address: {error.__class__.__name__}") from None
 
 
+def _secrets_of(url: URL) -> list[str]:
+    """Return the password of an address, and the values of its options that may hold one."""
+    options = {key: value if isinstance(value, str) else " ".join(value) for key, value in url.query.items()}
+    secrets = [str(url.password or ""), *(value for key, value in options.items() if _SECRET.search(key))]
+    return [*secrets, *(part for value in options.values() for part in _IN_OPTION.findall(value))]
+
+
 def _without(secrets: list[str], error: Exception) -> str:
-    """Return the first line of an error, or its kind alone if it names a part of the database's address."""
+    """Return the first line of an error with stars in place of the password, as it is and as URLs write it."""
     text = str(getattr(error, "orig", None) or error).strip().partition("\n")[0][:300]
-    if any(secret in text for secret in secrets):
-        return f"{type(error).__name__} (its text names parts of the database's address, so it is not shown)"
+    forms = {
+        form for secret in secrets for form in (secret, quote(secret, safe=""), quote_plus(secret), unquote(secret)) if form
+    }
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, "***")
     return text or type(error).__name__

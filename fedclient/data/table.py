@@ -5,7 +5,7 @@ N samples, F columns. What a cell is: fedclient.data.cells.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,21 +102,8 @@ class DataTable:
         Raises:
             ShardError: Cells are no numbers. The message names every column that has such a cell, and what to do.
         """
-        columns: list[Array] = []
-        wrong: list[tuple[str, int, Any]] = []
-        commas: list[tuple[str, int, Any]] = []
-        for name in names:
-            column = np.full(len(self), np.nan)
-            columns.append(column)
-            for at, cell in enumerate(self.cells[name]):
-                if is_missing(cell, self.words):
-                    continue
-                try:
-                    column[at] = cell_rules.number_of(cell)
-                except ValueError:
-                    (commas if cell_rules.has_decimal_comma(cell) else wrong).append((name, at, cell))
-                    break
-        if commas:
+        columns, wrong = self._parsed(names, cell_rules.number_of)
+        if commas := [one for one in wrong if cell_rules.has_decimal_comma(one[2])]:
             raise ShardError(f"{_columns_with(commas)} of {self.path} {cell_rules.COMMAS}")
         if wrong:
             apart = " ".join(f"--apart {_quoted(name)}" for name, _, _ in wrong[:_LISTED])
@@ -125,7 +112,49 @@ class DataTable:
                 f"(docs/tables.md), leave out with {apart}, or give each value a number. If such a cell stands for a missing "
                 "value, --missing-words usual,WORD says so"
             )
-        return np.column_stack(columns)
+        return columns
+
+    def outcomes(self, names: Sequence[str], flags: Collection[str], what: str) -> npt.NDArray[np.float64]:
+        """Return columns to be predicted, (N, K), without missing values.
+
+        Args:
+            names: The columns.
+            flags: Those that say yes or no.
+            what: Meaning of the flags in messages.
+
+        Raises:
+            ShardError: A cell is missing, no number, or no word for yes or no.
+        """
+        self.check_complete(names, "to be predicted")
+        columns = []
+        for name in names:
+            column, wrong = self._parsed([name], cell_rules.flag_of if name in flags else cell_rules.number_of)
+            if wrong and cell_rules.has_decimal_comma(wrong[0][2]):
+                raise ShardError(f"{_columns_with(wrong)} of {self.path} {cell_rules.COMMAS}")
+            if wrong:
+                needs = f"{what}: write 0 for no and 1 for yes, or their words" if name in flags else "a number"
+                raise ShardError(
+                    f"{_columns_with(wrong)} of {self.path} is to be predicted, and each cell must be {needs}. Correct the "
+                    "cells, or leave those samples out"
+                )
+            columns.append(column)
+        return np.concatenate(columns, axis=1)
+
+    def _parsed(
+        self, names: Sequence[str], parse: Callable[[Any], float]
+    ) -> tuple[npt.NDArray[np.float64], list[tuple[str, int, Any]]]:
+        """Return columns as numbers, (N, F), with NaN for missing values, and the first cell of each that cannot be parsed."""
+        x, wrong = np.full((len(self), len(names)), np.nan), []
+        for place, name in enumerate(names):
+            for at, cell in enumerate(self.cells[name]):
+                if is_missing(cell, self.words):
+                    continue
+                try:
+                    x[at, place] = parse(cell)
+                except ValueError:
+                    wrong.append((name, at, cell))
+                    break
+        return x, wrong
 
     def missing_in(self, *names: str) -> npt.NDArray[np.bool_]:
         """Return which samples lack a value in one of the columns, (N,)."""
@@ -177,10 +206,16 @@ class DataTable:
             SettingError: A cell is no number.
         """
         self.check_complete([name], "compared with a number")
-        try:
-            return np.array([cell_rules.exact_number(cell) > threshold for cell in self.cells[name]]).astype(np.int64)
-        except ValueError:
-            raise SettingError(f"--label has a number to compare with, but {name} of {self.path} is text") from None
+        above = np.zeros(len(self), dtype=np.int64)
+        for at, cell in enumerate(self.cells[name]):
+            try:
+                above[at] = cell_rules.exact_number(cell) > threshold
+            except ValueError:
+                raise SettingError(
+                    f"--label has a number to compare with, but {name} of {self.path} is text, such as {str(cell)[:40]!r} in "
+                    f"sample {at + 1}"
+                ) from None
+        return above
 
     def text(self, name: str) -> list[str]:
         """Return a column as text without surrounding space; missing values are empty."""

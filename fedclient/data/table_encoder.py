@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from attune.common.classes import NO, YES
 from attune.common.errors import NonFiniteFeatures, ShardError
 from attune.common.schema import ROLES, Column, Feature, Schema
 from attune.common.text import listed
@@ -21,9 +22,6 @@ from attune.fedclient.data.cells import is_missing
 from attune.fedclient.data.dates import days_of
 from attune.fedclient.data.table import DataTable
 
-# Words of yes/no, in small letters; a site may use others than the schema's
-NO = frozenset({"no", "false", "0", "n", "nein", "non", "f"})
-YES = frozenset({"yes", "true", "1", "y", "ja", "j", "oui", "si", "t"})
 Floats = npt.NDArray[np.float64]
 
 
@@ -226,8 +224,15 @@ def _date_parser(column: Column) -> Callable[[Any], float]:
     return lambda cell: days_of(cell, origin, column.form)
 
 
+def _number_or_limit(cell: Any) -> float:
+    try:
+        return cell_rules.number_of(cell)
+    except ValueError:
+        return cell_rules.limit_of(cell)
+
+
 _PARSERS: dict[str, Callable[[Column], Callable[[Any], float]]] = {
-    "number": lambda column: cell_rules.number_of,
+    "number": lambda column: _number_or_limit,
     "date": _date_parser,
     "category": _category_parser,
     "yes/no": _yes_no_parser,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -20,18 +21,22 @@ from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError, SettingError
 from attune.common.methods.method import ConfiguredMethod
 from attune.common.models.body import names_of, training_mode
+from attune.common.torch_state import seeded
 from attune.common.wire.tensors import DTYPES
 from attune.fedclient.hooks import Evaluate, Train
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import Batch, Tensors, Trained, split
 from attune.fedclient.work.objectives.descent import Cancelled, Descent, TrainingDiverged
-from attune.fedclient.work.objectives.network import seeded
 
 T = TypeVar("T")
 STATE_BYTES = 64 << 20  # that a loop may keep, whatever its model is
 STATE_MODELS = 8  # so many times the bytes of its model
 STATE_NAMES = 10_000
 LONGEST_NAME = 200  # characters
+UNMOVED = (
+    "your train() changed no weight of its model, so the round goes on with the model as it was served. Train the model that "
+    "train() is given, in place: not a copy of it, with an optimizer of context.parameters(), and without old weights put back"
+)
 
 
 @dataclass(frozen=True)
@@ -227,7 +232,7 @@ def _carried_out(job: Descent, train: Train, classes: Sequence[int | str]) -> Tr
         job.batch_seed(job.purpose),
         task.network.normalises_batches,
     )
-    with seeded(task.device, task.seeds(f"dropout {job.purpose}".strip())):
+    with seeded(task.device, task.seeds(f"dropout {job.purpose}".strip()), everything=True):
         try:
             said = train(model, data, Context(job, model, extras))
         except AttuneError:
@@ -240,7 +245,10 @@ def _carried_out(job: Descent, train: Train, classes: Sequence[int | str]) -> Tr
     kept = kept_state(task.state, sum(value.nbytes for value in job.tensors.values()))
     task.state.clear()
     task.state.update(kept)
-    return Trained(_taken(job, model, extras), _loss_of(said))
+    taken = _taken(job, model, extras)
+    if all(torch.equal(taken[name], job.tensors[name]) for name in job.moving):
+        warnings.warn(UNMOVED, stacklevel=2)  # Python says it once
+    return Trained(taken, _loss_of(said))
 
 
 def kept_state(state: Mapping[Any, Any], model_bytes: int) -> Tensors:

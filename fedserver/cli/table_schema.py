@@ -39,13 +39,17 @@ def schema(
 ) -> None:
     """Merge sites' proposals into one schema. The exit code is 2 if they contradict each other."""
     from attune.common.schema_file import read_columns, read_schema, write_schema
-    from attune.fedserver.core.table_schemas import merge_proposals, with_ranges
+    from attune.common.text import clean
+    from attune.fedserver.core.table_schemas import merge_proposals, telling, with_ranges
 
     if out is not None:
         check_file(out)
     edits = {} if edit is None else read_columns(edit)
     read = {name: read_schema(path) for name, path in zip(_names(proposals), proposals, strict=True)}
     merged = merge_proposals(read, edits, columns == "common")
+    for name, texts in telling(merged, read).items():
+        for text in texts:
+            click.echo(f"warning: {clean(f'{name}: {text}')}", err=True)
     if ranges is not None:
         merged = with_ranges(merged, _statistics(ranges))
     if out is None:

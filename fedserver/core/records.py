@@ -9,6 +9,8 @@ import msgspec
 from attune.common.metrics import Metrics
 from attune.common.wire.blobs import Blob
 
+KEPT_LABELS = 500  # characters of a device's classes
+
 
 class DeviceRecord(msgspec.Struct, frozen=True):
     """A member of the federation. Times are unix times."""

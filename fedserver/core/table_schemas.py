@@ -56,6 +56,28 @@ def merge_proposals(proposals: Mapping[str, Schema], edits: Mapping[str, Column]
     return Schema.of(columns)
 
 
+def telling(schema: Schema, proposals: Mapping[str, Schema]) -> dict[str, list[str]]:
+    """Return, by site, which features tell it from all others: a model can learn a site by them, and who reads it sees that.
+
+    Args:
+        schema: The merged schema.
+        proposals: By site.
+    """
+    said: dict[str, list[str]] = {name: [] for name in proposals}
+    for name in schema.used if len(proposals) > 1 else ():
+        holders = holders_of(name, proposals)
+        lacking = proposals.keys() - holders.keys()
+        sites_with = Counter(value for column in holders.values() for value in set(column.values))
+        for site, column in holders.items():
+            if len(holders) == 1:
+                said[site].append(f"{name} tells this site: no other site has the column. Leave it out, or --columns common")
+            elif column.kind == "category" and column.values and all(sites_with[value] == 1 for value in column.values):
+                said[site].append(f"{name} tells this site: no other site has its values. Leave it out, or map the values")
+        if len(lacking) == 1 and len(holders) > 1:
+            said[min(lacking)].append(f"{name} tells this site: it alone lacks the column. Leave it out, or --columns common")
+    return said
+
+
 def with_ranges(schema: Schema, statistics: FleetStatistics) -> Schema:
     """Return the schema with the usual range of each number that has none, by quantiles of at least FEWEST_DEVICES devices."""
     columns = dict(schema.columns)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 
-from attune.common.classes import look_alikes, other_forms
+import msgspec
+
+from attune.common.classes import NO, YES, look_alikes, other_forms
 from attune.common.errors import SettingError
 from attune.common.plan import Label, Profile
 from attune.common.text import listed
@@ -41,6 +43,14 @@ def united_classes(profiles: Mapping[str, Profile], declared: Sequence[Label]) -
 def _check_apart(profiles: Mapping[str, Profile]) -> None:
     by_device = [frozenset(map(str, profile.labels)) for profile in profiles.values()]
     labels = frozenset().union(*by_device)
+    if words := _yes_and_no(by_device):
+        everything = msgspec.json.encode(sorted(labels)).decode()
+        usual = [max(group, key=lambda label: sum(label in have for have in by_device)) for group in words]
+        pairs = [f"{label}={one}" for group, one in zip(words, usual, strict=True) for label in group if label != one]
+        raise SettingError(
+            f"some devices seem to say yes and no in other words: {_described(words, profiles)}. {REMEDY}, by the line "
+            f"`classes = {everything}` in [data]. To write them alike, add `--map 'LABEL:{','.join(pairs)}'` to fedclient there"
+        )
     groups = look_alikes(labels)
     if groups:
         raise SettingError(f"classes of the devices look alike: {_described(groups, profiles)}. {REMEDY}")
@@ -55,6 +65,33 @@ def _check_apart(profiles: Mapping[str, Profile]) -> None:
             "classes differ only by zeros, signs, marks or accents that programs add and remove, and no device has both: "
             f"{_described(twice, profiles)}. {REMEDY}"
         )
+
+
+def _yes_and_no(by_device: Sequence[Collection[str]]) -> list[list[str]]:
+    """Return the words for no and those for yes, if all devices have no other classes, and together several words for one."""
+    words = [sorted(label for have in by_device for label in have if label.casefold() in meaning) for meaning in (NO, YES)]
+    known = {*words[0], *words[1]}
+    several = [list(dict.fromkeys(group)) for group in words if len({label.casefold() for label in group}) > 1]
+    if not several or any(not known.issuperset(have) for have in by_device):
+        return []
+    return [] if any(len(have & {*group}) > 1 for have in map(set, by_device) for group in several) else several
+
+
+def classes_apart(labels: Mapping[str, Collection[str]]) -> str:
+    """Warn that no class of some devices occurs at another one: another task, or the same classes in other words.
+
+    Args:
+        labels: The classes of each device.
+    """
+    holders = Counter(label for have in labels.values() for label in set(have))
+    apart = [name for name in sorted(labels) if labels[name] and all(holders[label] == 1 for label in labels[name])]
+    if not apart or len(labels) < 2:
+        return ""
+    named = listed([f"{name} ({listed(sorted(labels[name]), _SHOWN)})" for name in apart], _SHOWN)
+    return (
+        f"no class of these devices occurs at another one: {named}. If they are the others' classes in other words, "
+        "write them alike; if not, each is learned on one device alone"
+    )
 
 
 def _described(groups: Sequence[Sequence[str]], profiles: Mapping[str, Profile]) -> str:

@@ -13,14 +13,17 @@ from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingErro
 from attune.common.exchange.messages import Description, Hello, Notice, SecureMessage, read_profile
 from attune.common.plan import Profile
 from attune.common.protocol import DESCRIPTION, EMBEDDING, LOCAL_SCALE, NOISE, SAME_COHORT, SCORES, SHARED_CHANGE, SPENT
-from attune.common.schema import UNIT_VERDICTS
+from attune.common.schema import UNIT_VERDICTS, Schema
 from attune.common.text import listed
 from attune.fedserver.core import data_form
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core.embedding_settings import describes_devices, embeds_on_devices
+from attune.fedserver.core.records import KEPT_LABELS
 from attune.fedserver.core.schema_votes import united
 from attune.fedserver.core.secure_settings import check_profile, knows_more
+from attune.fedserver.core.table_schemas import telling
+from attune.fedserver.core.united_classes import classes_apart
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.device_activity import WORK, DeviceStage
 from attune.fedserver.federation.report_budget import ReportBudget
@@ -29,7 +32,6 @@ from attune.fedserver.ports.ledger import MemberLedger
 
 LOG = logging.getLogger("fedserver")
 NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the common model as it is"
-MAX_LABELS = 500  # characters of a device's classes that are kept for pictures
 MAX_NOTE = 500
 TWO_PROCESSES = "two processes use the identity of {}"
 SECOND_STREAM = "connected while its older stream was open: it came back after a break, or two processes use its identity"
@@ -129,7 +131,7 @@ class Members:
         name, profile = stream.name, stream.profile
         if not self._streams.is_current(stream):
             return False
-        labels = ", ".join(map(str, profile.labels))[:MAX_LABELS]
+        labels = ", ".join(map(str, profile.labels))[:KEPT_LABELS]
         await self._update(name, connected=True, since=self._clock.unix(), samples=profile.samples, note=note, labels=labels)
         if self._is_written(name, f"{note}{stream.software}"):
             if note:
@@ -184,7 +186,13 @@ class Members:
             self._coordinator.cannot_begin(conflict)
             return False
         agreement = data_form.agree(profiles, tokens)
-        if why := data_form.one_token(tokens):
+        proposals = {name: profile.proposal for name, profile in usual.items() if isinstance(profile.proposal, Schema)}
+        schema = next((profile.schema for profile in profiles.values() if isinstance(profile.schema, Schema)), None)
+        for name, texts in (telling(schema, proposals) if schema is not None else {}).items():
+            for text in texts:
+                LOG.warning("%s: %s", name, text, extra={"device": name})
+        apart = classes_apart({name: list(map(str, profile.labels)) for name, profile in agreement.agreed.items()})
+        for why in filter(None, (data_form.one_token(tokens), apart)):
             LOG.warning("%s", why)
         if agreement.tie:
             self._coordinator.cannot_begin(ShapeMismatch(agreement.tie))

@@ -18,7 +18,8 @@ from attune.fedserver.core.data_form import one_token
 from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
-from attune.fedserver.core.records import DeviceRecord, Report
+from attune.fedserver.core.records import KEPT_LABELS, DeviceRecord, Report
+from attune.fedserver.core.united_classes import classes_apart
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 from attune.fedserver.view.guarantee import privacy_facts
 
@@ -87,6 +88,7 @@ def status(
         ],
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
         "standardisation": (standardisation(snapshot.plan) or None) if snapshot.plan else None,
+        "classes_apart": classes_apart(_classes_of(devices)) or None,
         "one_token": one_token({device.name: device.token for device in devices if not device.revoked}) or None,
         "metric": TASKS[task].metric,
         "accuracy": over_all(latest),
@@ -112,6 +114,15 @@ def status(
             if name not in revoked and expires_soon(entry, now)
         ],
         "refused": [asdict(entry) | {"todo": advice(entry.kind)} for entry in snapshot.refusals],
+    }
+
+
+def _classes_of(devices: Iterable[DeviceRecord]) -> dict[str, list[str]]:
+    """Return the classes of each device, of which so many are kept that none is cut."""
+    return {
+        device.name: device.labels.split(", ")
+        for device in devices
+        if device.labels and len(device.labels) < KEPT_LABELS and not device.revoked
     }
 
 

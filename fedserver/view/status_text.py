@@ -96,8 +96,9 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
     yield from _no_better(status)
     if status["standardisation"]:
         yield status["standardisation"]
-    if status["one_token"]:
-        yield f"warning: {status['one_token']}"
+    for name in ("classes_apart", "one_token"):
+        if status.get(name):
+            yield f"warning: {status[name]}"
 
 
 def _averages(averages: dict[str, float]) -> str:

@@ -109,7 +109,8 @@ class Guard:
         if caller is None or caller.role == "metrics":
             return PlainTextResponse(UNKNOWN, 401)
         rest = {name: values for name, values in _asked(scope).items() if name != "token"}
-        answer = RedirectResponse(f"/?{urlencode(rest, doseq=True)}#token={given}" if rest else f"/#token={given}", 303)
+        asked = f"?{urlencode(rest, doseq=True)}" if rest else ""
+        answer = RedirectResponse(f"./{asked}#token={given}", 303)  # relative: a proxy may map a path to this page
         answer.set_cookie(*self._cookie, httponly=True, samesite="strict", path="/")
         return answer
 

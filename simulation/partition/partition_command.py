@@ -11,6 +11,7 @@ import click
 from attune.common.config import parse_assignment
 from attune.common.errors import SettingError
 from attune.common.outputs import check_folder
+from attune.fedclient.table_options import mapping_options
 from attune.simulation.partition.schemes import registry
 
 _IGNORED_WHERE_UNKNOWN = ("classes_per_client", "alpha")  # flags that were never refused where they have no effect
@@ -32,6 +33,7 @@ _IGNORED_WHERE_UNKNOWN = ("classes_per_client", "alpha")  # flags that were neve
 @click.option("--shape", default="", metavar="SIZES", help="Shape of one sample, such as 28x28, if the file has flat samples.")
 @click.option("--missing", default="refuse", show_default=True, metavar="HOW", help="NaN: refuse, or median of the column.")
 @click.option("--missing-words", default="", metavar="A,B", help="All words that mean a missing value.  [default: usual]")
+@mapping_options
 @click.option("--normalise", metavar="HOW", help="none, channel, pixel, cifar10 or cifar100.  [default: the scheme's]")
 @click.option("--noise", type=float, default=0.0, metavar="SIGMA", help="Noise that rises from 0 for the first client to this.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -54,9 +56,11 @@ def partition(
     noise: float,
     seed: int,
     out: Path,
+    **mapping: Any,
 ) -> None:
     """Cut a data set into shards, for experiments."""
     settings = _settings(scheme, assignments, {"classes_per_client": classes_per_client, "alpha": alpha, "by": by})
+    from attune.fedclient.data import findings
     from attune.fedclient.read_options import ReadOptions
     from attune.simulation.partition import split
     from attune.simulation.partition.datasets import load_source
@@ -67,12 +71,14 @@ def partition(
     if dataset is not None:
         named = [settings[key] for key in ("by", "group") if settings.get(key)]
         options = ReadOptions.of(
-            label, (*apart, *(str(name) for name in named)), shape, missing, missing_words=missing_words, key=key
+            label, (*apart, *(str(name) for name in named)), shape, missing, missing_words=missing_words, key=key, **mapping
         )
         source = load_source(dataset, seed, options)
     made = split.partition(source, scheme, clients, seed, normalise=normalise, noise=noise, **settings)
     split.write_shards(out, made)
     click.echo(table(made))
+    for line in findings.lines({"": made.dataset.findings}):
+        click.echo(line)
     for note in made.notes:
         click.echo(f"note: {note}")
     save_picture(made, out / "partition.png")

@@ -42,6 +42,7 @@ class Dataset:
     standardise: Standardise = True  # on each device, for series and tables: see docs/shards.md
     group: str = ""  # the name in `more` of groups that the data bring with them; they stay together in every cut
     columns: tuple[str, ...] = ()  # names of features (tabular) or channels (series); empty: unknown
+    findings: tuple[str, ...] = ()  # what is strange about the data
 
     def __len__(self) -> int:
         return len(self.train_y) + len(self.test_y)

@@ -26,6 +26,7 @@ def test_devices_make_one_schema(federation_at: Callable[[str], Federation], tmp
     home = tmp_path / "home"
     second = federation.device(oslo, *table, "--home", str(home), name="oslo")
     assert [process.code() for process in (first, second, server)] == [0, 0, 0], server.text
+    assert "kiel: smokes tells this site" in server.text
     info = json.loads((home / "model" / "model.json").read_text())
     assert info["schema"]["columns"]["smokes"]["missing"] == "indicator"
     new = export(tmp_path / "new.csv", 7, rows=30, columns=("ward", "sex", "age", "seen"), wards="AZ")

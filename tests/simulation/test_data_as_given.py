@@ -271,8 +271,8 @@ REFUSED: dict[str, tuple[tuple[Any, Any], str]] = {
     ),
     "a label is missing": (data(y_of=lambda y: np.array([None, "yes"], dtype=object)[y]), "labels that mean a missing value"),
     "rows of several lengths": (([[1.0], [2.0, 3.0]], [0, 1]), "x of a cannot be made an array"),
-    "hidden values": (data(x_of=masked), "1 NaN or infinite values"),
-    "hidden labels": (data(y_of=masked), "labels that mean a missing value"),
+    "hidden values": (data(x_of=masked), "x of a is a masked array that hides 1 of 180 values.*missing.*median"),
+    "hidden labels": (data(y_of=masked), "y of a is a masked array that hides 1 of 60 values: leave these samples out"),
     "records": (data(x_of=lambda x: x.view([("p", "f4"), ("q", "f4"), ("r", "f4")])), "x of a is of type"),
 }
 

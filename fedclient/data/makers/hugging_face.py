@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import msgspec
 
 from attune.common.errors import SettingError, ShardError
 from attune.common.text import from_json
+from attune.fedclient.data.cells import is_missing
 from attune.fedclient.data.csv_file import is_index
 from attune.fedclient.data.files import MAX_BINARY_BYTES
 from attune.fedclient.data.parquet_file import cells_of
 from attune.fedclient.data.table import DataTable
+from attune.fedclient.data.table_mapping import mapped
+from attune.fedclient.read_options import PLAIN, ReadOptions
 
 _TRAIN = ("train", "training")
 _TEST = ("test", "testing", "validation", "valid", "val")
@@ -23,21 +27,38 @@ def recognises(path: Path) -> bool:
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
-def read(path: Path) -> tuple[DataTable, DataTable | None]:
-    """Return the training part and the test part, if there is one. Numbers of named classes become the names.
+def read(path: Path, options: ReadOptions = PLAIN) -> tuple[DataTable, DataTable | None]:
+    """Return the training part and the test part, if there is one with labels. Numbers of named classes become the names.
+
+    Splits that are not used are named in the notes of the training part.
 
     Raises:
         ShardError: The files cannot be read, or no split is for training.
-        SettingError: pyarrow is not installed.
+        SettingError: pyarrow is not installed, or the training part has no label.
     """
     if not (path / "dataset_dict.json").is_file():
-        return _table(path), None
+        return mapped(_table(path), options), None
     splits: list[str] = _json(path / "dataset_dict.json").get("splits", [])
     train = next((name for name in _TRAIN if name in splits), None)
     if train is None:
         raise ShardError(f"{path} has the splits {', '.join(splits)}, and none is called train; save one of them by itself")
-    test = next((name for name in _TEST if name in splits), None)
-    return _table(path / train), None if test is None else _table(path / test)
+    training, test, notes = mapped(_table(path / train), options), None, []
+    for name in [*(name for name in _TEST if name in splits), *(name for name in splits if name not in (*_TEST, train))]:
+        split = mapped(_table(path / name), options) if name in _TEST else _table(path / name)
+        without = _has_no_labels(split, training, options)
+        if name in _TEST and test is None and not without:
+            test = split
+            continue
+        why = ", which has no labels" if without else " (save it as train or test to use it)"
+        notes.append(f"left out: the split {name} of {len(split)} samples{why}")
+    return replace(training, notes=(*training.notes, *notes)), test
+
+
+def _has_no_labels(split: DataTable, training: DataTable, options: ReadOptions) -> bool:
+    """Return whether the samples of a split have no label, or -1 where no training sample has it."""
+    label = training.label_column(options.label_names[0])
+    cells, known = split.cells.get(label, ()), set(map(str, training.cells[label]))
+    return all(is_missing(cell) or (str(cell) == "-1" and "-1" not in known) for cell in cells)
 
 
 def _table(path: Path) -> DataTable:

@@ -25,8 +25,9 @@ from attune.fedclient.data.makers.pixels import DecodedImages, decode_images, sa
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.samples import SPLIT, outputs_of, training_and_test
 from attune.fedclient.data.shard import Shard, make_shard
-from attune.fedclient.data.source import DataSource, missing_words, source_of_table, with_outputs
-from attune.fedclient.data.table import DataTable, is_table, may_be_table, read_table
+from attune.fedclient.data.source import DataSource, source_of_table, with_outputs
+from attune.fedclient.data.table import DataTable, is_table, may_be_table
+from attune.fedclient.data.table_mapping import missing_words, table_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 FORMS = "a table (.csv, .tsv, .parquet), a folder of images, a .txt file, or a Hugging Face dataset on disk"
@@ -65,13 +66,13 @@ def _read(path: Path, options: MakeOptions) -> DataSource:
     if not path.exists():
         raise ShardError(f"there is nothing at {path}; give {FORMS}")
     if path.is_file() and (is_table(path) or (may_be_table(path) and _says_table(path, options))):
-        table = read_table(path, missing_words(options.table))
+        table = table_of(path, options.table)
         if options.text:
             return _of_cells(table, None, options, options.text)
         check_applicable(path, "table", options)
         return source_of_table(table, options.table)
     if hugging_face.recognises(path):
-        train, test = hugging_face.read(path)
+        train, test = hugging_face.read(path, options.table)
         return _of_dataset(train, test, options)
     if images.recognises(path):
         check_applicable(path, "images", options)
@@ -93,6 +94,7 @@ def _of_dataset(train: DataTable, test: DataTable | None, options: MakeOptions) 
         return source_of_table(train, options.table)
     names = [name for name in train.names if name in test.cells or name not in train.index]
     test.require(*names)
+    outputs_of(test, options.table)  # what is wrong there is said with its name
     both = {name: [*train.cells[name], *test.cells[name]] for name in names}
     both[SPLIT] = ["train"] * len(train) + ["test"] * len(test)
     return source_of_table(replace(train, cells=both), options.table)

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError
+from attune.common.torch_state import seeded
 from attune.common.wire.checks import is_finite
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Tensors, Trained
 from attune.fedclient.work.objectives.batches import batch_of, batch_sizes, batches
-from attune.fedclient.work.objectives.network import seeded
 from attune.fedclient.work.objectives.optimisers import optimiser_for, schedule_for
 from attune.fedclient.work.private.noisy_steps import NoisyGradients
 from attune.fedclient.work.private.order_noise import OrderNoise

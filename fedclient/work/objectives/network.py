@@ -5,11 +5,9 @@ B samples, D the head's inputs, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -18,6 +16,7 @@ from attune.common.errors import SettingError
 from attune.common.models.body import names_of, training_mode
 from attune.common.models.output import logits_of
 from attune.common.models.structure import roles, tensors_of
+from attune.common.torch_state import drawing, may_draw
 
 _ONE_SAMPLE = "more than 1 value per channel"  # in torch's message
 
@@ -35,6 +34,7 @@ class Network:
         self.names = frozenset(tensors_of(model))
         self.still = names_of(model)  # its frozen body
         self.parameters = frozenset(name for name, _ in model.named_parameters())
+        self._draws = may_draw(model)
         self.trainable = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
     def __repr__(self) -> str:
@@ -48,7 +48,8 @@ class Network:
         model_tensors = {name: tensor for name, tensor in tensors.items() if name in self.names or name in self.still}
         try:
             # A copy: a model may change its input in place, and it must not change the samples.
-            output = functional_call(self.model, model_tensors, (x.clone(),))
+            with drawing(self._draws):
+                output = functional_call(self.model, model_tensors, (x.clone(),))
         except ValueError as error:
             if _ONE_SAMPLE not in str(error):
                 raise
@@ -102,17 +103,3 @@ class Network:
             if "head" in of:
                 return name.rpartition(".")[0]
         raise SettingError(f"the model {type(self.model).__name__} has no linear head: choose another model or method")
-
-
-@contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Let dropout draw from `seed` during the block; other random numbers do not change."""
-    if device.type == "cpu":  # torch.manual_seed also seeds accelerators, even those that are not there
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            yield
-        return
-    cuda = [device.index or 0] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(seed)
-        yield

@@ -150,7 +150,10 @@ def portfolio_of(data: Prepared, plan: Plan, store: OrderStore, device: torch.de
     digest = _digest_of(samples, plan, held)
     stored = store.fitted(digest)
     if stored is None:
-        models = fitted_on(samples, outputs, held)
+        from threadpoolctl import threadpool_limits  # a dependency of scikit-learn
+
+        with threadpool_limits(1):  # the same bits on every machine
+            models = fitted_on(samples, outputs, held)
         store.keep_fitted(digest, _as_tensors(models))
     else:
         models = _from_tensors(stored)
@@ -176,7 +179,7 @@ def fitted_on(samples: Samples, outputs: int, first: npt.NDArray[np.intp]) -> di
     with_bags = folds is not None and (folds >= 0).all() and samples.groups is None and samples.kind not in NEIGHBOURS
     models = {}
     for name, fit in fits_for(samples).items():
-        made, scores = fit(samples), torch.full((len(samples.x), outputs), torch.nan)
+        made, scores = fit(samples), torch.full((len(samples.x), outputs), torch.nan, dtype=torch.float32)
         if with_bags and made.out_of_bag is not None:
             scores = evaluator(name, made.tensors, samples.task, outputs).scores(torch.from_numpy(made.out_of_bag))
         elif folds is not None and samples.task != "survival":

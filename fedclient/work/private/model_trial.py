@@ -21,8 +21,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from attune.common.errors import AttuneError, SettingError
 from attune.common.models.body import training_mode
+from attune.common.torch_state import seeded
 from attune.fedclient.work.objectives.base import Batch, Loss, Tensors
-from attune.fedclient.work.objectives.network import Network, seeded
+from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.private.unit_gradients import OtherRows, Split, by_sample, passed, single_gradients
 
 ROWS = 6  # samples of the trial's first batch
@@ -78,7 +79,7 @@ def drawn_batch(network: Network, tensors: Mapping[str, Tensor], like: Batch, ro
         if shape[1:] and shape[1] > 1:
             x[at, 1 + (at // 2 + seed) % (shape[1] - 1) :] = 0
     x = x.to(like.x.device)
-    with torch.no_grad(), seeded(x.device, SEED):
+    with torch.no_grad(), seeded(x.device, SEED, everything=True):
         classes = network(tensors, x).shape[-1]
     numbers = 2 if like.y.is_floating_point() else classes
     y = torch.randint(numbers, (rows, *like.y.shape[1:]), generator=draws).to(like.y)
@@ -209,13 +210,13 @@ class _Trial:
 
     def _draws(self, x: Tensor) -> bool:
         """Return whether the model takes random numbers of torch in its present mode."""
-        with torch.no_grad(), seeded(x.device, SEED):
+        with torch.no_grad(), seeded(x.device, SEED, everything=True):
             before = _random_state(x.device)
             self.network(self.tensors, x)
             return not torch.equal(before, _random_state(x.device))
 
     def _seeded(self, batch: Batch) -> AbstractContextManager[None]:
-        return seeded(batch.x.device, SEED)
+        return seeded(batch.x.device, SEED, everything=True)
 
 
 def _alike_in(wanted: Rows, rows: Rows, network: Network) -> list[str]:

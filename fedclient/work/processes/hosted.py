@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 
 from attune.common.errors import AttuneError
+from attune.common.torch_state import plain_torch
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner, make_learner
 from attune.fedclient.work.processes import requests
@@ -31,7 +32,9 @@ def main(descriptor: int) -> None:
             dropped, request = message
             learners.drop(dropped)
             parent = _Parent(end)
-            send(end, learners.answer(request, parent.progress, parent.cancelled))
+            with plain_torch():
+                answer = learners.answer(request, parent.progress, parent.cancelled)
+            send(end, answer)
     except (EOFError, OSError):
         return  # the parent is gone
 

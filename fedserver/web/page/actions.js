@@ -13,7 +13,7 @@ export function controls(run, actions) {
 }
 
 async function act(name, body) {
-  const answer = await request(`/api/actions/${name}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+  const answer = await request(`api/actions/${name}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
   const result = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
   if (!answer.ok) throw new Error(result.error);
   return result;

@@ -9,7 +9,7 @@ let present = null;
 
 export async function attention() {
   const unit = $("unit").value;
-  const answer = await request(`/api/attention?unit=${encodeURIComponent(unit)}`);
+  const answer = await request(`api/attention?unit=${encodeURIComponent(unit)}`);
   if (!answer.ok) return;
   const data = await answer.json();
   data.names.length && units(data);

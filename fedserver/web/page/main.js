@@ -66,7 +66,7 @@ const SHOWN = Object.fromEntries(["caller", "run", "devices", "timeline", "round
 const events = { ...SHOWN, busy, clock: (data) => setClock(Number(data)), lost: (data) => lost(JSON.parse(data)), open: () => lost(""), error: ended };
 
 legend();
-follow("/api/events", events);
+follow("api/events", events);
 for (const id of ["sort", "timeline-span"]) $(id).addEventListener("change", render);
 $("unit").addEventListener("change", attention);
 setInterval(drawTimeline, 1000);

@@ -12,9 +12,9 @@ import numpy as np
 
 from attune.common.errors import NonFiniteFeatures, ShardError
 from attune.common.plan import Kind, Label
-from attune.fedclient.data import gaps, kinds, labels
+from attune.fedclient.data import cautions, gaps, kinds, labels, stand_ins
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.source import missing_words
+from attune.fedclient.data.table_mapping import missing_words
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.samples import Dataset
 
@@ -32,6 +32,7 @@ class Raw:
     vocabulary: int = 0  # of tokens; 0: the largest token decides
     columns: Sequence[str] = ()  # names of features, if the form has names
     two_classes: bool = False  # whether y holds what is above a threshold already
+    notes: Sequence[str] = ()  # what is strange about the data
 
 
 def assemble(raw: Raw, options: ReadOptions) -> Dataset:
@@ -64,6 +65,9 @@ def assemble(raw: Raw, options: ReadOptions) -> Dataset:
         _check_finite(x, kind, f"x of {where}")
         parts.append((x, y))
     (train_x, train_y), (test_x, test_y) = parts
+    notes = [*raw.notes, *cautions.of_outcomes(train_y, test_y, "classes", (), raw.classes is not None)]
+    if kind == "tabular":
+        notes += stand_ins.of_numbers(train_x, raw.columns or [f"column {at}" for at in range(train_x.shape[1])])
     vocabulary = _vocabulary(raw, train_x, test_x) if kind == "tokens" else 0
     classes = raw.classes if raw.classes is not None and options.threshold is None else labels.distinct(train_y, test_y)
     _check_more(raw, len(train_y) + len(test_y))
@@ -79,6 +83,7 @@ def assemble(raw: Raw, options: ReadOptions) -> Dataset:
         more=dict(raw.more),
         called=dict(raw.called),
         columns=() if options.shape else tuple(raw.columns),
+        findings=tuple(dict.fromkeys(notes)),
     )
 
 

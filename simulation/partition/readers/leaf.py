@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ class _User(msgspec.Struct):
 
 
 class _File(msgspec.Struct):
-    """Content of a file. Other keys, such as num_samples, follow from these and are not read."""
+    """Content of a file."""
 
     users: list[str]
     user_data: dict[str, _User]
+    num_samples: list[int] = []
 
 
 def recognises(path: Path) -> bool:
@@ -82,10 +84,16 @@ def _part(paths: list[Path]) -> tuple[list[Any], list[Any], Array]:
             content = from_json(data, _File)
         except msgspec.DecodeError as error:
             raise ShardError(f"{path} is not LEAF's JSON (users, user_data with x and y for each): {error}") from None
-        for user in content.users:
+        if len(content.user_data) > len(content.users):
+            raise ShardError(
+                f"{path} is not whole: {len(content.user_data)} users have data, and {len(content.users)} are listed"
+            )
+        for user, said in zip_longest(content.users, content.num_samples[: len(content.users)]):
             mine = content.user_data.get(user)
             if mine is None or len(mine.x) != len(mine.y):
                 raise ShardError(f"user {user!r} of {path} has no data, or not as many x as y")
+            if said not in (None, len(mine.y)):
+                raise ShardError(f"user {user!r} of {path} says that it has {said} samples, and {len(mine.y)} could be read")
             x += mine.x
             y += mine.y
             whose += [user] * len(mine.y)

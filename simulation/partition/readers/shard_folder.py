@@ -43,6 +43,7 @@ def read(path: Path, options: ReadOptions) -> Dataset:
         group="" if groups is None else GROUP,
         standardise=shard.standardise,
         columns=tuple(shard.column_names),
+        findings=shard.warnings,
     )
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from attune.fedclient.data.samples import samples_of
-from attune.fedclient.data.source import missing_words
-from attune.fedclient.data.table import is_table, read_table
+from attune.fedclient.data.table import is_table
+from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.readers.assemble import Raw
 
@@ -29,15 +29,15 @@ def read(path: Path, options: ReadOptions) -> Raw:
         ShardError: The table cannot be read.
         SettingError: A column is not there.
     """
-    table = read_table(path, missing_words(options))
+    table = table_of(path, options)
     options = options.for_columns(table.names)
-    x, y, test_N, features, _ = samples_of(table, options)
+    x, y, test_N, features, notes = samples_of(table, options)
     if options.key:
         table.check_complete([options.key], "the key")
     more = {name: table.names_in(name) for name in dict.fromkeys(options.apart) if name != table.label_column(options.label)}
     name = path.name.partition(".")[0]
     if test_N is None:
-        return Raw(name, (x, y), more=more, columns=features, two_classes=options.threshold is not None)
+        return Raw(name, (x, y), more=more, columns=features, two_classes=options.threshold is not None, notes=notes)
     more = {key: np.concatenate([label_N[~test_N], label_N[test_N]]) for key, label_N in more.items()}
     return Raw(
         name,
@@ -46,4 +46,5 @@ def read(path: Path, options: ReadOptions) -> Raw:
         more=more,
         columns=features,
         two_classes=options.threshold is not None,
+        notes=notes,
     )

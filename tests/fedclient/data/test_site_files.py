@@ -284,6 +284,38 @@ def test_a_dataset_of_numbers_has_the_rules_of_tables(tmp_path: Path) -> None:
         make(tmp_path / "more", options(missing="median"), tmp_path / "out3")
 
 
+def with_splits(folder: Path, **labels: list[Any]) -> Path:
+    for name, column in labels.items():
+        saved(folder / name, {"a": list(range(len(column))), "label": column}, {})
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": list(labels)}))
+    return folder
+
+
+@pytest.mark.parametrize("unlabelled", [[-1, -1, -1], [None, None, None]])
+def test_a_test_part_without_labels_gives_way_to_the_labelled_one(tmp_path: Path, unlabelled: list[Any]) -> None:
+    path = with_splits(tmp_path / "in", train=[0, 1] * 20, validation=[1, 1, 0, 0], test=unlabelled)
+    shard = make(path, options(), tmp_path / "out")
+    assert shard.test_y.tolist() == [1, 1, 0, 0] and len(shard.train_y) == 40
+    assert "left out: the split test of 3 samples, which has no labels" in " ".join(shard.warnings)
+    only = with_splits(tmp_path / "only", train=[0, 1] * 20, test=unlabelled)
+    shard = make(only, options(), tmp_path / "out2")
+    assert len(shard.test_y) == 10 and "left out: the split test of 3 samples" in " ".join(shard.warnings)
+
+
+def test_a_split_that_is_not_used_is_said(tmp_path: Path) -> None:
+    path = with_splits(tmp_path / "in", train=[0, 1] * 20, validation=[1, 0], test=[0, 0, 1], extra=[1] * 5)
+    shard = make(path, options(), tmp_path / "out")
+    assert shard.test_y.tolist() == [0, 0, 1]
+    said = " ".join(shard.warnings)
+    assert "left out: the split validation of 2 samples" in said and "left out: the split extra of 5 samples" in said
+
+
+def test_a_test_part_with_some_labels_missing_is_named(tmp_path: Path) -> None:
+    path = with_splits(tmp_path / "in", train=[0, 1] * 20, test=[0, None, 1])
+    with pytest.raises(ShardError, match=r"1 samples of .*/in/test have nothing in the column 'label'.*first in sample 2"):
+        make(path, options(), tmp_path / "out")
+
+
 def test_a_split_without_the_images_is_said_with_its_column(tmp_path: Path) -> None:
     picture(tmp_path / "a.png", (7, 0, 0))
     image = {"bytes": (tmp_path / "a.png").read_bytes(), "path": None}

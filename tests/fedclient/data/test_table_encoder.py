@@ -80,7 +80,7 @@ def test_what_is_strange_is_said() -> None:
         same=[3, 4] * 10,
         one=[7] * 20,
         gaps=[None] * 15 + [1, 2, 3, 4, 5],
-        mixed=["<5", *(0.5 * n for n in range(19))],
+        mixed=["low", *(0.5 * n for n in range(19))],
         day=[f"{n % 9 + 1}/{n % 7 + 1}/2024" for n in range(20)],
         none=[None] * 20,
         a=[0.1 * (n % 6) for n in range(20)],
@@ -90,7 +90,7 @@ def test_what_is_strange_is_said() -> None:
         "same equals the label y",
         "one is constant",
         "gaps is mostly missing: 15 of 20",
-        "mixed mixes kinds: 19 of 20 cells are numbers, others are <5",
+        "mixed mixes kinds: 19 of 20 cells are numbers, others are low",
         "day could be day/month/year or month/day/year",
         "none has no value at all",
     ):

@@ -49,7 +49,7 @@ def test_further_columns_and_another_order_do_not_matter(home: Path, tmp_path: P
     (tmp_path / "more.csv").write_text("\n".join(["dose,name,ill,age", *more]) + "\n")
     done = evaluate(home, "--data", str(tmp_path / "more.csv"), "--label", "ill")
     assert done.exit_code == 0, done.output
-    assert done.output == plain.output
+    assert done.stdout == plain.stdout
 
 
 def test_all_columns_that_the_table_lacks_are_named(home: Path, tmp_path: Path) -> None:

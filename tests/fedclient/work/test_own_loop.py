@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -325,3 +327,50 @@ def test_a_state_that_cannot_be_kept_is_said(value: Any, message: str) -> None:
 
     with pytest.raises(AttuneError, match=message):
         attune.simulate(shards(), "fedavg", "dnn", rounds=1, settings=PLAIN, train=train)
+
+
+def copied(model: Any, data: Any, context: Any) -> float:
+    return by_the_method(copy.deepcopy(model), data, Elsewhere(context))
+
+
+class Elsewhere:
+    """Context that hands the optimizer copies of the parameters."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def parameters(self) -> Any:
+        return [torch.nn.Parameter(parameter.detach().clone()) for parameter in self._context.parameters()]
+
+
+def put_back(model: Any, data: Any, context: Any) -> float:
+    before = copy.deepcopy(model.state_dict())
+    loss = by_the_method(model, data, context)
+    model.load_state_dict(before)
+    return loss
+
+
+def without_gradients(model: Any, data: Any, context: Any) -> float:
+    with torch.no_grad():
+        return float(context.loss(data.x, data.y))
+
+
+def head_alone(model: Any, data: Any, context: Any) -> float:
+    with torch.no_grad():
+        next(model.parameters())[0, 0] += 1e-6
+    return 0.5
+
+
+@pytest.mark.parametrize(
+    ("loop", "silent"),
+    [(by_the_method, True), (head_alone, True), (copied, False), (put_back, False), (without_gradients, False)],
+)
+def test_a_loop_that_changes_no_weight_is_said_once(loop: Any, silent: bool) -> None:
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("default")
+        attune.simulate(shards(), "fedavg", "dnn", rounds=2, settings=PLAIN, train=loop, progress=False)
+    said = [str(one.message) for one in heard if "train()" in str(one.message)]
+    assert len(said) == (not silent) and all("changed no weight" in text and "in place" in text for text in said)

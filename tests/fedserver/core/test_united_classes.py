@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -12,7 +14,8 @@ import attune
 from attune.common.errors import SettingError, ShapeMismatch, UndeclaredLabels
 from attune.common.plan import DataSettings, Label, Plan, Profile
 from attune.fedserver.core import data_form, planning
-from attune.fedserver.core.united_classes import united_classes
+from attune.fedserver.core.united_classes import classes_apart, united_classes
+from attune.fedserver.view.status_text import render_status
 from tests.needs import Later, needs
 
 pytestmark = needs("pyarrow")
@@ -66,6 +69,55 @@ def test_classes_that_look_alike_are_refused_with_the_devices(of_a: list[Label],
         united_classes(profiles(a=of_a, b=of_b), [])
     everything = [*map(str, of_a), *map(str, of_b)]
     assert united_classes(profiles(a=of_a, b=of_b), everything) == sorted(everything)
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b"),
+    [
+        (["ja", "nein"], ["no", "yes"]),
+        (["Ja", "Nein"], ["YES", "NO"]),
+        (["ja"], ["no", "yes"]),
+        ([0, 1], ["no", "yes"]),
+        (["false", "true"], ["no", "yes"]),
+        (["n", "y"], ["non", "oui"]),
+    ],
+)
+def test_yes_and_no_in_other_words_are_asked_back(of_a: list[Label], of_b: list[Label]) -> None:
+    everything = sorted({*map(str, of_a), *of_b})
+    with pytest.raises(
+        SettingError, match=r"say yes and no in other words: (?=.*\(a\))(?=.*\(b\)).*Write each class in one way"
+    ) as error:
+        united_classes(profiles(a=of_a, b=of_b), [])
+    assert re.search(r"--map 'LABEL:[^=']+=[^=']+(,[^=']+=[^=']+)?'", str(error.value))
+    line = re.search(r"`classes = (\[.*\])`", str(error.value))
+    assert line and united_classes(profiles(a=of_a, b=of_b), json.loads(line[1])) == everything
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b"),
+    [
+        (["ja", "nein", "vielleicht"], ["no", "yes"]),
+        (["no", "yes"], ["yes"]),
+        (["n", "y", "j"], ["j", "n"]),
+        (["f"], ["m", "t"]),
+    ],
+)
+def test_other_classes_with_such_words_are_not(of_a: list[Label], of_b: list[Label]) -> None:
+    assert united_classes(profiles(a=of_a, b=of_b), []) == sorted({*of_a, *of_b})
+
+
+def test_classes_of_one_device_alone_are_said() -> None:
+    said = classes_apart({"kiel": ["krank", "gesund"], "lund": ["ill", "well"], "oslo": ["ill", "well"]})
+    assert "kiel (gesund, krank)" in said and "lund" not in said and "in other words" in said
+    assert not classes_apart({"a": ["0", "1"], "b": ["1", "2"], "c": ["2"]}) and not classes_apart({"a": ["0"]})
+
+
+def test_they_are_said_before_round_1_and_in_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng, words = np.random.default_rng(0), {"kiel": ["krank", "gesund"], "lund": ["ill", "well"], "oslo": ["ill", "well"]}
+    data = {name: (rng.normal(size=(40, 2)), np.array(of)[np.arange(40) % 2]) for name, of in words.items()}
+    result = attune.simulate(data, "fedavg", rounds=1, progress=False)
+    assert "kiel (gesund, krank)" in capsys.readouterr().err
+    assert "warning: no class of these devices occurs at another one: kiel (gesund, krank)" in render_status(result.status)
 
 
 def test_a_device_that_comes_later_is_held_to_the_same_classes() -> None:

@@ -41,7 +41,7 @@ def test_the_cookie_opens_the_files_of_the_page_and_nothing_else(page):
     """Browsers send cookies to all ports of a host: whoever listens on another port has this one."""
     answer = page.ask(f"/?token={TOKEN}&unit=a")
     cookie = answer.headers["set-cookie"]
-    assert answer.headers["location"] == f"/?unit=a#token={TOKEN}"
+    assert answer.headers["location"] == f"./?unit=a#token={TOKEN}"
     assert "HttpOnly" in cookie
     assert "samesite=strict" in cookie.lower()
     assert TOKEN not in cookie

@@ -300,6 +300,8 @@ def test_leaf_text_and_images(tmp_path: Path):
         (leaf({"a": ([1, 2], [0, 1])}), "neither lists of numbers nor text"),
         (leaf({"a": ([[1], [2]], [0, "b"])}), "some labels"),
         (leaf({"a": ([], [])}), "any samples"),
+        (leaf({"a": ([[1]], [0]), "b": ([[2]], [1])}).replace('["a", "b"]', '["a"]'), "2 users have data, and 1 are listed"),
+        (leaf({"a": ([[1]], [0])}).replace("[1], ", "[3], ", 1), "user 'a' .* says that it has 3 samples, and 1 could be read"),
     ],
 )
 def test_leaf_refusals(tmp_path: Path, content: str, message: str):

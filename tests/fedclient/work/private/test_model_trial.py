@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from attune.common.errors import SettingError
+from attune.common.torch_state import seeded
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.objectives.base import Batch
-from attune.fedclient.work.objectives.network import Network, seeded
+from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.private.model_trial import split_of
 from attune.fedclient.work.private.unit_gradients import Split, clipped_sum
 
@@ -173,7 +174,7 @@ class Clipped:
 
     def sum(self, x: Tensor, y: Tensor, split: Split) -> Tensor:
         self.network.model.train()
-        with seeded(CPU, 0):
+        with seeded(CPU, 0, everything=True):
             sums, _ = clipped_sum(self.network, self.loss, self.tensors, {}, self.moving, Batch(x, y), CLIP, None, split)
         return torch.cat([sums[name].flatten() for name in self.moving])
 

@@ -1,0 +1,160 @@
+"""Isolation from what is global in torch: random numbers, the default type of floats, and the precision of products.
+
+Another thread of the program may draw random numbers, or run a federation of its own, and nothing here shall depend on it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_LOCK = threading.Lock()
+_of_thread = threading.local()
+
+
+@dataclass
+class _DefaultGenerator:
+    """State of torch's generator of the process: how many blocks need it, their seeds, and what it was before them."""
+
+    blocks: int = 0
+    seeds: set[int] = field(default_factory=set)
+    before: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+_default = _DefaultGenerator()
+_PLAIN = (torch.float32, "highest")
+_inside, _before = 0, _PLAIN
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Let floats be of 32 bits and products exact during the block, whatever the program has set; then that counts again."""
+    global _inside, _before
+    with _LOCK:
+        if not _inside:
+            _before = (torch.get_default_dtype(), torch.get_float32_matmul_precision())
+        _inside += 1
+        _set(_PLAIN)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _inside -= 1
+            _set(_PLAIN if _inside else _before)  # what the block has set ends with it
+
+
+def _set(state: tuple[torch.dtype, str]) -> None:
+    torch.set_default_dtype(state[0])
+    torch.set_float32_matmul_precision(state[1])
+
+
+def may_draw(model: nn.Module) -> bool:
+    """Return whether a model can draw random numbers in training: it has dropout, or layers that are not torch's or ours."""
+    return any(
+        type(layer).__module__.partition(".")[0] not in ("torch", "attune")
+        or (isinstance(layer, _DropoutNd) and layer.p > 0)
+        or isinstance(layer, (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d))
+        or (isinstance(of := getattr(layer, "dropout", 0.0), float) and of > 0)
+        for layer in model.modules()
+    )
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int, everything: bool = False) -> Iterator[None]:
+    """Let random numbers in this thread follow from `seed` during the block; those of the program do not change.
+
+    Args:
+        device: Where is computed. On accelerators torch has one generator for all threads.
+        seed: The seed.
+        everything: Whether the whole block draws from a generator of its own. If not, the blocks of `drawing` in it do: for
+            a small model each operation that is looked at takes time.
+    """
+    if device.type != "cpu":
+        with torch.random.fork_rng(devices=[device.index or 0] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            yield
+        return
+    before = getattr(_of_thread, "mode", None)
+    _of_thread.mode = _OwnGenerator(seed)
+    try:
+        with _default_kept(_of_thread.mode.seed), _of_thread.mode if everything else nullcontext():
+            yield
+    finally:
+        _of_thread.mode = before
+
+
+@contextmanager
+def _default_kept(seed: int) -> Iterator[None]:
+    """Seed torch's own generator too, for code that asks for it, and put it back when no thread is in such a block."""
+    with _LOCK:
+        if not _default.blocks:
+            _default.before = torch.random.get_rng_state()
+        _default.blocks += 1
+        _default.seeds.add(seed)  # before it counts: other threads look without the lock
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed also seeds accelerators, even those that are not there
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _default.blocks -= 1
+            if not _default.blocks:
+                torch.random.set_rng_state(_default.before)
+                _default.seeds.clear()
+
+
+def drawing(draws: bool) -> AbstractContextManager[Any]:
+    """Return a block that draws from the generator of the `seeded` block around it, if it draws and there is one."""
+    mode = getattr(_of_thread, "mode", None)
+    return mode if draws and mode is not None else nullcontext()
+
+
+class _OwnGenerator(TorchDispatchMode):
+    """Mode of this thread in which operations on the CPU draw from a generator of its own.
+
+    Where code has called torch.manual_seed itself, it gets the numbers that it has asked for.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = torch.Generator().manual_seed(seed)
+        self.seed = self._generator.initial_seed()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        draws = torch.Tag.nondeterministic_seeded in func.tags and given.get("generator") is None
+        if draws and _is_on_cpu(args, given) and torch.default_generator.initial_seed() in _default.seeds:
+            form = _with_generator(func)
+            if form is not None:  # without one it draws on accelerators alone, such as attention
+                return form(*args, **given, generator=self._generator)
+        return func(*args, **given)
+
+
+def _is_on_cpu(args: Sequence[Any], given: Mapping[str, Any]) -> bool:
+    devices = [value.device for value in args if isinstance(value, torch.Tensor)]
+    return torch.device(given.get("device") or (devices[0] if devices else "cpu")).type == "cpu"
+
+
+@lru_cache(maxsize=1000)
+def _with_generator(func: Any) -> Callable[..., Any] | None:
+    """Return the operation's form that takes a generator, if it has one."""
+    needed = {name: kind for name, kind in _arguments(func).items() if name != "generator"}
+    for form in (func, *(getattr(func.overloadpacket, name) for name in func.overloadpacket.overloads())):
+        arguments = _arguments(form)
+        if arguments.pop("generator", "") and arguments == needed:
+            return form  # type: ignore[no-any-return]
+    return None
+
+
+def _arguments(func: Any) -> dict[str, str]:
+    return {argument.name: str(argument.type) for argument in func._schema.arguments}

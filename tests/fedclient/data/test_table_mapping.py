@@ -1,0 +1,115 @@
+"""A site maps its names, values and decimal commas to those of its federation, and none of them leaves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import attune
+from attune.common.errors import SettingError
+from attune.fedclient.cli import main
+from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.data.table_mapping import table_of
+from attune.fedclient.read_options import ReadOptions
+
+MAP = ["Alter=age", "Geschlecht=sex", "sex:männlich=m,weiblich=f,unbekannt=", "krank=ill", "ill:ja=yes,nein=no"]
+
+
+def german(path: Path) -> Path:
+    sexes = ("männlich", "Weiblich", "unbekannt")
+    rows = (f"{40 + n % 30},{sexes[n % 3]};{n % 7},5;{('nein', 'ja')[n % 2]}\n".replace(",", ";", 1) for n in range(90))
+    path.write_text("Alter;Geschlecht;dose;krank\n" + "".join(rows))
+    return path
+
+
+def english(path: Path) -> Path:
+    rows = (f"{40 + n % 30},{('m', 'f', '')[n % 3]},{n % 7}.5,{('no', 'yes')[n % 2]}\n" for n in range(90))
+    path.write_text("age,sex,dose,ill\n" + "".join(rows))
+    return path
+
+
+def options(**more: object) -> ReadOptions:
+    return ReadOptions.of("ill", schema="auto", map=MAP, decimal="comma", **more)  # type: ignore[arg-type]
+
+
+def test_a_mapped_table_is_that_of_the_federation(tmp_path: Path) -> None:
+    theirs, ours = german(tmp_path / "kiel.csv"), english(tmp_path / "lund.csv")
+    mapped = LazyShard.on_disk(theirs, options())
+    plain = LazyShard.on_disk(ours, ReadOptions.of("ill", schema="auto"))
+    assert msgspec.json.encode(mapped.profile) == msgspec.json.encode(plain.profile)
+    one, other = mapped.load(), plain.load()
+    assert np.array_equal(np.sort(one.train_x, axis=0), np.sort(other.train_x, axis=0))
+    for word in ("Alter", "Geschlecht", "weiblich", "krank", "nein"):
+        assert word.encode() not in msgspec.json.encode(mapped.profile)
+
+
+def test_all_commands_take_a_mapping(tmp_path: Path) -> None:
+    theirs = german(tmp_path / "kiel.csv")
+    words = [word for text in MAP for word in ("--map", text)] + ["--decimal", "comma"]
+
+    def run(*arguments: object) -> str:
+        done = CliRunner().invoke(main, list(map(str, arguments)), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "f, m" in run("describe", theirs, "--label", "ill", *words)
+    apart = ("--apart", "sex", "--scheme", "iid", "--clients", "2", "--out", tmp_path / "cut")
+    run("partition", "--dataset", theirs, "--label", "ill", *words, *apart)
+    assert b'"age","dose"' in (tmp_path / "cut" / "shard0" / "meta.json").read_bytes()
+    run("shard", theirs, "--label", "ill", "--schema", "auto", *words, "--out", tmp_path / "shard")
+    table = {"schema": "auto", "map": MAP, "decimal": "comma"}
+    attune.simulate({"kiel": theirs}, "fedavg", label="ill", rounds=1, table=table, home=tmp_path / "home", progress=False)
+    device = ("--home", tmp_path / "home" / "devices" / "kiel")
+    assert "accuracy" in run("evaluate", *device, "--data", theirs, "--label", "ill", *words)
+    run("predict", *device, "--data", theirs, *words, "--out", tmp_path / "theirs.csv")
+    run("export", *device, "--data", theirs, *words, "--out", tmp_path / "model.pt2")
+    run("predict", *device, "--data", english(tmp_path / "lund.csv"), "--out", tmp_path / "ours.csv")
+    assert (tmp_path / "theirs.csv").read_text() == (tmp_path / "ours.csv").read_text()
+
+
+def test_the_sites_file_decides_the_mapping(tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text('map = ["Alter=age"]\ndecimal = "comma"\n')
+    done = CliRunner().invoke(main, ["--data", "x", "--server", "h:1", "--site", str(site), "--map", "a=b"])
+    assert done.exit_code == 2 and "decides map: leave --map out" in done.output
+    site.write_text('map = "Alter=age"\n')
+    done = CliRunner().invoke(main, ["--data", "x", "--server", "h:1", "--site", str(site)])
+    assert done.exit_code == 2 and "map is a list of texts" in done.output
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("Alters=age", r"no column 'Alters'.*'Alter'"),
+        ("Alter=dose", "two columns of .* one name.*dose"),
+        ("Alter=", "one name, or an empty one"),
+        ("sexs:a=b", "no column 'sexs'"),
+        ("krank:ja=yes,nein", "'nein' is no pair"),
+        ("krank:ja=yes,JA=no", "'JA=no' is no pair THEIRS=OURS of its own"),
+        ("krank", "THEIRS=OURS"),
+    ],
+)
+def test_a_wrong_mapping_is_refused(tmp_path: Path, given: str, words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        table_of(german(tmp_path / "kiel.csv"), ReadOptions.of("krank", map=[given]))
+
+
+def test_values_that_no_cell_has_are_said(tmp_path: Path) -> None:
+    table = table_of(german(tmp_path / "kiel.csv"), ReadOptions.of("krank", map=["Geschlecht:mannlich=m,weiblich=f"]))
+    assert "--map: no cell of Geschlecht is mannlich" in table.notes
+    assert set(table.cells["Geschlecht"]) == {"männlich", "f", "unbekannt"}
+
+
+@pytest.mark.parametrize(
+    ("cell", "number"),
+    [("0,5", "0.5"), ("-1.234,50", "-1234.50"), ("1.234", "1234"), ("12.345.678", "12345678"), ("3.14", "3.14"),
+     ("31.12.2024", "31.12.2024"), ("A1,5", "A1,5"), ("7", "7")],
+)  # fmt: skip
+def test_decimal_commas(tmp_path: Path, cell: str, number: str) -> None:
+    (tmp_path / "t.csv").write_text(f"a;b\n{cell};1\n{cell};2\n")
+    assert table_of(tmp_path / "t.csv", ReadOptions.of("b", decimal="comma")).cells["a"] == [number, number]
+    assert table_of(tmp_path / "t.csv", ReadOptions.of("b")).cells["a"] == [cell, cell]
