@@ -66,8 +66,10 @@ class DeviceOptions:
             return "no ordinary models are fitted for comparison (--baseline)"
         if not plan.portfolio:
             return "no ordinary models are fitted for comparison: the server's version does not know them"
-        if plan.model.kind == "tokens":
-            return "no ordinary models are fitted for comparison: they know no token data"
+        if plan.model.per_position:
+            return "no ordinary models are fitted for comparison: they know no labels for positions"
+        if plan.model.kind == "tokens" and not plan.model.body_digest:
+            return "no ordinary models are fitted for comparison: they need features of tokens, from a model with a frozen body"
         if self.hooks.evaluate is not None:
             return "no ordinary models are fitted for comparison: this device scores by a function of its own"
         return ""

@@ -25,6 +25,7 @@ from attune.common.methods.registry import configured_from
 from attune.common.methods.settings.predictors import ModelSettings
 from attune.common.metrics import NETWORKS
 from attune.common.models.registry import build, size_bytes
+from attune.common.models.structure import tensors_of
 from attune.common.plan import Scale
 from attune.common.plugins import check_installed, check_model_allowed
 from attune.common.task import TASKS
@@ -43,8 +44,9 @@ from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.executor import AnyLearner
 from attune.fedclient.work.measures import MEASURES, mean_score
 from attune.fedclient.work.objectives.memory import FEATURES
+from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.portfolio.evaluators import ROWS
-from attune.fedclient.work.portfolio.portfolio import trainer_of
+from attune.fedclient.work.portfolio.portfolio import reader_of, trainer_of
 from attune.fedclient.work.predictors.base import PlainPredictor
 from attune.fedclient.work.trainer import Tensors, Trainer
 
@@ -181,11 +183,13 @@ class Model:
         self.standardiser = Standardiser.from_dict(info.standardiser) if info.standardiser else None
         self.measure = MEASURES[info.task]
         network, where = build(info.model, info.seed), choose(device)
+        first = {name: tensor.clone().to(where) for name, tensor in tensors_of(network).items()}
+        read = reader_of(Network(network.to(where)), first)
 
         def member(name: str, weight: float) -> Member:
             if name not in NETWORKS:
                 outputs = info.model.classes
-                trainer = trainer_of(name, dict(tensors[name]), info.task, outputs, where)
+                trainer = trainer_of(name, dict(tensors[name]), info.task, outputs, where, read)
                 return Member(weight, trainer, dict(tensors[name]), info.sharpness.get(name, 1.0))
             predictor = predictor_for(configured) if name == info.own_choice else PlainPredictor(ModelSettings())
             trainer = Trainer(network, objective_for(configured), predictor, info.train, where, measure=self.measure)

@@ -42,7 +42,7 @@ from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.own_loop import check_loop
-from attune.fedclient.work.portfolio.portfolio import portfolio_of
+from attune.fedclient.work.portfolio.portfolio import portfolio_of, reader_of
 from attune.fedclient.work.private.noisy_metrics import noisy_metrics
 from attune.fedclient.work.private.private_learning import PrivateLearning, private_learning, quietly
 from attune.fedclient.work.shared_model import shared_model
@@ -128,7 +128,9 @@ class Learner:
         self._take(replace(state, local=self.baselines.local))
         self.evaluation = Evaluation(
             plan, self.data, self.trainer, self.baselines, self.own_choice, keep == "best", self.dial, hooks,
-            cache(partial(portfolio_of, self.data, plan, orders, device)) if fits_alone else lambda: None,
+            cache(partial(portfolio_of, self.data, plan, orders, device, reader_of(shared.network, shared.initial)))
+            if fits_alone
+            else lambda: None,
         )  # fmt: skip
 
     def __repr__(self) -> str:

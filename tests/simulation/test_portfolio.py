@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from torch import nn
 
 import attune
 from attune.common.metrics import NETWORKS
+from attune.common.plan import ModelSpec
 from attune.fedclient.data.shard import load_shard
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.model import artifact, portable
 from attune.fedclient.model.artifact import Model, read_info
 from attune.fedserver.core.records import Report
@@ -148,3 +153,50 @@ def test_a_network_federation_ends_with_the_same_models(
         model = Model.load(hosted.model(name))
         assert model.evaluate(load_shard(path))[0] == pytest.approx(read_info(hosted.model(name)).accuracy)
         assert list((tmp_path / "n" / "devices" / name / "fitted").glob("*/*.safetensors"))
+
+
+def frozen_words(spec: ModelSpec) -> nn.Module:
+    """Return a head on the mean of frozen vectors of tokens."""
+
+    class Mean(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean(dim=1)
+
+    words = nn.Embedding(spec.vocabulary, 6).requires_grad_(False)
+    return nn.Sequential(OrderedDict(words=words, mean=Mean(), head=nn.Linear(6, spec.classes)))
+
+
+def test_of_tokens_the_features_of_a_frozen_body_are_fitted(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    texts = {}
+    for name in ("a", "b"):
+        x = draws.integers(0, 8, (200, 5))
+        y = (np.isin(x, [1, 2]).sum(axis=1) > np.isin(x, [5, 6]).sum(axis=1)).astype(int)
+        texts[name] = (x[:120], y[:120], x[120:], y[120:])
+    settings = QUICK | {"data.kind": "tokens"}
+    found = attune.simulate(texts, "fedavg", frozen_words, rounds=1, settings=settings, baseline="alone", progress=False)
+    for client in found.status["clients"]:
+        assert client["accuracy_alone"] > 0.7
+        model = found.model(client["name"])
+        fitted = next(member for name, member in model.members.items() if name == "logistic")
+        assert fitted.tensors["weight"].shape[1] == 6, "features of the body, not numbers of tokens"
+        assert fitted.trainer.evaluate(fitted.tensors, *map(torch.from_numpy, texts[client["name"]][2:])) > 0.6
+
+
+@pytest.mark.parametrize("unit", ["example", "client"])
+def test_with_noise_fitted_models_stay_on_the_device_and_the_guarantee_names_them(unit: str, tmp_path: Path) -> None:
+    privacy: dict[str, Any] = {"unit": unit, "insecure_seed": 1}
+    if unit == "example":
+        privacy |= {"epsilon": 4.0, "ranges": [[-4, 4]]}
+    else:
+        privacy |= {"epsilon": 50.0, "delta": 0.01, "devices": 3}
+    settings = {"train": {"local_epochs": 1}, "privacy": privacy, "data": {"classes": [0, 1]}}
+    given = {name: tuple(np.clip(part, -4, 4) if part.ndim == 2 else part for part in parts) for name, parts in sites().items()}
+    found = attune.simulate(given, "fedavg", "mlr", rounds=2, settings=settings, baseline="alone", progress=False)
+    info = found.model("site0").info
+    fitted = set(info.weights) - set(NETWORKS)
+    assert fitted and fitted <= set(info.privacy.finished)
+    told = OrderResult(
+        order_id="e", round=1, trained=False, samples=3, fitted={"forest": 1.0}, accuracy_alone=0.5
+    ).without_scores
+    assert told.fitted == {} and told.accuracy_alone is None, "this is all that a device tells where training has noise"

@@ -9,7 +9,7 @@ may be certain and wrong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,12 @@ LEAST = 1e-3  # of a probability
 ROWS = "row"  # the tensor of a model that holds training samples
 
 Tensors = Mapping[str, Tensor]
+Read = Callable[[Tensor], Tensor]
+
+
+def flattened(x: Tensor) -> Tensor:
+    """Return the numbers of samples (B, ...) as features, (B, D)."""
+    return x.flatten(1)
 
 
 class _Fitted(nn.Module):
@@ -30,11 +36,12 @@ class _Fitted(nn.Module):
         tensors: The model's tensors; `classes` (K,) has the index in the plan of each class that the device knows.
         task: The task.
         outputs: C, or the number of labels or numbers.
+        read: Returns the features (B, D) of samples (B, ...).
     """
 
-    def __init__(self, tensors: Tensors, task: TaskName, outputs: int) -> None:
+    def __init__(self, tensors: Tensors, task: TaskName, outputs: int, read: Read) -> None:
         super().__init__()
-        self._task, self._outputs = task, outputs
+        self._task, self._outputs, self._read = task, outputs, read
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
 
@@ -57,7 +64,7 @@ class LinearModel(_Fitted):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores (B, C) of x (B, ...)."""
-        value_BK = x.flatten(1).double() @ self.weight.T + self.bias
+        value_BK = self._read(x).double() @ self.weight.T + self.bias
         if self._task == "classes":
             value_BK = value_BK.softmax(dim=1)
         elif self._task == "multilabel":
@@ -82,13 +89,13 @@ class Trees(_Fitted):
     root: Tensor
     base: Tensor
 
-    def __init__(self, tensors: Tensors, task: TaskName, outputs: int, softmax: bool) -> None:
-        super().__init__(tensors, task, outputs)
+    def __init__(self, tensors: Tensors, task: TaskName, outputs: int, read: Read, softmax: bool) -> None:
+        super().__init__(tensors, task, outputs, read)
         self._softmax, self._depth = softmax, _depth(self.left, self.right, self.root)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores (B, C) of x (B, ...)."""
-        x_BD = x.flatten(1).double()
+        x_BD = self._read(x).double()
         node_BT = self.root.expand(x_BD.shape[0], -1)  # a length would be fixed in an export
         for _ in range(self._depth):
             goes_left = x_BD.gather(1, self.feature[node_BT]) <= self.threshold[node_BT]
@@ -116,13 +123,15 @@ class Neighbours(_Fitted):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores (B, C) of x (B, ...)."""
-        x_BD, row_ND = x.flatten(1).double(), self.row.double()
+        x_BD, row_ND = self._read(x).double(), self.row.double()
         square_BN = row_ND.square().sum(dim=1) - 2 * x_BD @ row_ND.T  # and the square of x, which is the same for all rows
         nearest_Bk = square_BN.topk(len(self.places), dim=1, largest=False).indices
         return self.scores(self.value[nearest_Bk].double().mean(dim=1))
 
 
-def evaluator(name: str, tensors: Tensors, task: TaskName, outputs: int) -> LinearModel | Trees | Neighbours:
+def evaluator(
+    name: str, tensors: Tensors, task: TaskName, outputs: int, read: Read = flattened
+) -> LinearModel | Trees | Neighbours:
     """Return the module that computes a fitted model's scores.
 
     Args:
@@ -130,9 +139,10 @@ def evaluator(name: str, tensors: Tensors, task: TaskName, outputs: int) -> Line
         tensors: Its tensors.
         task: The task.
         outputs: Number of the plan's classes, labels or numbers.
+        read: Returns the features of samples.
     """
     if ROWS in tensors:
-        return Neighbours(tensors, task, outputs)
+        return Neighbours(tensors, task, outputs, read)
     if "root" in tensors:
-        return Trees(tensors, task, outputs, softmax=name == "boosting" and task == "classes")
-    return LinearModel(tensors, task, outputs)
+        return Trees(tensors, task, outputs, read, softmax=name == "boosting" and task == "classes")
+    return LinearModel(tensors, task, outputs, read)

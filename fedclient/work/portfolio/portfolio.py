@@ -18,19 +18,21 @@ from torch import Tensor
 from attune.common.config import TrainSettings
 from attune.common.methods.settings.objectives import SgdSettings
 from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.models.body import body_of
 from attune.common.plan import Plan
 from attune.common.task import TaskName
 from attune.fedclient.data.holdout import NEIGHBOURS
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
 from attune.fedclient.work.measures import MEASURES
+from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.orders import OrderStore
-from attune.fedclient.work.portfolio.evaluators import evaluator
+from attune.fedclient.work.portfolio.evaluators import Read, evaluator, flattened
 from attune.fedclient.work.portfolio.fitting import NAMES, Fit, Samples, Tensors, fits_for
 from attune.fedclient.work.portfolio.folds import FOLDS, MOST_SAMPLES, Folds, folds_of
 from attune.fedclient.work.predictors.base import PlainPredictor
-from attune.fedclient.work.trainer import Trainer
+from attune.fedclient.work.trainer import EVALUATION_BATCH, Trainer
 
 OUT_OF_FOLD = "out of fold"  # in a store: the scores of samples that a model was fitted without
 VERSION = "1"  # of what is fitted; what another version has fitted is fitted anew
@@ -58,6 +60,7 @@ class Portfolio:
         held: Places among them of the samples that are held out from the networks, (V,).
         outputs: C.
         device: Torch device that computes.
+        read: Returns the features of samples.
     """
 
     def __init__(
@@ -67,11 +70,12 @@ class Portfolio:
         held: npt.NDArray[np.intp],
         outputs: int,
         device: torch.device,
+        read: Read = flattened,
     ) -> None:
         self._models, self._held, self._measure = models, torch.from_numpy(held), MEASURES[samples.task]
         self._y = torch.from_numpy(samples.y)
         self.candidates = {
-            name: (trainer_of(name, model.tensors, samples.task, outputs, device), model.tensors)
+            name: (trainer_of(name, model.tensors, samples.task, outputs, device, read), model.tensors)
             for name, model in models.items()
         }
 
@@ -133,7 +137,9 @@ class Portfolio:
         return self._measure.likelihood(evidence)[0]
 
 
-def portfolio_of(data: Prepared, plan: Plan, store: OrderStore, device: torch.device) -> Portfolio | None:
+def portfolio_of(
+    data: Prepared, plan: Plan, store: OrderStore, device: torch.device, read: Read = flattened
+) -> Portfolio | None:
     """Return the device's portfolio: from the store, else fitted now and kept there. None without training samples.
 
     Args:
@@ -141,8 +147,9 @@ def portfolio_of(data: Prepared, plan: Plan, store: OrderStore, device: torch.de
         plan: The plan.
         store: Where fitted models are kept.
         device: Torch device that computes.
+        read: Returns the features of samples.
     """
-    samples = _samples_of(data, plan)
+    samples = _samples_of(data, plan, device, read)
     if not len(samples.y):
         return None
     outputs, first = len(plan.classes) if plan.task != "survival" else 1, len(data.train_x)
@@ -157,12 +164,32 @@ def portfolio_of(data: Prepared, plan: Plan, store: OrderStore, device: torch.de
         store.keep_fitted(digest, _as_tensors(models))
     else:
         models = _from_tensors(stored)
-    return Portfolio(models, samples, held, outputs, device)
+    return Portfolio(models, samples, held, outputs, device, read)
 
 
-def trainer_of(name: str, tensors: Tensors, task: TaskName, outputs: int, device: torch.device) -> Trainer:
+def reader_of(network: Network, initial: Tensors) -> Read:
+    """Return what reads samples as features: what enters the head of a network with a frozen body, else their own numbers.
+
+    Args:
+        network: The plan's network.
+        initial: Its tensors before any training, (B, ...) -> (B, D): adapters change nothing yet.
+    """
+    if body_of(network.model) is None:
+        return flattened
+
+    def read(x: Tensor) -> Tensor:
+        network.model.eval()
+        with torch.no_grad():
+            return network.with_features(initial, x)[1].flatten(1)
+
+    return read
+
+
+def trainer_of(
+    name: str, tensors: Tensors, task: TaskName, outputs: int, device: torch.device, read: Read = flattened
+) -> Trainer:
     """Return what evaluates a fitted model, as it evaluates a network."""
-    module = evaluator(name, tensors, task, outputs)
+    module = evaluator(name, tensors, task, outputs, read)
     predictor = PlainPredictor(ModelSettings())
     return Trainer(module, Sgd(SgdSettings()), predictor, TrainSettings(), device, measure=MEASURES[task])
 
@@ -199,13 +226,16 @@ def _out_of_fold(name: str, fit: Fit, samples: Samples, folds: Folds, scores: Te
     return scores
 
 
-def _samples_of(data: Prepared, plan: Plan) -> Samples:
+def _samples_of(data: Prepared, plan: Plan, device: torch.device, read: Read) -> Samples:
     """Return all training samples in the order of the shard, also those that are held out from networks."""
     parts = [(data.train_x, data.train_y), (data.validation_x, data.validation_y)]
     parts += [(data.dial.x, data.dial.y)] if data.dial else []
     order = np.argsort(data.places)
-    x, y = (torch.cat([part[which] for part in parts]).cpu().numpy()[order] for which in (0, 1))
-    return Samples(x.reshape(len(x), -1), y, plan.task, plan.model.kind, data.groups)
+    x, y = (torch.cat([part[which] for part in parts]) for which in (0, 1))
+    features = [read(some.to(device)).cpu() for some in x.split(EVALUATION_BATCH)] if len(x) else [x.flatten(1)]
+    # Features of a body are not pixels, so each has a scale of its own.
+    kind = plan.model.kind if read is flattened else "tabular"
+    return Samples(torch.cat(features).numpy()[order], y.cpu().numpy()[order], plan.task, kind, data.groups)
 
 
 def _digest_of(samples: Samples, plan: Plan, held: npt.NDArray[np.intp]) -> str:
