@@ -117,6 +117,15 @@ def drawing(draws: bool) -> AbstractContextManager[Any]:
     return mode if draws and mode is not None else nullcontext()
 
 
+def random_state(device: torch.device) -> Tensor:
+    """Return the states of the generators from which a computation on the device may draw in this thread."""
+    mode = getattr(_of_thread, "mode", None)
+    states = [torch.random.get_rng_state() if mode is None else mode.state]
+    if device.type != "cpu":
+        states.append(torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.mps.get_rng_state())
+    return torch.cat(states)
+
+
 class _OwnGenerator(TorchDispatchMode):
     """Mode of this thread in which operations on the CPU draw from a generator of its own.
 
@@ -127,6 +136,11 @@ class _OwnGenerator(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator().manual_seed(seed)
         self.seed = self._generator.initial_seed()
+
+    @property
+    def state(self) -> Tensor:
+        """State of the generator."""
+        return self._generator.get_state()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

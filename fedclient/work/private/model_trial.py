@@ -21,7 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from attune.common.errors import AttuneError, SettingError
 from attune.common.models.body import training_mode
-from attune.common.torch_state import seeded
+from attune.common.torch_state import random_state, seeded
 from attune.fedclient.work.objectives.base import Batch, Loss, Tensors
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.private.unit_gradients import OtherRows, Split, by_sample, passed, single_gradients
@@ -211,9 +211,9 @@ class _Trial:
     def _draws(self, x: Tensor) -> bool:
         """Return whether the model takes random numbers of torch in its present mode."""
         with torch.no_grad(), seeded(x.device, SEED, everything=True):
-            before = _random_state(x.device)
+            before = random_state(x.device)
             self.network(self.tensors, x)
-            return not torch.equal(before, _random_state(x.device))
+            return not torch.equal(before, random_state(x.device))
 
     def _seeded(self, batch: Batch) -> AbstractContextManager[None]:
         return seeded(batch.x.device, SEED, everything=True)
@@ -256,10 +256,3 @@ def _replaced(batch: Batch, at: int, other: Batch) -> Batch:
     changed = Batch(batch.x.clone(), batch.y.clone())
     changed.x[at], changed.y[at] = other.x[at], other.y[at]
     return changed
-
-
-def _random_state(device: torch.device) -> Tensor:
-    states = [torch.get_rng_state()]
-    if device.type != "cpu":
-        states.append(torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.mps.get_rng_state())
-    return torch.cat(states)
