@@ -14,7 +14,11 @@ from typing_extensions import Self
 from attune.common.config import Count, CountOrZero, Share
 from attune.common.errors import SettingError
 
-HiddenWidths = Annotated[list[Count], msgspec.Meta(min_length=1)]
+# A layer of width 1 has few bytes, but building it takes time and memory: a peer may name a million of them.
+MOST_LAYERS = 1000
+Layers = Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]
+LayersOrZero = Annotated[int, msgspec.Meta(ge=0, le=MOST_LAYERS)]
+HiddenWidths = Annotated[list[Count], msgspec.Meta(min_length=1, max_length=MOST_LAYERS)]
 
 
 class ModelOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +45,7 @@ class VitOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     # Width of a token. 0: 32 (paper: 128).
     width: CountOrZero = 0
     # Blocks. 0: 2 (paper: 8).
-    depth: CountOrZero = 0
+    depth: LayersOrZero = 0
     # Attention heads. 0: 4 (paper: 8).
     heads: CountOrZero = 0
     # Size of a head. 0: width / heads, which must divide (paper: 64).
@@ -81,7 +85,7 @@ class TransformerOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     # Width of a token; a multiple of `heads`, unless `head_dim` is set.
     width: Count = 32
     # Blocks.
-    depth: Count = 2
+    depth: Layers = 2
     # Attention heads.
     heads: Count = 4
     # Size of a head. 0: width / heads.
@@ -121,7 +125,7 @@ class LstmOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     # Width of each layer.
     width: Count = 256
     # Layers.
-    depth: Count = 2
+    depth: Layers = 2
 
 
 class DnnOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):

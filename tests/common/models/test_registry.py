@@ -222,3 +222,18 @@ def test_a_module_in_this_folder_that_cannot_be_imported_is_named_with_the_remed
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     with pytest.raises(SettingError, match=r"'in_this_folder:make' cannot be imported: .*PYTHONPATH=\."):
         registry.load("in_this_folder:make")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "shape", "options"),
+    [
+        ("transformer", "tabular", (3,), {"depth": 10_000_000, "width": 4, "heads": 1}),
+        ("vit", "images", (4, 4, 1), {"depth": 10_000_000, "width": 4, "heads": 1}),
+        ("lstm", "series", (5, 2), {"depth": 10_000_000, "width": 1}),
+        ("dnn", "tabular", (3,), {"hidden": [1] * 100_000}),
+    ],
+)
+def test_a_model_of_few_bytes_has_no_endless_layers(name, kind, shape, options):
+    """Building millions of modules would take hours, whatever their size; a peer or a folder may ask for it."""
+    with pytest.raises(SettingError, match="<= 1000"):
+        registry.size_bytes(ModelSpec(name, kind, shape, 3, options=options))
