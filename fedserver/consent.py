@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import filelock
 import msgspec
@@ -25,9 +25,11 @@ from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
 from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
 from attune.common.models.registry import MODELS
 from attune.common.text import clean, from_json, newer_format
-from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.authority import CERTIFICATE_FILE
 from attune.fedserver.ports.ledger import Snapshot
+
+if TYPE_CHECKING:  # a simulation, whose home is no server's, imports no database
+    from attune.fedserver.home import ServerHome
 
 FILE = "consent.json"
 

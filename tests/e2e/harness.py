@@ -196,11 +196,11 @@ class Federation:
         [found] = self.folder.glob(f"attune/devices/localhost_{self.port}/{shard.name}-*/model")
         return found
 
-    def export(self) -> dict[str, bytes]:
-        """Return the files that `fedserver export` writes, by relative path."""
+    def export(self, allowed: Sequence[str] = ()) -> dict[str, bytes]:
+        """Return the files that `fedserver export` writes, by relative path. `allowed` has the home's own code."""
         out = self.folder / f"export{self._started}"
         self._started += 1
-        export_home(ServerHome(self.home), out)
+        export_home(ServerHome(self.home), out, allowed)
         return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
     def metrics(self) -> list[dict[str, str]]:

@@ -59,9 +59,10 @@ def test_the_readme_as_it_is_written(clone: Path, real: bool) -> None:
     said = walk(clone, "README.md", real)
     assert all(f"$ {line}" in said for line in INSTALLING) is real
     tables = [set(line.split()) for line in said.splitlines() if line.startswith("device ")]
-    assert (
-        ["method" in heads for heads in tables] == ["local" not in heads for heads in tables] == [True, False] * 2
-    )  # simulate and run.py, then simulate and a program with own tables
+    # simulate and run.py, which also trains a local network; then simulate and a program with own tables
+    assert ["method" in heads for heads in tables] == [True, False] * 2
+    assert ["local" in heads for heads in tables] == [False, True, False, False]
+    assert all("alone" in heads for heads in tables)
     assert said.count("\ndone: all 15 rounds are done") == 3
     with (clone / "clinic/labels.csv").open() as file:
         rows = list(csv.DictReader(file))

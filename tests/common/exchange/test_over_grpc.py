@@ -40,7 +40,7 @@ def shards(federation: Federation) -> list[Path]:
 def trained(federation: Federation, flags: Sequence[str]) -> dict[str, np.ndarray]:
     """Run the federation to the end, and return its shared tensors."""
     run_to_the_end(federation, shards(federation), *FLAGS, *flags, device_flags=("--allow-plugin", "toy"))
-    return load(federation.export()["shared.safetensors"])
+    return load(federation.export(allowed=("toy",))["shared.safetensors"])
 
 
 @pytest.fixture(scope="module")
