@@ -11,7 +11,8 @@ import pytest
 
 import attune
 from attune.common.config import load_settings
-from tests.e2e.harness import IN_AGGREGATION, IN_TRAINING, Federation
+from attune.fedclient.model.artifact import read_info
+from tests.e2e.harness import IN_AGGREGATION, IN_TRAINING, Federation, until
 
 FEDTP = ("round.rounds=3", "train.local_epochs=1")
 FEDMCSA = (
@@ -151,3 +152,32 @@ def test_kill_in_mid_run_where_all_train_gives_the_same_bits(fedmcsa, federation
         devices[1] = federation.device(three_shards[1], *TOLD)
     assert [process.code() for process in devices] == [0, 0, 0], [process.text for process in devices]
     assert Outcome.of(federation, three_shards) == fedmcsa
+
+
+def test_kill_of_a_device_that_has_fitted_ordinary_models_changes_no_model(federation_at, three_shards, tmp_path):
+    """Fitted models are in the home before the device answers. It is killed as soon as they are there."""
+    settings = ("method.name=fedavg", "model.name=mlr", "round.rounds=2", "train.local_epochs=1")
+    result = attune.simulate(
+        {shard.name: shard for shard in three_shards},
+        settings=load_settings(None, settings, {}),
+        baseline="alone",
+        progress=False,
+    )
+    wanted = result.save(tmp_path / "simulated") / "models"
+    federation = federation_at("fitted")
+    alone = (*TOLD, "--baseline", "alone")
+    federation.server("--min-clients", "3", *flags(settings))
+    *others, last = three_shards
+    processes = [federation.device(shard, *alone) for shard in others]
+    killed = federation.device(last, *alone)
+    home = federation.folder / "attune" / "devices" / f"localhost_{federation.port}"
+    until(lambda: list(home.glob(f"{last.name}-*/fitted/*/*.safetensors")), "fitted models in the device's home")
+    killed.kill()
+    processes.append(federation.device(last, *alone))
+    assert [process.code() for process in processes] == [0, 0, 0], [process.text for process in processes]
+    for shard in three_shards:
+        info = read_info(federation.model(shard))
+        assert (
+            info.files == read_info(wanted / shard.name).files
+            and {"forest.safetensors", "logistic.safetensors"} & info.files.keys()
+        )

@@ -14,6 +14,7 @@ MODEL = "model.json of the same folder, which has its digest"
 STANDARD = "none: a format of others, which says by itself what it is"
 OPAQUE = "none: random characters without a structure"
 EMPTY = "none: an empty file of a lock"
+CACHE = "the digest in the folder's name, which depends on the version of what is fitted"
 SERVER = {
     "state.sqlite": FIELD,
     "state.sqlite-wal": STANDARD,
@@ -55,6 +56,7 @@ DEVICES = {
     "sums.json": DEVICE,
     "orders/secret": OPAQUE,
     "orders/*/*.safetensors": DEVICE,
+    "fitted/*/*.safetensors": CACHE,
     "identity/ca.pem": STANDARD,
     "identity/device.pem": STANDARD,
     "identity/key.pem": STANDARD,
