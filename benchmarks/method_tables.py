@@ -7,14 +7,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PATH = Path(__file__).parent / "results" / "methods.csv"
+RIVALS = PATH.parent / "rivals.csv"  # python -m benchmarks.rivals on the same shards
 
 
-def sections(path: Path = PATH) -> Iterator[str]:
-    """Return a line for each method, the best one first, and the accuracy of a constant answer."""
+def sections(path: Path = PATH, rivals: Path = RIVALS) -> Iterator[str]:
+    """Return a line for scikit-learn alone and for each method, the best one first, and the accuracy of a constant answer."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = sorted(csv.DictReader(file), key=lambda row: -float(row["mean_over_clients"]))
     yield "| method | mean over devices | worst device | its common model | harmed |"
     yield "|---|---|---|---|---|"
+    with rivals.open(newline="", encoding="utf-8") as file:
+        alone = [row["mean"] for row in csv.DictReader(file) if (row["recipe"], row["rival"]) == ("all-methods", "chosen")]
+    yield from (f"| alone (scikit-learn) | {float(mean):.3f} | | | |" for mean in alone)
     for row in rows:
         yield f"| `{row['method']}` | {_line(row)} | {_percent(row['harmed'])} |"
     yield f"| a constant answer | {float(rows[0]['constant']):.3f} | | | |"
