@@ -152,17 +152,34 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
 
 def standardisation(plan: Plan) -> str:
-    """Return in one line by whose statistics features and targets are standardised, and why; empty for other data."""
+    """Return in one line by what features and targets are standardised, and why; empty for other data."""
     scales: dict[str, Scale | None] = {"features": plan.scale} if plan.model.kind in ("series", "tabular") else {}
     if plan.task == "regression":
         scales["targets"] = plan.targets
-    together = " and ".join(name for name, scale in scales.items() if scale is not None)
-    alone = " and ".join(name for name, scale in scales.items() if scale is None)
-    masked = "masked-" if plan.privacy is not None and plan.privacy.secure_aggregation else ""
-    lines = [f"{together} are standardised over the federation, by what devices disclosed before round 1"] if together else []
-    if alone:
-        lines.append(
-            f"{alone} are standardised by each device's own statistics: neither {FEWEST_DEVICES} devices nor all of them "
-            f"disclosed those of their {alone} before round 1 (fedclient --disclose {masked}statistics)"
-        )
-    return "; ".join(lines)
+    by_way: dict[str, list[str]] = {}
+    for what, scale in scales.items():
+        by_way.setdefault(_way(plan, what, scale), []).append(what)
+    return "; ".join(f"{' and '.join(what)} {way.format(' and '.join(what))}" for way, what in by_way.items())
+
+
+def _way(plan: Plan, what: str, scale: Scale | None) -> str:
+    """Return by what one kind of numbers is standardised; {} stands for all kinds of which this is true."""
+    privacy, features = plan.privacy or PrivacySettings(), what == "features"
+    if features and plan.is_private and plan.schema is not None:
+        return "are standardised by the public ranges of the schema"
+    if privacy.unit != "none":
+        if not (privacy.ranges if features else privacy.target_ranges):
+            if not features:
+                return "stay in their own unit: privacy.target_ranges is not set"
+            if plan.is_private:
+                return "have no public ranges (privacy.ranges): a device that standardises them by its own numbers is refused"
+            return "are standardised by each device's own statistics: with privacy.unit none are disclosed (privacy.ranges)"
+        return f"are standardised by public ranges (privacy.{'ranges' if features else 'target_ranges'})"
+    masked = "masked-" if privacy.secure_aggregation else ""
+    if scale is not None:
+        sums = " in a masked sum" if masked else ""
+        return f"are standardised over the federation, by what devices disclosed{sums} before round 1"
+    return (
+        f"are standardised by each device's own statistics: neither {FEWEST_DEVICES} devices nor all of them disclosed those "
+        f"of their {{}} before round 1 (fedclient --disclose {masked}statistics)"
+    )

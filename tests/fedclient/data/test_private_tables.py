@@ -12,11 +12,12 @@ import torch
 import attune
 from attune.common.config import PrivacySettings, TrainSettings
 from attune.common.errors import AttuneError, SettingError, ShardError
-from attune.common.plan import ModelSpec, Plan
+from attune.common.plan import ModelSpec, Plan, Scale, standardisation
 from attune.common.schema import Column, Schema
 from attune.common.schema_file import write_schema
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, prepare
+from attune.fedclient.data.table_encoder import TableEncoder
 from attune.fedclient.read_options import ReadOptions
 from attune.fedserver.core.scale import check_bounds
 
@@ -122,3 +123,58 @@ def test_a_federation_trains_with_noise_on_tables_by_the_operators_schema(tmp_pa
             run()
         return
     assert len(run().table()) == 3
+
+
+OWN, PUBLIC, SCHEMA, SHARED, REFUSED = (
+    "each device's own",
+    "public ranges (privacy.ranges)",
+    "of the schema",
+    "over the",
+    "refused",
+)
+
+
+@pytest.mark.parametrize("unit", ["none", "example", "client"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("described", [False, True], ids=["plain", "schema"])
+@pytest.mark.parametrize("known", ["nothing", "ranges", "disclosed"])
+def test_the_sentence_on_scales_says_what_is_done(tmp_path: Path, unit: Any, masked: bool, described: bool, known: str) -> None:
+    """Compare the sentence of status and log with the scale that a device's samples get."""
+    schema = Schema.of(COLUMNS) if described else None
+    draws = np.random.default_rng(0)
+    path = written(tmp_path, ROWS) if described else tmp_path / "kiel"
+    if not described:
+        path.mkdir()
+        np.savez(path / "test.npz", x=np.zeros((4, 2), "f4"), y=np.arange(4) % 2)
+        np.savez(path / "train.npz", x=draws.normal(3, 2, (30, 2)).astype("f4"), y=np.arange(30) % 2)
+        (path / "meta.json").write_text('{"standardise": "federation"}')
+    names = schema.feature_names if schema else []
+    common = Scale([0.5] * (len(names) or 2), [4.0] * (len(names) or 2))
+    ranges = [(-3.5, 4.5)] if known == "ranges" else []
+    given = known == "disclosed" and unit == "none" and not described
+    plan = Plan(
+        "f", 0, ModelSpec("mlr", "tabular", (len(names) or 2,), 2), [0, 1], "fedavg", {}, TrainSettings(validation=0.0),
+        common if given or (ranges and unit != "none") else None, names,
+        privacy=PrivacySettings(unit=unit, ranges=ranges, secure_aggregation=masked), schema=schema,
+        schema_digest=schema.digest if schema else "",
+    )  # fmt: skip
+    said = standardisation(plan)
+    try:
+        shard = LazyShard.on_disk(path, options(schema) if described else ReadOptions())
+        scaling = prepare(shard.load_for(plan), plan).standardiser
+    except ShardError:
+        assert REFUSED in said
+        return
+    assert scaling is not None
+    if plan.scale is not None and not (plan.is_private and described):
+        used = SHARED if given else PUBLIC
+        assert described or scaling.mean.tolist() == plan.scale.mean
+    elif plan.is_private and described:
+        used = SCHEMA
+        assert scaling.mean.tolist() == TableEncoder(Schema.of(COLUMNS)).public_scale[0].tolist()
+    else:
+        used = OWN
+        assert described or scaling.mean.tolist() == pytest.approx(
+            np.load(path / "train.npz")["x"].mean(axis=0).tolist(), rel=1e-4
+        )
+    assert used in said and (not masked or not given or "in a masked sum" in said)
