@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ from attune.fedserver.core.united_classes import united_classes
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
 CHANGEABLE = ("adapt_rounds", "adapt", "left_out")
+SHOWN, LONGEST_VALUE = 5, 60  # differences in an error, and characters of a value
 
 
 @dataclass(frozen=True)
@@ -188,11 +189,36 @@ def reconcile(recorded: Mapping[str, Any] | None, overrides: Mapping[str, Any]) 
     now = resolve(merged).fixed() if named == before["method.name"] else before | {"method.name": named}
     differing = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     if differing:
-        changes = "; ".join(f"{key} is {before.get(key)!r} here, not {now.get(key)!r}" for key in differing)
+        changes = [line for key in differing for line in _changes(key, before.get(key), now.get(key))]
+        more = f"; and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
         raise HomeMismatch(
-            f"this home belongs to a federation with other settings: {changes}. Leave them out, or use a new --home"
+            f"this home belongs to a federation with other settings: {'; '.join(changes[:SHOWN])}{more}. Leave them out to go on. "
+            "To begin a run with them and the enrolled devices: `fedserver run new NAME --config FILE`. Or use a new --home"
         )
     return merged
+
+
+def _changes(key: str, here: Any, now: Any) -> Iterator[str]:
+    """Yield a line for each place where two values of a setting differ: within tables and columns, and of lists what is theirs."""
+    here, now = (msgspec.to_builtins(value) for value in (here, now))
+    if isinstance(here, dict) and isinstance(now, dict):
+        for name in sorted(here.keys() | now.keys()):
+            if here.get(name) != now.get(name):
+                yield from _changes(f"{key}.{name}", here.get(name), now.get(name))
+    elif isinstance(here, list) and isinstance(now, list) and sorted(map(repr, here)) != sorted(map(repr, now)):
+        only, others = ([value for value in one if value not in other] for one, other in ((here, now), (now, here)))
+        yield " and ".join(
+            words
+            for values, words in ((only, f"{key} has {_short(only)} here"), (others, f"{key} lacks {_short(others)} here"))
+            if values
+        )
+    else:
+        yield f"{key} is {_short(here)} here, not {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    text = "not set" if value is None else repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
 def make_plan(

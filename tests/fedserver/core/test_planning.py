@@ -53,6 +53,20 @@ def test_a_restart_with_another_preset_is_refused() -> None:
         reconcile(recorded, {"method": {"preset": "everyday"}})
 
 
+def test_of_a_changed_schema_the_column_and_field_are_named_and_what_to_do() -> None:
+    column = {"kind": "category", "values": [str(number) for number in range(60)]}
+    recorded = {"method": {"name": "fedavg"}, "data": {"columns": {f"c{number}": column for number in range(20)}}}
+    changed = {"columns": {"c3": {**column, "values": [*column["values"][1:], "other"], "unit": "mg"}}}
+    with pytest.raises(HomeMismatch) as refused:
+        reconcile(recorded, {"data": changed})
+    said = str(refused.value)
+    assert "data.columns.c3.unit is not set here, not 'mg'; data.columns.c3.values has ['0'] here and" in said
+    assert "data.columns.c3.values lacks ['other'] here" in said and "c4" not in said and len(said) < 450
+    assert "fedserver run new NAME --config FILE" in said and "new --home" in said
+    with pytest.raises(HomeMismatch, match=r"train\.lr is 0\.03 here, not 0\.5\."):
+        reconcile(recorded, {"train": {"lr": 0.5}})
+
+
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
