@@ -192,14 +192,14 @@ def reconcile(recorded: Mapping[str, Any] | None, overrides: Mapping[str, Any]) 
         changes = [line for key in differing for line in _changes(key, before.get(key), now.get(key))]
         more = f"; and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
         raise HomeMismatch(
-            f"this home belongs to a federation with other settings: {'; '.join(changes[:SHOWN])}{more}. Leave them out to go on. "
-            "To begin a run with them and the enrolled devices: `fedserver run new NAME --config FILE`. Or use a new --home"
+            f"this home belongs to a federation with other settings: {'; '.join(changes[:SHOWN])}{more}. Leave them out to go "
+            "on. To begin a run with them and the enrolled devices: `fedserver run new NAME --config FILE`. Or use a new --home"
         )
     return merged
 
 
 def _changes(key: str, here: Any, now: Any) -> Iterator[str]:
-    """Yield a line for each place where two values of a setting differ: within tables and columns, and of lists what is theirs."""
+    """Yield a line for each place where two values of a setting differ: each field of a table, each item of a list."""
     here, now = (msgspec.to_builtins(value) for value in (here, now))
     if isinstance(here, dict) and isinstance(now, dict):
         for name in sorted(here.keys() | now.keys()):
