@@ -18,6 +18,7 @@ from docs.markdown import table
 
 VISIBLE = Path(__file__).parent / "results" / "visible_by_mode.csv"
 SOLVED = Path(__file__).parent / "results" / "secure_solving.csv"
+RIVALS = Path(__file__).parent / "results" / "rivals.csv"  # python -m benchmarks.rivals on the shards of each task
 CHANCE = "correlation by chance"
 TITLES = {
     "digits-linear": "Digits, ten devices, Dirichlet 0.3, linear model: accuracy in %",
@@ -106,7 +107,19 @@ def _task(name: str, figures: Known) -> Iterator[str]:
         for what, method in product(WHAT, TASKS[name].methods)
         if any((epsilon, method, what) in figures for epsilon in EPSILONS)
     ]
-    yield from table(("", *map(_epsilon, EPSILONS)), rows)
+    yield from table(("", *map(_epsilon, EPSILONS)), [*_alone(name), *rows])
+
+
+def _alone(name: str, path: Path = RIVALS) -> Iterator[list[str]]:
+    """Yield the row of scikit-learn's models that devices fit and choose alone. They have no noise, whatever epsilon is."""
+    column = "mse" if TASKS[name].squared_error else "mean"
+    recipe = name.replace("digits-dnn", "digits-linear")  # the same devices
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [r for r in csv.DictReader(file) if (r["recipe"], r["rival"]) == (f"private-{recipe}", "chosen")]
+    if rows:
+        sign = -1 if TASKS[name].squared_error else 1
+        cell = _cell(name, Figures(0.0, tuple(sign * float(row[column]) for row in rows)))
+        yield ["alone (scikit-learn), no noise", *[cell] * len(EPSILONS)]
 
 
 def _epsilon(epsilon: float) -> str:

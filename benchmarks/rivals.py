@@ -48,7 +48,7 @@ def rows_of(key: Mapping[str, Any], devices: Mapping[str, Mapping[str, RivalResu
             "pooled": round(float(np.concatenate([result.score_n for result in results]).mean()), 4),
             "devices": len(results),
             "seconds": round(sum(result.seconds for result in results), 1),
-            "mse": round(float(np.concatenate(squared).mean()), 2) if squared else None,
+            "mse": float(f"{np.concatenate(squared).mean():.5g}") if squared else None,
         }
 
 
