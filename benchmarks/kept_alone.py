@@ -1,4 +1,4 @@
-"""What devices keep, beside ordinary models that each of them fits alone: is any device worse off for taking part?
+"""Comparison of the models that devices keep with ordinary ones that each device fits alone.
 
 `python -m benchmarks.kept_alone --recipe digits --x 20 --out benchmarks/results/kept_alone.csv` runs the missing rows: a
 federation for each method with its default settings, and the devices' own reports. `--summary` prints the means with 95 %

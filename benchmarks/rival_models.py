@@ -98,7 +98,7 @@ class RivalData:
 
 @dataclass(frozen=True)
 class RivalResult:
-    """What a rival comes to on a device's test part.
+    """Result of a rival on a device's test part.
 
     Attributes:
         score_n: Score of each test sample, (n,): whether its class is right, the share of its labels that are, or 1 minus its

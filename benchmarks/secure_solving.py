@@ -103,7 +103,7 @@ def changes_last_bits(self: Mean, block: Any, combined: Any, updates: Any) -> It
 
 @dataclass(frozen=True)
 class SolvingAttempt:
-    """What a server tries. apply: in the place of Mean.apply; forgets: devices have no memory of sums."""
+    """Attempt of a server. apply: in the place of Mean.apply; forgets: devices have no memory of sums."""
 
     server: str
     devices: str

@@ -52,12 +52,12 @@ class DeviceOptions:
 
     @property
     def fits_alone(self) -> bool:
-        """Whether ordinary models are fitted on this device's samples alone."""
+        """True if ordinary models are fitted on this device's samples alone."""
         return "alone" in (self.baseline or DEFAULT_BASELINE)
 
     @property
     def trains_local(self) -> bool:
-        """Whether a network is trained on this device alone, beside that of the method."""
+        """True if a network is trained on this device alone, beside that of the method."""
         return "local" in (self.baseline or DEFAULT_BASELINE)
 
     def against_alone(self, plan: Plan) -> str:

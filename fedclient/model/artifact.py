@@ -183,8 +183,7 @@ class Model:
         self.standardiser = Standardiser.from_dict(info.standardiser) if info.standardiser else None
         self.measure = MEASURES[info.task]
         network, where = build(info.model, info.seed), choose(device)
-        first = {name: tensor.clone().to(where) for name, tensor in tensors_of(network).items()}
-        read = reader_of(Network(network.to(where)), first)
+        read = reader_of(Network(network.to(where)), tensors_of(network))  # nothing changes the network's own tensors
 
         def member(name: str, weight: float) -> Member:
             if name not in NETWORKS:

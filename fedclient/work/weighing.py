@@ -62,11 +62,9 @@ def weighed(
         return Weighed({}, {})
     if not len(data.validation_x):
         members = yield from unweighed(candidates, own_choice, data.train_x, data.train_y, prior)
-        return (
-            Weighed(members, {})
-            if portfolio is None
-            else (yield from _beside(portfolio, members, candidates, own_choice, prior))
-        )
+        if portfolio is None:
+            return Weighed(members, {})
+        return (yield from _beside(portfolio, members, candidates, own_choice, prior))
     fits: dict[str, Calibrated] = {}
     for name, (trainer, tensors) in candidates.items():
         fits[name] = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y, data.validation_weight)

@@ -1,4 +1,4 @@
-"""What a device remembers of secure sums, and what it refuses for it."""
+"""Memory of secure sums on a device, and the sums that it refuses."""
 
 from __future__ import annotations
 

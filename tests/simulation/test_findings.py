@@ -1,4 +1,4 @@
-"""What is strange about data is said by every command that reads them, in the same words."""
+"""Findings about data, in the same words by every command that reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is global in torch neither changes the bits of a simulation nor is changed by it."""
+"""Isolation of a simulation from the global state of torch: neither changes the other."""
 
 from __future__ import annotations
 
