@@ -1,8 +1,8 @@
 """Comparison of the models that devices keep with ordinary ones that each device fits alone.
 
 `python -m benchmarks.kept_alone --recipe digits --x 20 --out benchmarks/results/kept_alone.csv` runs the missing rows: a
-federation for each method with its default settings, and the devices' own reports. `--summary` prints the means with 95 %
-intervals over seeds.
+federation for each method with its default settings, and the devices' own reports.
+docs/alone_tables.py shows the means with their intervals over seeds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import click
 
 from attune.common.metrics import KEPT_RIVALS
 from attune.common.paired import findings_of, pairs_of
-from attune.common.statistics import interval_of_mean
 from attune.simulation.recipes.catalogue import Recipe, get
 from attune.simulation.simulate import simulate
 from benchmarks.result_file import Results
@@ -46,23 +45,6 @@ def row_of(status: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def summary(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a line for each point and method: the mean gain over alone in points with its interval, and who is harmed."""
-    lines = []
-    for key in dict.fromkeys((row["recipe"], float(row["x"]), row["method"]) for row in rows):
-        mine = [row for row in rows if (row["recipe"], float(row["x"]), row["method"]) == key]
-        gains = [100 * (float(row["kept"]) - float(row["alone"])) for row in mine]
-        between = interval_of_mean(gains)
-        shown = "" if between is None else " ({:+.1f} to {:+.1f})".format(*between)
-        harmed = 100 * fmean(float(row["harmed"]) for row in mine)
-        lines.append(
-            f"{key[0]} {key[1]:g}, {key[2]}: kept {100 * fmean(float(row['kept']) for row in mine):.1f}, alone "
-            f"{100 * fmean(float(row['alone']) for row in mine):.1f}, gain {fmean(gains):+.2f}{shown}, harmed {harmed:.1f} %, "
-            f"{len(mine)} seeds"
-        )
-    return lines
-
-
 def _run(recipe: Recipe, places: Sequence[float], data: str | None, seeds: Sequence[int], results: Results) -> None:
     """Run what is missing of a recipe."""
     known = {tuple(row[name] for name in KEY) for row in results.rows()}
@@ -83,23 +65,19 @@ def _run(recipe: Recipe, places: Sequence[float], data: str | None, seeds: Seque
                         progress=False,
                     )  # fmt: skip
                     key = {"recipe": recipe.name, "x": point.x, "method": entry.label, "seed": seed}
-                    results.add([key | row_of(result.status)])
+                    results.add([row := key | row_of(result.status)])
+                    click.echo(row)
 
 
 @click.command()
-@click.option("--recipe", help="A recipe (docs/choosing.md).")
+@click.option("--recipe", required=True, help="A recipe (docs/choosing.md).")
 @click.option("--x", "places", multiple=True, type=float, help="Points of the recipe.  [default: all]")
 @click.option("--data", help="The recipe's data set, if it is not bundled.")
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0, 1, 2), show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-@click.option("--summary", "shows", is_flag=True, help="Only print what is there.")
-def main(recipe: str | None, places: Sequence[float], data: str | None, seeds: Sequence[int], out: Path, shows: bool) -> None:
-    """Run what is missing in the file, and print its summary."""
-    results = Results(out, COLUMNS)
-    if recipe is not None and not shows:
-        _run(get(recipe), places, data, seeds, results)
-    for line in summary(results.rows()):
-        click.echo(line)
+def main(recipe: str, places: Sequence[float], data: str | None, seeds: Sequence[int], out: Path) -> None:
+    """Run what is missing in the file."""
+    _run(get(recipe), places, data, seeds, Results(out, COLUMNS))
 
 
 if __name__ == "__main__":
