@@ -63,6 +63,7 @@ DEVICE_STEPS = {
     "plan-kept": "the plan is durable (round 0)",
     "order-fetched": "all that the order needs is there",
     "training": "after each batch of local training",
+    "compared": "models are compared, ordinary ones are fitted and durable, and nothing of the order is written",
     "trained": "an order is carried out, and nothing of it written",
     "state-written": "state and update are written, and not yet in place",
     "order-committed": "state and update are in place",

@@ -296,6 +296,7 @@ class Learner:
         models = DeviceModels(state.theta, state.received, self._common(order, fetched), state.trained)
         comparing = self.evaluation.compared(result, models, order, self._seeds(order.round), work.cancelled)
         result, kept = yield from quietly(self.private, comparing, (result, {}))
+        fail_at(self.name, order.round, "compared")
         if self.private is not None and math.isfinite(spent := self.private.spent):
             result = msgspec.structs.replace(result, epsilon=spent)
         return result, dict(kept)

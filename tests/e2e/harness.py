@@ -26,6 +26,7 @@ from tests.forked import STEADY, Forked, run
 from tests.homes.kept import DEVICES, SERVER, unlisted
 
 IN_TRAINING = "*:*:training=hang"  # fault of a device: it hangs in its first batch
+IN_COMPARISON = "*:*:compared=hang"  # it hangs when it has compared its models, and has answered nothing
 IN_AGGREGATION = "server:*:aggregated=hang"  # fault of the server: it hangs when all is staged and nothing is committed
 PATIENCE_S = 120.0  # longest time for any event; a quiet machine needs a few seconds
 

@@ -12,7 +12,7 @@ import pytest
 import attune
 from attune.common.config import load_settings
 from attune.fedclient.model.artifact import read_info
-from tests.e2e.harness import IN_AGGREGATION, IN_TRAINING, Federation, until
+from tests.e2e.harness import IN_AGGREGATION, IN_COMPARISON, IN_TRAINING, Federation
 
 FEDTP = ("round.rounds=3", "train.local_epochs=1")
 FEDMCSA = (
@@ -155,7 +155,7 @@ def test_kill_in_mid_run_where_all_train_gives_the_same_bits(fedmcsa, federation
 
 
 def test_kill_of_a_device_that_has_fitted_ordinary_models_changes_no_model(federation_at, three_shards, tmp_path):
-    """Fitted models are in the home before the device answers. It is killed as soon as they are there."""
+    """Fitted models are in the home before the device answers. It is killed when they are there, and fits none again."""
     settings = ("method.name=fedavg", "model.name=mlr", "round.rounds=2", "train.local_epochs=1")
     result = attune.simulate(
         {shard.name: shard for shard in three_shards},
@@ -169,12 +169,15 @@ def test_kill_of_a_device_that_has_fitted_ordinary_models_changes_no_model(feder
     federation.server("--min-clients", "3", *flags(settings))
     *others, last = three_shards
     processes = [federation.device(shard, *alone) for shard in others]
-    killed = federation.device(last, *alone)
+    killed = federation.device(last, *alone, fault=IN_COMPARISON)
+    killed.await_fault()
     home = federation.folder / "attune" / "devices" / f"localhost_{federation.port}"
-    until(lambda: list(home.glob(f"{last.name}-*/fitted/*/*.safetensors")), "fitted models in the device's home")
+    fitted = {path: path.stat().st_mtime_ns for path in home.glob(f"{last.name}-*/fitted/*/*.safetensors")}
+    assert fitted
     killed.kill()
     processes.append(federation.device(last, *alone))
     assert [process.code() for process in processes] == [0, 0, 0], [process.text for process in processes]
+    assert {path: path.stat().st_mtime_ns for path in fitted} == fitted
     for shard in three_shards:
         info = read_info(federation.model(shard))
         assert (
