@@ -26,6 +26,7 @@ EMBEDDING = "embedding"  # a device that lists this keeps its embedding, and han
 SCORES = "scores"  # a device that lists this scores what it would keep where the plan asks for it (train.score_after)
 SAME_COHORT = "same-cohort"  # a device that lists this knows privacy.same_cohort and privacy.secure_spare
 DESCRIPTION = "description"  # a device that lists this describes its data where embeddings start from it: its owner allows it
+SUMS = "sums"  # a device that lists this hands in sums over its samples (--method analytic): its owner allows it
 SPENT = "its privacy budget is spent"  # the trouble of a device that trains no more, and does all else
 SPOKEN = (
     *ENCODINGS,

@@ -22,7 +22,7 @@ from attune.common.exchange.messages import (
 from attune.common.exchange.registry import SPOKEN_AS, TRANSFORMS, secure_sum_in
 from attune.common.plan import Plan, Profile
 from attune.common.privacy.noisy_statistics import NoisyLayout
-from attune.common.protocol import DESCRIPTION, EMPTY, MASKED, MASKED_SCALE, SPOKEN
+from attune.common.protocol import DESCRIPTION, EMPTY, MASKED, MASKED_SCALE, SPOKEN, SUMS
 from attune.common.site_statistics import MOST_COLUMNS, Centre
 from attune.common.text import from_json
 from attune.fedclient.data.lazy_shard import LazyShard
@@ -61,13 +61,14 @@ def _tells(options: DeviceOptions) -> bool:
 def abilities(options: DeviceOptions, profile: Profile) -> tuple[str, ...]:
     """Return what a device can do beside the abilities of its version, because its owner allows it.
 
-    That is statistics in a masked sum, and a description of its data.
+    That is statistics in a masked sum, a description of its data, and sums over its samples.
     """
-    if not options.disclose:
-        return ()
+    sums = (SUMS,) if "sums" in options.disclose else ()
+    if not {"statistics", "masked-statistics"} & set(options.disclose):
+        return sums
     scales = profile.columns is not None or profile.targets is not None
     described = (DESCRIPTION,) if _tells(options) and not options.privacy.needs_noise else ()
-    return (MASKED, MASKED_SCALE, *described) if scales else (MASKED, *described)
+    return (MASKED, *([MASKED_SCALE] if scales else []), *described, *sums)
 
 
 def hello_of(options: DeviceOptions, shard: LazyShard, empty: bool) -> Hello:
@@ -150,7 +151,9 @@ class Discloser:
 
     def _objection(self, plan: Plan | None, masked: bool, noisy: bool = False) -> str:
         """Return why this device gives no statistics; empty if it does. A server may ask although its plan has privacy."""
-        if not self._options.disclose or (not masked and "statistics" not in self._options.disclose):
+        if not {"statistics", "masked-statistics"} & set(self._options.disclose) or (
+            not masked and "statistics" not in self._options.disclose
+        ):
             masks = "masked-statistics, or " if masked else ""
             return f"it discloses no statistics (fedclient --disclose {masks}statistics)"
         private = plan is not None and (plan.is_private or plan.noisy_sums is not None)

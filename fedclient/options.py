@@ -14,7 +14,7 @@ from attune.fedclient.limits import DEFAULT_LIMITS, NO_DEMANDS, OrderLimits, Pri
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedclient.resource_limits import NO_BOUNDS, ResourceLimits
 
-DisclosedKind = Literal["statistics", "masked-statistics"]
+DisclosedKind = Literal["statistics", "masked-statistics", "sums"]
 # Models with which a device compares what it keeps: ordinary ones that it fits alone, and a network that it trains alone.
 Baseline = Literal["alone", "local", "alone+local", "none"]
 DEFAULT_BASELINE: Baseline = "alone"

@@ -169,7 +169,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         keep=keep,
         baseline=baseline,
         allow_plugins=installed(),
-        disclose=("statistics", *masked),  # all devices are the caller's own
+        disclose=("statistics", "sums", *masked),  # all devices are the caller's own
         privacy=PrivacyLimits(metrics="all"),
         simulated=True,
         hooks=Hooks(train, evaluate),

@@ -13,7 +13,8 @@ import torch
 from torch.nn.functional import relu
 
 from attune.common.errors import SettingError
-from attune.common.methods.settings.aggregators import AggregatorSettings, HypernetworkSettings
+from attune.common.methods.closed_form import WEIGHT, sums_manifest
+from attune.common.methods.settings.aggregators import AggregatorSettings, ClosedFormSettings, HypernetworkSettings
 from attune.common.wire.header import Manifest, TensorSpec, layout_of
 from attune.common.wire.tensors import Tensors, manifest_of
 
@@ -184,7 +185,7 @@ def off_wire(tensors: Mapping[str, torch.Tensor]) -> Tensors:
 def travelling(
     settings: AggregatorSettings, values: Mapping[str, torch.Tensor], components: Mapping[str, list[str]]
 ) -> Manifest:
-    """Return what travels of a part: its tensors, or the hypernetwork from which each device generates them.
+    """Return what a device hands in of a part: its tensors, sums, or the hypernetwork from which it generates them.
 
     Args:
         settings: Of the part's aggregator.
@@ -194,6 +195,8 @@ def travelling(
     Raises:
         SettingError: The hypernetwork is larger than the settings allow.
     """
+    if isinstance(settings, ClosedFormSettings):
+        return sums_manifest(*values[WEIGHT].shape)
     if not isinstance(settings, HypernetworkSettings) or not settings.on_device:
         return manifest_of(values)
     dtype = "F64" if computes_in(values) == torch.float64 else "F32"

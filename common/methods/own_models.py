@@ -81,3 +81,16 @@ PFEDME_MCSA = Method(
     published=published(sigma=50.0),
     published_with=WITH_MLR,
 )
+
+# He, Tong, Fang, Sun, Zeng, Li, Chen, Zhuang, "AFL: A Single-Round Analytic Approach for Federated Learning with Pre-trained
+# Models", CVPR 2025; a device's own weights as in arXiv 2508.10732. The first round brings the sums, and the second the fleet's
+# choice of a strength.
+ANALYTIC = Method(
+    name="analytic",
+    citation="He et al., CVPR 2025",
+    parts=(("head.weight", "attended"), ("strength", "attended")),
+    objective="sums",
+    predictor="closed-form",
+    aggregators={"attended": "closed-form"},
+    defaults={"model": {"name": "closed-form"}, "round": {"rounds": 2}, "train": {"validation": 0.0}},
+)

@@ -27,7 +27,7 @@ _ROWS = (
     *(generated.FEDTP_FEDROD, generated.FEDTP_KNN, generated.FEDTP_MCSA, generated.FEDTP_LORA, generated.PFEDHN),
     *(mixed.FEDMCSA, mixed.FEDMCSA_WITHOUT_MCSA, mixed.FEDAVG_MCSA, mixed.FEDAMP, mixed.HEURFEDAMP),
     *(own_models.DITTO, own_models.MR_MTL, own_models.APFL, own_models.FEDALA, own_models.FEDDBE),
-    *(own_models.PFEDME, own_models.PFEDME_MCSA),
+    *(own_models.PFEDME, own_models.PFEDME_MCSA, own_models.ANALYTIC),
 )
 METHODS: PluginRegistry[Method] = PluginRegistry("methods", Method, {method.name: method for method in _ROWS})
 

@@ -14,6 +14,7 @@ import msgspec
 from attune.common.config import convert
 from attune.common.errors import SettingError, WireError, nearest
 from attune.common.models.options import (
+    ClosedFormOptions,
     ConvNetOptions,
     DnnOptions,
     HuggingFaceOptions,
@@ -58,6 +59,9 @@ _BUILT_IN = {
         TransformerOptions,
         ("tokens", "series", "tabular"),
         _TRANSFORMER,
+    ),
+    "closed-form": ModelEntry(
+        "attune.common.models.closed_form:ClosedForm", ClosedFormOptions, ("images", "series", "tabular"), frozenset()
     ),
     "convnet": ModelEntry("attune.common.models.convnet:make_convnet", ConvNetOptions, ("images",), _HEAD),
     "convnet-bn": ModelEntry("attune.common.models.convnet:make_convnet_bn", ConvNetOptions, ("images",), _HEAD | {"norm"}),

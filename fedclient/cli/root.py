@@ -142,9 +142,9 @@ class DeviceCommands(ExtensibleGroup):
     help="File with the decisions of the data's owner, which the command line may not change.",
 )  # fmt: skip
 @click.option(
-    "--disclose", multiple=True, type=click.Choice(["statistics", "masked-statistics"]),
+    "--disclose", multiple=True, type=click.Choice(["statistics", "masked-statistics", "sums"]),
     help="statistics: sums of targets, of columns to be scaled over the federation, and class shares. masked-statistics: "
-    "only in a sum over 5 devices.",
+    "only in a sum over 5 devices. sums: those of --method analytic, from which single samples can be computed.",
 )  # fmt: skip
 @click.option(
     "--units", type=click.Choice(["all", "none"]), default="all", show_default=True,

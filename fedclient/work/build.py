@@ -31,6 +31,7 @@ OBJECTIVES = {
     "frozen-private": "objectives.alternating:FrozenPrivate",
     "alternating": "objectives.alternating:Alternating",
     "two-heads": "objectives.two_heads:TwoHeads",
+    "sums": "objectives.sums:Sums",
 }
 PREDICTORS = {
     "model": "predictors.base:PlainPredictor",
@@ -39,6 +40,7 @@ PREDICTORS = {
     "own-model": "predictors.base:OwnModelPredictor",
     "two-heads": "predictors.base:TwoHeadsPredictor",
     "domain-bias": "predictors.base:DomainBiasPredictor",
+    "closed-form": "predictors.closed_form:ClosedFormPredictor",
 }
 
 

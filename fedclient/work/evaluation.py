@@ -69,7 +69,8 @@ class Evaluation:
         self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.task]
         self._by_sample = hooks.evaluate is not None or self._measure.by_sample
         self._scores = len(data.test_x) > 0 if hooks.evaluate is not None else self._measure.can_score(data.test_y)
-        self._blends, self._scored_rounds = blends and plan.train.validation > 0, plan.train.scored_rounds
+        self._keeps_best, self._blends = blends, blends and plan.train.validation > 0
+        self._scored_rounds = plan.train.scored_rounds
         # Of its own loop a device does not know what one more epoch would do; a head that training does not use stays as drawn.
         self._finishes = hooks.train is None and configured_on_device(plan).objective.uses_head
         self._will_finish = self._finishes and plan.train.finishes
@@ -118,7 +119,9 @@ class Evaluation:
         accuracies = {name: mean_score(scores) for name, scores in right.items()}
         others = [name for name in RIVALS if name in right and name != self._own and self._by_sample]
         blend, after = Weighed({}, {}), dict[str, float]()
-        if self._blends:
+        if self._trainer.predictor.scores_out_of_fold and portfolio is not None and self._keeps_best:
+            blend = yield from self._beside_fitted(portfolio, held, own_tensors, order, seeds)
+        elif self._blends:
             blending = candidates
             if is_flattered and (self._will_finish or portfolio is not None):
                 # The blend has the dial's sources. The model before the dial takes the place of the mixture, so that the device
@@ -158,6 +161,21 @@ class Evaluation:
         )
         beside = {name for name in members if name != self._own} | ({self._own} if mixed is not None else set())
         return result, {name: members[name].tensors if name in members else candidates[name][1] for name in sorted(beside)}
+
+    def _beside_fitted(
+        self, portfolio: Portfolio, held: DeviceModels, own_tensors: Tensors, order: Order, seeds: Seeds
+    ) -> Jobs[Weighed]:
+        """Return the blend of fitted models and an own model that predicts its training samples out of fold as these do."""
+        data = self._data
+        scores = yield from self._trainer.out_of_fold(held.theta, held.received, data.train_x, data.train_y, seeds)
+        placed = torch.full((len(data.places), scores.shape[1]), torch.nan, dtype=scores.dtype)
+        placed[torch.from_numpy(data.places[: len(scores)])] = scores
+        against = portfolio.against(placed)
+        candidates: baselines.Candidates = {self._own: (self._trainer, own_tensors)}
+        if against is None:
+            return (yield from weighed(candidates, self._own, data, order.prior, portfolio))
+        fit, beside = against
+        return (yield from weighed(candidates, self._own, data, order.prior, beside, {self._own: fit}))
 
     def _finished(
         self,

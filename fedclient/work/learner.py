@@ -42,6 +42,7 @@ from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.own_loop import check_loop
+from attune.fedclient.work.portfolio.folds import fold_of
 from attune.fedclient.work.portfolio.portfolio import portfolio_of, reader_of
 from attune.fedclient.work.private.noisy_metrics import noisy_metrics
 from attune.fedclient.work.private.private_learning import PrivateLearning, private_learning, quietly
@@ -103,12 +104,13 @@ class Learner:
         self.dial = dial_of(configured.dial, self.part_of, shared.components)
         self.keeps_trained = bool(self.dial) and method.evaluate == "served"  # otherwise the trained values are theta's
         self.keeps_received = objective.keeps_received
-        self.data = on_processor(prepared, device)
+        self.data, self.hands_in = on_processor(prepared, device), objective.hands_in
         self.standardiser, self.targets = prepared.standardiser, prepared.targets
         measure, family = MEASURES[plan.task], (family_of(plan), "method")
         self.trainer = Trainer(
-            shared.network, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, measure, name
-        )
+            shared.network, objective, predictor, plan.train, device, self.part_of, family, hooks, plan.classes, measure, name,
+            fold=fold_of(prepared, plan) if objective.hands_in else None,
+        )  # fmt: skip
         initial: Tensors = {name: tensor.clone() for name, tensor in shared.initial.items()}
         embedding = embedding_of(configured, shared.network.model, plan, name, len(prepared.train_x), source)
         wire = {PART: embedding.generator.manifest} if embedding else {}
@@ -319,8 +321,10 @@ class Learner:
                 before = embedding.network
                 values, embedding = embedding.handed_in(state.theta, state.received, order.round)
             else:
-                names = self.holdings.expected(part)
-                values = {name: state.theta[name] - state.received[name] if change else state.theta[name] for name in names}
+                names = self.hands_in or {name: name for name in self.holdings.expected(part)}
+                values = {
+                    name: state.theta[own] - state.received[own] if change else state.theta[own] for name, own in names.items()
+                }
             parts[part], errors = self._written(part, values, before, order, result)
             owed |= errors
         return replace(state, owed=owed, embedding=embedding), parts

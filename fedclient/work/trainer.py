@@ -85,6 +85,7 @@ class Trainer:
         measure: Measure of the task.
         name: The device's name.
         state: What the user's own training keeps from order to order. Training works on a copy.
+        fold: Same as in LocalTask.
     """
 
     model: InitVar[nn.Module | Network]
@@ -99,6 +100,7 @@ class Trainer:
     measure: Measure = MEASURES["classes"]
     name: str = ""
     state: Mapping[str, Tensor] = field(default_factory=dict)
+    fold: Tensor | None = None
     network: Network = field(init=False)
 
     def __post_init__(self, model: nn.Module | Network) -> None:
@@ -161,6 +163,13 @@ class Trainer:
         task = self._task(tensors, received, x, y, seeds, lambda done: None, cancelled)
         prepared = yield from self._looped(self.predictor.work(task))
         return {name: tensor.cpu() for name, tensor in prepared.items()}
+
+    def out_of_fold(
+        self, tensors: Mapping[str, Tensor], received: Mapping[str, Tensor], x: Tensor, y: Tensor, seeds: Seeds
+    ) -> Jobs[Tensor]:
+        """Return scores (N, C) of training samples by models without each one's fold. Arguments are those of `training`."""
+        yield from ()
+        return self.predictor.out_of_fold(self._task(tensors, received, x, y, seeds, lambda done: None, lambda: False)).cpu()
 
     def evaluate(self, prepared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> float:
         """Return the mean score of prepared tensors on x (N, ...), y (N,), or over all positions for y (N, T)."""
@@ -266,6 +275,7 @@ class Trainer:
             noise=noise,
             name=self.name,
             state={name: tensor.clone() for name, tensor in self.state.items()},
+            fold=self.fold,
         )
 
     def _on_device(self, tensors: Mapping[str, Tensor]) -> Tensors:

@@ -44,7 +44,12 @@ class Weighed(NamedTuple):
 
 
 def weighed(
-    candidates: Candidates, own_choice: Choice, data: Prepared, prior: Mapping[str, float], portfolio: Portfolio | None = None
+    candidates: Candidates,
+    own_choice: Choice,
+    data: Prepared,
+    prior: Mapping[str, float],
+    portfolio: Portfolio | None = None,
+    fits: Fits | None = None,
 ) -> Jobs[Weighed]:
     """Weigh networks and fitted models.
 
@@ -57,23 +62,27 @@ def weighed(
         data: The device's samples.
         prior: What other devices found, as in blend.pseudo_counts.
         portfolio: The fitted models; None: there are none.
+        fits: How likely samples are under the networks, where these were predicted out of fold, too. None: networks are weighed
+            by the held-out samples.
     """
     if len(candidates) == 1 and portfolio is None:
         return Weighed({}, {})
-    if not len(data.validation_x):
+    weight = data.validation_weight if fits is None else None
+    if fits is None and len(data.validation_x):
+        fits = {}
+        for name, (trainer, tensors) in candidates.items():
+            fits[name] = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y, weight)
+    if fits is None:
         members = yield from unweighed(candidates, own_choice, data.train_x, data.train_y, prior)
         if portfolio is None:
             return Weighed(members, {})
         return (yield from _beside(portfolio, members, candidates, own_choice, prior))
-    fits: dict[str, Calibrated] = {}
-    for name, (trainer, tensors) in candidates.items():
-        fits[name] = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y, data.validation_weight)
     # The scores of a model that diverged would make every answer of a blend NaN.
     fits = {name: fit for name, fit in fits.items() if fit.probability.isfinite().all()}
     if portfolio is None and (not fits or list(fits) == [own_choice]):
         return Weighed({}, {})
-    mixture = yield from _mixed(fits, portfolio, data, prior)
-    likelihood = {name: log_likelihood(p, data.validation_weight) for name, p in mixture.probability.items()}
+    mixture = yield from _mixed(fits, portfolio, weight, prior)
+    likelihood = {name: log_likelihood(p, weight) for name, p in mixture.probability.items()}
     if portfolio is None:
         return Weighed(_members(mixture.weights, candidates, fits, None), likelihood, mixture.probability)
     if "alone" not in mixture.probability:
@@ -82,7 +91,7 @@ def weighed(
         return rest._replace(likelihood=likelihood, probability=mixture.probability)
     own_shares = yield from _shares(portfolio, portfolio.candidates, NOTHING)
     if enough := {name for name, weight in mixture.weights.items() if weight >= LEAST_WEIGHT}:
-        again = yield from _mixed(fits, portfolio, data, prior, enough)
+        again = yield from _mixed(fits, portfolio, weight, prior, enough)
         mixture = again._replace(probability=mixture.probability)
     return Weighed(_members(mixture.weights, candidates, fits, portfolio), likelihood, mixture.probability, own_shares)
 
@@ -95,7 +104,11 @@ class _Mixture(NamedTuple):
 
 
 def _mixed(
-    fits: Fits, portfolio: Portfolio | None, data: Prepared, prior: Mapping[str, float], among: Collection[str] | None = None
+    fits: Fits,
+    portfolio: Portfolio | None,
+    weight: torch.Tensor | None,
+    prior: Mapping[str, float],
+    among: Collection[str] | None = None,
 ) -> Jobs[_Mixture]:
     """Return the weights of networks and fitted models, of all or of those that are named."""
     probability = {name: fit.probability for name, fit in fits.items() if among is None or name in among}
@@ -107,7 +120,7 @@ def _mixed(
         if together is not None:
             probability["alone"] = together
     if len(probability) > 1:
-        weights: dict[str, float] = yield Weighing(probability, prior, data.validation_weight)
+        weights: dict[str, float] = yield Weighing(probability, prior, weight)
     else:
         weights = dict.fromkeys(probability, 1.0)
     alone = weights.pop("alone", 0.0)

@@ -21,6 +21,7 @@ CLASSES = {
     "heur-amp": "similarity:HeurAmp",
     "amp": "similarity:Amp",
     "hypernetwork": "hypernetwork:Hypernetwork",
+    "closed-form": "closed_form:ClosedFormSums",
 }
 
 

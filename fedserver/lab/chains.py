@@ -8,15 +8,20 @@ from functools import partial
 from attune.common.exchange.encodings import PartEncoding
 from attune.common.exchange.registry import transforms_for
 from attune.common.exchange.transform import Chain, Transform, TransformSettings
-from attune.common.methods.settings.aggregators import AggregatorSettings
+from attune.common.methods.settings.aggregators import AggregatorSettings, ClosedFormSettings
 from attune.common.plan import Plan
-from attune.fedserver.lab.checks import ChangeBound, FiniteCheck, NormLimit, SampleBound, ShapeCheck
+from attune.common.task import TaskName
+from attune.fedserver.lab.checks import ChangeBound, FiniteCheck, NormLimit, SampleBound, ShapeCheck, SumsCheck
 from attune.fedserver.lab.client_noise import ClientNoise, home_key
 from attune.fedserver.ports.blobs import Blobs
 
 
 def chain_of(
-    part: str, settings: AggregatorSettings, transforms: Mapping[str, TransformSettings], noise: ClientNoise | None
+    part: str,
+    settings: AggregatorSettings,
+    transforms: Mapping[str, TransformSettings],
+    noise: ClientNoise | None,
+    task: TaskName = "classes",
 ) -> Chain:
     """Return the transforms of a part: bounds within a cohort, checks on arrival, those of the plan, and the encoding.
 
@@ -27,7 +32,9 @@ def chain_of(
         SampleBound(settings.bound_samples),
         ChangeBound(settings.bound, settings.no_vote, said_above, settings.amplifies),
     ]
-    checks = [NormLimit(), FiniteCheck(), ShapeCheck()]
+    checks: list[Transform] = [NormLimit(), FiniteCheck(), ShapeCheck()]
+    if isinstance(settings, ClosedFormSettings):
+        checks = [SumsCheck(task), *checks]
     return Chain([*(bounds if noise is None else [noise]), *checks, *transforms_for(part, transforms), PartEncoding()])
 
 

@@ -19,6 +19,8 @@ import torch
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.encodings import AS_THEY_LIE, encoded_manifest
 from attune.common.exchange.transform import ArrivalContext, Cohort, PartUpdate, RoundContext, SealedTensors, Unchanged
+from attune.common.methods.closed_form import check_sums
+from attune.common.task import TaskName
 from attune.common.wire.checks import check_finite, check_manifest, is_finite, squared_norm
 from attune.common.wire.tensors import BLOCK, DTYPES, TensorSource, TensorView, WatchedTensors
 
@@ -53,6 +55,19 @@ class FiniteCheck(Unchanged):
         if isinstance(update.tensors, SealedTensors):
             return update
         return replace(update, tensors=_Finite(update.source, context.who))
+
+
+class SumsCheck(Unchanged):
+    """Check that samples can have the sums that a device hands in, once all of them were read (closed form)."""
+
+    name = "sums"
+
+    def __init__(self, task: TaskName) -> None:
+        self._classes = task == "classes"
+
+    def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
+        context.at_end.append(lambda: check_sums(dict(update.source), self._classes, context.who))
+        return update
 
 
 class NormLimit(Unchanged):

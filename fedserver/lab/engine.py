@@ -86,7 +86,9 @@ class Engine:
         self._settings = configured.aggregators
         transforms = settings_of(plan.transforms)
         self._noise = noise_of(plan, blobs, len(self._aggregators))
-        self._chains = {part: chain_of(part, self._settings[part], transforms, self._noise) for part in self._aggregators}
+        self._chains = {
+            part: chain_of(part, self._settings[part], transforms, self._noise, plan.task) for part in self._aggregators
+        }
         self._growth = {part: growth_of(part, transforms) for part in self._aggregators}
         as_values = {part for part, settings in self._settings.items() if settings.returns == "values"}
         self._rebased = {part for part in as_values if plan.returns.get(part) == "change"}  # maybe from an older state

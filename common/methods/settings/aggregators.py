@@ -26,10 +26,12 @@ class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     Attributes:
         returns: Content of an update: a part's values, or their change from what was served.
         implementation: The class of an aggregator that is not built in, or "package.module:Class".
+        excludes: Transforms and encodings of updates with which it cannot be combined.
     """
 
     returns: ClassVar[Returns] = "values"
     implementation: ClassVar[str | type] = ""
+    excludes: ClassVar[frozenset[str]] = frozenset()
 
     # Bound on an update's change of a part, in median norms of the cohort; a larger change counts less. Needs three updates.
     # 0: no bound (docs/security.md#attackers-among-the-devices).
@@ -290,6 +292,14 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
         return 0.0 if self.server_optimiser == "adam" else 1e-3
 
 
+class ClosedFormSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+    """Closed form: docs/methods/analytic.md. Sums have no direction that could be bounded; the number of samples is."""
+
+    excludes: ClassVar[frozenset[str]] = frozenset({"bf16", "int8", "secure-sum-4", "norm-limit"})
+
+    bound_change: NonNegative = 0.0
+
+
 SETTINGS: PluginRegistry[type[AggregatorSettings]] = PluginRegistry(
     "aggregators",
     AggregatorSettings,
@@ -298,6 +308,7 @@ SETTINGS: PluginRegistry[type[AggregatorSettings]] = PluginRegistry(
         "attention": AttentionSettings,
         "heur-amp": HeurAmpSettings,
         "amp": AmpSettings,
+        "closed-form": ClosedFormSettings,
         "hypernetwork": HypernetworkSettings,
     },
 )

@@ -167,6 +167,13 @@ class TwoHeadsSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=Tru
     only_classes: ClassVar[str] = "one of its heads is corrected by how often each class occurs. Take fedrep, fedper or fedtp"
 
 
+class SumsSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
+    """Sums for a closed form, which has nothing to train: docs/methods/analytic.md."""
+
+    own_loop: ClassVar[str] = "it solves for its weights, and trains nothing"
+    not_private: ClassVar[str] = "its sums have no noise"
+
+
 SETTINGS: PluginRegistry[type[ObjectiveSettings]] = PluginRegistry(
     "objectives",
     ObjectiveSettings,
@@ -183,5 +190,6 @@ SETTINGS: PluginRegistry[type[ObjectiveSettings]] = PluginRegistry(
         "frozen-private": FrozenPrivateSettings,
         "alternating": AlternatingSettings,
         "two-heads": TwoHeadsSettings,
+        "sums": SumsSettings,
     },
 )

@@ -80,6 +80,10 @@ class KnnSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
     capacity: PositiveShare = 1.0
 
 
+class ClosedFormPredictorSettings(PredictorSettings, frozen=True, forbid_unknown_fields=True):
+    """The weights that a device solves for have nothing to set: docs/methods/analytic.md."""
+
+
 SETTINGS: PluginRegistry[type[PredictorSettings]] = PluginRegistry(
     "predictors",
     PredictorSettings,
@@ -90,5 +94,6 @@ SETTINGS: PluginRegistry[type[PredictorSettings]] = PluginRegistry(
         "own-model": OwnModelPredictorSettings,
         "two-heads": TwoHeadsPredictorSettings,
         "domain-bias": DomainBiasPredictorSettings,
+        "closed-form": ClosedFormPredictorSettings,
     },
 )

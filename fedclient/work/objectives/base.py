@@ -76,6 +76,7 @@ class LocalTask:
     noise: OrderNoise | None = None  # None: training is not private
     name: str = ""  # of the device
     state: dict[str, Any] = field(default_factory=dict)  # what a user's loop keeps for the next order; it changes this copy
+    fold: torch.Tensor | None = None  # of each training sample, (N,), or -1; None: too few samples, or not asked for
 
     def takes(self, name: str, is_own: bool = False) -> bool:
         """Return whether this tensor may move.
@@ -122,6 +123,7 @@ class Objective(ABC, Generic[S]):
 
     keeps_received = False  # whether `received` must survive a restart
     by_itself: ClassVar[str] = ""  # why devices cannot be trained together with it; empty: they can
+    hands_in: ClassVar[Mapping[str, str]] = {}  # name in the update -> the device's tensor; empty: the part's own tensors
 
     def __init__(self, settings: S) -> None:
         self._settings = settings

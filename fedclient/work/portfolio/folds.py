@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from attune.common.plan import Kind
+from attune.common.plan import Kind, Plan
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import NEIGHBOURS, in_long_runs
+from attune.fedclient.data.prepare import Prepared
 
 FOLDS = 5
 FEWEST = 5  # samples, or groups; with fewer, folds would say nothing
@@ -39,6 +41,15 @@ def folds_of(label_N: Array, kind: Kind, group_N: Array | None, first: npt.NDArr
         fold_N[some] = -1 if among is None else among
         return fold_N
     return _all_folds(label_N, kind, group_N)
+
+
+def fold_of(data: Prepared, plan: Plan) -> torch.Tensor | None:
+    """Return the fold of each sample that networks train on, (N,), as `folds_of`; None for too few."""
+    places, number = data.places[: len(data.train_x)], len(data.train_x)
+    labels = data.train_y.cpu().numpy() if plan.task == "classes" else np.zeros(number)
+    groups = None if data.groups is None else data.groups[places]
+    folds = folds_of(labels, plan.model.kind, groups, np.zeros(0, dtype=np.intp))
+    return None if folds is None else torch.from_numpy(folds)
 
 
 def _all_folds(label_N: Array, kind: Kind, group_N: Array | None) -> Folds | None:

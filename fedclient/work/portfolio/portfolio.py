@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -82,6 +83,19 @@ class Portfolio:
     def __repr__(self) -> str:
         return f"<Portfolio of {', '.join(self._models)}>"
 
+    def against(self, scores: Tensor) -> tuple[Calibrated, Portfolio] | None:
+        """Return how sure a further model may be, and these models with the same samples held out; None without such samples.
+
+        Args:
+            scores: Its scores of all training samples when it was made without each one, (N, C); NaN where that was not done.
+        """
+        told_N = self._told & scores.isfinite().all(dim=1)
+        if not self._measure.by_sample or not told_N.any():
+            return None
+        beside = copy(self)
+        beside._held = told_N.nonzero().flatten()
+        return self._calibrated(scores[told_N], self._y[told_N]), beside
+
     @cached_property
     def _told(self) -> Tensor:
         """Mask of the samples that tell models apart, (N,): predicted out of fold, and not the only one of their class."""
@@ -100,10 +114,14 @@ class Portfolio:
         y = self._y[self._told]
         calibrations = {}
         for name, model in self._models.items():
-            scores = model.scores[self._told]
-            evidence = torch.cat([self._measure.evidence(some, y) for some in sharpened(scores, self._measure.sharpnesses)])
-            calibrations[name] = calibrated(self._measure.sharpnesses, self._measure.likelihood(evidence))
+            calibrations[name] = self._calibrated(model.scores[self._told], y)
         return calibrations
+
+    def _calibrated(self, scores: Tensor, y: Tensor) -> Calibrated:
+        """Return how sure a model may be, from scores (M, C) of samples with the answers y (M,) or (M, K)."""
+        sharpnesses = self._measure.sharpnesses
+        evidence = torch.cat([self._measure.evidence(some, y) for some in sharpened(scores, sharpnesses)])
+        return calibrated(sharpnesses, self._measure.likelihood(evidence))
 
     @cached_property
     def chosen(self) -> str:

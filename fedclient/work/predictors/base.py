@@ -22,6 +22,7 @@ class Predictor(ABC, Generic[S]):
     """How a device scores classes. Constructed with its settings."""
 
     by_itself: ClassVar[str] = ""  # why devices cannot be evaluated together with it; empty: they can
+    scores_out_of_fold: ClassVar[bool] = False  # its training samples can be predicted without themselves
 
     def __init__(self, settings: S) -> None:
         self._settings = settings
@@ -45,6 +46,10 @@ class Predictor(ABC, Generic[S]):
         """Return `prepare` as a generator, which stops at what many devices can compute together."""
         yield from ()
         return self.prepare(task)
+
+    def out_of_fold(self, task: LocalTask) -> torch.Tensor:
+        """Return scores of the training samples by models without each sample's fold, (N, C); NaN in no fold."""
+        raise NotImplementedError
 
     def logits(self, network: Network, tensors: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """Return scores (N, ..., C) of x by prepared tensors; the largest is the prediction. No gradients, evaluation mode."""

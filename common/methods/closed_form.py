@@ -1,0 +1,96 @@
+"""Ridge regression from sums over samples, which are exact however the samples are divided among devices.
+
+He, Tong, Fang, Sun, Zeng, Li, Chen, Zhuang: AFL, CVPR 2025. All numbers are float64. N samples have features Z (N, D) and
+targets T (N, C). G = Z' Z (D, D), B = Z' T (D, C), s (C,) are sums of squared targets, and W (C, D) the weights.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attune.common.errors import UpdateRefused
+from attune.common.wire.header import Manifest, TensorSpec
+from attune.common.wire.tensors import Tensors
+
+WEIGHT, STRENGTH = "head.weight", "strength"  # names in the model of common.models.closed_form
+GRAM, CROSS, SQUARES, ERRORS = "gram", "cross", "squares", "errors"  # what a device hands in
+GAMMAS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # strengths between which the server chooses for the common weights
+STRENGTHS = (100.0, 10.0, 1.0, 1e-1, 1e-2, 1e-3)  # and the fleet for the devices' own; of equal ones the first
+ROUNDING = 1e-9  # share of the largest diagonal element by which sums of true samples may miss to be positive semi-definite
+
+
+def sums_manifest(outputs: int, features: int) -> Manifest:
+    """Return the tensors that a device hands in: the triangle of G, B, s, and its error with each of STRENGTHS."""
+    shapes = {GRAM: (features * (features + 1) // 2,), CROSS: (features, outputs), SQUARES: (outputs,)}
+    return {name: TensorSpec("F64", shape) for name, shape in {**shapes, ERRORS: (len(STRENGTHS),)}.items()}
+
+
+def targets_of(y: Tensor, outputs: int) -> Tensor:
+    """Return T (N, C): one-hot classes of y (N,), -1 and 1 for labels (N, C) that may go together, or numbers as they are."""
+    if y.dim() == 1:
+        return torch.nn.functional.one_hot(y, outputs).double()
+    return y.double() if y.is_floating_point() else 2.0 * y.double() - 1
+
+
+def sums_of(Z_ND: Tensor, T_NC: Tensor) -> Tensors:
+    """Return G as a triangle, B and s."""
+    G_DD = Z_ND.T @ Z_ND
+    rows, columns = torch.triu_indices(len(G_DD), len(G_DD))
+    return {GRAM: G_DD[rows, columns], CROSS: Z_ND.T @ T_NC, SQUARES: T_NC.square().sum(dim=0)}
+
+
+def whole(gram: Tensor, features: int) -> Tensor:
+    """Return G (D, D) from its triangle."""
+    G_DD = gram.new_zeros(features, features)
+    rows, columns = torch.triu_indices(features, features)
+    G_DD[rows, columns] = gram
+    G_DD[columns, rows] = gram
+    return G_DD
+
+
+def solved(G_DD: Tensor, B_DC: Tensor, strength: float, centre_CD: Tensor | None = None) -> Tensor:
+    """Return W (C, D) with (G + strength I) W' = B + strength C', in which C is the centre (None: 0)."""
+    ridge_DD = G_DD + strength * torch.eye(len(G_DD), dtype=G_DD.dtype, device=G_DD.device)
+    right_DC = B_DC if centre_CD is None else B_DC + strength * centre_CD.T
+    return torch.cholesky_solve(right_DC, torch.linalg.cholesky(ridge_DD)).T.contiguous()
+
+
+def squared_error(W_CD: Tensor, G_DD: Tensor, B_DC: Tensor, squares_C: Tensor) -> float:
+    """Return the squared error of W over the samples of these sums: s - 2 <W', B> + <W', G W'>."""
+    return float(squares_C.sum() - 2 * (W_CD.T * B_DC).sum() + ((W_CD @ G_DD) * W_CD).sum())
+
+
+def check_sums(sums: Tensors, classes: bool, who: str) -> None:
+    """Check that there can be samples with these sums.
+
+    G is positive semi-definite, and so is [G B; B' T'T] to rounding. With one-hot targets T'T is diag(s), and the row of the
+    constant feature in B is s, whose sum is the number of samples. Of other targets only the diagonal of T'T is known, so each
+    output is checked by itself.
+
+    Args:
+        sums: What a device hands in.
+        classes: Targets are one-hot.
+        who: The device and what it hands in, for errors.
+
+    Raises:
+        UpdateRefused: There are no such samples; it names the device.
+    """
+    B_DC, squares_C = sums[CROSS], sums[SQUARES]
+    G_DD = whole(sums[GRAM], len(B_DC))
+    count, size = float(G_DD[-1, -1]), max(float(G_DD.diagonal().max()), 1.0)
+    whole_numbers = [count, *squares_C.tolist()] if classes else [count]
+    if any(number < 0 or number != round(number) for number in whole_numbers) or (sums[ERRORS] < 0).any():
+        raise UpdateRefused(f"{who} has sums that no samples can have: a count, or an error of its models, is impossible")
+    if classes and not (torch.equal(B_DC[-1], squares_C) and float(squares_C.sum()) == count):
+        raise UpdateRefused(f"{who} has sums that no samples can have: the samples of its classes are not {count:,.0f} in all")
+    factor_DD, wrong = torch.linalg.cholesky_ex(G_DD + ROUNDING * size * torch.eye(len(G_DD), dtype=G_DD.dtype))
+    if not wrong:
+        explained_DC = torch.linalg.solve_triangular(factor_DD, B_DC, upper=False)
+        slack_C = ROUNDING * len(G_DD) * squares_C.clamp(min=1.0)
+        left_CC = torch.diag(squares_C + slack_C) - explained_DC.T @ explained_DC
+        if not classes:
+            left_CC = torch.diag(left_CC.diagonal())
+        wrong = torch.linalg.cholesky_ex(left_CC)[1]
+    if wrong:
+        raise UpdateRefused(f"{who} has sums that no samples can have: they are not positive semi-definite together")

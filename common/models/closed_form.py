@@ -1,0 +1,71 @@
+"""A linear model on fixed random features, whose weights follow from sums over samples: the model of `--method analytic`.
+
+B samples, I numbers of a sample, D features with the constant one, C outputs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attune.common.errors import SettingError
+from attune.common.models.options import ClosedFormOptions
+from attune.common.plan import ModelSpec
+
+# Width of each random feature's frequencies, drawn from these: one ridge regression then has kernels of several widths.
+# On held-out rows it was as good as the best single width, or nearly (docs/methods/analytic.md#features).
+WIDTHS = (0.25, 0.5, 1.0)
+MOST_INPUTS, MOST_OUTPUTS = 1 << 14, 1_000
+PIXELS = (0.5, 0.3)  # mean and deviation by which images enter, the same on all devices
+
+
+class ClosedForm(nn.Module):
+    """Scores W z(x), with z(x) = [sqrt(2 / R) cos(F x + p), x / sqrt(I) of tables and series, 1], R random features.
+
+    Source: Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007. F and p follow from
+    `options.seed` alone, and never travel. The state is `head.weight`, W (C, D), float64, and `strength`: the ridge strength
+    with which a device draws its own weights from W (0: it keeps W).
+
+    Raises:
+        SettingError: There are too many inputs or outputs.
+    """
+
+    frequency: Tensor
+    phase: Tensor
+    strength: Tensor
+
+    def __init__(self, spec: ModelSpec, options: ClosedFormOptions) -> None:
+        super().__init__()
+        inputs = math.prod(spec.shape)
+        if inputs > MOST_INPUTS or spec.classes > MOST_OUTPUTS:
+            raise SettingError(
+                f"model closed-form takes at most {MOST_INPUTS:,} numbers of a sample and {MOST_OUTPUTS:,} outputs, and here "
+                f"are {inputs:,} and {spec.classes:,}: take another method, or smaller images"
+            )
+        draws = np.random.RandomState(options.seed)  # numpy promises that its numbers never change
+        width_R = draws.choice(WIDTHS, options.features)
+        frequency_IR = draws.standard_normal((inputs, options.features)) * width_R / math.sqrt(inputs)
+        phase_R = draws.uniform(0, 2 * math.pi, options.features)
+        self.sharpness = options.sharpness or 1.0
+        self.images, self.linear = spec.kind == "images", spec.kind != "images"
+        size = options.features + (inputs if self.linear else 0) + 1
+        for name, drawn in (("frequency", frequency_IR), ("phase", phase_R)):
+            self.register_buffer(name, torch.tensor(drawn, dtype=torch.float32), persistent=False)
+        self.head = nn.Linear(size, spec.classes, bias=False, dtype=torch.float64)
+        nn.init.zeros_(self.head.weight)
+        self.register_buffer("strength", torch.zeros((), dtype=torch.float64))
+
+    def features(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return z(x), (B, D), computed in `dtype`, for samples (B, ...)."""
+        flat_BI = x.flatten(1).to(dtype)
+        if self.images:
+            flat_BI = (flat_BI - PIXELS[0]) / PIXELS[1]
+        random_BR = torch.cos(flat_BI @ self.frequency.to(dtype) + self.phase.to(dtype)) * math.sqrt(2 / len(self.phase))
+        plain = [flat_BI / math.sqrt(flat_BI.shape[1])] if self.linear else []
+        return torch.cat([random_BR, *plain, torch.ones_like(flat_BI[:, :1])], dim=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sharpness * (self.features(x) @ self.head.weight.float().T)

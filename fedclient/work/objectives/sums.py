@@ -1,0 +1,75 @@
+"""Sums over a device's samples, from which the server solves for weights (closed form)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from attune.common.methods.closed_form import (
+    ERRORS,
+    STRENGTHS,
+    WEIGHT,
+    solved,
+    sums_manifest,
+    sums_of,
+    targets_of,
+)
+from attune.common.methods.settings.objectives import SumsSettings
+from attune.common.models.closed_form import ClosedForm
+from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Objective, Tensors, Trained
+from attune.fedclient.work.objectives.network import Network
+
+
+class Sums(Objective[SumsSettings]):
+    """G, B and s over all training samples, and the errors of models that are drawn from the served weights.
+
+    He et al., AFL, CVPR 2025; the letters are those of common.methods.closed_form.
+    """
+
+    hands_in: ClassVar[Mapping[str, str]] = {name: PERSONAL + name for name in sums_manifest(1, 1)}
+
+    def extras(self, tensors: Mapping[str, Tensor], network: Network) -> Tensors:
+        manifest = sums_manifest(*tensors[WEIGHT].shape)
+        return {PERSONAL + name: torch.zeros(spec.shape, dtype=torch.float64) for name, spec in manifest.items()}
+
+    def work(self, task: LocalTask) -> Jobs[Trained]:
+        """Return the sums beside the tensors as they are. The loss is the mean squared error of the served weights."""
+        yield from ()
+        Z_ND, T_NC = features_and_targets(task)
+        sums, error_L = sums_of(Z_ND, T_NC), torch.zeros(len(STRENGTHS), dtype=torch.float64)
+        served_CD = task.start[WEIGHT].to(Z_ND)
+        if task.fold is not None and bool(served_CD.any()):
+            for place, strength in enumerate(STRENGTHS):
+                left_NC = T_NC - out_of_fold(Z_ND, T_NC, task.fold, served_CD, strength)
+                error_L[place] = left_NC[task.fold >= 0].square().sum()
+        kept = {PERSONAL + name: tensor.cpu() for name, tensor in {**sums, ERRORS: error_L}.items()}
+        return Trained(task.start | kept, float((T_NC - Z_ND @ served_CD.T).square().mean()))
+
+
+def features_and_targets(task: LocalTask) -> tuple[Tensor, Tensor]:
+    """Return Z (N, D) and T (N, C) of the training samples, float64."""
+    x, y = task.x.to(task.device), task.y.to(task.device)
+    return closed_form_of(task.network).features(x, torch.float64), targets_of(y, len(task.start[WEIGHT]))
+
+
+def closed_form_of(network: Network) -> ClosedForm:
+    """Return the module of a network, which `--method analytic` has fixed."""
+    return cast(ClosedForm, network.model)
+
+
+def out_of_fold(Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, strength: float) -> Tensor:
+    """Return what the device's own model predicts of each sample when it is drawn without the sample's fold, (N, C).
+
+    It is NaN for samples in no fold (-1).
+    """
+    predicted_NC = torch.full_like(T_NC, torch.nan)
+    G_DD, B_DC = Z_ND.T @ Z_ND, Z_ND.T @ T_NC
+    for fold in fold_N[fold_N >= 0].unique():
+        left_MD, target_MC = Z_ND[fold_N == fold], T_NC[fold_N == fold]
+        W_CD = solved(G_DD - left_MD.T @ left_MD, B_DC - left_MD.T @ target_MC, strength, centre_CD)
+        predicted_NC[fold_N == fold] = left_MD @ W_CD.T
+    return predicted_NC

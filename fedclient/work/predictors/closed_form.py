@@ -1,0 +1,34 @@
+"""A device's own weights, drawn from those of all other devices by ridge regression."""
+
+from __future__ import annotations
+
+import torch
+
+from attune.common.methods.closed_form import STRENGTH, WEIGHT, solved
+from attune.common.methods.settings.predictors import ClosedFormPredictorSettings
+from attune.fedclient.work.objectives.base import LocalTask, Tensors, split
+from attune.fedclient.work.objectives.sums import closed_form_of, features_and_targets, out_of_fold
+from attune.fedclient.work.predictors.base import Predictor
+
+
+class ClosedFormPredictor(Predictor[ClosedFormPredictorSettings]):
+    """W_i with (G_i + lambda I) W_i' = B_i + lambda W', W the served weights; with lambda 0 it is W (arXiv 2508.10732)."""
+
+    scores_out_of_fold = True
+
+    def prepare(self, task: LocalTask) -> Tensors:
+        model, _ = split(task.start)
+        if not (strength := float(model[STRENGTH])):
+            return model
+        Z_ND, T_NC = features_and_targets(task)
+        return model | {WEIGHT: solved(Z_ND.T @ Z_ND, Z_ND.T @ T_NC, strength, model[WEIGHT])}
+
+    def out_of_fold(self, task: LocalTask) -> torch.Tensor:
+        Z_ND, T_NC = features_and_targets(task)
+        sharpness = closed_form_of(task.network).sharpness
+        served_CD, strength = task.start[WEIGHT].to(Z_ND), float(task.start[STRENGTH])
+        if not strength:  # the served weights, which know these samples
+            return (sharpness * (Z_ND @ served_CD.T)).float()
+        if task.fold is None:
+            return torch.full_like(T_NC, torch.nan).float()
+        return (sharpness * out_of_fold(Z_ND, T_NC, task.fold, served_CD, strength)).float()

@@ -1,0 +1,158 @@
+"""Closed form: each device is served the ridge regression of all other devices' samples, from the sums of each.
+
+He et al., AFL, CVPR 2025; docs/methods/analytic.md. The letters are those of common.methods.closed_form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from attune.common.exchange.transform import PartUpdate
+from attune.common.methods.closed_form import (
+    CROSS,
+    ERRORS,
+    GAMMAS,
+    GRAM,
+    SQUARES,
+    STRENGTH,
+    STRENGTHS,
+    WEIGHT,
+    solved,
+    squared_error,
+    whole,
+)
+from attune.common.methods.settings.aggregators import ClosedFormSettings
+from attune.fedserver.core.voices import bounded
+from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Tensors, Vault, cohort, write
+
+START, TOTAL, OF = "start", "total", "sums/"  # keys in the vault; OF and a client's name: its latest sums, as they count
+GAMMA = "gamma"  # of TOTAL: the strength of the common weights
+SUMMED = (GRAM, CROSS, SQUARES)
+GROUPS = 10  # of clients that are left out together, to choose gamma
+FEWEST = 5  # samples with which a device draws weights of its own
+USUAL_STRENGTH = 1.0  # before devices have reported errors
+
+
+class ClosedFormSums:
+    """The newest sums of every client, their total, and the weights that follow from them.
+
+    A client is served W without its own samples, and the strength with which it draws its own weights from W. A client with
+    fewer than FEWEST samples keeps the common weights; its strength is 0. A client that has handed in nothing is served the
+    common weights, and draws its own from them. Memory: 3 + GROUPS squares of D x D numbers.
+    """
+
+    def __init__(
+        self,
+        settings: ClosedFormSettings,
+        vault: Vault,
+        seed: int,
+        components: Mapping[str, list[str]],
+        carrier: Carrier = IN_TURN,
+    ) -> None:
+        self._vault = vault
+        self._read: tuple[Tensor, Tensors] | None = None  # G of the total, and all of it
+
+    def start(self, initial: Mapping[str, Tensor]) -> None:
+        write(self._vault, START, initial)
+
+    def admit(self, client: str, founder: bool = False) -> None:
+        """Store nothing: a client counts from its first sums on."""
+
+    def slot(self, client: str) -> str | None:
+        return None if TOTAL in self._vault.keys() else START  # noqa: SIM118 - a vault is not a mapping
+
+    def cold_start(self) -> str | Tensors:
+        return START if self.slot("") else self._served(*self._known(), strength=0.0)
+
+    def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
+        """Yield W without each client's samples, and the strength."""
+        G_DD, total = self._known()
+        keys = set(self._vault.keys())
+        for client in clients:
+            if f"{OF}{client}" not in keys:
+                yield client, self._served(G_DD, total, float(total[STRENGTH]))
+                continue
+            own_sums = self._vault.read(f"{OF}{client}")
+            rest = {name: total[name] - own_sums[name] for name in (CROSS, SQUARES)}
+            own_DD = whole(own_sums[GRAM], len(G_DD))
+            if float(own_DD[-1, -1]) < FEWEST:
+                yield client, self._served(G_DD, total, 0.0)
+            else:
+                yield client, self._served(G_DD - own_DD, rest | {GAMMA: total[GAMMA]}, float(total[STRENGTH]))
+
+    def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
+        """Keep the cohort's sums in place of its older ones, and make the total and the strengths anew.
+
+        The total is summed from all clients' sums in the order of names. So it has the same bits whichever rounds brought
+        them, and those of a federation without a client whose sums are gone. A client with more samples than its weight
+        (`bound_samples`) counts by a share of its sums. The metrics are the two strengths.
+        """
+        counted = cohort(updates)
+        if not counted:
+            return {}
+        for update in counted:
+            sums = {name: update.tensors[name] for name in (*SUMMED, ERRORS)}
+            share = min(1.0, update.weight / max(float(sums[GRAM][-1]), 1.0))
+            write(self._vault, f"{OF}{update.client}", {name: tensor * share for name, tensor in sums.items()})
+        total, groups, errors = self._summed()
+        gamma, strength = _gamma(total, groups), _strength(errors)
+        strengths = {GAMMA: torch.tensor(gamma, dtype=torch.float64), STRENGTH: torch.tensor(strength, dtype=torch.float64)}
+        write(self._vault, TOTAL, total | strengths)
+        self._read = None
+        return {GAMMA: gamma, STRENGTH: strength}
+
+    def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
+        """Keep no newcomer's sums: it draws its own weights from the common ones, which must not move."""
+        return {}
+
+    def _summed(self) -> tuple[Tensors, list[Tensors], dict[str, list[float]]]:
+        """Return the total, the sums of each group of clients, and each client's errors."""
+        total, groups, errors = dict[str, Tensor](), list[Tensors](), dict[str, list[float]]()
+        for place, key in enumerate(sorted(key for key in self._vault.keys() if key.startswith(OF))):  # noqa: SIM118
+            sums = self._vault.read(key)
+            if place < GROUPS:
+                groups.append({name: torch.zeros_like(sums[name]) for name in SUMMED})
+            for name in SUMMED:
+                tensor = sums[name]
+                total[name] = total.get(name, torch.zeros_like(tensor)) + tensor
+                groups[place % GROUPS][name] += tensor
+            errors[key.removeprefix(OF)] = sums[ERRORS].tolist()
+        return total, groups, errors
+
+    def _known(self) -> tuple[Tensor, Tensors]:
+        if self._read is None:
+            total = dict(self._vault.read(TOTAL))
+            self._read = whole(total[GRAM], len(total[CROSS])), total
+        return self._read
+
+    def _served(self, G_DD: Tensor, sums: Mapping[str, Tensor], strength: float) -> Tensors:
+        W_CD = solved(G_DD, sums[CROSS], float(sums[GAMMA]))
+        return {WEIGHT: W_CD, STRENGTH: torch.tensor(strength, dtype=torch.float64)}
+
+
+def _gamma(total: Tensors, groups: Sequence[Tensors]) -> float:
+    """Return the strength with the least squared error on groups of clients that are left out; of one client the middle."""
+    if len(groups) < 2:
+        return GAMMAS[len(GAMMAS) // 2]
+    errors = dict.fromkeys(GAMMAS, 0.0)
+    size = len(total[CROSS])
+    G_DD = whole(total[GRAM], size)
+    for group in groups:
+        own_DD, rest_DC = whole(group[GRAM], size), total[CROSS] - group[CROSS]
+        for gamma in GAMMAS:
+            W_CD = solved(G_DD - own_DD, rest_DC, gamma)
+            errors[gamma] += squared_error(W_CD, own_DD, group[CROSS], group[SQUARES])
+    return min(errors, key=lambda gamma: errors[gamma])
+
+
+def _strength(errors: Mapping[str, Sequence[float]]) -> float:
+    """Return the strength with the least error over the clients, none of which has more than a bounded vote."""
+    told = {client: each for client, each in errors.items() if any(each)}
+    if not told:
+        return USUAL_STRENGTH
+    votes = bounded({strength: {name: -each[place] for name, each in told.items()} for place, strength in enumerate(STRENGTHS)})
+    sums = {strength: sum(of[name] for name in sorted(of)) for strength, of in votes.items()}
+    return max(sums, key=lambda strength: sums[strength])
