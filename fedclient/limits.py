@@ -243,7 +243,7 @@ def accept_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None
             f"this federation's plan uses the columns {clean(listed(beyond))}; this device uses only {listed(allowed)} "
             "(--columns)"
         )
-    if configured_on_device(plan).method.objective == "sums" and "sums" not in options.disclose:
+    if configured_on_device(plan).objective.adds_up and "sums" not in options.disclose:
         raise LimitExceeded(
             f"this federation's method {plan.method} asks for sums over this device's samples, from which single samples can "
             "be computed; the owner of the data allows that by --disclose sums"

@@ -26,11 +26,11 @@ def sums_manifest(outputs: int, features: int) -> Manifest:
     return {name: TensorSpec("F64", shape) for name, shape in {**shapes, ERRORS: (len(STRENGTHS),)}.items()}
 
 
-def targets_of(y: Tensor, outputs: int) -> Tensor:
-    """Return T (N, C): one-hot classes of y (N,), -1 and 1 for labels (N, C) that may go together, or numbers as they are."""
+def targets_of(y: Tensor, outputs: int, labels: bool = False) -> Tensor:
+    """Return T (N, C): one-hot classes of y (N,), or numbers (N, C) as they are; with `labels` -1 for 0 and 1 for 1."""
     if y.dim() == 1:
         return torch.nn.functional.one_hot(y, outputs).double()
-    return y.double() if y.is_floating_point() else 2.0 * y.double() - 1
+    return 2.0 * y.double() - 1 if labels else y.double()
 
 
 def sums_of(Z_ND: Tensor, T_NC: Tensor) -> Tensors:

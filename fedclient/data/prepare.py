@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attune.common.columns import difference, remedy
 from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError
+from attune.common.methods.registry import configured_on_device
 from attune.common.plan import Kind, Label, ModelSpec, Plan, Scale
 from attune.common.schema import Schema
 from attune.common.seeds import derive
@@ -216,6 +217,7 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
             )
         return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std), None, shard.missing_words)
     if not shard.over_the_federation or plan.scale is None:
+        _check_own_scale(shard, plan, "features")
         scaling = _blind(shard, fitted, _unscaled(shard, Standardiser.fit(shard.train_x[fitted])))
         return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
     scaling = _unscaled(shard, Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std)))
@@ -253,8 +255,23 @@ def _own_scale(shard: Shard, plan: Plan) -> Scale:
             f"the numbers to predict of shard {shard.name} would be scaled by their own statistics, which tell of its samples: "
             "the server must be updated, since its plan has no scale for them"
         )
+    _check_own_scale(shard, plan, "targets")
     fitted = Standardiser.fit(shard.train_y)
     return Scale(fitted.mean.tolist(), fitted.std.tolist())
+
+
+def _check_own_scale(shard: Shard, plan: Plan, what: str) -> None:
+    """Refuse a method that adds up numbers of all devices if this device scales them by its own statistics.
+
+    Raises:
+        ShardError: The method needs common scales.
+    """
+    if configured_on_device(plan).objective.adds_up:
+        raise ShardError(
+            f"the {what} of shard {shard.name} would be scaled by its own statistics, and method {plan.method} needs one scale "
+            'on all devices. Set "standardise": "federation" in meta.json and start all devices with --disclose statistics; or '
+            'scale the data yourself, and set "standardise": false'
+        )
 
 
 def check_columns(shard: Shard, expected: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ def check_buffered(rounds: RoundSettings, configured: ConfiguredMethod, privacy:
         "privacy.secure_aggregation: it needs rounds whose devices train at the same time": privacy.secure_aggregation,
         'privacy.unit = "client": it needs rounds whose devices are drawn, and not the fastest ones': privacy.on_server,
         'method.embedding = "device": a device steps its embedding as if its update were fresh': embeds_on_devices(configured),
-        f"method {configured.method.name}: sums are handed in once": configured.method.objective == "sums",
+        f"method {configured.method.name}: sums are handed in once": configured.objective.adds_up,
         'round.train = "all": each order must start from what the server serves': rounds.train == "all",
         "round.over_selection: no update is left over (round.clients is how many devices train at a time)": bool(
             rounds.over_selection

@@ -15,7 +15,7 @@ from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method
 from attune.common.methods.private_training import check_private, with_orders
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
 from attune.common.models import registry as models
-from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile, standardisation
+from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile
 from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
@@ -249,7 +249,7 @@ def make_plan(
         raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
     schema = first.schema if isinstance(first.schema, Schema) else None
     check_bounds(privacy, schema)
-    if settings.method.objective == "sums" and (first.per_position or first.kind == "tokens" or first.task == "survival"):
+    if settings.configured.objective.adds_up and (first.per_position or first.kind == "tokens" or first.task == "survival"):
         raise SettingError(
             f"method {settings.method.name} takes images, series and tables with a class, labels or numbers for each sample; "
             "take another method (method.name)"
@@ -263,7 +263,7 @@ def make_plan(
         settings.model_options,
         first.per_position,
     )
-    if settings.method.objective == "sums" and spec.options.get("sharpness") is None and first.task != "regression":
+    if spec.name == "closed-form" and spec.options["sharpness"] is None and first.task != "regression":
         spec = msgspec.structs.replace(spec, options={**spec.options, "sharpness": CLOSED_FORM_SHARPNESS})
     if schema is not None and schema.embedded:
         spec = msgspec.structs.replace(spec, embedded=schema.embedded)
@@ -290,14 +290,6 @@ def make_plan(
         schema_digest="" if schema is None else schema.digest,
         portfolio=True,
     )
-    scaled_alone = (first.kind in ("series", "tabular") and plan.scale is None) or (
-        first.task == "regression" and plan.targets is None
-    )
-    if settings.method.objective == "sums" and scaled_alone:
-        raise SettingError(
-            f"method {plan.method} needs the same scales on all devices, and here {standardisation(plan)}. Ask their owners "
-            "for that, or take another method (method.name)"
-        )
     packages = packages_on_devices(plan.method, plan.method_options, spec.name, settings.encodings.on_devices)
     plugins = {package.name: package.version for package in packages}
     returns = returns_of(settings.configured)

@@ -82,7 +82,7 @@ class Members:
         self._settings.encodings.check_device(name, hello.encodings)
         if self._settings.privacy.on_devices and NOISE not in hello.encodings:
             raise SettingError(f"{name} cannot train with noise (privacy.unit of this federation): update fedclient")
-        if self._settings.method.objective == "sums" and SUMS not in hello.encodings:
+        if self._settings.configured.objective.adds_up and SUMS not in hello.encodings:
             raise SettingError(
                 f"{name} hands in no sums over its samples, which method {self._settings.method.name} needs: its owner allows "
                 "that by fedclient --disclose sums"

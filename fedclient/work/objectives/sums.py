@@ -20,6 +20,7 @@ from attune.common.methods.closed_form import (
 from attune.common.methods.settings.objectives import SumsSettings
 from attune.common.models.closed_form import ClosedForm
 from attune.fedclient.work.job import Jobs
+from attune.fedclient.work.measures import Labels
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Objective, Tensors, Trained
 from attune.fedclient.work.objectives.network import Network
 
@@ -53,7 +54,9 @@ class Sums(Objective[SumsSettings]):
 def features_and_targets(task: LocalTask) -> tuple[Tensor, Tensor]:
     """Return Z (N, D) and T (N, C) of the training samples, float64."""
     x, y = task.x.to(task.device), task.y.to(task.device)
-    return closed_form_of(task.network).features(x, torch.float64), targets_of(y, len(task.start[WEIGHT]))
+    return closed_form_of(task.network).features(x, torch.float64), targets_of(
+        y, len(task.start[WEIGHT]), isinstance(task.measure, Labels)
+    )
 
 
 def closed_form_of(network: Network) -> ClosedForm:

@@ -1,0 +1,164 @@
+"""The server's side of the closed form, against an independent calculation from the samples themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attune.common.exchange.transform import PartUpdate
+from attune.common.methods.closed_form import (
+    ERRORS,
+    GAMMAS,
+    STRENGTH,
+    STRENGTHS,
+    WEIGHT,
+    sums_of,
+    targets_of,
+)
+from attune.common.methods.settings.aggregators import ClosedFormSettings
+from attune.fedserver.lab.aggregators.base import MemoryVault, Tensors
+from attune.fedserver.lab.aggregators.closed_form import FEWEST, USUAL_STRENGTH, ClosedFormSums
+
+FEATURES, CLASSES = 6, 3
+START = {WEIGHT: torch.zeros(CLASSES, FEATURES, dtype=torch.float64), STRENGTH: torch.zeros((), dtype=torch.float64)}
+Samples = tuple[torch.Tensor, torch.Tensor]
+
+
+def samples(seed: int, number: int) -> Samples:
+    draws = np.random.default_rng(seed)
+    Z_ND = torch.from_numpy(np.hstack([draws.normal(size=(number, FEATURES - 1)), np.ones((number, 1))]))
+    return Z_ND, targets_of(torch.from_numpy(draws.integers(CLASSES, size=number)), CLASSES)
+
+
+def update(client: str, of: Samples, errors: list[float] | None = None, weight: float | None = None) -> PartUpdate:
+    told = torch.tensor(errors or [0.0] * len(STRENGTHS), dtype=torch.float64)
+    return PartUpdate(client, len(of[0]) if weight is None else weight, {**sums_of(*of), ERRORS: told})
+
+
+def aggregator(vault: MemoryVault | None = None) -> ClosedFormSums:
+    made = ClosedFormSums(ClosedFormSettings(), vault or MemoryVault(), 0, {})
+    if vault is None or not list(vault.keys()):
+        made.start(START)
+    return made
+
+
+def served(made: ClosedFormSums, *clients: str) -> dict[str, Tensors]:
+    return dict(made.generate(clients))
+
+
+def pooled(of: list[Samples], gamma: float) -> np.ndarray:
+    """Return the ridge regression of these samples, (C, D), by another library."""
+    Z, T = (np.concatenate([one[place].numpy() for one in of]) for place in (0, 1))
+    return np.linalg.solve(Z.T @ Z + gamma * np.eye(FEATURES), Z.T @ T).T
+
+
+def best_gamma(groups: list[list[Samples]]) -> float:
+    """Return the strength whose weights without each group have the least squared error on its samples."""
+    errors = []
+    for gamma in GAMMAS:
+        error = 0.0
+        for place, group in enumerate(groups):
+            W = pooled([one for other, of in enumerate(groups) if other != place for one in of], gamma)
+            error += sum(float(np.square(T.numpy() - Z.numpy() @ W.T).sum()) for Z, T in group)
+        errors.append(error)
+    return GAMMAS[int(np.argmin(errors))]
+
+
+def test_before_any_sums_all_are_served_the_start():
+    made = aggregator()
+    assert (made.slot("ann"), made.cold_start()) == ("start", "start")
+    assert made.close_round([]) == {}
+
+
+@given(seed=st.integers(0, 1 << 20), sizes=st.lists(st.integers(FEWEST, 20), min_size=2, max_size=13))
+def test_each_client_is_served_the_regression_of_all_others(seed: int, sizes: list[int]):
+    fleet = {f"c{place:02}": samples(seed + place, size) for place, size in enumerate(sizes)}
+    made = aggregator()
+    numbers = made.close_round([update(client, of, weight=1e9) for client, of in reversed(fleet.items())])
+    groups = [[of for place, of in enumerate(fleet.values()) if place % 10 == group] for group in range(min(10, len(fleet)))]
+    assert numbers == {"gamma": best_gamma(groups), "strength": USUAL_STRENGTH}
+    common = made.cold_start()
+    np.testing.assert_allclose(common[WEIGHT].numpy(), pooled(list(fleet.values()), numbers["gamma"]), rtol=0, atol=1e-10)
+    assert made.slot("c00") is None
+    for client, tensors in served(made, *fleet).items():
+        others = [of for name, of in fleet.items() if name != client]
+        np.testing.assert_allclose(tensors[WEIGHT].numpy(), pooled(others, numbers["gamma"]), rtol=0, atol=1e-9)
+        assert float(tensors[STRENGTH]) == USUAL_STRENGTH
+
+
+def test_a_client_with_few_samples_keeps_the_common_weights_and_a_stranger_draws_from_them():
+    made, few = aggregator(), samples(1, FEWEST - 1)
+    numbers = made.close_round([update("ann", samples(0, 12)), update("bob", few, weight=12)])
+    common = pooled([samples(0, 12), few], numbers["gamma"])
+    of = served(made, "bob", "eve")
+    assert (float(of["bob"][STRENGTH]), float(of["eve"][STRENGTH])) == (0, USUAL_STRENGTH)
+    for client in ("bob", "eve"):
+        np.testing.assert_allclose(of[client][WEIGHT].numpy(), common, rtol=0, atol=1e-10)
+
+
+def test_the_newest_sums_of_a_client_take_the_place_of_older_ones():
+    """Partial cohorts, and new data: the state is that of all clients' newest sums, whichever rounds brought them."""
+    one, two = aggregator(), aggregator()
+    one.close_round([update("ann", samples(0, 10)), update("bob", samples(1, 11))])
+    one.close_round([update("cid", samples(2, 12))])
+    one.close_round([update("ann", samples(5, 10))])
+    two.close_round(
+        [update(name, samples(seed, size)) for name, seed, size in (("ann", 5, 10), ("bob", 1, 11), ("cid", 2, 12))]
+    )
+    for client in ("ann", "bob", "cid", "dora"):
+        first, second = served(one, client)[client], served(two, client)[client]
+        assert all(torch.equal(first[name], second[name]) for name in first), client
+
+
+def test_a_restart_serves_the_same_bits():
+    vault = MemoryVault()
+    made = aggregator(vault)
+    made.close_round([update("ann", samples(0, 10)), update("bob", samples(1, 11))])
+    again = aggregator(vault)
+    assert torch.equal(served(made, "ann")["ann"][WEIGHT], served(again, "ann")["ann"][WEIGHT])
+    assert torch.equal(made.cold_start()[WEIGHT], again.cold_start()[WEIGHT])
+
+
+def test_a_weight_below_its_samples_makes_a_client_count_by_a_share():
+    """`bound_samples` bounds the weight: of 40 samples with the weight 10 a quarter of the sums counts."""
+    made, (Z, T) = aggregator(), samples(1, 40)
+    numbers = made.close_round([update("ann", samples(0, 10)), update("big", (Z, T), weight=10)])
+    A, B = samples(0, 10)
+    G = A.T @ A + Z.T @ Z / 4 + numbers["gamma"] * torch.eye(FEATURES, dtype=torch.float64)
+    expected = torch.linalg.solve(G, A.T @ B + Z.T @ T / 4).T
+    torch.testing.assert_close(made.cold_start()[WEIGHT], expected, rtol=0, atol=1e-10)
+
+
+def test_the_fleet_chooses_the_strength_and_no_client_alone():
+    made = aggregator()
+    honest = [0.9, 0.8, 0.4, 0.7, 0.8, 0.9]  # the third strength, 1.0, is best
+    numbers = made.close_round([update(f"c{n}", samples(n, 10), honest) for n in range(12)])
+    assert numbers["strength"] == STRENGTHS[2]
+    liar = [1e300, 1e300, 1e300, 1e300, 1e300, 0.0]
+    numbers = made.close_round([update("liar", samples(9, 10), liar)])
+    assert numbers["strength"] == STRENGTHS[2]
+    more = made.close_round([update(f"c{n}", samples(n, 10), [0.1, 0.8, 0.9, 0.9, 0.9, 0.9]) for n in range(12)])
+    assert more["strength"] == STRENGTHS[0]
+    assert float(served(made, "c0")["c0"][STRENGTH]) == STRENGTHS[0]
+
+
+def test_newcomers_to_a_finished_federation_move_nothing():
+    made = aggregator()
+    made.close_round([update("ann", samples(0, 10)), update("bob", samples(1, 11))])
+    before = made.cold_start()[WEIGHT]
+    assert made.fit([update("new", samples(7, 30))]) == {}
+    assert torch.equal(made.cold_start()[WEIGHT], before)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_one_or_two_clients(number: int):
+    made = aggregator()
+    numbers = made.close_round([update(f"c{n}", samples(n, 8)) for n in range(number)])
+    of = served(made, "c0")["c0"]
+    others = (
+        pooled([samples(n, 8) for n in range(1, number)], numbers["gamma"]) if number > 1 else np.zeros((CLASSES, FEATURES))
+    )
+    np.testing.assert_allclose(of[WEIGHT].numpy(), others, rtol=0, atol=1e-8)
