@@ -15,15 +15,13 @@ from attune.common.errors import SettingError
 from attune.common.models.options import ClosedFormOptions
 from attune.common.plan import ModelSpec
 
-# Width of each random feature's frequencies, drawn from these: one ridge regression then has kernels of several widths.
-# On held-out rows it was as good as the best single width, or nearly (docs/methods/analytic.md#features).
-WIDTHS = (0.25, 0.5, 1.0)
+WIDTH = 0.5  # of the frequencies, for inputs of variance 1
 MOST_INPUTS, MOST_OUTPUTS = 1 << 14, 1_000
 PIXELS = (0.5, 0.3)  # mean and deviation by which images enter, the same on all devices
 
 
 class ClosedForm(nn.Module):
-    """Scores W z(x), with z(x) = [sqrt(2 / R) cos(F x + p), x / sqrt(I) of tables and series, 1], R random features.
+    """Scores W z(x), with z(x) = [sqrt(2 / R) cos(F x + p), 1], R random features.
 
     Source: Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007. F and p follow from
     `options.seed` alone, and never travel. The state is `head.weight`, W (C, D), float64, and `strength`: the ridge strength
@@ -46,15 +44,13 @@ class ClosedForm(nn.Module):
                 f"are {inputs:,} and {spec.classes:,}: take another method, or smaller images"
             )
         draws = np.random.RandomState(options.seed)  # numpy promises that its numbers never change
-        width_R = draws.choice(WIDTHS, options.features)
-        frequency_IR = draws.standard_normal((inputs, options.features)) * width_R / math.sqrt(inputs)
+        frequency_IR = draws.standard_normal((inputs, options.features)) * WIDTH / math.sqrt(inputs)
         phase_R = draws.uniform(0, 2 * math.pi, options.features)
         self.sharpness = options.sharpness or 1.0
-        self.images, self.linear = spec.kind == "images", spec.kind != "images"
-        size = options.features + (inputs if self.linear else 0) + 1
+        self.images = spec.kind == "images"
         for name, drawn in (("frequency", frequency_IR), ("phase", phase_R)):
             self.register_buffer(name, torch.tensor(drawn, dtype=torch.float32), persistent=False)
-        self.head = nn.Linear(size, spec.classes, bias=False, dtype=torch.float64)
+        self.head = nn.Linear(options.features + 1, spec.classes, bias=False, dtype=torch.float64)
         nn.init.zeros_(self.head.weight)
         self.register_buffer("strength", torch.zeros((), dtype=torch.float64))
 
@@ -64,8 +60,7 @@ class ClosedForm(nn.Module):
         if self.images:
             flat_BI = (flat_BI - PIXELS[0]) / PIXELS[1]
         random_BR = torch.cos(flat_BI @ self.frequency.to(dtype) + self.phase.to(dtype)) * math.sqrt(2 / len(self.phase))
-        plain = [flat_BI / math.sqrt(flat_BI.shape[1])] if self.linear else []
-        return torch.cat([random_BR, *plain, torch.ones_like(flat_BI[:, :1])], dim=1)
+        return torch.cat([random_BR, torch.ones_like(flat_BI[:, :1])], dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.sharpness * (self.features(x) @ self.head.weight.float().T)

@@ -69,7 +69,7 @@ def host(
         keep=keep,
         allow_models=allow_models,
         baseline=baseline,
-        disclose=("statistics",),  # as in a simulation
+        disclose=("statistics", "sums"),  # as in a simulation
     )
     listed = shards.members(list(members.values()), common)
     named = [

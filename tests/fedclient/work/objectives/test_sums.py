@@ -16,7 +16,7 @@ from attune.fedclient.work.predictors.closed_form import ClosedFormPredictor
 from tests.fedclient.work.objectives.conftest import MakeTask
 
 OBJECTIVE, PREDICTOR = Sums(SumsSettings()), ClosedFormPredictor(ClosedFormPredictorSettings())
-N, D, C = 23, 13, 3  # 8 random features, 4 columns, and the constant
+N, D, C = 23, 9, 3  # 8 random features, and the constant
 
 
 def task_of(make_task: MakeTask, strength: float = 1.0, fold: torch.Tensor | None = None, served: bool = True) -> LocalTask:

@@ -1,0 +1,62 @@
+"""`--method analytic` over the network: kill -9 between any two steps changes no bit, and no device hands in sums unasked."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Federation, digit_shards
+from tests.e2e.test_repeat_and_kill import Outcome, flags
+
+SETTINGS = ("method.name=analytic", "model.features=50")
+TOLD = ("--disclose", "statistics", "--disclose", "sums")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return digit_shards(tmp_path_factory.mktemp("shards"), 3, 24, 12)
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory, shards: list[Path]) -> Outcome:
+    return Outcome.simulated(tmp_path_factory.mktemp("simulated"), shards, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("server_fault", "device_fault"),
+    [
+        ("server:1:update-accepted=kill", "*:1:trained=kill"),
+        ("server:1:aggregated=kill", "*:1:order-committed=kill"),
+        ("server:2:aggregated=kill", "*:2:order-fetched=kill"),
+        ("server:2:settled=kill", "*:2:uploaded=kill"),
+        ("server:2:evaluation-committed=kill", "*:2:compared=kill"),
+    ],
+)
+def test_a_kill_of_either_side_changes_no_bit(
+    server_fault: str, device_fault: str, simulated: Outcome, shards: list[Path], federation_at, tmp_path: Path
+) -> None:
+    federation: Federation = federation_at("killed")
+    server = federation.server("--min-clients", "3", *flags(SETTINGS), fault=server_fault)
+    killed, *others = (
+        federation.device(shard, *TOLD, fault=device_fault if not place else "") for place, shard in enumerate(shards)
+    )
+    assert killed.code() == -signal.SIGKILL, killed.text
+    killed = federation.device(shards[0], *TOLD)
+    assert server.code() == -signal.SIGKILL, server.text
+    federation.server()
+    assert [process.code() for process in (killed, *others)] == [0, 0, 0], killed.text
+    assert Outcome.of(federation, shards) == simulated
+
+
+def test_a_device_whose_owner_does_not_allow_sums_hands_in_none_and_both_sides_say_so(
+    shards: list[Path], federation_at
+) -> None:
+    federation: Federation = federation_at("unasked")
+    server = federation.server("--min-clients", "3", *flags(SETTINGS))
+    device = federation.device(shards[0], "--disclose", "statistics")
+    assert device.code() != 0
+    assert "its owner allows that by fedclient --disclose sums" in device.text
+    server.wait_for("hands in no sums over its samples, which method analytic needs")
+    assert not federation.inbox()
