@@ -17,7 +17,7 @@ import click
 
 from attune.common.metrics import KEPT_RIVALS
 from attune.common.paired import findings_of, pairs_of
-from attune.simulation.recipes.catalogue import Recipe, get
+from attune.simulation.recipes.catalogue import Recipe, RecipeMethod, get
 from attune.simulation.simulate import simulate
 from benchmarks.result_file import Results
 
@@ -25,6 +25,7 @@ KEY = ("recipe", "x", "method", "seed")
 COLUMNS = (*KEY, "devices", "kept", "alone", "own", "harmed")
 METHODS = ("FedAvg", "FedTP", "FedMCSA, dial")
 LINEAR = {"FedTP": "MR-MTL"}  # where a recipe's model has no attention
+ANALYTIC = RecipeMethod("analytic", "analytic", {})  # it has a model and rounds of its own
 
 
 def row_of(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,11 +46,13 @@ def row_of(status: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _run(recipe: Recipe, places: Sequence[float], data: str | None, seeds: Sequence[int], results: Results) -> None:
+def _run(
+    recipe: Recipe, places: Sequence[float], data: str | None, seeds: Sequence[int], results: Results, methods: Sequence[str]
+) -> None:
     """Run what is missing of a recipe."""
     known = {tuple(row[name] for name in KEY) for row in results.rows()}
-    labels = {entry.label: entry for entry in recipe.entries}
-    entries = [labels.get(name) or labels[LINEAR[name]] for name in METHODS]
+    labels = {entry.label: entry for entry in (*recipe.entries, ANALYTIC)}
+    entries = [labels.get(name) or labels[LINEAR[name]] for name in methods]
     for seed in seeds:
         source = recipe.load(data, seed)
         for point in recipe.points:
@@ -59,11 +62,12 @@ def _run(recipe: Recipe, places: Sequence[float], data: str | None, seeds: Seque
             with tempfile.TemporaryDirectory(prefix="attune-kept-") as folder:
                 shards = [str(shard) for shard in point.write(Path(folder), source, seed)]
                 for entry in left:
-                    settings = {**recipe.settings, **entry.settings}
+                    settings, rounds = {**recipe.settings, **entry.settings}, recipe.rounds
+                    if entry is ANALYTIC:
+                        settings, rounds = {}, None
                     result = simulate(
-                        shards, entry.method, None, recipe.rounds, seed, settings, entry.baseline, executor="stacked",
-                        progress=False,
-                    )  # fmt: skip
+                        shards, entry.method, None, rounds, seed, settings, entry.baseline, executor="stacked", progress=False
+                    )
                     key = {"recipe": recipe.name, "x": point.x, "method": entry.label, "seed": seed}
                     results.add([row := key | row_of(result.status)])
                     click.echo(row)
@@ -75,9 +79,12 @@ def _run(recipe: Recipe, places: Sequence[float], data: str | None, seeds: Seque
 @click.option("--data", help="The recipe's data set, if it is not bundled.")
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0, 1, 2), show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-def main(recipe: str, places: Sequence[float], data: str | None, seeds: Sequence[int], out: Path) -> None:
+@click.option("--method", "methods", multiple=True, default=METHODS, help="Rows to run; also: analytic.  [default: three]")
+def main(
+    recipe: str, places: Sequence[float], data: str | None, seeds: Sequence[int], out: Path, methods: Sequence[str]
+) -> None:
     """Run what is missing in the file."""
-    _run(get(recipe), places, data, seeds, Results(out, COLUMNS))
+    _run(get(recipe), places, data, seeds, Results(out, COLUMNS), methods)
 
 
 if __name__ == "__main__":

@@ -143,8 +143,8 @@ class DeviceCommands(ExtensibleGroup):
 )  # fmt: skip
 @click.option(
     "--disclose", multiple=True, type=click.Choice(["statistics", "masked-statistics", "sums"]),
-    help="statistics: sums of targets, of columns to be scaled over the federation, and class shares. masked-statistics: "
-    "only in a sum over 5 devices. sums: those of --method analytic, from which single samples can be computed.",
+    help="statistics: sums of columns and targets, and class shares. masked-statistics: only in a sum over 5 devices. "
+    "sums: for --method analytic; they tell of single samples.",
 )  # fmt: skip
 @click.option(
     "--units", type=click.Choice(["all", "none"]), default="all", show_default=True,

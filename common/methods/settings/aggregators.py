@@ -297,6 +297,7 @@ class ClosedFormSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=
 
     excludes: ClassVar[frozenset[str]] = frozenset({"bf16", "int8", "secure-sum-4", "norm-limit"})
 
+    # No effect: the server checks sums instead.
     bound_change: NonNegative = 0.0
 
 
