@@ -62,9 +62,9 @@ def _run(
             with tempfile.TemporaryDirectory(prefix="attune-kept-") as folder:
                 shards = [str(shard) for shard in point.write(Path(folder), source, seed)]
                 for entry in left:
-                    settings, rounds = {**recipe.settings, **entry.settings}, recipe.rounds
-                    if entry is ANALYTIC:
-                        settings, rounds = {}, None
+                    is_closed = entry is ANALYTIC
+                    settings = {} if is_closed else {**recipe.settings, **entry.settings}
+                    rounds = None if is_closed else recipe.rounds
                     result = simulate(
                         shards, entry.method, None, rounds, seed, settings, entry.baseline, executor="stacked", progress=False
                     )

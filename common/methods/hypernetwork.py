@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import relu
 
 from attune.common.errors import SettingError
-from attune.common.methods.closed_form import WEIGHT, sums_manifest
+from attune.common.methods.ridge import WEIGHT, sums_manifest
 from attune.common.methods.settings.aggregators import AggregatorSettings, ClosedFormSettings, HypernetworkSettings
 from attune.common.wire.header import Manifest, TensorSpec, layout_of
 from attune.common.wire.tensors import Tensors, manifest_of

@@ -226,11 +226,16 @@ def _aggregators_of(
 
 
 def check_task(configured: ConfiguredMethod, task: TaskName) -> None:
-    """Refuse a method that can do classes alone for another task.
+    """Refuse a method for a task that it cannot do.
 
     Raises:
         SettingError: It says what to take instead.
     """
+    if task == "survival" and configured.objective.adds_up:
+        raise SettingError(
+            f"method {configured.method.name} cannot be used for survival: the Cox loss has no closed form. Take fedavg "
+            "(method.name)"
+        )
     why = configured.objective.only_classes or configured.predictor.only_classes
     if task != "classes" and why:
         raise SettingError(f"method {configured.method.name} cannot be used for {task}: {why} (method.name)")

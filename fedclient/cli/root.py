@@ -143,8 +143,8 @@ class DeviceCommands(ExtensibleGroup):
 )  # fmt: skip
 @click.option(
     "--disclose", multiple=True, type=click.Choice(["statistics", "masked-statistics", "sums"]),
-    help="statistics: sums of columns and targets, and class shares. masked-statistics: only in a sum over 5 devices. "
-    "sums: for --method analytic; they tell of single samples.",
+    help="statistics: sums of columns and targets, class shares. masked-statistics: only in a sum over 5 devices. "
+    "sums: for --method analytic.",
 )  # fmt: skip
 @click.option(
     "--units", type=click.Choice(["all", "none"]), default="all", show_default=True,

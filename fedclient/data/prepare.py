@@ -261,16 +261,12 @@ def _own_scale(shard: Shard, plan: Plan) -> Scale:
 
 
 def _check_own_scale(shard: Shard, plan: Plan, what: str) -> None:
-    """Refuse a method that adds up numbers of all devices if this device scales them by its own statistics.
-
-    Raises:
-        ShardError: The method needs common scales.
-    """
+    """Refuse (ShardError) a method that adds up numbers of all devices, where this device scales them by itself."""
     if configured_on_device(plan).objective.adds_up:
         raise ShardError(
-            f"the {what} of shard {shard.name} would be scaled by its own statistics, and method {plan.method} needs one scale "
-            'on all devices. Set "standardise": "federation" in meta.json and start all devices with --disclose statistics; or '
-            'scale the data yourself, and set "standardise": false'
+            f"the {what} of shard {shard.name} would be scaled by its own statistics, but method {plan.method} adds up numbers "
+            'of all devices. Set "standardise": "federation" in meta.json and start all with --disclose statistics; or scale the '
+            'data yourself, and set "standardise": false'
         )
 
 
@@ -376,10 +372,9 @@ def _check_finite(x: Array, kind: Kind, where: str) -> None:
 
 def _tokens(x: Array, spec: ModelSpec, who: str) -> Tensor:
     if x.size and int(x.max()) >= spec.vocabulary:
-        count = int((x >= spec.vocabulary).sum())
         raise ShapeMismatch(
-            f"{who} holds {count} tokens outside the federation's vocabulary of {spec.vocabulary}, the largest is "
-            f"{int(x.max())}; declare `vocabulary` in meta.json of every device before the first round"
+            f"{who} holds {int((x >= spec.vocabulary).sum())} tokens outside the federation's vocabulary of {spec.vocabulary}, "
+            f"the largest is {int(x.max())}; declare `vocabulary` in meta.json of every device before the first round"
         )
     kinds.check_tokens(x, spec.vocabulary, f"x of {who}")
     return torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64))
@@ -401,7 +396,5 @@ def _float32(x: Array, kind: Kind, where: str) -> npt.NDArray[np.float32]:
 
 
 def _described(kind: Kind, shape: tuple[int, ...]) -> str:
-    axes = {"images": "height x width x channels", "tokens": "length", "series": "steps x channels", "tabular": "features"}[
-        kind
-    ]
-    return f"{kind} of {' x '.join(map(str, shape))} ({axes})"
+    axes = {"images": "height x width x channels", "tokens": "length", "series": "steps x channels", "tabular": "features"}
+    return f"{kind} of {' x '.join(map(str, shape))} ({axes[kind]})"

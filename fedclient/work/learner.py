@@ -128,12 +128,10 @@ class Learner:
         local = trains_local and self.own_choice != "local"
         self.baselines = baselines.Baselines(plan, shared, device, state.local, local, hooks, name)
         self._take(replace(state, local=self.baselines.local))
-        self.evaluation = Evaluation(
-            plan, self.data, self.trainer, self.baselines, self.own_choice, keep == "best", self.dial, hooks,
-            cache(partial(portfolio_of, self.data, plan, orders, device, reader_of(shared.network, shared.initial)))
-            if fits_alone
-            else lambda: None,
-        )  # fmt: skip
+        read = reader_of(shared.network, shared.initial)
+        fitted = cache(partial(portfolio_of, self.data, plan, orders, device, read)) if fits_alone else lambda: None
+        chosen, blends = self.own_choice, keep == "best"
+        self.evaluation = Evaluation(plan, self.data, self.trainer, self.baselines, chosen, blends, self.dial, hooks, fitted)
 
     def __repr__(self) -> str:
         return f"<Learner {self.name}, newest {self.newest.order_id if self.newest else None}>"
@@ -210,11 +208,8 @@ class Learner:
 
     def _rebuilt(self, order: Order, fetched: Mapping[str, Tensors]) -> dict[str, Tensors]:
         """Return the values that the fetched blobs stand for. Errors are those of `rebuilt`."""
-        return {
-            ref.digest: rebuilt(ref, expected, fetched[ref.digest], self._held(ref.part))
-            for ref, expected in self.missing(order)
-            if ref.digest in fetched
-        }
+        wanted = [(ref, expected) for ref, expected in self.missing(order) if ref.digest in fetched]
+        return {ref.digest: rebuilt(ref, expected, fetched[ref.digest], self._held(ref.part)) for ref, expected in wanted}
 
     def _merged(self, order: Order, fetched: Mapping[str, Tensors]) -> tuple[DeviceState, dict[str, str]]:
         """Return the state with what the order serves, and the digest of each received part."""
@@ -320,11 +315,11 @@ class Learner:
             if embedding and part == PART:
                 before = embedding.network
                 values, embedding = embedding.handed_in(state.theta, state.received, order.round)
+            elif self.hands_in:
+                values = {name: state.theta[kept] for name, kept in self.hands_in.items()}
             else:
-                names = self.hands_in or {name: name for name in self.holdings.expected(part)}
-                values = {
-                    name: state.theta[own] - state.received[own] if change else state.theta[own] for name, own in names.items()
-                }
+                names = self.holdings.expected(part)
+                values = {name: state.theta[name] - state.received[name] if change else state.theta[name] for name in names}
             parts[part], errors = self._written(part, values, before, order, result)
             owed |= errors
         return replace(state, owed=owed, embedding=embedding), parts

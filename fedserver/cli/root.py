@@ -23,7 +23,7 @@ COMMANDS = (
     upkeep.audit, upkeep.backup, upkeep.restore, upkeep.verify, upkeep.migrate,
     results.export, results.plot,
     privacy.privacy, table_schema.schema, statistics.statistics,
-    running.run,
+    running.run, running.forget,
 )  # fmt: skip
 
 

@@ -137,6 +137,27 @@ def new_run(home: Path | None, name: str, config: Path | None, assignments: tupl
     click.echo(f"the run {name} begins when the server starts: fedserver --home {place.path}")
 
 
+@click.command()
+@HOME
+@click.argument("name", type=NAME)
+@SETTINGS
+def forget(home: Path | None, name: str, config: Path | None, assignments: tuple[str, ...], **flags: Any) -> None:
+    """Revoke the device NAME, and begin a run without it, by the present settings and these: the others compute again."""
+    from attune.common.config import merge
+    from attune.fedserver import runs
+    from attune.fedserver.identity.admin import user
+    from attune.fedserver.serve import of_flags
+
+    place, admin = admin_of(home)
+    settings = merge(place.snapshot().overrides or {}, load_settings(config, assignments, of_flags(**flags)))
+    with place.locked():  # no server runs
+        aio.run(admin.revoke(name))
+    kept = runs.begin(place, f"without-{name}", settings, f"operator {user()}")
+    click.echo(f"{name} is revoked. When the server starts, the run without-{name} begins, in which nothing of {name} counts")
+    if kept:
+        click.echo(f"the run before is kept in {kept}, with what {name} handed in: delete that folder when you need it no more")
+
+
 @run.command("stop")
 @HOME
 def stop_run(home: Path | None) -> None:

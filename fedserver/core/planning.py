@@ -249,11 +249,6 @@ def make_plan(
         raise SettingError(f"train.augment is for images, and the devices have {first.kind}; leave it out")
     schema = first.schema if isinstance(first.schema, Schema) else None
     check_bounds(privacy, schema)
-    if settings.configured.objective.adds_up and (first.per_position or first.kind == "tokens" or first.task == "survival"):
-        raise SettingError(
-            f"method {settings.method.name} takes images, series and tables with a class, labels or numbers for each sample; "
-            "take another method (method.name)"
-        )
     spec = models.default_spec(
         first.kind,
         first.shape,

@@ -19,7 +19,7 @@ import torch
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.encodings import AS_THEY_LIE, encoded_manifest
 from attune.common.exchange.transform import ArrivalContext, Cohort, PartUpdate, RoundContext, SealedTensors, Unchanged
-from attune.common.methods.closed_form import check_sums
+from attune.common.methods.ridge import check_sums
 from attune.common.task import TaskName
 from attune.common.wire.checks import check_finite, check_manifest, is_finite, squared_norm
 from attune.common.wire.tensors import BLOCK, DTYPES, TensorSource, TensorView, WatchedTensors

@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.transform import ArrivalContext, PartUpdate
-from attune.common.methods.closed_form import CROSS, ERRORS, STRENGTHS, sums_manifest, sums_of, targets_of
+from attune.common.methods.ridge import CROSS, ERRORS, STRENGTHS, sums_manifest, sums_of, targets_of
 from attune.common.methods.settings.aggregators import ClosedFormSettings
 from attune.common.models.closed_form import PIXELS, ClosedForm
 from attune.common.models.registry import build, default_spec

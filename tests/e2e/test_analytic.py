@@ -50,9 +50,7 @@ def test_a_kill_of_either_side_changes_no_bit(
     assert Outcome.of(federation, shards) == simulated
 
 
-def test_a_device_whose_owner_does_not_allow_sums_hands_in_none_and_both_sides_say_so(
-    shards: list[Path], federation_at
-) -> None:
+def test_a_device_whose_owner_does_not_allow_sums_hands_in_none(shards: list[Path], federation_at) -> None:
     federation: Federation = federation_at("unasked")
     server = federation.server("--min-clients", "3", *flags(SETTINGS))
     device = federation.device(shards[0], "--disclose", "statistics")
@@ -60,3 +58,20 @@ def test_a_device_whose_owner_does_not_allow_sums_hands_in_none_and_both_sides_s
     assert "its owner allows that by fedclient --disclose sums" in device.text
     server.wait_for("hands in no sums over its samples, which method analytic needs")
     assert not federation.inbox()
+
+
+def test_after_forget_nothing_of_the_device_is_left(shards: list[Path], federation_at, tmp_path: Path) -> None:
+    """The new run has the bits of a federation that the device never joined."""
+    federation: Federation = federation_at("forgotten")
+    server = federation.server("--exit-when-done", "--min-clients", "3", *flags(SETTINGS))
+    devices = [federation.device(shard, *TOLD) for shard in shards]
+    assert [process.code() for process in (*devices, server)] == [0, 0, 0, 0], server.text
+    gone, *rest = shards
+    said = federation.command("fedserver", "forget", gone.name, "--set", "round.min_clients=2").stdout
+    assert f"{gone.name} is revoked" in said and "with what" in said
+    server = federation.server("--exit-when-done")
+    devices = [federation.device(shard, *TOLD) for shard in rest]
+    assert [process.code() for process in (*devices, server)] == [0, 0, 0], server.text
+    never = Outcome.simulated(tmp_path / "never", rest, SETTINGS)
+    assert Outcome.of(federation, rest).models == never.models
+    assert gone.name not in {client["name"] for client in federation.status()["clients"]}

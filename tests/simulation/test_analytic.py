@@ -12,7 +12,7 @@ import torch
 
 import attune
 from attune.common.errors import AttuneError
-from attune.common.methods.closed_form import GAMMAS, STRENGTHS, WEIGHT
+from attune.common.methods.ridge import GAMMAS, STRENGTHS, WEIGHT
 from attune.common.models.registry import build
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model.artifact import Model, read_info
@@ -140,5 +140,5 @@ def test_what_it_cannot_be_combined_with_is_refused_by_name(clouds: dict[str, Pa
 
 def test_columns_that_each_device_scales_by_itself_are_refused(clouds: dict[str, Path]):
     """A sum over differently scaled columns means nothing: the common model fell from 93.9 to 74.6 in a trial."""
-    with pytest.raises(AttuneError, match="one scale on all devices"):
+    with pytest.raises(AttuneError, match="adds up numbers of all devices"):
         attune.simulate(clouds, settings=ANALYTIC, progress=False)

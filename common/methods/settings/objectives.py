@@ -19,8 +19,8 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         uses_head: The classifier head takes part in the training.
         needs_features: The objective reads the inputs of the head, so the model must have one.
         needs_feature_mean: The objective needs the mean of these inputs over all devices (common.models.feature_mean).
-        adds_up: Devices hand in sums over their samples, which the server adds up. So all need the same scales, and the owner of
-            the data must allow it.
+        adds_up: Devices hand in sums over their samples, which the server adds up. So all need the same scales, and the owner
+            of the data must allow it.
         own_loop: Why a user's own training loop cannot train by it; empty if it can.
         only_classes: Why it can learn nothing but classes, and what to take instead; empty if it can.
         not_private: Why devices cannot train by it with noise (`privacy.unit`); empty if its loss is a mean over samples, each
@@ -174,6 +174,7 @@ class SumsSettings(ObjectiveSettings, frozen=True, forbid_unknown_fields=True):
     """Sums for a closed form, which has nothing to train: docs/methods/analytic.md."""
 
     adds_up: ClassVar[bool] = True
+    keeps_own: ClassVar[bool] = True
     own_loop: ClassVar[str] = "it solves for its weights, and trains nothing"
     not_private: ClassVar[str] = "its sums have no noise"
 

@@ -8,7 +8,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from attune.common.methods.closed_form import (
+from attune.common.methods.ridge import (
     ERRORS,
     STRENGTHS,
     WEIGHT,
@@ -28,7 +28,7 @@ from attune.fedclient.work.objectives.network import Network
 class Sums(Objective[SumsSettings]):
     """G, B and s over all training samples, and the errors of models that are drawn from the served weights.
 
-    He et al., AFL, CVPR 2025; the letters are those of common.methods.closed_form.
+    He et al., AFL, CVPR 2025; the letters are those of common.methods.ridge.
     """
 
     hands_in: ClassVar[Mapping[str, str]] = {name: PERSONAL + name for name in sums_manifest(1, 1)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attune.common.methods.closed_form import STRENGTH, WEIGHT, solved
+from attune.common.methods.ridge import STRENGTH, WEIGHT, solved
 from attune.common.methods.settings.predictors import ClosedFormPredictorSettings
 from attune.fedclient.work.objectives.base import LocalTask, Tensors, split
 from attune.fedclient.work.objectives.sums import closed_form_of, features_and_targets, out_of_fold

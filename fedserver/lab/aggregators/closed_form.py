@@ -1,6 +1,6 @@
 """Closed form: each device is served the ridge regression of all other devices' samples, from the sums of each.
 
-He et al., AFL, CVPR 2025; docs/methods/analytic.md. The letters are those of common.methods.closed_form.
+He et al., AFL, CVPR 2025; docs/methods/analytic.md. The letters are those of common.methods.ridge.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attune.common.exchange.transform import PartUpdate
-from attune.common.methods.closed_form import (
+from attune.common.methods.ridge import (
     CROSS,
     ERRORS,
     GAMMAS,
@@ -150,9 +150,9 @@ def _gamma(total: Tensors, groups: Sequence[Tensors]) -> float:
 
 def _strength(errors: Mapping[str, Sequence[float]]) -> float:
     """Return the strength with the least error over the clients, none of which has more than a bounded vote."""
-    told = {client: each for client, each in errors.items() if any(each)}
-    if not told:
+    reported = {client: of for client, of in errors.items() if any(of)}
+    if not reported:
         return USUAL_STRENGTH
-    votes = bounded({strength: {name: -each[place] for name, each in told.items()} for place, strength in enumerate(STRENGTHS)})
+    votes = bounded({strength: {name: -of[place] for name, of in reported.items()} for place, strength in enumerate(STRENGTHS)})
     sums = {strength: sum(of[name] for name in sorted(of)) for strength, of in votes.items()}
     return max(sums, key=lambda strength: sums[strength])

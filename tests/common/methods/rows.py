@@ -5,4 +5,4 @@ from __future__ import annotations
 from attune.common.methods.registry import get, names
 
 ADAPTED = tuple(name for name in names() if any("lora" in selector for selector, _ in get(name).parts))
-OF_ANY_MODEL = [name for name in names() if name not in ADAPTED]
+OF_ANY_MODEL = [name for name in names() if name not in ADAPTED and "model" not in get(name).defaults]

@@ -179,7 +179,7 @@ def test_every_built_in_method_has_a_citation_valid_defaults_and_a_name_of_its_o
         assert method.name == name and method.citation
         configure(method, {})
         TrainSettings(**method.defaults.get("train", {}))
-        assert set(method.defaults) | set(method.published) <= {"method", "train", "round"}
+        assert set(method.defaults) | set(method.published) <= {"method", "train", "round", "model"}
         TrainSettings(**method.published.get("train", {}))
 
 

@@ -145,7 +145,17 @@ def test_usual_models():
     shapes = {"images": (8, 8, 1), "tokens": (5,), "series": (5, 2), "tabular": (5,)}
     chosen = {kind: registry.default_spec(kind, shape, 2, 9, None, {}).name for kind, shape in shapes.items()}
     assert chosen == {"images": "vit", "tokens": "transformer", "series": "transformer", "tabular": "dnn"}
-    assert registry.names() == ["convnet", "convnet-bn", "dnn", "huggingface", "lstm", "mlr", "transformer", "vit"]
+    assert registry.names() == [
+        "closed-form",
+        "convnet",
+        "convnet-bn",
+        "dnn",
+        "huggingface",
+        "lstm",
+        "mlr",
+        "transformer",
+        "vit",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +163,7 @@ def test_usual_models():
     [
         ("images", (8, 8, 1), "vti", {}, "did you mean 'vit'"),
         ("tokens", (8,), "dnn", {}, "dnn does not take tokens; models that do: huggingface, lstm, transformer"),
-        ("tabular", (8,), "vit", {}, "models that do: dnn, mlr, transformer"),
+        ("tabular", (8,), "vit", {}, "models that do: closed-form, dnn, mlr, transformer"),
         ("images", (8, 8, 1), None, {"widht": 3}, "model.widht .did you mean 'width'"),
         ("images", (8, 8, 1), None, {"width": 30}, "not a multiple of model.heads = 4"),
         ("images", (8, 8, 1), None, {"width": -1}, ">= 0"),

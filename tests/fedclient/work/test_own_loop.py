@@ -21,7 +21,7 @@ from attune.common.wire.files import read_tensors
 from tests.common.methods.rows import OF_ANY_MODEL
 
 PLAIN = {"train.lr": 0.1, "train.momentum": 0.0, "train.clip_norm": 0.0, "train.local_epochs": 2, "train.validation": 0.0}
-FOREIGN = {"apfl", "fedala", "feddbe", "per-fedavg", "pfedgp", "pfedme", "pfedme+mcsa"}
+FOREIGN = {"analytic", "apfl", "fedala", "feddbe", "per-fedavg", "pfedgp", "pfedme", "pfedme+mcsa"}
 
 
 def shards(samples: int = 24) -> dict[str, Any]:

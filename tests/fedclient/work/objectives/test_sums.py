@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from attune.common.methods.closed_form import ERRORS, STRENGTHS, WEIGHT
+from attune.common.methods.ridge import ERRORS, STRENGTHS, WEIGHT
 from attune.common.methods.settings.objectives import SumsSettings
 from attune.common.methods.settings.predictors import ClosedFormPredictorSettings
 from attune.common.models.registry import build, default_spec

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attune.common.exchange.transform import PartUpdate
-from attune.common.methods.closed_form import (
+from attune.common.methods.ridge import (
     ERRORS,
     GAMMAS,
     STRENGTH,
@@ -89,7 +89,7 @@ def test_each_client_is_served_the_regression_of_all_others(seed: int, sizes: li
         assert float(tensors[STRENGTH]) == USUAL_STRENGTH
 
 
-def test_a_client_with_few_samples_keeps_the_common_weights_and_a_stranger_draws_from_them():
+def test_a_client_with_few_samples_keeps_the_common_weights():
     made, few = aggregator(), samples(1, FEWEST - 1)
     numbers = made.close_round([update("ann", samples(0, 12)), update("bob", few, weight=12)])
     common = pooled([samples(0, 12), few], numbers["gamma"])

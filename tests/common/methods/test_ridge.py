@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attune.common.errors import SettingError, UpdateRefused
-from attune.common.methods.closed_form import (
+from attune.common.methods.ridge import (
     CROSS,
     ERRORS,
     GRAM,
