@@ -74,4 +74,4 @@ def test_after_forget_nothing_of_the_device_is_left(shards: list[Path], federati
     assert [process.code() for process in (*devices, server)] == [0, 0, 0], server.text
     never = Outcome.simulated(tmp_path / "never", rest, SETTINGS)
     assert Outcome.of(federation, rest).models == never.models
-    assert gone.name not in {client["name"] for client in federation.status()["clients"]}
+    assert federation.client(gone.name)["state"] == "revoked"
