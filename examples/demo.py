@@ -1,7 +1,8 @@
 """`make demo`: the gain of federation. Twenty devices with few, different samples: alone, with a common model, with their own.
 
-Two federations run on the same shards, each with a real server and real devices over mutual TLS. The devices are hosted in one
-process, because twenty processes are too many for a small machine, and their models train together. FedTP's devices also fit
+Three federations run on the same shards, each with a real server and real devices over mutual TLS: FedTP, FedAvg, and the closed
+form, which trains nothing. The devices are hosted in one process, because twenty processes are too many for a small machine, and
+their models train together. FedTP's devices also fit
 ordinary models and train their network alone, as rivals. FedAvg's model is tuned on each device as well, so that
 personalization has a fair rival. Every number is measured by the run. The exit status is 0 only if every process ended well and
 every device has a model.
@@ -56,13 +57,13 @@ def make_shards(data: str, out: Path, devices: int, samples: int, seed: int) -> 
     return write_shards(out, parts)
 
 
-def outcome_of(shards: Sequence[Path], fedtp: Federation, fedavg: Federation) -> list[Outcome]:
+def outcome_of(shards: Sequence[Path], fedtp: Federation, fedavg: Federation, analytic: Federation) -> list[Outcome]:
     """Return the results of all devices.
 
     Raises:
         click.ClickException: A device has no model or no accuracy.
     """
-    personalized, common = fedtp.clients(), fedavg.clients()
+    personalized, common, solved = fedtp.clients(), fedavg.clients(), analytic.clients()
     outcomes = []
     for shard in shards:
         client = personalized[shard.name]
@@ -72,6 +73,7 @@ def outcome_of(shards: Sequence[Path], fedtp: Federation, fedavg: Federation) ->
             "local": client["accuracy_local"],
             "fedavg": common[shard.name]["accuracy"],
             "fedavg+ft": tuned(shard, fedavg.home(shard)),
+            "analytic": solved[shard.name]["accuracy"],
             "fedtp": client["accuracy"],
             "kept": client["accuracy_kept"],
         }
@@ -108,8 +110,10 @@ def main(data: str, out: Path, devices: int, rounds: int, samples: int, seed: in
     for method, run in runs.items():
         baseline = "alone+local" if method == "fedtp" else "none"
         run.to_the_end(rounds, seed, (f"train.local_epochs={EPOCHS}",), ("--baseline", baseline))
+    analytic = Federation(out / "analytic", "analytic", shards, watch.of("analytic", 0.0))
+    analytic.to_the_end(2, seed, (), ("--baseline", "none", "--disclose", "sums"))
     click.echo(f"[fedavg] tuning the common model on each of {len(shards)} devices")
-    outcomes = outcome_of(shards, runs["fedtp"], runs["fedavg"])
+    outcomes = outcome_of(shards, runs["fedtp"], runs["fedavg"], analytic)
     write(outcomes, out / "demo.csv")
     click.echo("")
     for line in report(outcomes):

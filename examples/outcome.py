@@ -12,8 +12,8 @@ from statistics import fmean
 from attune.common.statistics import mcnemar
 
 COLUMNS = {
-    "constant": "constant", "alone": "alone", "local": "Local", "fedavg": "FedAvg", "fedavg+ft": "tuned", "fedtp": "FedTP",
-    "kept": "kept",
+    "constant": "constant", "alone": "alone", "local": "Local", "fedavg": "FedAvg", "fedavg+ft": "tuned",
+    "analytic": "analytic", "fedtp": "FedTP", "kept": "kept",
 }  # fmt: skip
 LEGEND = {
     "constant": "always the device's most frequent label",
@@ -21,6 +21,7 @@ LEGEND = {
     "local": "FedTP's network, trained alone with the same budget",
     "fedavg": "one model for all",
     "fedavg+ft": "that model, trained on each device for 20 epochs at rate 0.1",
+    "analytic": "a regression from sums of all devices, drawn towards each device's own samples: one exchange",
     "fedtp": "own weights for each device, from the server",
     "kept": "what FedTP's devices predict with in the end, a blend of their models",
 }
