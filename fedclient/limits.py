@@ -243,15 +243,15 @@ def accept_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None
             f"this federation's plan uses the columns {clean(listed(beyond))}; this device uses only {listed(allowed)} "
             "(--columns)"
         )
+    # Do not trust the plan's list: a package whose code the names in the plan would load must be in it.
+    for package in packages_on_devices(plan.method, plan.method_options, plan.model.name, plan.device_transforms):
+        if package.name not in plan.plugins:
+            raise WireError(f"the server's plan uses the plug-in {package.name}, which it does not list; update the server")
     if configured_on_device(plan).objective.adds_up and "sums" not in options.disclose:
         raise LimitExceeded(
             f"this federation's method {plan.method} asks for sums over this device's samples, from which single samples can "
             "be computed; the owner of the data allows that by --disclose sums"
         )
-    # Do not trust the plan's list: a package whose code the names in the plan would load must be in it.
-    for package in packages_on_devices(plan.method, plan.method_options, plan.model.name, plan.device_transforms):
-        if package.name not in plan.plugins:
-            raise WireError(f"the server's plan uses the plug-in {package.name}, which it does not list; update the server")
     return before
 
 

@@ -31,6 +31,7 @@ class Sums(Objective[SumsSettings]):
     He et al., AFL, CVPR 2025; the letters are those of common.methods.ridge.
     """
 
+    by_itself = "it takes no steps"
     hands_in: ClassVar[Mapping[str, str]] = {name: PERSONAL + name for name in sums_manifest(1, 1)}
 
     def extras(self, tensors: Mapping[str, Tensor], network: Network) -> Tensors:

@@ -52,7 +52,7 @@ def compare(devices, tolerance, trains=()):
 
 
 def test_only_gaussian_processes_and_a_running_mean_go_one_by_one():
-    assert set(settings.SETTINGS) - set(TOGETHER) == {"domain-bias", "gp"}
+    assert set(settings.SETTINGS) - set(TOGETHER) == {"domain-bias", "gp", "sums"}
 
 
 @pytest.mark.parametrize("way", WAYS)
