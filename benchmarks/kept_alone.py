@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import click
+import msgspec
 
 from attune.common.metrics import KEPT_RIVALS
 from attune.common.paired import findings_of, pairs_of
@@ -61,6 +62,8 @@ def _run(
                 continue
             with tempfile.TemporaryDirectory(prefix="attune-kept-") as folder:
                 shards = [str(shard) for shard in point.write(Path(folder), source, seed)]
+                if left == [ANALYTIC]:
+                    _scale_together(shards)
                 for entry in left:
                     is_closed = entry is ANALYTIC
                     settings = {} if is_closed else {**recipe.settings, **entry.settings}
@@ -71,6 +74,14 @@ def _run(
                     key = {"recipe": recipe.name, "x": point.x, "method": entry.label, "seed": seed}
                     results.add([row := key | row_of(result.status)])
                     click.echo(row)
+
+
+def _scale_together(shards: Sequence[str]) -> None:
+    """Let all devices scale their columns by one mean and deviation, as the closed form needs it."""
+    for shard in shards:
+        meta = Path(shard) / "meta.json"
+        declared = msgspec.json.decode(meta.read_bytes()) if meta.exists() else {}
+        meta.write_bytes(msgspec.json.encode({**declared, "standardise": "federation"}))
 
 
 @click.command()
