@@ -192,12 +192,12 @@ class Tree:
 
     Attributes:
         root: Its folder.
-        sound: For each test that has found a fault, whether it passes without one.
+        unsound: Tests that fail without a fault, too.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.sound: dict[str, bool] = {}
+        self.unsound: set[str] = set()
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(root)], check=True)
         metadata = [sys.executable, "-c", "from setuptools import setup; setup()", "-q", "egg_info"]
         subprocess.run(metadata, cwd=root, check=True, stdout=subprocess.DEVNULL)
@@ -209,24 +209,31 @@ class Tree:
             compiled.unlink()
 
     def try_out(self, mutation: Mutation, source: Source, index: int) -> tuple[str, str]:
-        """Make a fault and run tests; return the test that finds it, and the stage; both are empty if none does."""
+        """Make a fault and run tests; return the test that finds it (empty: none), and the stage, or stages that took too long."""
         lines = source.text.splitlines(keepends=True)
         lines[index] = lines[index].replace(mutation.before, mutation.after)
+        too_long = []
         for where, tests in stages(self.root, str(source.path)):
-            self.write(source.path, "".join(lines))
             try:
-                test = first_failure(self.root, tests)
+                test = self._finder(tests, source, "".join(lines))
             except subprocess.TimeoutExpired:
-                test = f"more than {LIMIT_S} s"
+                too_long.append(f"{where}: more than {LIMIT_S} s")
+                continue
+            if test:
+                return test, where
+        return "", "; ".join(too_long)
+
+    def _finder(self, tests: Sequence[str], source: Source, fault: str) -> str:
+        """Return the first test that fails with the text `fault` in a file and passes without; empty: there is none."""
+        while True:
+            self.write(source.path, fault)
+            try:
+                test = first_failure(self.root, [*tests, *(f"--deselect={name}" for name in self.unsound)])
             finally:
                 self.write(source.path, source.text)
-            if "::" in test and test not in self.sound:
-                self.sound[test] = not first_failure(self.root, [test])
-            if test and self.sound.get(test, True):
-                return test, where
-            if test:
-                return f"fails without it, too: {test}", where
-        return "", ""
+            if "::" not in test or not first_failure(self.root, [test]):
+                return test
+            self.unsound.add(test)
 
 
 @click.command()
