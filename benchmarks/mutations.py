@@ -28,7 +28,7 @@ from typing import Any
 
 import click
 
-from benchmarks.measure import ROOT, Source, sources
+from benchmarks.measure import ROOT, Function, Source, sources
 from benchmarks.result_file import Results
 
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
@@ -73,16 +73,16 @@ class Mutation:
         return None
 
 
-def functions(tree: ast.AST, around: str = "") -> Iterator[tuple[str, ast.AST]]:
+def functions(tree: ast.AST, around: str = "") -> Iterator[tuple[str, Function]]:
     """Yield functions and methods with their names; a function within another belongs to the outer one."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, Function):
             yield around + node.name, node
         else:
             yield from functions(node, f"{around}{node.name}." if isinstance(node, ast.ClassDef) else around)
 
 
-def mutated(node: ast.AST) -> tuple[str, ast.AST, str] | None:
+def mutated(node: ast.AST) -> tuple[str, ast.expr | ast.stmt, str] | None:
     """Return the kind of fault that a node can have, the node to replace, and the code to replace it with."""
     match node:
         case ast.Compare(ops=[operator]) if type(operator) in SWAPPED:
@@ -101,10 +101,10 @@ def mutated(node: ast.AST) -> tuple[str, ast.AST, str] | None:
     return None
 
 
-def faults(function: ast.AST, lines: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+def faults(function: Function, lines: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Yield kind, line before and line after for each fault that a function can have on a line that it has once."""
-    waiting = list(getattr(function, "body", ()))
-    stripped = [line.strip() for line in lines[function.lineno - 1 : function.end_lineno]]  # type: ignore[attr-defined]
+    waiting: list[ast.AST] = [*function.body]
+    stripped = [line.strip() for line in lines[function.lineno - 1 : function.end_lineno]]
     while waiting:
         node = waiting.pop(0)
         if isinstance(node, ast.JoinedStr | ast.arguments):
@@ -114,10 +114,10 @@ def faults(function: ast.AST, lines: Sequence[str]) -> Iterator[tuple[str, str, 
         if fault is None:
             continue
         kind, old, code = fault
-        if old.lineno != old.end_lineno:  # type: ignore[attr-defined]
+        if old.lineno != old.end_lineno:
             continue
-        line = lines[old.lineno - 1].encode()  # type: ignore[attr-defined]
-        after = line[: old.col_offset] + code.encode() + line[old.end_col_offset :]  # type: ignore[attr-defined]
+        line = lines[old.lineno - 1].encode()
+        after = line[: old.col_offset] + code.encode() + line[old.end_col_offset :]
         if stripped.count(line.decode().strip()) == 1:
             yield kind, line.decode().strip(), after.decode().strip()
 
@@ -209,7 +209,7 @@ class Tree:
             compiled.unlink()
 
     def try_out(self, mutation: Mutation, source: Source, index: int) -> tuple[str, str]:
-        """Make a fault and run tests; return the test that finds it (empty: none), and the stage, or stages that took too long."""
+        """Make a fault and run tests; return the test that finds it (empty: none) and its stage, or those too long."""
         lines = source.text.splitlines(keepends=True)
         lines[index] = lines[index].replace(mutation.before, mutation.after)
         too_long = []
