@@ -36,6 +36,18 @@ def digits() -> Dataset:
     return source
 
 
+def test_of_a_large_data_set_a_random_part_is_used_and_of_a_small_one_everything(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert catalogue._small(digits, 0) is digits
+    monkeypatch.setattr(catalogue, "FASHION_SAMPLES", 40)
+    part = catalogue._small(digits, 0)
+    assert isinstance(part, Dataset)
+    assert (len(part.train_y), len(part.test_y)) == (40, 10)
+    rows = {row.tobytes() for row in digits.train_x}
+    assert all(row.tobytes() in rows for row in part.train_x), "training and test part stay apart"
+
+
 @pytest.mark.parametrize("recipe", catalogue.RECIPES.values(), ids=lambda recipe: recipe.name)
 def test_in_every_recipe_the_settings_exist(recipe: Recipe) -> None:
     for entry in recipe.entries:
