@@ -153,6 +153,21 @@ def test_samples_of_one_group_are_one_piece_of_evidence() -> None:
     assert harmed(~right, {"Local": right}, np.arange(20))
 
 
+def test_a_picture_has_gains_and_dashes_where_nothing_is_personalized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, figures = catalogue.get("digits"), []
+    monkeypatch.setattr(picture.figures, "png", lambda figure: (figures.append(figure), b"")[1])
+    means = {picture.LOCAL: 0.5, picture.FEDAVG: 0.25, picture.TUNED: 0.75, "FedTP": 1.0}
+    rows = [
+        RecipeRow("", x, 0, name, 10, x, mean, mean, mean, None, None, 0.1, 0.0, 0.0, 0, 1.0)
+        for x in (20, 40)
+        for name, mean in means.items()
+    ]
+    picture.picture(recipe, rows, tmp_path / "gains.png")
+    drawn = {line.get_label(): line for line in figures[0].axes[0].get_lines()}
+    assert [list(drawn[name].get_ydata()) for name in ("FedTP", picture.FEDAVG)] == [[50.0, 50.0], [-25.0, -25.0]]
+    assert [drawn[name].get_linestyle() for name in ("FedTP", picture.TUNED, picture.FEDAVG)] == ["-", "-", "--"]
+
+
 def test_where_a_gain_begins_and_ends() -> None:
     assert picture.crossovers([(10, 2.0), (1000, -2.0)]) == [(pytest.approx(100), False)]
     assert picture.crossovers([(10, 2.0), (20, -2.0), (30, 2.0)], log=False) == [(15, False), (25, True)]
