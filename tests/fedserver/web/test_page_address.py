@@ -15,6 +15,8 @@ def test_a_page_has_an_address_once_it_was_served(tmp_path: Path, monkeypatch: p
     home = ServerHome(tmp_path)
     home.create()
     assert finished.page_url(home, "secret") is None
+    settings = SimpleNamespace(server=SimpleNamespace(advertise="here:1"))
+    monkeypatch.setattr(ServerHome, "snapshot", lambda _: SimpleNamespace(settings=settings))
     place = SimpleNamespace(url=lambda token, advertise: f"https://there/{advertise}#{token}")
     monkeypatch.setattr(finished, "remembered", lambda _: place)
-    assert finished.page_url(home, "secret") == "https://there/#secret"
+    assert finished.page_url(home, "secret") == "https://there/here:1#secret"
