@@ -83,7 +83,7 @@ conformance: develop
 	$(BIN)/pytest tests/conformance
 
 # Compares all bits with those of another revision: every method in simulation, six over the network.
-REV ?= 82b576c
+REV ?= 7614c745
 same-bits: develop
 	$(BIN)/python -m tests.same_bits --rev $(REV)
 

@@ -344,7 +344,7 @@ def main(lower: bool, files: bool, root: Path) -> None:
         for what, feature in committed["features"].items():
             click.echo("\n".join(["", f"{what}:", *naming(sources(root), **feature)]))
     if above:
-        raise SystemExit(f"{above} of these numbers are above their limits in {LIMITS.relative_to(ROOT)}: make them smaller")
+        raise SystemExit(f"numbers above their limits in {LIMITS.relative_to(ROOT)}: {above}; make them smaller")
 
 
 if __name__ == "__main__":
