@@ -2,7 +2,7 @@
 
 A mutation is a changed comparison, constant or sign, a dropped call, or a negated condition, on one line. One at a time is made
 in a clone of this repository at HEAD. Then tests run until one fails: those of the folder that mirrors the file's, first those
-of the file itself; then those of other folders that name the module; then those of both that need engines (PostgreSQL,
+that name the module; then those of other folders that name it; then those of both that need engines (PostgreSQL,
 browsers). A test counts only if it passes without the mutation.
 
 `--again` makes the mutations of an earlier result file once more, if their lines are still there: a function may have moved to
@@ -156,11 +156,12 @@ def folder_of_tests(root: Path, file: str) -> Path:
 def stages(root: Path, file: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the tests to run, each time with the name of the stage: the arguments of pytest."""
     path = Path(file)
-    near = sorted(folder_of_tests(root, file).glob("test_*.py"), key=lambda test: (path.stem not in test.stem, test.name))
     package = re.escape(".".join(("attune", *path.parent.parts)))
     names = re.compile(rf"{package}(\.{path.stem}\b| import [^\n]*\b{path.stem}\b)")
-    rest = sorted(set((root / "tests").rglob("test_*.py")) - set(near))
-    far = [test for test in rest if names.search(test.read_text(encoding="utf-8"))]
+    near = sorted(folder_of_tests(root, file).glob("test_*.py"))
+    named = [test for test in sorted((root / "tests").rglob("test_*.py")) if names.search(test.read_text(encoding="utf-8"))]
+    near.sort(key=lambda test: (path.stem not in test.stem, test not in named))
+    far = [test for test in named if test not in near]
     yield "folder", ["-m", "not engines", *map(str, near)]
     if far:
         yield "elsewhere", ["-m", "not engines", *map(str, far)]
