@@ -6,9 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 
-from attune.fedserver.cli import cli
 from attune.fedserver.home import ServerHome
 from attune.fedserver.web import finished
 
@@ -22,12 +20,3 @@ def test_a_page_has_an_address_once_it_was_served(tmp_path: Path, monkeypatch: p
     place = SimpleNamespace(url=lambda token, advertise: f"https://there/{advertise}#{token}")
     monkeypatch.setattr(finished, "remembered", lambda _: place)
     assert finished.page_url(home, "secret") == "https://there/here:1#secret"
-
-
-def test_the_command_prints_the_address_of_a_running_page_and_serves_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(finished, "running_page", lambda _: "https://here:1/")
-    monkeypatch.setattr(finished, "show", None)
-    done = CliRunner().invoke(cli, ["dashboard", "--home", str(tmp_path)], catch_exceptions=False)
-    assert (done.exit_code, done.output) == (0, "https://here:1/\n")

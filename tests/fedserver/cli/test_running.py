@@ -1,4 +1,4 @@
-"""`fedserver run stop` says what the next start of the server will do."""
+"""What `fedserver run stop` and `fedserver dashboard` say."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from attune.fedserver import runs
 from attune.fedserver.cli import cli
+from attune.fedserver.web import finished
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,12 @@ def test_the_end_of_a_run_and_of_a_race_are_told_apart(
     monkeypatch.setattr(runs, "stop", lambda *_: closed)
     done = CliRunner().invoke(cli, ["run", "stop", "--home", str(tmp_path)], catch_exceptions=False)
     assert done.exit_code == 0 and done.output.startswith(said)
+
+
+def test_the_command_prints_the_address_of_a_running_page_and_serves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finished, "running_page", lambda _: "https://here:1/")
+    monkeypatch.setattr(finished, "show", None)
+    done = CliRunner().invoke(cli, ["dashboard", "--home", str(tmp_path)], catch_exceptions=False)
+    assert (done.exit_code, done.output) == (0, "https://here:1/\n")
