@@ -1,11 +1,13 @@
-"""How large and how readable this repository is, in numbers: `make measure`.
+"""How large and how readable this repository is, in numbers: `make measure` fails if one is above its limit in limits.toml.
 
 How things are counted:
 
-- The product is every Python file in common, fedserver, fedclient, simulation and contrib, without generated code (`pb/`). The
-  root `__init__.py`, 20 lines that name the public interface, is left out. The spine is common, fedserver and fedclient.
+- The product is every Python file outside tests, benchmarks, docs and examples, without generated code (`pb/`). The spine is
+  common, fedserver and fedclient.
 - A code line is a line with anything on it but blanks, a comment or a docstring. All lines of other multi-line strings count.
 - A function's length is its lines from `def` (without decorators) to its end, as they stand in the file.
+- Attributes of a class are the names that its methods assign to `self.NAME`. Parameters do not include self and cls.
+- A file names a feature if one of the feature's words stands in its code: in a name or a string, but not in a docstring.
 - Words are what stands between blanks, in all *.md that git knows or would add, outside tests/, and without what stands between
   `<!-- generated ... -->` and `<!-- end generated -->`.
 - `benchmarks/way.py` says what the way of an update is.
@@ -30,10 +32,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 ROOT = Path(__file__).resolve().parents[1]
 SPINE = ("common", "fedserver", "fedclient")
-PRODUCT = (*SPINE, "simulation", "contrib")
+BESIDE = ("tests", "benchmarks", "docs", "examples")
+LIMITS = ROOT / "benchmarks" / "limits.toml"
 MAX_FILE_LINES, MAX_CELL, MAX_TEST_NAME = 400, 200, 80
 SHARED_MODULE_NAMES = ("__init__", "base", "registry")
 VERBS = "tests/docs/verbs.txt"
@@ -44,6 +48,17 @@ NO_FIRST_WORDS = frozenset(
 THIRD_PERSON = frozenset(("Carries", "Finds", "Gives", "Holds", "Issues", "Keeps", "Makes", "Owns", "Reads", "Sends", "Trains"))
 VAGUE = ("found", "each", "own", "told")
 RUFF_RULES = ("--select=D,D401", "--ignore=D102,D105,D107", "--config=lint.pydocstyle.convention='google'")
+FREE_SIGNATURES = ("simulate", "Client.__init__")  # their parameters are the public interface
+# Prints how many modules the help of the server imports.
+HELP = """
+import sys
+from contextlib import suppress
+from attune.fedserver.cli import main
+sys.argv = ["fedserver", "--help"]
+with suppress(SystemExit):
+    main()
+print(sum(name == "attune" or name.startswith("attune.") for name in sys.modules))
+"""
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 _GENERATED = re.compile(r"<!-- generated\b.*?<!-- end generated -->", re.DOTALL)
 _TEST = re.compile(r"^[ \t]*(?:async )?def (test_\w+)", re.MULTILINE)
@@ -89,6 +104,33 @@ class Source:
             lines.difference_update(range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1))
         return len(lines)
 
+    @cached_property
+    def code(self) -> str:
+        """Names, strings and numbers with blanks between them, without comments and docstrings."""
+        starts = {node.body[0].lineno for node in self.documented()}
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        return " ".join(token.string for token in tokens if token.type not in _NO_CODE and token.start[0] not in starts)
+
+    @property
+    def most_attributes(self) -> int:
+        """Number of attributes of the class that has most."""
+        classes = (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+        return max((len(set(_assigned_to_self(node))) for node in classes), default=0)
+
+    @property
+    def most_parameters(self) -> int:
+        """Number of parameters of the function that has most, without FREE_SIGNATURES."""
+        classes = (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+        free = {
+            member
+            for node in classes
+            for member in node.body
+            if f"{node.name}.{getattr(member, 'name', '')}" in FREE_SIGNATURES
+        }
+        return max(
+            (_parameters(node) for node in self.functions() if node not in free and node.name not in FREE_SIGNATURES), default=0
+        )
+
     def documented(self) -> Iterator[Documented]:
         """Yield the module, classes and functions that have a docstring."""
         for node in ast.walk(self.tree):
@@ -109,6 +151,17 @@ class Source:
         return (target.id for target in targets if isinstance(target, ast.Name) and _LIKE_A_CLASS.match(target.id))
 
 
+def _assigned_to_self(node: ast.AST) -> Iterator[str]:
+    for place in ast.walk(node):
+        if isinstance(place, ast.Attribute) and isinstance(place.ctx, ast.Store) and ast.unparse(place.value) == "self":
+            yield place.attr
+
+
+def _parameters(node: Function) -> int:
+    parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return sum(parameter.arg not in ("self", "cls") for parameter in parameters)
+
+
 def listed(root: Path, pattern: str) -> list[Path]:
     """Return the files that git knows or would add, relative to `root`, sorted."""
     command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", pattern]
@@ -116,10 +169,11 @@ def listed(root: Path, pattern: str) -> list[Path]:
     return [Path(name) for name in sorted({*names} - {""}) if (root / name).is_file()]
 
 
-def sources(root: Path, packages: Sequence[str] = PRODUCT) -> list[Source]:
-    """Return the Python files of some top-level folders, without generated code."""
-    paths = [path for path in listed(root, "*.py") if path.parts[0] in packages and "pb" not in path.parts]
-    return [Source(path, (root / path).read_text(encoding="utf-8")) for path in paths]
+def sources(root: Path, packages: Sequence[str] = ()) -> list[Source]:
+    """Return the Python files of some top-level folders, without generated code; by default those of the product."""
+    paths = [path for path in listed(root, "*.py") if "pb" not in path.parts]
+    chosen = [path for path in paths if (path.parts[0] in packages if packages else path.parts[0] not in BESIDE)]
+    return [Source(path, (root / path).read_text(encoding="utf-8")) for path in chosen]
 
 
 def is_property(node: Documented) -> bool:
@@ -191,6 +245,12 @@ def long_test_names(files: Sequence[Source]) -> list[str]:
     return [name for source in files for name in _TEST.findall(source.text) if len(name) > MAX_TEST_NAME]
 
 
+def naming(files: Sequence[Source], words: str, own: str) -> list[str]:
+    """Return the files that name a feature and are none of its own; `words` and `own` are regular expressions."""
+    named, theirs = re.compile(words, re.IGNORECASE), re.compile(own)
+    return [str(source.path) for source in files if named.search(source.code) and not theirs.search(str(source.path))]
+
+
 def hand_written(text: str) -> str:
     """Return a document without its generated tables."""
     return _GENERATED.sub("", text)
@@ -205,91 +265,86 @@ def long_cells(text: str) -> list[str]:
 
 def ruff_violations(root: Path) -> list[str]:
     """Return the code of each violation of ruff's rules of docstrings in the product."""
-    folders = [name for name in PRODUCT if (root / name).is_dir()]
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--exit-zero", "--output-format=json"]
-    options = [*RUFF_RULES, "--exclude=pb", *folders]
+    options = [*RUFF_RULES, f"--exclude={','.join(('pb', *BESIDE))}", "."]
     answer = subprocess.run([*command, *options], cwd=root, check=True, capture_output=True, text=True).stdout
     return [violation["code"] for violation in json.loads(answer)]
 
 
-def way(root: Path) -> dict[str, Any]:
-    """Return what benchmarks/way.py finds, with the `attune` of `root`."""
+def printed(root: Path, *words: str) -> str:
+    """Return what Python prints with the `attune` of `root`."""
     environment = {**os.environ, "PYTHONPATH": f"{root / '.package'}{os.pathsep}{root}"}
-    command = [sys.executable, str(ROOT / "benchmarks" / "way.py"), str(root)]
-    answer = subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True, text=True).stdout
-    return dict(json.loads(answer))
+    return subprocess.run(
+        [sys.executable, *words], cwd=root, env=environment, check=True, capture_output=True, text=True
+    ).stdout
 
 
-@dataclass(frozen=True)
-class Row:
-    """One number of the table.
+def read_limits() -> dict[str, Any]:
+    """Return "limits", the largest value of each number, and "features", words and own files of each feature."""
+    return dict(msgspec.toml.decode(LIMITS.read_bytes()))
 
-    Attributes:
-        what: What is counted.
-        now: The number.
-        before: The same number at commit 82b576c.
-        target: The largest number that is fine; None: there is no target.
+
+def numbers(root: Path, walked: dict[str, Any], features: dict[str, dict[str, str]]) -> Iterator[float]:
+    """Yield all numbers in the order of limits.toml.
+
+    Args:
+        root: The checkout.
+        walked: What benchmarks/way.py prints.
+        features: Words and own files of each feature.
     """
-
-    what: str
-    now: float
-    before: float
-    target: float | None = None
-
-    @property
-    def verdict(self) -> str:
-        """Whether the target is met, in a word."""
-        return "" if self.target is None else "yes" if self.now <= self.target else "no"
-
-
-def rows(root: Path, walked: dict[str, Any]) -> Iterator[Row]:
-    """Yield all numbers. `walked` is what `way` returns."""
-    product = sources(root)
-    spine = [source for source in product if source.path.parts[0] in SPINE]
+    product, tests = sources(root), sources(root, ["tests"])
     verbs = read_verbs(ROOT / VERBS)
     documents = {path: (root / path).read_text(encoding="utf-8") for path in listed(root, "*.md") if path.parts[0] != "tests"}
     words = {str(path): len(hand_written(text).split()) for path, text in documents.items()}
-    violations = ruff_violations(root)
-    lengths = [(node.end_lineno or node.lineno) - node.lineno + 1 for source in product for node in source.functions()]
-    yield Row("code lines", sum(source.code_lines for source in product), 28134, 27500)
-    yield Row("code lines of the spine", sum(source.code_lines for source in spine), 26690, 24000)
-    yield Row("all lines", sum(source.lines for source in product), 41036)
-    yield Row("files", len(product), 469, 415)
-    yield Row(f"files over {MAX_FILE_LINES} lines", sum(source.lines > MAX_FILE_LINES for source in product), 0, 0)
-    yield Row("median length of a function", statistics.median(lengths), 5, 9)
-    yield Row("files on the way of an update", len(walked["handing_on"]), 61, 45)
-    yield Row("... and leaves that they call", len(walked["leaves"]), 42)
-    yield Row("docstrings against ruff's D401", violations.count("D401"), 775, 0)
-    yield Row("violations of ruff's D rules", len(violations), 979, 0)
-    yield Row("docstrings with a bad first word", sum(len(bad_first_words(source, verbs)) for source in product), 1883, 0)
-    yield Row("class names that another class or alias has", len(duplicate_classes(product)), 61, 0)
-    yield Row("module names twice in a package", len(duplicate_modules(product)), 19, 0)
-    yield Row(f"variables called {', '.join(VAGUE)}", sum(len(vague_variables(source)) for source in product), 483, 0)
-    yield Row(f"test names over {MAX_TEST_NAME} characters", len(long_test_names(sources(root, ["tests"]))), 44, 0)
-    yield Row("words of all documents", sum(words.values()), 91431, 60000)
-    yield Row("words of README.md", words.get("README.md", 0), 1830, 1500)
-    yield Row("words of ARCHITECTURE.md", words.get("ARCHITECTURE.md", 0), 4392, 1800)
-    yield Row(f"table cells over {MAX_CELL} characters", sum(len(long_cells(text)) for text in documents.values()), 83, 0)
+    yield sum(source.code_lines for source in product)
+    yield sum(source.code_lines for source in product if source.path.parts[0] in SPINE)
+    yield sum(source.code_lines for source in tests)
+    yield len(product)
+    yield sum(source.lines > MAX_FILE_LINES for source in product)
+    yield statistics.median((node.end_lineno or node.lineno) - node.lineno + 1 for one in product for node in one.functions())
+    yield len(walked["handing_on"])
+    yield len(walked["handing_on"]) + len(walked["leaves"])
+    yield max(source.most_attributes for source in product)
+    yield max(source.most_parameters for source in product)
+    yield int(printed(root, "-c", HELP).split()[-1])
+    for feature in features.values():
+        yield len(naming(product, **feature))
+    yield len(ruff_violations(root))
+    yield sum(len(bad_first_words(source, verbs)) for source in product)
+    yield len(duplicate_classes(product))
+    yield len(duplicate_modules(product))
+    yield sum(len(vague_variables(source)) for source in product)
+    yield len(long_test_names(tests))
+    yield sum(words.values())
+    yield words["README.md"]
+    yield words["ARCHITECTURE.md"]
+    yield sum(len(long_cells(text)) for text in documents.values())
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--files", is_flag=True, help="Also print the files on the way of an update.")
+@click.option("--lower", is_flag=True, help="Write lower limits where a number is below its limit.")
+@click.option("--files", is_flag=True, help="Also print the files on the way of an update, and those that name a feature.")
 @click.option("--root", type=click.Path(exists=True, file_okay=False, path_type=Path), default=ROOT, help="Another checkout.")
-def main(as_json: bool, files: bool, root: Path) -> None:
-    """Print how large and how readable the repository is, beside commit 82b576c and the targets."""
-    walked = way(root.resolve())
-    table = list(rows(root.resolve(), walked))
-    if as_json:
-        click.echo(json.dumps({row.what: row.now for row in table} | ({"way": walked} if files else {}), indent=1))
-        return
-    click.echo(f"{'':<42}{'82b576c':>9}{'now':>9}{'at most':>9}  met")
-    for row in table:
-        target = "" if row.target is None else f"{row.target:,g}"
-        click.echo(f"{row.what:<42}{row.before:>9,g}{row.now:>9,g}{target:>9}  {row.verdict}".rstrip())
+def main(lower: bool, files: bool, root: Path) -> None:
+    """Print how large and how readable the repository is, beside the limits. Exit status 1: a number is above its limit."""
+    root = root.resolve()
+    walked = json.loads(printed(root, str(ROOT / "benchmarks" / "way.py"), str(root)))
+    committed, above = read_limits(), 0
+    text = LIMITS.read_text(encoding="utf-8")
+    for (what, limit), now in zip(committed["limits"].items(), numbers(root, walked, committed["features"]), strict=True):
+        above += now > limit
+        click.echo(f"{what:<70}{now:>9,g}{limit:>9,g}{'  TOO MUCH' * (now > limit)}")
+        if lower and now < limit:
+            text = text.replace(f'"{what}" = {limit}\n', f'"{what}" = {now:g}\n')
+    if lower:
+        LIMITS.write_text(text, encoding="utf-8")
     if files:
         click.echo("\n".join(["", "Files on the way of an update, which hand work on:", *walked["handing_on"]]))
         click.echo("\n".join(["", "Leaves, which these call:", *walked["leaves"]]))
+        for what, feature in committed["features"].items():
+            click.echo("\n".join(["", f"{what}:", *naming(sources(root), **feature)]))
+    if above:
+        raise SystemExit(f"numbers above their limits in {LIMITS.relative_to(ROOT)}: {above}; make them smaller")
 
 
 if __name__ == "__main__":

@@ -8,14 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from attune.common.errors import SettingError
 from attune.fedserver.cli.shared import HOME, place_of
-from attune.fedserver.core.accuracy import by_round
-from attune.simulation.compare import RunData, read
+
+if TYPE_CHECKING:
+    from attune.simulation.compare import RunData
 
 EXPERIMENT = "attune"
 BATCH = 1000  # metrics in one call, as many as MLflow takes
@@ -30,6 +31,8 @@ def publish(home: Path | None, runs: tuple[str, ...], tensorboard: Path | None, 
     """Write the curves of runs for TensorBoard or MLflow: of this home, or of those named as for `compare`."""
     if tensorboard is None and mlflow is None:
         raise click.UsageError("Missing option '--tensorboard' or '--mlflow'.")
+    from attune.simulation.compare import read
+
     place = place_of(home)
     for run in read(runs or (str(place.path),), place):
         if tensorboard is not None:
@@ -48,6 +51,8 @@ class LoggedValue(NamedTuple):
 
 def points(run: RunData) -> Iterator[LoggedValue]:
     """Yield `accuracy/CURVE/AVERAGE` as in summary.json, and `reports/METRIC/WORK`, the mean over devices."""
+    from attune.fedserver.core.accuracy import by_round
+
     for curve, curve_points in run.summary.curves.items():
         for point in curve_points:
             yield LoggedValue(f"accuracy/{curve}/mean_over_clients", point.mean_over_clients, point.round)

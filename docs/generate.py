@@ -25,6 +25,7 @@ from benchmarks import (
     shared_optimiser_tables,
     target_tables,
 )
+from benchmarks.measure import read_limits
 from docs import alone_tables, disclosed, settings_tables, tables
 from docs.markdown import table
 
@@ -55,9 +56,15 @@ def layers() -> Iterator[str]:
     yield from (f"- {contract['name']}." for contract in contracts if contract["type"] != "layers")
 
 
+def limits() -> Iterator[str]:
+    """Yield what `make measure` counts, each with its limit."""
+    yield from table(("what", "limit"), ((what, f"{limit:,}") for what, limit in read_limits()["limits"].items()))
+
+
 REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "packages": packages,
     "layers": layers,
+    "limits": limits,
     **tables.REGIONS,
     **settings_tables.REGIONS,
     **disclosed.REGIONS,

@@ -1,4 +1,4 @@
-"""Options about tables of `fedclient` and `fedserver simulate`. This module imports no large library."""
+"""Options that `fedclient` and `fedserver simulate` share: about tables, and what to compare with. They import little."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 NAMES = ("label", "columns", "apart", "split", "group", "key", "missing", "missing_words", "task", "schema", "map", "decimal")
+
+baseline_option = click.option(
+    "--baseline", type=click.Choice(["alone", "local", "alone+local", "none"]),
+    help="Compare what is kept with ordinary models of scikit-learn, fitted on this device alone, and with a network trained "
+    "alone.  [default: alone]",
+)  # fmt: skip
 
 
 def mapping_options(command: F) -> F:

@@ -15,8 +15,7 @@ from attune.common.config import load_settings
 from attune.common.errors import AttuneError
 from attune.common.methods.registry import AUTO
 from attune.common.outputs import check_folder
-from attune.fedclient.cli.shared import baseline_option
-from attune.fedclient.table_options import read_options, table_options
+from attune.fedclient.table_options import baseline_option, read_options, table_options
 from attune.fedclient.work.executor import EXECUTORS
 
 if TYPE_CHECKING:

@@ -100,9 +100,7 @@ def write(
 
 def _overview(compared: Sequence[ComparedRun]) -> Section:
     caption = " ".join(f"{line}." for line in sentences(compared))
-    heads, lines = _overview_of(compared)
-    rows: list[list[Cell]] = [list(line) for line in lines]
-    return Section("Which run is better?", caption, None, PageTable(heads, rows))
+    return Section("Which run is better?", caption, None, PageTable(*_overview_of(compared)))
 
 
 def _drawn(runs: Sequence[RunData]) -> Section:
@@ -145,10 +143,8 @@ def _curve(axes: Any, run: RunData, colour: str) -> None:
 
 
 def _devices(runs: Sequence[RunData]) -> Section:
-    rows: list[list[Cell]] = [list(line) for line in devices_of(runs)]
-    return Section(
-        "Every device", "Its latest accuracy in each run.", None, PageTable(("device", *(run.name for run in runs)), rows)
-    )
+    table = PageTable(("device", *(run.name for run in runs)), devices_of(runs))
+    return Section("Every device", "Its latest accuracy in each run.", None, table)
 
 
 def _reported(compared: Sequence[ComparedRun]) -> Section:

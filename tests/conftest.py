@@ -8,12 +8,14 @@ The test functions of slow.txt get the marker `slow`.
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from attune.common import aio
 from attune.fedclient import options
 
 # Set before torch and numpy are imported. The tensors here are small: more threads cost processor time and save none.
@@ -24,6 +26,16 @@ settings.load_profile("attune")
 options.DEFAULT_BASELINE = "none"
 
 pytest_plugins = ["tests.processor_time"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    aio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}))
+    return True
+
 
 SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().split())
 

@@ -16,7 +16,6 @@ from attune.common.command_group import ExtensibleGroup
 from attune.fedclient.cli import device_commands, model_commands, table_commands
 from attune.fedclient.cli.shared import (
     allow_model_option,
-    baseline_option,
     data_option,
     home_option,
     name_option,
@@ -27,7 +26,7 @@ from attune.fedclient.cli.shared import (
     token_in,
 )
 from attune.fedclient.cli.site_file import decided
-from attune.fedclient.table_options import NAMES, table_options
+from attune.fedclient.table_options import NAMES, baseline_option, table_options
 
 if TYPE_CHECKING:
     from attune.fedclient.console import Console

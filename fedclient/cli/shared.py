@@ -57,11 +57,6 @@ def data_option(help_text: str, **more: Any) -> Callable[[F], F]:
     return click.option("--data", metavar="SHARD", multiple=True, help=help_text, **more)
 
 
-baseline_option = click.option(
-    "--baseline", type=click.Choice(["alone", "local", "alone+local", "none"]),
-    help="Compare what is kept with ordinary models of scikit-learn, fitted on this device alone, and with a network trained "
-    "alone.  [default: alone]",
-)  # fmt: skip
 home_option = click.option(
     "--home",
     type=click.Path(path_type=Path, file_okay=False),

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from benchmarks import measure
-from benchmarks.measure import Row, Source
+from benchmarks.measure import Source
 from benchmarks.way import Way
 
 VERBS = frozenset({"Return", "No-op"})
@@ -116,12 +117,13 @@ def test_cells_are_long_from_201_characters() -> None:
 
 
 def test_files_are_those_of_the_product_that_git_would_add(tmp_path: Path) -> None:
-    for name in ("common/a.py", "common/pb/b.py", "tests/c.py", "common/ignored.py", "__init__.py"):
+    for name in ("common/a.py", "common/pb/b.py", "tests/c.py", "common/ignored.py", "__init__.py", "tools/d.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / ".gitignore").write_text("ignored.py\n")
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
-    assert [str(source.path) for source in measure.sources(tmp_path)] == ["common/a.py"]
+    assert [str(source.path) for source in measure.sources(tmp_path)] == ["__init__.py", "common/a.py", "tools/d.py"]
+    assert [str(source.path) for source in measure.sources(tmp_path, ["tests"])] == ["tests/c.py"]
 
 
 def test_ruff_counts_what_breaks_the_rules_of_docstrings(tmp_path: Path) -> None:
@@ -131,9 +133,60 @@ def test_ruff_counts_what_breaks_the_rules_of_docstrings(tmp_path: Path) -> None
     assert sorted(measure.ruff_violations(tmp_path)) == ["D104", "D401"]
 
 
-def test_a_target_is_met_when_the_number_is_at_most_the_target() -> None:
-    assert [Row("x", now, 9, 3).verdict for now in (3, 4)] == ["yes", "no"]
-    assert Row("x", 4, 9).verdict == ""
+def test_attributes_are_what_methods_assign_to_self() -> None:
+    code = "class A:\n    def f(self):\n        self.a = self.b = 1\n    def g(self, x):\n        self.a, x.c = 1, self.d\n"
+    assert Source(Path("a.py"), code).most_attributes == 2
+
+
+def test_parameters_are_those_of_any_function_but_the_public_ones() -> None:
+    code = "class Client:\n    def __init__(self, a, b, c, d): ...\nclass B:\n    def g(self, a, /, b, *rest, c=1): ...\n"
+    assert Source(Path("a.py"), f"def simulate(a, b, c, d, e): ...\n{code}").most_parameters == 3
+
+
+def test_a_feature_is_named_by_code_and_not_by_comments_or_docstrings() -> None:
+    files = [
+        Source(Path("a.py"), "class Noisy: ..."),
+        Source(Path("b.py"), 'x = "privacy.noise"'),
+        Source(Path("c.py"), '"""Noise."""\n# noise\ny = 1'),
+        Source(Path("noise.py"), "noise = 1"),
+    ]
+    assert measure.naming(files, "nois[ey]", "^noise") == ["a.py", "b.py"]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return a file of limits, beside which the numbers are 3 and 5."""
+    path = tmp_path / "limits.toml"
+    path.write_text('# why\n[limits]\n"files" = 3\n"lines" = 6\n[features]\n', encoding="utf-8")
+    monkeypatch.setattr(measure, "LIMITS", path)
+    monkeypatch.setattr(measure, "ROOT", tmp_path)
+    monkeypatch.setattr(measure, "printed", lambda *_: "{}")
+    monkeypatch.setattr(measure, "numbers", lambda *_: [3, 5])
+    return path
+
+
+def test_numbers_at_their_limits_pass_and_one_above_fails(counted: Path) -> None:
+    assert CliRunner().invoke(measure.main, []).exit_code == 0
+    counted.write_text('[limits]\n"files" = 2\n"lines" = 6\n[features]\n', encoding="utf-8")
+    result = CliRunner().invoke(measure.main, [])
+    assert result.exit_code == 1
+    assert [line.split() for line in result.stdout.splitlines()[:2]] == [
+        ["files", "3", "2", "TOO", "MUCH"],
+        ["lines", "5", "6"],
+    ]
+
+
+def test_lower_writes_the_number_where_it_is_below_its_limit_and_raises_none(counted: Path) -> None:
+    counted.write_text('# why\n[limits]\n"files" = 2\n"lines" = 6\n[features]\n', encoding="utf-8")
+    assert CliRunner().invoke(measure.main, ["--lower"]).exit_code == 1
+    assert counted.read_text(encoding="utf-8") == '# why\n[limits]\n"files" = 2\n"lines" = 5\n[features]\n'
+
+
+def test_each_number_has_a_limit_and_each_feature_a_number() -> None:
+    committed = measure.read_limits()
+    walked = {"handing_on": [], "leaves": []}
+    assert len(list(measure.numbers(measure.ROOT, walked, committed["features"]))) == len(committed["limits"])
+    assert set(committed["features"]) <= set(committed["limits"])
 
 
 def test_files_that_call_others_are_told_from_leaves_and_from_other_packages(tmp_path: Path) -> None:

@@ -7,13 +7,11 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from attune.common.config import convert, parse_assignment, read_toml
 from attune.fedserver.core.planning import resolve
 from attune.simulation.grid import SHARED
 from benchmarks import rows, study
-from benchmarks.coarse import write_labels
 from benchmarks.grid import EVERY_METHOD, alternatives
 
 SMALL = """
@@ -98,29 +96,3 @@ def test_a_run_with_other_rounds_is_another_run(tmp_path):
     runs = [study.Run(study.Task("t", []), "fedtp", 0, ("a=1",), rounds, tmp_path) for rounds in (5, 9)]
     results.add([runs[0].key])
     assert study.missing(results, runs) == runs[1:]
-
-
-def test_siblings_have_the_label_of_their_coarse_class(tmp_path):
-    coarse = write_labels(["host-shard4", "host-shard5", "host-shard14"], tmp_path / "labels.csv")
-    assert coarse == {"host-shard4": "00", "host-shard5": "01", "host-shard14": "02"}
-    assert (tmp_path / "labels.csv").read_text().split() == ["client,label", *(f"{k},{v}" for k, v in coarse.items())]
-
-
-@pytest.mark.parametrize("how", [[], ["--in-process"]], ids=["processes", "in-process"])
-def test_a_study_runs_once_and_goes_on_where_it_was(tmp_path, how):
-    """Run a trial and a federation; rows in the tables are not run again."""
-    (tmp_path / "small.toml").write_text(SMALL)
-    command = [str(tmp_path / "small.toml"), "--out", str(tmp_path), "--scratch", str(tmp_path / "scratch"), *how]
-    assert CliRunner().invoke(study.main, command, catch_exceptions=False).output.count("done") == 2
-    [trial], [row] = (study.Results(tmp_path / f"small{kind}.csv", ()).rows() for kind in ("_grid", ""))
-    assert (trial["seed"], row["seed"], row["settings"]) == ("5", "0", "train.lr=0.05")
-    assert all(0 <= float(row[key]) <= 1 for key in ("mean_over_clients", "fedtp_mean", "bmta", "before", "after"))
-    pooled = ("bmta_over_samples", "mean_of_last_over_samples", "constant_over_samples", "before_over_samples", "kept_accuracy")
-    assert all(0 <= float(row[key]) <= 1 for key in pooled) and row["bmta_over_samples_round"] in ("0", "1")
-    assert 0 <= float(trial["constant_over_samples"]) <= 1 and set(row) == set(rows.COLUMNS)
-    assert len((tmp_path / "small_clients.csv").read_text().splitlines()) == 3
-    if not how:
-        return  # what is left to do does not depend on it
-    (tmp_path / "small.csv").unlink()
-    again = CliRunner().invoke(study.main, command, catch_exceptions=False).output
-    assert again.count("done") == 1 and "'seed': 0" in again

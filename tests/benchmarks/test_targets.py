@@ -1,4 +1,4 @@
-"""The table of targets takes each figure from the row of its work, and options of the wire are compared by medians."""
+"""The table of targets takes each figure from the row of its work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from benchmarks import target_tables, wire_options
+from benchmarks import target_tables
 
 
 @pytest.mark.parametrize(("devices", "parameters"), target_tables.ROUNDS)
@@ -20,10 +20,3 @@ def test_a_target_of_a_round_has_the_row_without_delay(devices, parameters):
     work = f"round, {devices} x {parameters // 1_000_000} M"
     line = next(line for line in target_tables.targets() if line.startswith(f"| {work} |"))
     assert f"| {float(row['median_s']):.3g} s |" in line
-
-
-def test_ways_of_the_wire_are_compared_by_their_medians():
-    ways = {name: [{"wall_s": s, "processor_s": 1.0} for s in (9.0, 2.0 + k, 1.0)] for k, name in enumerate(wire_options.WAYS)}
-    report = wire_options._report({}, {"2 x 10": ways})
-    assert [way["wall_s"] for way in report["medians"]["2 x 10"].values()] == [2.0, 3.0, 4.0]
-    assert [way["wall_s"] for way in report["ratios"]["2 x 10"].values()] == [1.0, 1.5, 2.0]

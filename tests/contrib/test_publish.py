@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 from attune.common.errors import SettingError
 from attune.contrib import publish
@@ -59,6 +60,14 @@ def test_mlflow_reads_them(run, tmp_path, monkeypatch):
     assert client.get_run(number).data.params["method"] == "fedavg"
     for (name, round_), value in WANTED.items():
         assert {each.step: each.value for each in client.get_metric_history(number, name)}[round_] == pytest.approx(value)
+
+
+def test_the_command_says_where_each_run_is(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "to_tensorboard", lambda run, folder: folder / run.name)
+    monkeypatch.setattr(publish, "to_mlflow", lambda run, uri: "7")
+    where = ["--tensorboard", "board", "--mlflow", "sqlite:///runs.db", "--home", str(tmp_path)]
+    done = CliRunner().invoke(publish.publish, [*where, f"mine={run.path}"], catch_exceptions=False)
+    assert done.output.splitlines() == ["mine: board/mine", "mine: run 7 in MLflow"]
 
 
 @pytest.mark.parametrize(("package", "write"), [("mlflow", publish.to_mlflow), ("tensorboard", publish.to_tensorboard)])

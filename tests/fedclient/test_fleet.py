@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from click.testing import CliRunner
 
-from attune.common import aio, faults
+from attune.common import faults
 from attune.common.config import TrainSettings
 from attune.common.errors import NoModel, SettingError, ShardError
 from attune.common.exchange.messages import Order
@@ -185,7 +185,7 @@ def test_an_unquoted_pattern_is_explained(folder):
     assert "put a pattern in quotes" in result.output
 
 
-def test_many_devices_say_one_line_a_round(bench):
+async def test_many_devices_say_one_line_a_round(bench):
     names = [f"s{n}" for n in range(6)]
 
     def result(round_, loss, after):
@@ -193,18 +193,15 @@ def test_many_devices_say_one_line_a_round(bench):
             order_id="x", round=round_, trained=True, samples=1, loss=loss, accuracy_before=0.5, accuracy_after=after
         )
 
-    async def scenario():
-        console = FleetConsole(bench.lines, names)
-        for name in names:
-            console.console_of(name).say(f"enrolled as edge-{name}")
-        for number, name in enumerate(names):
-            console.console_of(name).result(result(1, float(number), 0.1 * number))
-        console.console_of("s0").result(result(2, 1.0, 0.5))
-        for name in names[1:]:
-            console.ended(name)
-        console.flush()
-
-    aio.run(scenario())
+    console = FleetConsole(bench.lines, names)
+    for name in names:
+        console.console_of(name).say(f"enrolled as edge-{name}")
+    for number, name in enumerate(names):
+        console.console_of(name).result(result(1, float(number), 0.1 * number))
+    console.console_of("s0").result(result(2, 1.0, 0.5))
+    for name in names[1:]:
+        console.ended(name)
+    console.flush()
     assert bench.lines.lines == [
         "round 1  6 devices  loss 2.5  accuracy 0.500 -> 0.250",
         "round 2  1 device  loss 1  accuracy 0.500 -> 0.500",

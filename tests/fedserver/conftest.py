@@ -36,8 +36,10 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         def refuse(*arguments: Any, **more: Any) -> Any:
             raise AssertionError(f"opened in a world that is in memory: {arguments}")
 
-        import attune.fedserver.lab.engine  # noqa: F401 (imports open files)
+        import attune.fedserver.lab.engine  # noqa: F401 (imports open files, also those of torch when it makes its first model)
+        from attune.common.models.registry import build, default_spec
 
+        build(default_spec("tabular", (3,), 2, 0, "mlr", {}), seed=0)
         for target in ("sqlite3.connect", "builtins.open", "io.open", "os.open", "pathlib.Path.open"):
             monkeypatch.setattr(target, refuse)
         storage = MemoryStorage()

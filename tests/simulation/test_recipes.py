@@ -36,6 +36,18 @@ def digits() -> Dataset:
     return source
 
 
+def test_of_a_large_data_set_a_random_part_is_used_and_of_a_small_one_everything(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert catalogue._small(digits, 0) is digits
+    monkeypatch.setattr(catalogue, "FASHION_SAMPLES", 40)
+    part = catalogue._small(digits, 0)
+    assert isinstance(part, Dataset)
+    assert (len(part.train_y), len(part.test_y)) == (40, 10)
+    rows = {row.tobytes() for row in digits.train_x}
+    assert all(row.tobytes() in rows for row in part.train_x), "training and test part stay apart"
+
+
 @pytest.mark.parametrize("recipe", catalogue.RECIPES.values(), ids=lambda recipe: recipe.name)
 def test_in_every_recipe_the_settings_exist(recipe: Recipe) -> None:
     for entry in recipe.entries:
@@ -139,6 +151,21 @@ def test_samples_of_one_group_are_one_piece_of_evidence() -> None:
     assert harmed(~right, {"Local": right}), "twenty losses"
     assert not harmed(~right, {"Local": right}, groups), "five recordings lost: p = 0.0625"
     assert harmed(~right, {"Local": right}, np.arange(20))
+
+
+def test_a_picture_has_gains_and_dashes_where_nothing_is_personalized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, figures = catalogue.get("digits"), []
+    monkeypatch.setattr(picture.figures, "png", lambda figure: (figures.append(figure), b"")[1])
+    means = {picture.LOCAL: 0.5, picture.FEDAVG: 0.25, picture.TUNED: 0.75, "FedTP": 1.0}
+    rows = [
+        RecipeRow("", x, 0, name, 10, x, mean, mean, mean, None, None, 0.1, 0.0, 0.0, 0, 1.0)
+        for x in (20, 40)
+        for name, mean in means.items()
+    ]
+    picture.picture(recipe, rows, tmp_path / "gains.png")
+    drawn = {line.get_label(): line for line in figures[0].axes[0].get_lines()}
+    assert [list(drawn[name].get_ydata()) for name in ("FedTP", picture.FEDAVG)] == [[50.0, 50.0], [-25.0, -25.0]]
+    assert [drawn[name].get_linestyle() for name in ("FedTP", picture.TUNED, picture.FEDAVG)] == ["-", "-", "--"]
 
 
 def test_where_a_gain_begins_and_ends() -> None:

@@ -27,15 +27,6 @@ SMALL = {"hidden": 8, "embedding_dim": 4}
 KEEPS = {"apfl", "fedala", "feddbe", "mr-mtl", "pfedme", "pfedme+mcsa", "ditto", "fedrod", "fedtp+fedrod"}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Use one thread, because the models are so small that threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def images(tmp_path):
     rng = np.random.default_rng(1)

@@ -26,15 +26,6 @@ STEPS, LETTERS, SAMPLES = 4, 5, 24
 HYPER = {"hidden": 8, "embedding_dim": 4}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Use one thread, because the models are so small that threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def spec(name: str = "transformer", per_position: bool = True) -> ModelSpec:
     small = {"width": 12} if name == "lstm" else {"width": 8, "depth": 1, "heads": 2}
     return default_spec("tokens", (STEPS,), LETTERS, LETTERS, name, small, per_position)

@@ -29,15 +29,6 @@ MODELS = ["transformer", "lstm"]
 SEEDS = {"batches": 1, "dropout": 2}.__getitem__
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Use one thread, because the models are so small that threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def build(name: str, per_position: bool = True, steps: int = STEPS, **options: object) -> nn.Module:
     options = options or ({"width": 9} if name == "lstm" else {})
     return registry.build(registry.default_spec("tokens", (steps,), 5, LETTERS, name, options, per_position), 3).eval()

@@ -253,3 +253,10 @@ def test_a_folder_that_is_removed_is_never_there_by_half(tmp_path, monkeypatch):
     assert not folder.exists()
     durable.sweep(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_names_of_blobs_are_not_looked_for_behind_links(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "one").write_bytes(b"1")
+    (tmp_path / "state" / "here").symlink_to(tmp_path / "state", target_is_directory=True)
+    assert FolderBlobs(tmp_path).names("state/") == ["state/one"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from attune.common.errors import SettingError, ShardError
 from attune.common.schema import Column, Schema
@@ -18,7 +19,7 @@ from attune.fedclient.data.shard import load_shard
 from attune.fedclient.data.site_sums import site_sums
 from attune.fedclient.data.table import DataTable, read_table
 from attune.fedclient.data.table_encoder import TableEncoder, with_gaps
-from attune.fedclient.data.units import unit_verdicts, verdict_of
+from attune.fedclient.data.units import unit_verdicts, units_of_shard, verdict_of
 from attune.fedclient.read_options import ReadOptions
 from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.core.table_schemas import in_schema, merge_proposals
@@ -228,6 +229,14 @@ def test_units_of_a_column_that_is_not_there_are_not_told() -> None:
     assert unit_verdicts(x, whole) == {"w": "factor 10"}
     filled = np.nan_to_num(x, nan=170.0)  # as a shard has it
     assert unit_verdicts(with_gaps(filled, whole), whole) == {"w": "factor 10"}
+
+
+def test_a_shard_has_verdicts_only_on_columns_with_a_range_in_its_schema(patients: Path) -> None:
+    columns = describe(read_table(patients), ReadOptions.of("ill")).schema.columns
+    columns = {**columns, "age": replace(columns["age"], range=(200.0, 260.0))}  # the ages are 20 to 26
+    shard = load_shard(patients, options=ReadOptions.of("ill", schema=Schema(columns)))
+    assert units_of_shard(shard) == {"age": "factor 10"}
+    assert units_of_shard(load_shard(patients, options=ReadOptions.of("ill", columns="age", missing="median"))) == {}
 
 
 def test_statistics_count_what_is_missing(patients: Path) -> None:

@@ -107,7 +107,7 @@ def test_every_refusal_of_the_server_carries_its_time() -> None:
 
 
 @pytest.mark.parametrize("away", [AWAY, -AWAY])
-def test_a_certificate_for_another_time_is_not_kept(
+async def test_a_certificate_for_another_time_is_not_kept(
     authority: Authority, device: Any, monkeypatch: pytest.MonkeyPatch, away: timedelta
 ) -> None:
     """Renewed by a server whose clock is away. It would take the place of a certificate that is still good."""
@@ -130,17 +130,11 @@ def test_a_certificate_for_another_time_is_not_kept(
 
     kept: list[Identity] = []
     monkeypatch.setattr(grpc_link, "needs_renewal", lambda pem, now: True)
-
-    async def scenario() -> None:
-        link = GrpcLink(
-            ServerAddress("127.0.0.1", 1), Identity("kiel", device(authority), authority.certificate_pem), kept.append
-        )
-        link._wire = Wire()  # type: ignore[assignment]
-        with pytest.raises(Broken, match="clock"):
-            await link.renew()
-        assert await link.renew() is False  # not again at once: certificates are counted
-
-    aio.run(scenario())
+    link = GrpcLink(ServerAddress("127.0.0.1", 1), Identity("kiel", device(authority), authority.certificate_pem), kept.append)
+    link._wire = Wire()  # type: ignore[assignment]
+    with pytest.raises(Broken, match="clock"):
+        await link.renew()
+    assert await link.renew() is False  # not again at once: certificates are counted
     assert (kept, len(asked)) == ([], 1)
 
 

@@ -38,22 +38,18 @@ def test_a_transfer_gives_silence_more_time_for_as_long_as_it_lasts():
     assert ticks(pulse) == IDLE_TICKS + 1
 
 
-def test_a_process_that_was_stopped_itself_does_not_blame_the_other():
+async def test_a_process_that_was_stopped_itself_does_not_blame_the_other():
     """Count the time between two ticks, however long, as one tick."""
-
-    async def scenario():
-        pulse, gone = Pulse(), asyncio.Event()
-        pulse.set_pace(0.4)
-        watching = asyncio.create_task(pulse.watch(lambda: None, gone.set))
-        await asyncio.sleep(0)
-        time.sleep(2.0)  # noqa: ASYNC251 (a whole process is stopped, for more than twice the pace)
-        await asyncio.sleep(0.05)
-        assert not gone.is_set()
-        async with aio.timeout(10):
-            await gone.wait()
-        await watching
-
-    aio.run(scenario())
+    pulse, gone = Pulse(), asyncio.Event()
+    pulse.set_pace(0.4)
+    watching = asyncio.create_task(pulse.watch(lambda: None, gone.set))
+    await asyncio.sleep(0)
+    time.sleep(2.0)  # noqa: ASYNC251 (a whole process is stopped, for more than twice the pace)
+    await asyncio.sleep(0.05)
+    assert not gone.is_set()
+    async with aio.timeout(10):
+        await gone.wait()
+    await watching
 
 
 def test_a_frame_is_a_quarter_of_a_second_of_the_link():
@@ -111,33 +107,27 @@ def test_a_silent_server_is_given_up_and_the_next_stream_has_a_new_connection(tm
     assert (took > 1.0) is busy, "a transfer that is under way gives silence more time"
 
 
-def test_a_device_takes_each_new_pace_and_repeats_it(tmp_path):
-    async def scenario():
-        server = OverGrpc(Scripted(), tmp_path, every_s=0.2)
-        link = await server.start()
-        async with aio.timeout(60), stream(link) as (_, task):
-            for pace_s in (0.2, 0.7, 0.1):
-                before, server.every_s = len(server.paces), pace_s
-                await until(lambda pace_s=pace_s, before=before: pace_s in server.paces[before:])
-            assert not task.done()
-        await link.close()
-        await server.stop()
-
-    aio.run(scenario())
+async def test_a_device_takes_each_new_pace_and_repeats_it(tmp_path):
+    server = OverGrpc(Scripted(), tmp_path, every_s=0.2)
+    link = await server.start()
+    async with aio.timeout(60), stream(link) as (_, task):
+        for pace_s in (0.2, 0.7, 0.1):
+            before, server.every_s = len(server.paces), pace_s
+            await until(lambda pace_s=pace_s, before=before: pace_s in server.paces[before:])
+        assert not task.done()
+    await link.close()
+    await server.stop()
 
 
-def test_a_server_that_sets_no_pace_is_not_watched(tmp_path):
-    async def scenario():
-        server = OverGrpc(Scripted(), tmp_path)
-        link = await server.start()
-        async with stream(link) as (_, task):
-            await asyncio.sleep(0.5)
-            assert not task.done()
-            assert server.beats == 0
-        await link.close()
-        await server.stop()
-
-    aio.run(scenario())
+async def test_a_server_that_sets_no_pace_is_not_watched(tmp_path):
+    server = OverGrpc(Scripted(), tmp_path)
+    link = await server.start()
+    async with stream(link) as (_, task):
+        await asyncio.sleep(0.5)
+        assert not task.done()
+        assert server.beats == 0
+    await link.close()
+    await server.stop()
 
 
 def test_a_frame_is_at_most_twice_the_one_before_however_fast_the_first_ones_went():

@@ -86,21 +86,18 @@ def test_a_job_whose_connection_is_replaced_goes_on(nested):
     assert struck(strike, nested) == (2, False)
 
 
-def test_what_was_cut_says_why():
-    async def scenario():
-        wire = GrpcChannel(Channel())
+async def test_what_was_cut_says_why():
+    wire = GrpcChannel(Channel())
 
-        async def wait():
-            with wire.call(Call()) as call:
-                await call.answer
+    async def wait():
+        with wire.call(Call()) as call:
+            await call.answer
 
-        task = asyncio.create_task(wait())
-        await asyncio.sleep(0)
-        await wire.cut("moved over")
-        with pytest.raises(Broken, match="moved over"):
-            await task
-
-    aio.run(scenario())
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    await wire.cut("moved over")
+    with pytest.raises(Broken, match="moved over"):
+        await task
 
 
 def test_a_server_that_has_just_come_up_is_met_at_the_next_try(tmp_path):

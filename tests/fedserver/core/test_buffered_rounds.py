@@ -126,6 +126,17 @@ def test_a_device_trains_from_each_state_once() -> None:
     assert [effect for effect in fleet.effects if isinstance(effect, Open)][-1] == Open("train", 2, ("a", "b"))
 
 
+def test_who_trains_slowly_owes_nothing_for_no_round_waits_for_it() -> None:
+    fleet = Fleet("abcd", buffer=4, deadline_s=1000.0)
+    for seconds, name in enumerate("abc", 1):
+        fleet.now = float(seconds)
+        fleet.hand_in(name)
+    fleet.now = 900.0
+    fleet.hand_in("d")
+    assert fleet.record.phase is Phase.AGGREGATING and fleet.record.cohort == tuple("abcd")
+    assert fleet.rules.policy.slow(fleet.state) == {}
+
+
 def test_the_record_has_the_order_of_arrivals() -> None:
     fleet = Fleet("abcd", buffer=2)
     fleet.hand_in("d")

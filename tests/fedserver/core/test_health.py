@@ -235,6 +235,11 @@ def test_so_many_states_are_kept_as_the_setting_says(most: int) -> None:
     assert Record(round=7).oldest_kept == 7
 
 
+def test_the_state_that_an_open_buffered_order_began_from_is_kept() -> None:
+    record = Record(round=7, begun={"ada": 5, "bob": 8})  # of round 5, so it began from the state after round 4
+    assert record.oldest_kept == 4
+
+
 def test_a_state_that_is_not_finite_leaves_the_earlier_ones() -> None:
     m = Play()
     m.closed(2.0, 2.1, 2.2, 2.0, 2.3)

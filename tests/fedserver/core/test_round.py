@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -90,6 +91,14 @@ def round_of(
     return Transcript(Rules(typed, Synchronous(typed, 0), common), Round.of(record or Record(), reported or set()))
 
 
+def begun(*given: Any, **said: Any) -> Transcript:
+    """Return a round as `round_of` does, in which the devices a and b train."""
+    m = round_of(*given, **said)
+    m.play(Connected("a", 0))
+    m.play(Connected("b", 0))
+    return m
+
+
 def test_a_whole_federation_of_two_rounds() -> None:
     m = round_of()
     assert m.play(Connected("a", 0)) == []
@@ -139,9 +148,7 @@ def test_after_the_end_a_pause_makes_newcomers_wait_and_nobody_else() -> None:
 
 
 def test_repeating_an_event_changes_nothing() -> None:
-    m = round_of()
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun()
     m.play(Reported("a", 1, 1))
     before = msgspec.json.encode(m.record)
     assert m.play(Reported("a", 1, 2)) == [Acknowledge("a", accepted=True)]
@@ -151,17 +158,13 @@ def test_repeating_an_event_changes_nothing() -> None:
 
 @pytest.mark.parametrize("event", [Reported("a", 2, 1), Reported("a", 0, 1), Reported("stranger", 1, 1)])
 def test_answers_to_other_rounds_and_of_strangers_are_late(event: Reported) -> None:
-    m = round_of()
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun()
     assert m.play(event) == [Acknowledge(event.name, accepted=False)]
     assert m.state.reported == set()
 
 
 def test_the_deadline_closes_a_round_that_has_its_quorum() -> None:
-    m = round_of(quorum=1)
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun(quorum=1)
     m.play(Reported("a", 1, 50))
     assert m.next_wake(50) == 100
     assert m.play(Tick(99)) == []
@@ -169,9 +172,7 @@ def test_the_deadline_closes_a_round_that_has_its_quorum() -> None:
 
 
 def test_without_a_quorum_the_deadline_orders_again_and_takes_newcomers_in() -> None:
-    m = round_of(quorum=2)
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun(quorum=2)
     m.play(Reported("a", 1, 1))
     m.play(Connected("c", 3))
     assert m.record.devices == ("a", "b")
@@ -182,9 +183,7 @@ def test_without_a_quorum_the_deadline_orders_again_and_takes_newcomers_in() -> 
 
 
 def test_when_nobody_is_left_to_wait_for_a_newcomer_is_taken_in_at_once() -> None:
-    m = round_of(quorum=2)
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun(quorum=2)
     m.play(Reported("a", 1, 1))
     assert m.play(Excused("b", 2)) == []
     assert m.play(Connected("c", 3)) == [Open("train", 1, ("b", "c"))]
@@ -193,9 +192,7 @@ def test_when_nobody_is_left_to_wait_for_a_newcomer_is_taken_in_at_once() -> Non
 
 
 def test_a_dead_device_holds_a_round_no_longer_than_its_grace() -> None:
-    m = round_of(quorum=1)
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun(quorum=1)
     m.play(Disconnected("b", 5))
     assert m.play(Reported("a", 1, 6)) == [Acknowledge("a", accepted=True)]
     assert m.next_wake(6) == 15
@@ -203,9 +200,7 @@ def test_a_dead_device_holds_a_round_no_longer_than_its_grace() -> None:
 
 
 def test_a_device_that_returns_within_its_grace_gets_its_order_again() -> None:
-    m = round_of(quorum=1)
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun(quorum=1)
     m.play(Disconnected("b", 5))
     m.play(Reported("a", 1, 6))
     assert m.play(Connected("b", 14)) == [Open("train", 1, ("b",))]
@@ -253,9 +248,7 @@ def test_too_few_devices_wait_and_never_fail() -> None:
 
 
 def test_after_a_restart_in_training_the_round_goes_on_from_the_inbox() -> None:
-    m = round_of()
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun()
     m.play(Reported("a", 1, 1))
     again = round_of(m.record, {"a"})
     assert again.play(Resumed(50)) == []
@@ -270,9 +263,7 @@ def test_after_a_restart_in_aggregating_the_same_updates_are_aggregated() -> Non
 
 
 def test_a_failure_is_tried_again_after_a_restart() -> None:
-    m = round_of()
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun()
     m.play(Reported("a", 1, 1))
     m.play(Reported("b", 1, 1))
     assert m.play(StepFailed("disk full")) == []
@@ -297,9 +288,7 @@ def test_a_device_that_has_lost_its_state_is_served_once_more_after_the_end() ->
 
 
 def test_the_evaluation_waits_for_the_absent_only_through_their_grace() -> None:
-    m = round_of(rounds=1, quorum=1)
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun(rounds=1, quorum=1)
     m.play(Reported("a", 1, 1))
     m.play(Disconnected("b", 2))
     m.play(Tick(12))
@@ -499,9 +488,7 @@ def test_who_comes_during_the_last_evaluation_is_evaluated_after_it() -> None:
 
 def test_an_update_that_is_sent_again_after_a_failure_is_answered_accepted() -> None:
     """Expect this, because the inbox has the update; a late answer would delete it."""
-    m = round_of()
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun()
     m.play(Reported("a", 1, 1))
     m.play(StepFailed("disk full"))
     assert m.play(Reported("a", 1, 2)) == [Acknowledge("a", accepted=True)]
@@ -511,9 +498,7 @@ def test_an_update_that_is_sent_again_after_a_failure_is_answered_accepted() -> 
 
 
 def test_an_update_sent_again_during_or_after_aggregation_is_accepted() -> None:
-    m = round_of(quorum=1)
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun(quorum=1)
     m.play(Excused("b", 1))
     m.play(Reported("a", 1, 1))
     for event in (Tick(2), StepFailed("no memory")):
@@ -536,9 +521,7 @@ def test_an_update_of_the_last_round_is_no_evaluation_of_it() -> None:
 
 
 def test_a_second_failure_leaves_the_step_to_try_again_as_it_is() -> None:
-    m = round_of()
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun()
     m.play(StepFailed("disk full"))
     m.play(StepFailed("disk still full"))
     assert (m.record.reason, m.record.revive().phase) == ("disk still full", Phase.TRAINING)
@@ -548,9 +531,7 @@ def test_a_second_failure_leaves_the_step_to_try_again_as_it_is() -> None:
 
 def test_a_step_leaves_the_state_before_it_as_it_was() -> None:
     """Check this, because a commit that fails then needs no way back."""
-    m = round_of()
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun()
     m.play(Reported("a", 1, 1))
     before, kept = m.state, msgspec.json.encode(m.record)
     m.play(Reported("b", 1, 2))
@@ -634,9 +615,7 @@ def test_who_shows_no_progress_costs_the_stall_and_no_more() -> None:
 
 
 def test_progress_keeps_a_device_from_stalling() -> None:
-    m = round_of(quorum=1, stall_s=20)
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun(quorum=1, stall_s=20)
     m.play(DeviceProgressed("a", 15))
     m.play(Reported("b", 1, 16))
     assert m.play(Tick(20)) == []
@@ -645,9 +624,7 @@ def test_progress_keeps_a_device_from_stalling() -> None:
 
 
 def test_without_a_quorum_who_stalls_is_waited_for_until_the_deadline() -> None:
-    m = round_of(stall_s=20)
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun(stall_s=20)
     m.play(Reported("a", 1, 1))
     assert m.play(Tick(20)) == []
     assert m.next_wake(20) == 100
@@ -676,9 +653,7 @@ def test_a_single_order_that_ran_out_is_forgiven_by_an_answer_and_not_by_progres
 
 
 def test_a_device_that_missed_orders_is_asked_if_no_round_works_without_it() -> None:
-    m = round_of(rounds=100, quorum=1, stall_s=0)
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun(rounds=100, quorum=1, stall_s=0)
     assert rounds_in(m, "a", 120) == [100, *[1] * 20], "it is asked, and nobody waits for it"
     assert m.record.devices == ("a", "b")
 
@@ -956,9 +931,7 @@ def test_who_is_expelled_has_no_part_in_its_round_any_more() -> None:
 
 
 def test_a_round_closes_when_the_last_one_it_waited_for_is_expelled() -> None:
-    m = round_of()
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    m = begun()
     m.play(Reported("a", 1, 1))
     assert m.play(Expelled("b", 2)) == [Aggregate(1, ("a",))]
     m.play(Aggregated(3))

@@ -118,17 +118,14 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_parts_are_asked_for_in_turn_and_the_whole_is_read_back_once(scene: Scene) -> None:
-    async def life() -> None:
-        first = await scene.ask()
-        assert (first.url, first.offset) == (f"https://s3.example/1/{DIRECT_PART_BYTES}", 0)
-        scene.store.parts = {1}
-        second = await scene.ask()
-        assert (second.url, second.offset) == ("https://s3.example/2/100", DIRECT_PART_BYTES)
-        scene.store.parts = {1, 2}
-        assert await asyncio.gather(scene.ask(), scene.ask()) == [SignedUrl(offset=len(DATA))] * 2
-
-    aio.run(life())
+async def test_parts_are_asked_for_in_turn_and_the_whole_is_read_back_once(scene: Scene) -> None:
+    first = await scene.ask()
+    assert (first.url, first.offset) == (f"https://s3.example/1/{DIRECT_PART_BYTES}", 0)
+    scene.store.parts = {1}
+    second = await scene.ask()
+    assert (second.url, second.offset) == ("https://s3.example/2/100", DIRECT_PART_BYTES)
+    scene.store.parts = {1, 2}
+    assert await asyncio.gather(scene.ask(), scene.ask()) == [SignedUrl(offset=len(DATA))] * 2
     assert scene.store.done == ["begun", "complete"]
     blob = scene.intake.uploads.take("kiel", "shared", ASKED.target.digest)
     assert scene.store.held == {blob.name: "key"}
@@ -144,27 +141,24 @@ def test_bytes_that_a_killed_server_left_unchecked_are_checked(scene: Scene) -> 
     assert scene.store.done == []
 
 
-def test_a_second_question_does_not_cut_off_the_first_ones_reading(scene: Scene) -> None:
-    async def life() -> None:
-        scene.store.parts = {1, 2}
-        checked, are_all_here, go_on = scene.intake.complete, asyncio.Event(), asyncio.Event()
+async def test_a_second_question_does_not_cut_off_the_first_ones_reading(scene: Scene) -> None:
+    scene.store.parts = {1, 2}
+    checked, are_all_here, go_on = scene.intake.complete, asyncio.Event(), asyncio.Event()
 
-        async def slow(name: str, target: UploadTarget, sink: Sink) -> Blob:
-            are_all_here.set()
-            await go_on.wait()
-            return await checked(name, target, sink)
+    async def slow(name: str, target: UploadTarget, sink: Sink) -> Blob:
+        are_all_here.set()
+        await go_on.wait()
+        return await checked(name, target, sink)
 
-        scene.intake.complete = slow  # type: ignore[method-assign]
-        first = asyncio.create_task(scene.ask())
-        await are_all_here.wait()
-        first.cancel()
-        second = asyncio.create_task(scene.ask())
-        await asyncio.sleep(0.05)
-        assert not second.done()
-        go_on.set()
-        assert await second == SignedUrl(offset=len(DATA))
-
-    aio.run(life())
+    scene.intake.complete = slow  # type: ignore[method-assign]
+    first = asyncio.create_task(scene.ask())
+    await are_all_here.wait()
+    first.cancel()
+    second = asyncio.create_task(scene.ask())
+    await asyncio.sleep(0.05)
+    assert not second.done()
+    go_on.set()
+    assert await second == SignedUrl(offset=len(DATA))
     assert scene.store.done == ["begun", "complete"] and len(scene.store.held) == 1
 
 
@@ -181,44 +175,33 @@ def test_other_bytes_than_announced_are_refused_and_removed(scene: Scene, conten
     assert scene.store.held == {}
 
 
-def test_a_store_that_fails_while_it_is_read_is_read_again(scene: Scene) -> None:
+async def test_a_store_that_fails_while_it_is_read_is_read_again(scene: Scene) -> None:
     scene.store.failing, scene.store.parts = 1, {1, 2}
-
-    async def life() -> None:
-        with pytest.raises(LedgerBusy):
-            await scene.ask()
-        assert await scene.ask() == SignedUrl(offset=len(DATA))
-
-    aio.run(life())
+    with pytest.raises(LedgerBusy):
+        await scene.ask()
+    assert await scene.ask() == SignedUrl(offset=len(DATA))
     assert scene.store.done == ["begun", "complete"]
 
 
 @pytest.mark.parametrize("end", ["closed", "revoked"])
-def test_what_is_begun_is_given_up_with_the_order_or_the_device(
+async def test_what_is_begun_is_given_up_with_the_order_or_the_device(
     scene: Scene, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct_transfers, "LOOK_S", 0.01)
-
-    async def life() -> None:
-        watching = asyncio.create_task(scene.direct.watch())
+    watching = asyncio.create_task(scene.direct.watch())
+    await scene.ask()
+    if end == "closed":
+        scene.book.write(OrderId("train", 2, "kiel"), {}, ["shared"], 60.0, 1)
+    else:
+        scene.intake.revoked.add("kiel", CertificateRefused("revoked"))
+    assert await asyncio.to_thread(scene.store.gone.wait, 30)
+    with pytest.raises(OrderClosed if end == "closed" else CertificateRefused):
         await scene.ask()
-        if end == "closed":
-            scene.book.write(OrderId("train", 2, "kiel"), {}, ["shared"], 60.0, 1)
-        else:
-            scene.intake.revoked.add("kiel", CertificateRefused("revoked"))
-        assert await asyncio.to_thread(scene.store.gone.wait, 30)
-        with pytest.raises(OrderClosed if end == "closed" else CertificateRefused):
-            await scene.ask()
-        watching.cancel()
-
-    aio.run(life())
+    watching.cancel()
     assert scene.store.done == ["begun", "abandoned"]
 
 
-def test_a_server_that_ends_gives_up_what_is_begun(scene: Scene) -> None:
-    async def life() -> None:
-        await scene.ask()
-        await scene.direct.close()
-
-    aio.run(life())
+async def test_a_server_that_ends_gives_up_what_is_begun(scene: Scene) -> None:
+    await scene.ask()
+    await scene.direct.close()
     assert scene.store.done == ["begun", "abandoned"]

@@ -109,30 +109,27 @@ def test_an_update_waits_for_the_blobs_that_are_on_their_way(world: World) -> No
     process(world, scenario, SETTINGS)
 
 
-def test_nobody_waits_for_what_has_come_or_nobody_brings() -> None:
-    async def scenario() -> None:
-        arrivals = PendingUploads()
-        await arrivals.wait("a", ["x"])
-        older, newer = arrivals.stream("a", "x"), arrivals.stream("a", "x")
-        older.__enter__()  # it makes no progress, and is taken over
-        newer.__enter__()
+async def test_nobody_waits_for_what_has_come_or_nobody_brings() -> None:
+    arrivals = PendingUploads()
+    await arrivals.wait("a", ["x"])
+    older, newer = arrivals.stream("a", "x"), arrivals.stream("a", "x")
+    older.__enter__()  # it makes no progress, and is taken over
+    newer.__enter__()
+    waiting = asyncio.create_task(arrivals.wait("a", ["x"]))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await arrivals.wait("b", ["x"])  # the same blob of another device
+    newer.__exit__(None, None, None)
+    async with aio.timeout(10):
+        await waiting
+    older.__exit__(None, None, None)
+    with pytest.raises(ZeroDivisionError), arrivals.stream("a", "x"):
         waiting = asyncio.create_task(arrivals.wait("a", ["x"]))
         await asyncio.sleep(0)
-        assert not waiting.done()
-        await arrivals.wait("b", ["x"])  # the same blob of another device
-        newer.__exit__(None, None, None)
-        async with aio.timeout(10):
-            await waiting
-        older.__exit__(None, None, None)
-        with pytest.raises(ZeroDivisionError), arrivals.stream("a", "x"):
-            waiting = asyncio.create_task(arrivals.wait("a", ["x"]))
-            await asyncio.sleep(0)
-            raise ZeroDivisionError
-        async with aio.timeout(10):
-            await waiting
-        assert repr(arrivals) == "PendingUploads([])"
-
-    aio.run(scenario())
+        raise ZeroDivisionError
+    async with aio.timeout(10):
+        await waiting
+    assert repr(arrivals) == "PendingUploads([])"
 
 
 def test_an_upload_that_is_sent_again_while_its_update_is_taken_in_changes_nothing(

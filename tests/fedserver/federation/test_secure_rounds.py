@@ -100,35 +100,27 @@ def test_too_few_answers_end_the_round_without_a_sum(exchange: str, attempts: in
     assert {event.attempt for event in site.noted} == set(range(1, attempts + 1)), "none after the survivors are fixed"
 
 
-def test_a_restarted_server_begins_again_or_goes_on_with_the_survivors() -> None:
+async def test_a_restarted_server_begins_again_or_goes_on_with_the_survivors() -> None:
     site = Site()
     site.cohort.until("masked")
     before = dict(site.cohort.states)
-
-    async def scenario() -> None:
-        outcome = await site.sum(Record(attempt=1))
-        assert (outcome.attempt, outcome.survivors) == (2, frozenset(NAMES))
-        assert all(site.cohort.states[name].root != before[name].root for name in NAMES)
-        site.asked.clear()
-        again = await site.sum(Record(attempt=2, fixed=site.noted[-1].fixed))
-        assert again == outcome
-        assert {exchange for _, exchange in site.asked} == {"survivors", "unmasking"}
-        later = await site.sum(Record(attempt=2))
-        assert "0 of 6 devices" in later.refused, "devices hand in to no other sum of the round"
-
-    aio.run(scenario())
+    outcome = await site.sum(Record(attempt=1))
+    assert (outcome.attempt, outcome.survivors) == (2, frozenset(NAMES))
+    assert all(site.cohort.states[name].root != before[name].root for name in NAMES)
+    site.asked.clear()
+    again = await site.sum(Record(attempt=2, fixed=site.noted[-1].fixed))
+    assert again == outcome
+    assert {exchange for _, exchange in site.asked} == {"survivors", "unmasking"}
+    later = await site.sum(Record(attempt=2))
+    assert "0 of 6 devices" in later.refused, "devices hand in to no other sum of the round"
 
 
 @pytest.mark.parametrize("exchanges", [("keys", "shares"), ("survivors", "unmasking"), ("masked", "survivors")])
-def test_a_silent_device_is_waited_for_once_and_is_not_in_the_next_cohort(exchanges: tuple[str, str]) -> None:
+async def test_a_silent_device_is_waited_for_once_and_is_not_in_the_next_cohort(exchanges: tuple[str, str]) -> None:
     site = Site({"flo": exchanges[0]})
-
-    async def scenario() -> None:
-        assert (await site.sum()).refused == ""
-        site.cohort, site.silent = Cohort(), {"flo": exchanges[1]}
-        assert (await site.sum()).refused == ""
-
-    aio.run(scenario())
+    assert (await site.sum()).refused == ""
+    site.cohort, site.silent = Cohort(), {"flo": exchanges[1]}
+    assert (await site.sum()).refused == ""
     charged = [(event.kind, list(event.costs)) for event in site.exchanged if event.costs]
     assert charged == [(exchanges[0], ["flo"])], "in debt, it is asked, and nobody waits for it"
     assert site.rules.policy.ask(site.state).cohort == NAMES[:5]

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attune.common import aio
 from attune.common.errors import LimitExceeded, OrderClosed, UnknownBlob, Unreachable, UpdateRefused, UploadTakenOver
 from attune.common.exchange.messages import Notice, UploadTarget
 from attune.common.plan import Profile
@@ -188,28 +187,22 @@ def test_wrong_bytes_sizes_parts_and_digests_are_refused(tmp_path):
         uploads.take("a", "shared", "../" * 20 + "etc")
 
 
-def test_a_device_that_does_not_read_is_cut_off():
-    async def scenario():
-        stream = Stream("a", Profile("tabular", (1,), [0], 1, 1))
-        for _ in range(MAX_UNSENT + 1):
-            stream.send(Notice("hello?"))
-        with pytest.raises(Unreachable, match="does not read"):
-            await stream.next()
-        stream.send(Notice("nobody hears this"))
-
-    aio.run(scenario())
+async def test_a_device_that_does_not_read_is_cut_off():
+    stream = Stream("a", Profile("tabular", (1,), [0], 1, 1))
+    for _ in range(MAX_UNSENT + 1):
+        stream.send(Notice("hello?"))
+    with pytest.raises(Unreachable, match="does not read"):
+        await stream.next()
+    stream.send(Notice("nobody hears this"))
 
 
-def test_a_closed_stream_ends_with_its_first_error():
-    async def scenario():
-        stream = Stream("a", Profile("tabular", (1,), [0], 1, 1))
-        stream.send(Notice("dropped"))
-        stream.close(OrderClosed("first"))
-        stream.close(UpdateRefused("second"))
-        with pytest.raises(OrderClosed, match="first"):
-            await stream.next()
-
-    aio.run(scenario())
+async def test_a_closed_stream_ends_with_its_first_error():
+    stream = Stream("a", Profile("tabular", (1,), [0], 1, 1))
+    stream.send(Notice("dropped"))
+    stream.close(OrderClosed("first"))
+    stream.close(UpdateRefused("second"))
+    with pytest.raises(OrderClosed, match="first"):
+        await stream.next()
 
 
 def test_a_complete_upload_that_is_damaged_is_to_be_sent_again(tmp_path):

@@ -14,7 +14,6 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from attune.common import aio
 from attune.common.errors import Forbidden
 from attune.common.identity.certificates import CLIENT, Lifetime, authority_certificate, leaf_certificate, subject
 from attune.common.identity.credential import (
@@ -42,65 +41,52 @@ def _forged(issuer: x509.Name, signer: Credential) -> Credential:
     return Credential(key_pem(key), certificate.public_bytes(Encoding.PEM))
 
 
-def test_a_device_is_known_by_its_certificate(authority: Authority, live: Any, device: Any, serve: Any, call: Any) -> None:
+async def test_a_device_is_known_by_its_certificate(
+    authority: Authority, live: Any, device: Any, serve: Any, call: Any
+) -> None:
     credential = device(authority)
-
-    async def scenario() -> None:
-        async with serve(live) as served:
-            told = await call(served.port, authority.certificate_pem, credential)
-            assert told == fingerprint_of(credential.certificate_pem)
-
-    aio.run(scenario())
+    async with serve(live) as served:
+        told = await call(served.port, authority.certificate_pem, credential)
+        assert told == fingerprint_of(credential.certificate_pem)
 
 
-def test_a_token_opens_enrolment_for_as_long_as_it_is_trusted(
+async def test_a_token_opens_enrolment_for_as_long_as_it_is_trusted(
     authority: Authority, live: LiveServerCredentials, serve: Any, call: Any, refused: Any
 ) -> None:
     tokens = [JoinToken.new(authority.public_key_compressed) for _ in range(3)]
     joining = JoinToken.parse(tokens[1].encode())
     anchor, bootstrap = joining.trust_anchor_pem(), joining.bootstrap()
     ca, server = authority.certificate_pem, authority.issue_server()
-
-    async def scenario() -> None:
-        async with serve(live) as served:
-            assert await refused(served.port, anchor, bootstrap)
-            live.update([ca, *(token.bootstrap().certificate_pem for token in tokens)], server)
-            told = await call(served.port, anchor, bootstrap)
-            assert told == fingerprint_of(tokens[1].bootstrap().certificate_pem)
-            live.update([ca, tokens[0].bootstrap().certificate_pem], server)
-            assert await refused(served.port, anchor, bootstrap)
-            assert len(served.callers) == 1
-
-    aio.run(scenario())
+    async with serve(live) as served:
+        assert await refused(served.port, anchor, bootstrap)
+        live.update([ca, *(token.bootstrap().certificate_pem for token in tokens)], server)
+        told = await call(served.port, anchor, bootstrap)
+        assert told == fingerprint_of(tokens[1].bootstrap().certificate_pem)
+        live.update([ca, tokens[0].bootstrap().certificate_pem], server)
+        assert await refused(served.port, anchor, bootstrap)
+        assert len(served.callers) == 1
 
 
-def test_a_renewed_server_certificate_is_shown_while_serving(
+async def test_a_renewed_server_certificate_is_shown_while_serving(
     authority: Authority, stranger: Authority, device: Any, serve: Any, call: Any, refused: Any
 ) -> None:
     credential = device(authority)
     live = LiveServerCredentials([authority.certificate_pem], stranger.issue_server())
-
-    async def scenario() -> None:
-        async with serve(live) as served:
-            assert await refused(served.port, authority.certificate_pem, credential)
-            live.update([authority.certificate_pem], authority.issue_server())
-            assert await call(served.port, authority.certificate_pem, credential)
-
-    aio.run(scenario())
+    async with serve(live) as served:
+        assert await refused(served.port, authority.certificate_pem, credential)
+        live.update([authority.certificate_pem], authority.issue_server())
+        assert await call(served.port, authority.certificate_pem, credential)
 
 
-def test_without_a_certificate_nobody_gets_in(authority: Authority, live: Any, serve: Any, call: Any) -> None:
-    async def scenario() -> None:
-        async with serve(live) as served:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call(served.port, authority.certificate_pem, None)
-            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-            assert served.callers == []
-
-    aio.run(scenario())
+async def test_without_a_certificate_nobody_gets_in(authority: Authority, live: Any, serve: Any, call: Any) -> None:
+    async with serve(live) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(served.port, authority.certificate_pem, None)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert served.callers == []
 
 
-def test_certificates_that_no_device_should_have_are_refused(
+async def test_certificates_that_no_device_should_have_are_refused(
     authority: Authority, stranger: Authority, device: Any, serve: Any, refused: Any
 ) -> None:
     token = JoinToken.new(authority.public_key_compressed)
@@ -124,64 +110,48 @@ def test_certificates_that_no_device_should_have_are_refused(
         "self-made authority of the same name": Credential(key_pem(impostor), lookalike),
     }
     live = LiveServerCredentials([authority.certificate_pem, bootstrap.certificate_pem], authority.issue_server())
-
-    async def scenario() -> None:
-        async with serve(live) as served:
-            for case, credential in cases.items():
-                assert await refused(served.port, authority.certificate_pem, credential), case
-            assert served.callers == []
-            assert not await refused(served.port, authority.certificate_pem, good)
-
-    aio.run(scenario())
+    async with serve(live) as served:
+        for case, credential in cases.items():
+            assert await refused(served.port, authority.certificate_pem, credential), case
+        assert served.callers == []
+        assert not await refused(served.port, authority.certificate_pem, good)
 
 
-def test_a_certificate_resigned_with_the_tokens_key_is_refused(authority: Authority, serve: Any, refused: Any) -> None:
+async def test_a_certificate_resigned_with_the_tokens_key_is_refused(authority: Authority, serve: Any, refused: Any) -> None:
     bootstrap = JoinToken.new(authority.public_key_compressed).bootstrap()
     name = load_certificate(bootstrap.certificate_pem).subject
     key = load_key(bootstrap.key_pem)
     lifetime = Lifetime(datetime(2020, 1, 1, tzinfo=timezone.utc), datetime(2090, 1, 1, tzinfo=timezone.utc))
     copy = leaf_certificate(key.public_key(), name, CLIENT, lifetime, issuer=name, signer=key)
     live = LiveServerCredentials([authority.certificate_pem, bootstrap.certificate_pem], authority.issue_server())
-
-    async def scenario() -> None:
-        async with serve(live) as served:
-            resigned = Credential(bootstrap.key_pem, copy.public_bytes(Encoding.PEM))
-            assert await refused(served.port, authority.certificate_pem, resigned)
-
-    aio.run(scenario())
+    async with serve(live) as served:
+        resigned = Credential(bootstrap.key_pem, copy.public_bytes(Encoding.PEM))
+        assert await refused(served.port, authority.certificate_pem, resigned)
 
 
-def test_devices_and_tokens_cannot_act_as_the_server(authority: Authority, device: Any, serve: Any, refused: Any) -> None:
+async def test_devices_and_tokens_cannot_act_as_the_server(authority: Authority, device: Any, serve: Any, refused: Any) -> None:
     token = JoinToken.new(authority.public_key_compressed)
     # The name matches what clients look for, so that only the purpose of the certificate can stop it.
     false_servers = [device(authority, server_name(authority.certificate_pem)), token.bootstrap()]
     victim = device(authority, "victim")
-
-    async def scenario() -> None:
-        for false_server in false_servers:
-            async with serve(LiveServerCredentials([authority.certificate_pem], false_server)) as served:
-                for root_pem in (authority.certificate_pem, token.trust_anchor_pem()):
-                    assert await refused(served.port, root_pem, victim)
-                assert served.callers == []
-
-    aio.run(scenario())
+    for false_server in false_servers:
+        async with serve(LiveServerCredentials([authority.certificate_pem], false_server)) as served:
+            for root_pem in (authority.certificate_pem, token.trust_anchor_pem()):
+                assert await refused(served.port, root_pem, victim)
+            assert served.callers == []
 
 
-def test_a_server_under_another_authority_learns_nothing(
+async def test_a_server_under_another_authority_learns_nothing(
     authority: Authority, stranger: Authority, device: Any, serve: Any, refused: Any
 ) -> None:
     token = JoinToken.new(authority.public_key_compressed)
     bootstrap = token.bootstrap()
     # The false server would accept every device.
     roots = [authority.certificate_pem, stranger.certificate_pem, bootstrap.certificate_pem]
-
-    async def scenario() -> None:
-        async with serve(LiveServerCredentials(roots, stranger.issue_server())) as served:
-            assert await refused(served.port, authority.certificate_pem, device(authority))
-            assert await refused(served.port, token.trust_anchor_pem(), bootstrap)
-            assert served.callers == []
-
-    aio.run(scenario())
+    async with serve(LiveServerCredentials(roots, stranger.issue_server())) as served:
+        assert await refused(served.port, authority.certificate_pem, device(authority))
+        assert await refused(served.port, token.trust_anchor_pem(), bootstrap)
+        assert served.callers == []
 
 
 def test_an_empty_list_of_roots_is_refused(authority: Authority, live: LiveServerCredentials) -> None:
@@ -194,7 +164,7 @@ def test_a_call_without_a_certificate_has_no_peer() -> None:
         peer_fingerprint({"transport_security_type": [b"ssl"]})
 
 
-def test_a_session_ticket_does_not_outlive_the_trust_in_its_owner(
+async def test_a_session_ticket_does_not_outlive_the_trust_in_its_owner(
     authority: Authority, live: LiveServerCredentials, serve: Any, tmp_path: Path
 ) -> None:
     bootstrap = JoinToken.new(authority.public_key_compressed).bootstrap()
@@ -210,17 +180,14 @@ def test_a_session_ticket_does_not_outlive_the_trust_in_its_owner(
         ):
             return secure.recv(1), secure.session
 
-    async def scenario() -> None:
-        server = authority.issue_server()
-        async with serve(live) as served:
-            live.update([authority.certificate_pem, bootstrap.certificate_pem], server)
-            first, session = await asyncio.to_thread(connect, served.port, None)
-            assert first and session and session.has_ticket
-            live.update([authority.certificate_pem], server)
-            try:
-                let_in, _ = await asyncio.to_thread(connect, served.port, session)
-            except (ssl.SSLError, ConnectionError):
-                let_in = b""
-            assert let_in == b""
-
-    aio.run(scenario())
+    server = authority.issue_server()
+    async with serve(live) as served:
+        live.update([authority.certificate_pem, bootstrap.certificate_pem], server)
+        first, session = await asyncio.to_thread(connect, served.port, None)
+        assert first and session and session.has_ticket
+        live.update([authority.certificate_pem], server)
+        try:
+            let_in, _ = await asyncio.to_thread(connect, served.port, session)
+        except (ssl.SSLError, ConnectionError):
+            let_in = b""
+        assert let_in == b""

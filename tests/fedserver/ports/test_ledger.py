@@ -408,21 +408,17 @@ PRAGMA user_version = 1;
 """
 
 
-def test_a_database_of_the_first_version_goes_on(tmp_path: Path) -> None:
+async def test_a_database_of_the_first_version_goes_on(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "state.sqlite") as db:
         db.executescript(VERSION_1)
     with closing(SqliteReader(tmp_path / "state.sqlite")) as reader:
         reader.check()
         assert reader.snapshot().devices == (DeviceRecord("a", "key", 1.0, founder=True),)
     made = SqliteLedger(tmp_path / "state.sqlite")
-
-    async def look() -> None:
-        assert await made.devices() == [DeviceRecord("a", "key", 1.0, founder=True)]
-        assert await made.certificate("fa") == Certificate("fa", "a", "device", 500.0, used_at=0.0)
-        assert await made.tokens() == [Token("0123456789abcdef0123", b"P", 3, 100.0, "start", id="0123456789abcdef", uses=3)]
-        await made.close()
-
-    aio.run(look())
+    assert await made.devices() == [DeviceRecord("a", "key", 1.0, founder=True)]
+    assert await made.certificate("fa") == Certificate("fa", "a", "device", 500.0, used_at=0.0)
+    assert await made.tokens() == [Token("0123456789abcdef0123", b"P", 3, 100.0, "start", id="0123456789abcdef", uses=3)]
+    await made.close()
     SqliteLedger(tmp_path / "state.sqlite")
 
 
@@ -472,21 +468,17 @@ def test_a_record_that_cannot_be_read_is_damage(path: Path) -> None:
         reader.check()
 
 
-def test_a_lock_that_another_process_holds_is_an_error_that_passes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lock_that_another_process_holds_is_an_error_that_passes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "BUSY_S", 0.05)
-
-    async def scenario() -> None:
-        ledger = SqliteLedger(path)
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(LedgerBusy):
-            await ledger.put_record(Record(round=1))
-        other.execute("COMMIT")
+    ledger = SqliteLedger(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(LedgerBusy):
         await ledger.put_record(Record(round=1))
-        assert (await ledger.snapshot()).record.round == 1
-        await ledger.close()
-
-    aio.run(scenario())
+    other.execute("COMMIT")
+    await ledger.put_record(Record(round=1))
+    assert (await ledger.snapshot()).record.round == 1
+    await ledger.close()
 
 
 def full(path: Path) -> None:
@@ -578,25 +570,21 @@ def test_the_event_loop_goes_on_while_the_ledger_waits(path: Path) -> None:
     assert aio.run(scenario()) == 20
 
 
-def test_whose_certificate_it_is_is_told_while_the_ledger_waits_for_the_disk(path: Path) -> None:
+async def test_whose_certificate_it_is_is_told_while_the_ledger_waits_for_the_disk(path: Path) -> None:
     """Read the file itself: a certificate that another process has just revoked is revoked."""
-
-    async def scenario() -> None:
-        ledger = SqliteLedger(path)
-        await ledger.enrol("kiel", "key", certificate("f", "kiel"), 0.0)
-        let_go, running = threading.Event(), asyncio.get_running_loop()
-        waiting = running.run_in_executor(ledger._thread, let_go.wait)
-        found = await ledger.certificate("f")
-        assert found is not None and not found.revoked
-        with sqlite3.connect(path) as other:
-            other.execute("UPDATE devices SET revoked = 1")
-        found = await ledger.certificate("f")
-        assert found is not None and found.revoked
-        let_go.set()
-        await waiting
-        await ledger.close()
-
-    aio.run(scenario())
+    ledger = SqliteLedger(path)
+    await ledger.enrol("kiel", "key", certificate("f", "kiel"), 0.0)
+    let_go, running = threading.Event(), asyncio.get_running_loop()
+    waiting = running.run_in_executor(ledger._thread, let_go.wait)
+    found = await ledger.certificate("f")
+    assert found is not None and not found.revoked
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE devices SET revoked = 1")
+    found = await ledger.certificate("f")
+    assert found is not None and found.revoked
+    let_go.set()
+    await waiting
+    await ledger.close()
 
 
 def test_who_enrolled_before_the_plan_survives_the_loss_of_the_write_ahead_log(tmp_path: Path) -> None:

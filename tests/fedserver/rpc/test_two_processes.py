@@ -99,10 +99,11 @@ def play(first: Context, second: Context) -> tuple[str, list[str]]:
     return aio.run(main())
 
 
-def test_the_later_of_two_living_processes_is_turned_away_and_the_operator_sees_it() -> None:
+def test_the_later_of_two_living_processes_is_turned_away_and_the_operator_sees_it(caplog: pytest.LogCaptureFixture) -> None:
     how, troubles = play(Context("one", alive=True), Context("two", alive=True))
     assert how == "turned away"
     assert len(troubles) == 1 and "two processes use the identity of ada" in troubles[0] and "192.0.2.7" in troubles[0]
+    assert "revoke ada" in caplog.text and "trying again" not in caplog.text, "nothing is tried: a person must act"
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,14 @@ def test_a_newer_schema_is_refused_in_one_line(database: PostgresDatabase) -> No
     assert "\n" not in str(caught.value)
 
 
+def test_a_connection_is_used_again(database: PostgresDatabase) -> None:
+    processes = [database.execute("SELECT pg_backend_pid()").fetchone() for _ in range(2)]
+    with database.moment():
+        processes.append(database.execute("SELECT pg_backend_pid()").fetchone())
+    processes.append(database.execute("SELECT pg_backend_pid()").fetchone())
+    assert len(set(processes)) == 1
+
+
 def test_steps_of_the_schema_are_taken_once_and_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     database = PostgresDatabase(engines.postgres().new())
     monkeypatch.setattr(postgres, "_steps", lambda: [*STEPS, "CREATE TABLE more (x INTEGER); SELECT 1 / 0"])

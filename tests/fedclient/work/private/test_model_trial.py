@@ -257,6 +257,25 @@ def test_how_a_run_is_private_follows_from_no_sample(model: type[Layers]) -> Non
     assert len(splits) == 1
 
 
+def test_the_trial_leaves_the_models_own_tensors_as_they_are() -> None:
+    class Counting(Layers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("batches", torch.zeros(()))
+
+        def between(self, h: Tensor, x: Tensor) -> Tensor:
+            self.batches += 1
+            return torch.tanh(h)
+
+    x, y = samples()
+    clipped = Clipped(model := Counting())
+    clipped.tensors["batches"] = torch.zeros((), dtype=torch.float64)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    clipped.split(Batch(x[:1], y[:1]))
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+    assert clipped.tensors["batches"] == 0
+
+
 def test_a_step_in_which_a_layer_sees_some_samples_only_has_their_own_gradients() -> None:
     """The trial cannot know of every threshold: the rows are counted at each step."""
     x, y = samples()
