@@ -1,10 +1,10 @@
 """`make demo`: the gain of federation. Twenty devices with few, different samples: alone, with a common model, with their own.
 
 Three federations run on the same shards, each with a real server and real devices over mutual TLS: FedTP, FedAvg, and the
-closed form, which trains nothing. The devices are hosted in one process, because twenty processes are too many for a small machine,
-and their models train together. FedTP's devices also fit ordinary models and train their network alone, as rivals. FedAvg's model
-is tuned on each device as well, so that personalization has a fair rival. Every number is measured by the run. The exit status is 0
-only if every process ended well and every device has a model.
+closed form, which trains nothing. The devices are hosted in one process, because twenty processes are too many for a small
+machine, and their models train together. FedTP's devices also fit ordinary models and train their network alone, as rivals.
+FedAvg's model is tuned on each device as well, so that personalization has a fair rival. Every number is measured by the run.
+The exit status is 0 only if every process ended well and every device has a model.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
 class ClosedFormSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
     """Closed form: docs/methods/analytic.md. Sums have no direction that could be bounded; the number of samples is."""
 
-    excludes: ClassVar[frozenset[str]] = frozenset({"bf16", "int8", "secure-sum-4", "norm-limit"})
+    excludes: ClassVar[frozenset[str]] = frozenset({"bf16", "int8", "norm-limit"})
 
     # No effect: the server checks sums instead.
     bound_change: NonNegative = 0.0
