@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -353,8 +352,10 @@ async def _until(
             task.result()
         begun -= done
         if not done:
-            with contextlib.suppress(LedgerBusy):  # it comes again
+            try:
                 await registrar.refresh()
+            except LedgerBusy as error:
+                coordinator.troubles.met(error)
     for task in ends - {signalled}:
         task.cancel()
     return leg if leg in done else None

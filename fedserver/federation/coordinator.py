@@ -67,6 +67,7 @@ class Coordinator:
         self.error: AttuneError | None = None
         self.planless: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()  # once no plan could be made
         self.turns, self.streams, self.troubles, self.revoked = turns or Turns(), Streams(), Troubles(), RevokedDevices()
+        self.turns.met = self.troubles.met
         self.inbox, self.lab, self.activity = Inbox(blobs), lab, DeviceActivity(clock.unix)
         self.plan: Plan | None = None
         self.profiles: Mapping[str, Profile] = {}  # of the devices for which this process made the plan
@@ -91,8 +92,7 @@ class Coordinator:
 
     async def start(self) -> None:
         """Continue the step at which the last process stopped. Errors are those of `restore` and `resume`."""
-        snapshot = await self.restore()
-        await self.resume(snapshot)
+        await self.resume(await self.restore())
 
     async def restore(self) -> Snapshot:
         """Read the durable state, without tensors. Devices may connect from now on; they are welcomed after `resume`.
