@@ -82,3 +82,19 @@ def test_a_lost_store_is_a_trouble_until_it_is_back(tmp_path: Path, lose: Callab
         site.until(lambda: site.snapshot().record.round > closed, "rounds to close again")
         site.stop_server()
         assert not site.tracebacks(), site.server
+
+
+def test_verify_beside_a_server_that_closes_rounds_finds_no_damage(tmp_path: Path) -> None:
+    """Before, each run named blobs that a later round had replaced meanwhile as missing."""
+    with Site(tmp_path / "site", SHAPE, PATIENCE_S) as site:
+        site.server_words = engines.remote_words()
+        site.start_server()
+        site.start_device("fleet")
+        site.until(lambda: site.snapshot().record.round > 0, "a round to close")
+        closed = site.snapshot().record.round
+        for _ in range(6):
+            result = CliRunner().invoke(cli, ["verify", "--home", str(site.server_home)])
+            assert result.output == f"{site.server_home} is whole\n", result.exception
+        assert site.snapshot().record.round > closed, "the server went on meanwhile"
+        site.stop_server()
+        assert not site.tracebacks(), site.server
