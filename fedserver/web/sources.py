@@ -61,7 +61,7 @@ class HomeWatch:
     """Facts of a home that are not in its ledger. The audit log is read again when it has grown."""
 
     def __init__(self, home: ServerHome) -> None:
-        self._home, self._size = home, -1
+        self._home, self._size, self._is_here = home, -1, home.storage_place() is None
         self._backup_at: float | None = None
         certificate = authority_certificate_in(home.authority)
         self._fingerprint = "" if certificate is None else short_form(certificate)
@@ -69,7 +69,8 @@ class HomeWatch:
     def facts(self, snapshot: Snapshot) -> HomeFacts:
         """Return the present facts."""
         name, run = snapshot.settings.server.name, run_name(snapshot.run)
-        return HomeFacts(name, self._fingerprint, run, shutil.disk_usage(self._home.path).free, self._last_backup())
+        free = shutil.disk_usage(self._home.path).free
+        return HomeFacts(name, self._fingerprint, run, free, self._last_backup(), self._is_here)
 
     def _last_backup(self) -> float | None:
         log = self._home.path / AUDIT_FILE
@@ -112,6 +113,7 @@ class LedgerSource:
             tuple(life.feed.faults),
             dict(life.feed.totals),
             life.activity.round_s(),
+            snapshot.record.opened_at,
             self._home.facts(snapshot) if self._home else HomeFacts(),
         )
 

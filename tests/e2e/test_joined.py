@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from attune.fedserver.rpc.server import LOOK_S
 from tests.e2e.hand import Hand, refusal
-from tests.e2e.harness import Federation, tabular_shard, until
+from tests.e2e.harness import Federation, tabular_shard
 from tests.fedserver.web.conftest import Page
 
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "1", "--rounds", "1")
