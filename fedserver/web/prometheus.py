@@ -40,6 +40,11 @@ class FederationCollector:
         self._devices: list[dict[str, Any]] = values["devices"]
 
     def collect(self) -> Iterable[Metric]:
+        """Yield all series; of a standby only that it is one, for the server that serves has the others."""
+        standby = self._facts.kind == "standby"
+        yield _one("attune_standby", "Whether this process waits for another server to end.", standby)
+        if standby:
+            return
         yield from self._federation()
         yield from self._totals()
         yield from self._reported()

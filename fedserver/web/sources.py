@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -46,6 +47,10 @@ class ProcessView(Protocol):
 
     @property
     def troubles(self) -> Sequence[str]: ...
+
+    @property
+    def standby(self) -> str:
+        """What the process waits for before it serves; empty: it does not wait."""
 
     def reported(self, snapshot: Snapshot) -> Collection[str]:
         """Return the devices that have answered the open orders."""
@@ -102,7 +107,7 @@ class LedgerSource:
 
     def look(self) -> PageFacts:
         snapshot, life = self._snapshot(), self._life
-        status_object = status(snapshot, set(life.reported(snapshot)), life.address, life.troubles)
+        status_object = status(snapshot, set(life.reported(snapshot)), life.address, life.troubles, standby=life.standby)
         return PageFacts(
             self._kind,
             status_object,
@@ -186,8 +191,29 @@ def listening(logger: str = "fedserver") -> Iterator[FaultFeed]:
         logging.getLogger(logger).removeHandler(feed)
 
 
+class WaitingServer:
+    """ProcessView of a process that waits as a standby."""
+
+    address: str | None = None
+    troubles: Sequence[str] = ()
+
+    def __init__(self, waits: str, feed: FaultFeed) -> None:
+        self.standby, self.activity, self.feed = waits, DeviceActivity(time.time), feed
+
+    def reported(self, snapshot: Snapshot) -> Collection[str]:
+        return ()  # devices answer another server
+
+    def stuck(self) -> str:
+        return ""  # no step runs in this process
+
+    def trouble(self) -> str:
+        return f"standby: {self.standby}"
+
+
 class RunningServer:
     """ProcessView of the coordinator in this process."""
+
+    standby = ""
 
     def __init__(self, coordinator: Coordinator, address: str, feed: FaultFeed) -> None:
         self._coordinator, self.activity, self.address, self.feed = coordinator, coordinator.activity, address, feed
