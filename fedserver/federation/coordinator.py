@@ -162,12 +162,12 @@ class Coordinator:
 
     async def expel(self, name: str) -> None:
         """Continue the round without a revoked device, and remove its update from the inbox. The caller must have the turn."""
-        before = self.round.record
+        before, disk = self.round.record, self._executors.disk
         self._orders.count_votes_anew()
         await self.handle(events.Expelled(name, self.clock.monotonic()))
         # An aggregation under way is not started again, and it still reads this update.
         if before.phase is not events.Phase.AGGREGATING or name not in before.cohort:
-            await self._executors.disk(self.inbox.discard, before.order_of(name))
+            await self.troubles.overcome("expelling a device", lambda: disk(self.inbox.discard, before.order_of(name)))
 
     # --- the plan
 
@@ -353,7 +353,7 @@ class Coordinator:
         if not entries:  # nobody answered, or it is committed already
             return
         rows = [entry.row for entry in entries.values()]
-        marks = await self._orders.fetched(record, entries, number, "evaluate")
+        marks = await self.troubles.overcome(step_name, lambda: self._orders.fetched(record, entries, number, "evaluate"))
         await self.troubles.overcome(step_name, lambda: self._ledger.commit_round(record, [], rows, marks))
         fail_at(SERVER, number, "evaluation-committed")
         await self.troubles.overcome(step_name, lambda: disk(self.inbox.clear_evaluation, number, list(entries)))
