@@ -366,7 +366,7 @@ def test_a_ledger_that_is_lost_while_devices_come_and_answer_is_waited_for(
 
         async def fails(*arguments: Any) -> Any:
             asked.append(arguments)
-            if len(asked) % 2:
+            if len(asked) % 3 == 1:  # so that a step with two such calls passes, too
                 raise LedgerBusy("lost")
             return await original(*arguments)
 
