@@ -160,5 +160,6 @@ class S3Objects:
 
 def _reason(text: str) -> str:
     """Return the words of a store's error for a person: of an answer in XML its code and message, else the first of them."""
-    told = [found[1] for tag in ("Code", "Message") if (found := re.search(rf"<{tag}>([^<]*)</{tag}>", text))]
-    return " ".join((": ".join(told) or re.sub(r"<[^>]*>", " ", text)).split())[:LONGEST_REASON]
+    answer = re.search("<Code>([^<]*)</Code>.*?<Message>([^<]*)<", text, re.DOTALL)
+    words = f"{answer[1]}: {answer[2]}" if answer else re.sub("<[^>]*>", " ", text)
+    return " ".join(words.split())[:LONGEST_REASON]

@@ -300,10 +300,10 @@ def damages(home: ServerHome) -> Iterator[str]:
     Raises:
         LedgerBusy, DiskFull: A store cannot be used now, so nothing is known of it.
     """
-    if found := list(_differences(home)):
+    if differences := list(_differences(home)):
         time.sleep(SETTLED_S)
         still = set(_differences(home))
-        yield from (line for line in found if line in still)
+        yield from (line for line in differences if line in still)
 
 
 def _differences(home: ServerHome) -> Iterator[str]:

@@ -50,7 +50,7 @@ class ProcessView(Protocol):
 
     @property
     def standby(self) -> str:
-        """What the process waits for before it serves; empty: it does not wait."""
+        """Reason why the process waits before it serves; empty: it does not wait."""
 
     def reported(self, snapshot: Snapshot) -> Collection[str]:
         """Return the devices that have answered the open orders."""

@@ -87,7 +87,7 @@ LOST = [
 
 
 @pytest.mark.parametrize(("error", "store"), LOST)
-def test_a_store_that_fails_in_a_device_s_call_is_a_trouble_that_no_other_call_clears(
+def test_a_store_s_failure_in_a_device_s_call_is_cleared_by_no_other_call(
     monkeypatch: pytest.MonkeyPatch, error: Exception, store: str
 ) -> None:
     async def scenario() -> None:
