@@ -151,10 +151,11 @@ class GrpcServer:
                 self._coordinator.streams.hang_up()
 
     async def _try_stores(self) -> None:
-        coordinator = self._coordinator
+        coordinator, most = self._coordinator, self._settings.max_blob_bytes
         while True:
             await asyncio.sleep(NEWS_S)
-            await try_stores(coordinator.troubles, self._storage, max(coordinator.max_bytes.values(), default=0))
+            largest = min(most, max(coordinator.max_bytes.values(), default=0))
+            await try_stores(coordinator.troubles, self._storage, largest)
 
     async def _guard(self) -> None:
         """Enforce the limits on connections, and tell the operator which were dropped.
