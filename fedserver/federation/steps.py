@@ -231,7 +231,7 @@ class Troubles:
 
 
 async def try_stores(troubles: Troubles, storage: Storage, size: int) -> None:
-    """Use each store that is in trouble once: who meets a good call clears it, and nobody else may call for hours.
+    """Use each store that is in trouble once, and clear the trouble if the call is good. Others may not call it for hours.
 
     Args:
         troubles: The obstacles.
@@ -252,7 +252,7 @@ async def try_stores(troubles: Troubles, storage: Storage, size: int) -> None:
 
 
 def _try_blobs(blobs: Blobs, store: str, size: int) -> None:
-    """Write, read and remove a blob, on the disk one that needs `size` bytes."""
+    """Write, read and remove a small blob. On the disk there must also be room for one of `size` bytes."""
     if store == DISK:
         blobs.create(TRIED, size).abort()
     name = TRIED if store == DISK else TRIED_BLOB
