@@ -256,9 +256,16 @@ class LedgerBusy(Unreachable):
     """The database or the S3 store is locked or lost, the disk is full, or the server may open no more files.
 
     What to do: Stop the program that locks the database, start what is down, or make room. A running server tries again.
+
+    Attributes:
+        store: What cannot be used: "ledger" (the database) or "blobs" (the S3 store); empty: nothing that lasts.
     """
 
     kind, exit_code, status = "ledger-busy", 27, "UNAVAILABLE"
+
+    def __init__(self, message: str, store: str = "ledger") -> None:
+        super().__init__(message)
+        self.store = store
 
 
 class ServerReplaced(Unreachable):

@@ -26,11 +26,12 @@ def tell(*assignments: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def supervised(status: Callable[[], str]) -> AsyncIterator[None]:
+async def supervised(status: Callable[[], str], ends: bool = True) -> AsyncIterator[None]:
     """Tell the supervisor that this process is ready, that its event loop runs, and at the end that it stops.
 
     Args:
         status: Returns one line for people, which `systemctl status` shows.
+        ends: Whether the process stops at the end of the block; False: a standby begins to serve.
     """
     if not os.environ.get(SOCKET):
         yield
@@ -41,7 +42,8 @@ async def supervised(status: Callable[[], str]) -> AsyncIterator[None]:
         yield
     finally:
         beats.cancel()
-        tell("STOPPING=1")
+        if ends:
+            tell("STOPPING=1")
 
 
 async def _beats(status: Callable[[], str]) -> None:

@@ -41,6 +41,7 @@ from attune.fedclient.work.worker import LearnerSlot, Worker
 if TYPE_CHECKING:
     from attune.fedclient.messages import OrderResult
 
+FULL = "the disk of this device is full: free some space there, then start it again"
 PROGRESS_S = 1.0
 RENEWAL_LOOK_S = 10.0  # between two checks whether to renew the certificate; certificates may live a minute
 
@@ -293,7 +294,11 @@ class Device:
                 result = await self._result_of(order, stop)
         except Cancelled:
             return
-        except (DiskFull, *FINAL):
+        except DiskFull:  # it ends this device; the server's operator must know why
+            with contextlib.suppress(OSError):  # a message is noted in the home before it is sent
+                await self.link.decline(FULL)
+            raise
+        except FINAL:
             raise
         except Exception as error:
             # An error in one order (memory, numbers, a user's model) costs this round, but does not end the device.

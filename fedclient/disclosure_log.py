@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from attune.common.durable import PUBLIC, sync, sync_with_name, write_file
+from attune.common.durable import PRIVATE, sync, sync_with_name, write_file
 from attune.common.errors import DiskFull, HomeMismatch
 from attune.common.exchange.messages import (
     Beat,
@@ -139,7 +139,7 @@ class DisclosureLog:
     def _append(self, *lines: Disclosed) -> None:
         start = self._begin() if self._size is None or self._size > LONGEST_BYTES else b""
         text = start + b"".join(msgspec.json.encode(line) + b"\n" for line in (*self._waiting.values(), *lines))
-        with self.path.open("ab") as file:
+        with open(self.path, "ab", opener=lambda name, flags: os.open(name, flags, PRIVATE)) as file:
             file.write(text)
         self._size = (self._size or 0) + len(text)
         self._waiting = {}
@@ -151,12 +151,13 @@ class DisclosureLog:
         if not kept.since:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             return heading
+        self.path.chmod(PRIVATE)  # earlier versions let other users read it
         before = self.path.read_bytes()
         self._size = len(before)
         if kept.damaged or not before.endswith(b"\n") or self._size > LONGEST_BYTES:
             text = heading + b"".join(msgspec.json.encode(line) + b"\n" for line in kept.messages)
             try:
-                write_file(self.path, text, PUBLIC)
+                write_file(self.path, text)
             except DiskFull:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path)) from None
             self._size = len(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -11,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sized
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,9 @@ from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.ports.direct import DirectStore
 from attune.fedserver.ports.storage import HomeStorage, Storage
 from attune.fedserver.rpc.server import GrpcServer
+from attune.fedserver.standby import NeverServed, only_server
 from attune.fedserver.web.live import Operator, page
+from attune.fedserver.web.sources import RunningServer
 
 LOG = logging.getLogger("fedserver")
 ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104
@@ -113,28 +115,34 @@ async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
         snapshot = home.snapshot()
         check_consent(home, snapshot, {*options.allow_code, *code_in(overrides)})
         check_secrets(snapshot.commitments, home.authority, home.open().blobs)
+    signalled = _signals()
     try:
         goes_on = True
         while goes_on:
-            async with _opened(options, home, overrides) as opened:
-                goes_on = await _serve(options, opened)
+            async with _opened(options, home, overrides, signalled) as opened:
+                goes_on = await _serve(options, opened, signalled)
             served = home.address()  # devices look for the next leg at the same port, which a start may have drawn
             options = replace(options, is_first=False, port=served.port if served else options.port)
+    except NeverServed:
+        return
     except Exception as error:
         LOG.error("stopping: %s", error)
         raise
 
 
 @asynccontextmanager
-async def _opened(options: ServerOptions, home: ServerHome, overrides: dict[str, Any]) -> AsyncIterator[_Opened]:
+async def _opened(
+    options: ServerOptions, home: ServerHome, overrides: dict[str, Any], signalled: asyncio.Future[str]
+) -> AsyncIterator[_Opened]:
     """Open the home during the block.
 
     Raises:
         HomeMismatch: The home is damaged, or of another federation.
         HomeBusy: A server runs on it.
         SettingError: A setting cannot be.
+        NeverServed: A signal came before.
     """
-    with home.locked(options.say):
+    async with only_server(home, _address(options, home.address()), options.dashboard, options.say, signalled):
         home.check()  # another server may have begun meanwhile
         home.create()
         storage, executors = home.open(), Executors()
@@ -199,7 +207,7 @@ async def _laboratory(
         await lab.close()
 
 
-async def _serve(options: ServerOptions, opened: _Opened) -> bool:
+async def _serve(options: ServerOptions, opened: _Opened, signalled: asyncio.Future[str]) -> bool:
     """Serve until a signal, the end, or the end of a leg of a race. Return whether another leg follows."""
     turn = opened.turn
     home, authority, settings = opened.home, opened.authority, opened.settings
@@ -211,11 +219,11 @@ async def _serve(options: ServerOptions, opened: _Opened) -> bool:
         opened.executors, opened.direct,
     )  # fmt: skip
     coordinator.direct = opened.direct.address if opened.direct else ""
-    address = _listen(grpc_server, options, home.address())
+    address = _address(options, home.address())
+    address.port = grpc_server.listen(address.host, address.port)
     join = await _begun(options, opened)
     await registrar.refresh()
     snapshot = await coordinator.restore()
-    signalled = _signals()
     resumed = coordinator.resume(snapshot)
     logs.follow(lambda: coordinator.round.record.open_orders[1])
     try:
@@ -225,7 +233,8 @@ async def _serve(options: ServerOptions, opened: _Opened) -> bool:
             operator = Operator(
                 coordinator, grpc_server.members, registrar, opened.admin, address.joined(settings.server.advertise)
             )
-            with page(home, options.dashboard, (address.host, address.port), coordinator, operator) as url:
+            life = partial(RunningServer, coordinator, f"{address.host}:{address.port}")
+            with page(home, options.dashboard, address, settings.server, "server", life, operator.actions()) as url:
                 if turn is not None:
                     options.say(turn.words())
                 if options.is_first:
@@ -270,15 +279,10 @@ def _state_of(coordinator: Coordinator) -> str:
     return f"{record.phase}, {record.round} of {coordinator.settings.round.rounds} rounds, {len(coordinator.streams)} devices"
 
 
-def _listen(grpc_server: GrpcServer, options: ServerOptions, before: ServedAddress | None) -> ServedAddress:
-    """Bind the port of the options, else the port where this home was served before, for its devices look there.
-
-    Raises:
-        PortInUse: Another process has the port.
-    """
-    host = options.host or (before.host if before else ANY_HOST)
-    port = options.port if options.port is not None else (before.port if before else DEFAULT_PORT)
-    return ServedAddress(host, grpc_server.listen(host, port), os.getpid())
+def _address(options: ServerOptions, before: ServedAddress | None) -> ServedAddress:
+    """Return host and port of the options, else those where this home was served before, for its devices look there."""
+    before = before or ServedAddress(ANY_HOST, DEFAULT_PORT, 0)
+    return ServedAddress(options.host or before.host, before.port if options.port is None else options.port, os.getpid())
 
 
 def _greet(
@@ -353,8 +357,10 @@ async def _until(
             task.result()
         begun -= done
         if not done:
-            with contextlib.suppress(LedgerBusy):  # it comes again
+            try:
                 await registrar.refresh()
+            except LedgerBusy as error:
+                coordinator.troubles.met(error)
     for task in ends - {signalled}:
         task.cancel()
     return leg if leg in done else None

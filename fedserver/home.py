@@ -42,12 +42,17 @@ class StoragePlace(msgspec.Struct, frozen=True):
 
 
 class ServedAddress(msgspec.Struct):
-    """The contents of server.json: where the running (or last) server listens, and its process."""
+    """The contents of server.json: where the running (or last) server listens, and its process.
+
+    Attributes:
+        waits: Of a standby, what it waits for before it listens there.
+    """
 
     host: str
     port: int
     pid: int
     format: int = 1
+    waits: str | msgspec.UnsetType = msgspec.UNSET
 
     def joined(self, advertised: str) -> str:
         """Return HOST:PORT for join lines: the setting `server.advertise`, or the name of this machine."""
@@ -244,23 +249,28 @@ class ServerHome:
             ) from None
 
     def served_at(self) -> str | None:
-        """Return HOST:PORT of the server that runs on this home now; None if none runs."""
+        """Return HOST:PORT of the server that runs on this home now; None if none runs, or it is a standby."""
         address = self.address() if self.is_served() else None
-        return f"{address.host}:{address.port}" if address else None
+        return f"{address.host}:{address.port}" if address and not address.waits else None
+
+    def standby(self) -> str:
+        """Return what the standby that runs on this home waits for; empty if none runs."""
+        address = self.address() if self.is_served() else None
+        return address.waits or "" if address else ""
 
     @contextlib.contextmanager
     def locked(self, waits: Callable[[str], None] | None = None) -> Iterator[None]:
         """Hold the lock of this home during the block, and that of its storage, as each server does while it runs.
 
         Args:
-            waits: Function that is told that this process waits for a server on another machine; None: it does not wait.
+            waits: As for `HomeStorage.alone`.
 
         Raises:
             HomeBusy: A server runs on this home.
         """
         check_folder(self.path, "--home")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = filelock.FileLock(self.path / "lock")
+        lock = filelock.FileLock(self.path / "lock", thread_local=False)  # a standby takes it on a thread of its own
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:

@@ -123,6 +123,15 @@ class Postgres(Engine):
         self.say(f"CREATE SCHEMA {name}")
         return self.url(name)
 
+    def tables(self, url: str) -> dict[str, int]:
+        """Return how many rows each table of a schema has."""
+        import psycopg
+
+        with psycopg.connect(url) as db:
+            names = db.execute("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()").fetchall()
+            counts = {name: db.execute(f"SELECT COUNT(*) FROM {name}".encode()).fetchone() for (name,) in names}  # noqa: S608
+        return {name: int(count[0]) for name, count in counts.items() if count is not None}
+
     def say(self, statement: str) -> None:
         import psycopg
 

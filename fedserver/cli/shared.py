@@ -77,7 +77,7 @@ def wake(place: ServerHome) -> None:
 
 def troubles_of(place: ServerHome) -> list[str]:
     """Return the troubles of the running server, if there is one, or a line that says that it does not answer."""
-    if not place.exists() or not place.is_served():
+    if not place.exists() or not place.is_served() or place.standby():
         return []
     from attune.common.errors import Unreachable
     from attune.fedserver.rpc.admin_client import troubles

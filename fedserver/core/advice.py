@@ -33,7 +33,17 @@ BY_KIND = {
 }
 # Refusals that honest devices meet in everyday work. They are retried or resolved without the operator.
 ORDINARY = frozenset(
-    {"order-closed", "upload-busy", "upload-taken-over", "stalled", "replaced", "ledger-busy", "unknown-blob", "unreachable"}
+    {
+        "order-closed",
+        "upload-busy",
+        "upload-taken-over",
+        "stalled",
+        "replaced",
+        "ledger-busy",
+        "disk-full",
+        "unknown-blob",
+        "unreachable",
+    }
 )
 
 

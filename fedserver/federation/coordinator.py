@@ -67,6 +67,7 @@ class Coordinator:
         self.error: AttuneError | None = None
         self.planless: asyncio.Future[AttuneError] = asyncio.get_running_loop().create_future()  # once no plan could be made
         self.turns, self.streams, self.troubles, self.revoked = turns or Turns(), Streams(), Troubles(), RevokedDevices()
+        self.turns.met = self.troubles.met
         self.inbox, self.lab, self.activity = Inbox(blobs), lab, DeviceActivity(clock.unix)
         self.plan: Plan | None = None
         self.profiles: Mapping[str, Profile] = {}  # of the devices for which this process made the plan
@@ -91,8 +92,7 @@ class Coordinator:
 
     async def start(self) -> None:
         """Continue the step at which the last process stopped. Errors are those of `restore` and `resume`."""
-        snapshot = await self.restore()
-        await self.resume(snapshot)
+        await self.resume(await self.restore())
 
     async def restore(self) -> Snapshot:
         """Read the durable state, without tensors. Devices may connect from now on; they are welcomed after `resume`.
@@ -162,12 +162,12 @@ class Coordinator:
 
     async def expel(self, name: str) -> None:
         """Continue the round without a revoked device, and remove its update from the inbox. The caller must have the turn."""
-        before = self.round.record
+        before, disk = self.round.record, self._executors.disk
         self._orders.count_votes_anew()
         await self.handle(events.Expelled(name, self.clock.monotonic()))
         # An aggregation under way is not started again, and it still reads this update.
         if before.phase is not events.Phase.AGGREGATING or name not in before.cohort:
-            await self._executors.disk(self.inbox.discard, before.order_of(name))
+            await self.troubles.overcome("expelling a device", lambda: disk(self.inbox.discard, before.order_of(name)))
 
     # --- the plan
 
@@ -353,7 +353,7 @@ class Coordinator:
         if not entries:  # nobody answered, or it is committed already
             return
         rows = [entry.row for entry in entries.values()]
-        marks = await self._orders.fetched(record, entries, number, "evaluate")
+        marks = await self.troubles.overcome(step_name, lambda: self._orders.fetched(record, entries, number, "evaluate"))
         await self.troubles.overcome(step_name, lambda: self._ledger.commit_round(record, [], rows, marks))
         fail_at(SERVER, number, "evaluation-committed")
         await self.troubles.overcome(step_name, lambda: disk(self.inbox.clear_evaluation, number, list(entries)))

@@ -140,7 +140,7 @@ class DirectTransfers:
             await self._call(self._store.complete, begun.written, begun.asked.part_digests)
         except KeyError:
             self._begun.pop((name, begun.asked.target.part), None)
-            raise LedgerBusy(f"the parts that {name} wrote are gone from the store: write them again") from None
+            raise LedgerBusy(f"the parts that {name} wrote are gone from the store: write them again", "") from None
         begun.is_complete = True
 
     async def _take_in(self, name: str, begun: _Begun) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, ShapeMismatch, UpdateRefused
@@ -19,7 +19,7 @@ from attune.fedserver.core import data_form
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core.embedding_settings import describes_devices, embeds_on_devices
-from attune.fedserver.core.records import KEPT_LABELS
+from attune.fedserver.core.records import KEPT_LABELS, DeviceRecord
 from attune.fedserver.core.schema_votes import united
 from attune.fedserver.core.secure_settings import check_profile, knows_more
 from attune.fedserver.core.table_schemas import telling
@@ -151,7 +151,7 @@ class Members:
     async def _enter(self, streams: Sequence[Stream]) -> None:
         """Tell the round about devices that know the plan. A newcomer waits until it has told of its data, if it will."""
         present = {stream.name: stream.empty for stream in streams if self._streams.is_current(stream)}
-        contributed = {device.name for device in await self._ledger.devices(present) if device.contributed}
+        contributed = {device.name for device in await self._known(present) if device.contributed}
         if self._describes and self._coordinator.round.record.round:
             asked = {name for name in present.keys() - contributed if not self._described.get(name)}
             silent = {one.name: one for one in streams if one.name in asked and DESCRIPTION in one.known}
@@ -182,7 +182,7 @@ class Members:
         if len(self._streams) < self._settings.round.min_clients:
             return False
         declared = self._streams.profiles()
-        tokens = {device.name: device.token for device in await self._ledger.devices(declared)}
+        tokens = {device.name: device.token for device in await self._known(declared)}
         swollen = {} if self._settings.data.schema else data_form.too_many_features(declared, tokens)
         usual = {name: profile for name, profile in declared.items() if name not in swollen}
         try:
@@ -376,6 +376,9 @@ class Members:
         await self._coordinator.expel(name)
         self._coordinator.secure.drop(name, reason)
         self._coordinator.masked.drop(name, reason)
+
+    async def _known(self, names: Collection[str]) -> list[DeviceRecord]:
+        return await self._coordinator.troubles.overcome("reading who is known", lambda: self._ledger.devices(names))
 
     async def _update(self, name: str, **fields: Any) -> None:
         await self._coordinator.troubles.overcome(

@@ -2,6 +2,7 @@
 
 A turn may be asked for by a peer's call, which is cancelled when the peer vanishes. So the work is a separate task; the caller
 waits for it and can go away. An error that can pass is tried again with back-off, and the operator is told.
+What the operator is told is a trouble: a store that cannot be used, whichever call met it, or what a step waits for.
 """
 
 from __future__ import annotations
@@ -20,18 +21,24 @@ from attune.common.durable import NO_SPACE
 from attune.common.errors import AttuneError, DiskFull, HomeMismatch, LedgerBusy
 from attune.common.exchange.messages import WorkName
 from attune.fedserver.core.attendance import LIMIT, PATIENCE, SHARE
+from attune.fedserver.ports.blobs import INBOX, UPLOADS, Blobs
 from attune.fedserver.ports.ledger import MemberLedger
+from attune.fedserver.ports.storage import Storage
 
 T = TypeVar("T")
 LOG = logging.getLogger("fedserver")
 PASSING = (*NO_SPACE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+UNWRITABLE = (errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)  # the operator must act, and devices can wait
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
 PASSED_OVER = (
     "let {} {} in a row run out, or {} within a short time: it is not asked before it connects anew or reports progress, nor "
     "while others have waited for it for more than {:.0%} of the time; look at its log, and whether round.deadline_s is long "
     "enough for it"
 )
-DOOR, LEDGER = "looking after connections", "reading the ledger"  # troubles that keep all devices out
+DOOR = "looking after connections"  # a trouble that keeps all devices out, as those of the stores do
+LEDGER, BLOBS, DISK = STORES = ("ledger", "blobs", "disk")  # troubles: the database, the S3 store, and files of this machine
+TRIED = f"{UPLOADS}tried"  # a blob of the home by which the disk is tried
+TRIED_BLOB = f"{INBOX}tried"  # the same, for the store of blobs
 SHOWN = 3  # names in a line of the log
 
 
@@ -57,6 +64,7 @@ class Turns:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._began_at: float | None = None
+        self.met: Callable[[BaseException], object] = store_of  # is told of errors that no caller hears: see Troubles.met
 
     @property
     def busy_s(self) -> float:
@@ -80,7 +88,7 @@ class Turns:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(_unheard)  # the caller is gone
+            task.add_done_callback(self._unheard)  # the caller is gone
             raise
 
     async def stop(self) -> None:
@@ -97,6 +105,16 @@ class Turns:
             finally:
                 self._began_at = None
 
+    def _unheard(self, task: asyncio.Task[Any]) -> None:
+        """Take the result of work whose caller is gone. A store that fails is a trouble; the caller comes again.
+
+        A refusal is no news, for it is about what the caller has sent: a peer that hangs up early must not fill the log.
+        """
+        if task.cancelled() or (error := task.exception()) is None or self.met(error):
+            return
+        if not isinstance(error, AttuneError) or isinstance(error, HomeMismatch):
+            LOG.error("%s", error, exc_info=error)
+
 
 class InlineTurns(Turns):
     """Turns of a process in which no peer's call can be cancelled: work runs within its caller, without a separate task."""
@@ -108,17 +126,6 @@ class InlineTurns(Turns):
         return await work
 
 
-def _unheard(task: asyncio.Task[Any]) -> None:
-    """Take the result of work whose caller is gone. An error that can pass is no news: the caller comes again.
-
-    Nor is a refusal, for it is about what the caller has sent: a peer that hangs up early must not fill the log.
-    """
-    if task.cancelled() or (error := task.exception()) is None or can_pass(error):
-        return
-    if not isinstance(error, AttuneError) or isinstance(error, HomeMismatch):
-        LOG.error("%s", error, exc_info=error)
-
-
 def can_pass(error: BaseException) -> bool:
     """Return whether the same step may succeed later without a restart.
 
@@ -127,8 +134,19 @@ def can_pass(error: BaseException) -> bool:
     return isinstance(error, (LedgerBusy, DiskFull)) or (isinstance(error, OSError) and error.errno in PASSING)
 
 
+def store_of(error: BaseException) -> str:
+    """Return the store, of `STORES`, that an error says to be out of use; empty if it says so of none."""
+    if isinstance(error, LedgerBusy):
+        return error.store
+    unusable = isinstance(error, OSError) and error.errno in (*PASSING, *UNWRITABLE)
+    return DISK if unusable or isinstance(error, DiskFull) else ""
+
+
 class Troubles:
-    """Present obstacles, by the name of the step that they hold up."""
+    """Present obstacles, by name: a store that cannot be used now, or the step that something else holds up.
+
+    Any call may meet a store's failure (`met`), and only a call of the same store that succeeds clears it.
+    """
 
     def __init__(self) -> None:
         self._present: dict[str, str] = {}
@@ -143,7 +161,20 @@ class Troubles:
 
     def keeping_out(self) -> list[str]:
         """Return a line for each obstacle that keeps all devices out; others, such as a device that is missing, do not."""
-        return [f"{step}: {self._present[step]}" for step in (DOOR, LEDGER) if step in self._present]
+        return [f"{step}: {self._present[step]}" for step in (DOOR, *STORES) if step in self._present]
+
+    @property
+    def stores(self) -> list[str]:
+        """Stores that cannot be used now."""
+        return [store for store in STORES if store in self._present]
+
+    def met(self, error: BaseException) -> str:
+        """Note the store that an error says to be out of use, and return it; empty: none. The log gets it once."""
+        if store := store_of(error):
+            if store not in self._present:
+                LOG.warning("%s: %s (trying again)", store, error)
+            self._present[store] = str(error)
+        return store
 
     def set(self, step: str, text: str, *, tries: bool = True) -> None:
         """Note an obstacle, and whether the step is tried again. The log gets it once, however often it is set."""
@@ -168,16 +199,19 @@ class Troubles:
         Raises:
             Exception: An error of `attempt` that cannot pass.
         """
-        delay_s = FIRST_DELAY_S
+        delay_s, lost = FIRST_DELAY_S, set[str]()
         while True:
             try:
                 result = await attempt()
             except Exception as error:
                 if not can_pass(error):
                     raise
-                self.set(step, str(error))
+                if (store := self.met(error)) not in lost:
+                    LOG.info("%s waits for the %s", step, store)
+                lost.add(store)
             else:
-                self.clear(step)
+                for store in lost:
+                    self.clear(store)
                 return result
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
@@ -194,6 +228,37 @@ class Troubles:
                 LOG.error("%s failed", step, exc_info=error)
                 self.set(step, f"it failed, and was started again ({type(error).__name__}: {error})", tries=False)
             await asyncio.sleep(FIRST_DELAY_S)
+
+
+async def try_stores(troubles: Troubles, storage: Storage, size: int) -> None:
+    """Use each store that is in trouble once, and clear the trouble if the call is good. Others may not call it for hours.
+
+    Args:
+        troubles: The obstacles.
+        storage: The stores.
+        size: Bytes of the largest blob for which the disk must have room.
+    """
+    for store in troubles.stores:
+        try:
+            if store == LEDGER:
+                await storage.ledger.tried()
+            else:
+                await asyncio.to_thread(_try_blobs, storage.blobs, store, size)
+        except Exception as error:
+            if not troubles.met(error):
+                raise
+        else:
+            troubles.clear(store)
+
+
+def _try_blobs(blobs: Blobs, store: str, size: int) -> None:
+    """Write, read and remove a small blob. On the disk there must also be room for one of `size` bytes."""
+    if store == DISK:
+        blobs.create(TRIED, size).abort()
+    name = TRIED if store == DISK else TRIED_BLOB
+    blobs.put(name, b"tried")
+    blobs.get(name)
+    blobs.remove([name])
 
 
 def _aside(work: WorkName) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
-from attune.common.errors import AttuneError, DiskFull, LimitExceeded, OrderClosed, UnknownBlob, UpdateRefused
+from attune.common.errors import AttuneError, LimitExceeded, OrderClosed, UnknownBlob, UpdateRefused
 from attune.common.exchange.messages import Order, Receipt, Update, UploadTarget
 from attune.common.faults import SERVER, fail_at
 from attune.common.metrics import read_metrics
@@ -69,9 +68,6 @@ class PendingUploads:
                 await arrival.over.wait()
 
 
-UPLOADS = "taking uploads in"  # the name of a trouble
-
-
 class Updates:
     """Announced blobs that arrive, and the updates that name them."""
 
@@ -96,8 +92,7 @@ class Updates:
         """
         self.revoked.check(name)
         max_bytes = self.check(name, target)
-        with self._told_of_full_disk():
-            sink = await self._executors.disk(self._uploads.sink, name, target, max_bytes)
+        sink = await self._executors.disk(self._uploads.sink, name, target, max_bytes)
         if target.offset > sink.offset:
             raise UpdateRefused(f"{name} goes on with {target.part} at {target.offset}; only {sink.offset} bytes are here")
         self._coordinator.activity.enter(name, DeviceStage.SENDING)
@@ -112,8 +107,7 @@ class Updates:
             DiskFull: The disk has no room.
         """
         self.revoked.check(name)
-        with self._told_of_full_disk():
-            await self._executors.disk(self._uploads.write, name, target.part, sink, frames)
+        await self._executors.disk(self._uploads.write, name, target.part, sink, frames)
 
     async def complete(self, name: str, target: UploadTarget, sink: Sink) -> Blob:
         """Check the digest of a whole upload, and return it.
@@ -125,20 +119,9 @@ class Updates:
             DiskFull: The disk has no room.
         """
         self.revoked.check(name)
-        with self._told_of_full_disk():
-            blob = await self._executors.disk(self._uploads.complete, name, target.part, sink)
+        blob = await self._executors.disk(self._uploads.complete, name, target.part, sink)
         _upload_is_whole(OrderId.parse(target.order_id, name))
         return blob
-
-    @contextlib.contextmanager
-    def _told_of_full_disk(self) -> Iterator[None]:
-        """Show a full disk to the operator in log and status, until an upload finds room again."""
-        try:
-            yield
-        except DiskFull as full:
-            self._coordinator.troubles.set(UPLOADS, str(full))
-            raise
-        self._coordinator.troubles.clear(UPLOADS)
 
     def offset(self, name: str, target: UploadTarget) -> int:
         """Return how many bytes of an announced blob are here."""
@@ -212,8 +195,7 @@ class Updates:
                 here[part] = await self._executors.disk(self._uploads.take, name, part, digest)
             for part, blob in here.items():
                 await self._coordinator.lab.arrive(name, part, blob, "", served=True, max_norm=0.0)
-            with self._told_of_full_disk():
-                await self._executors.disk(self._coordinator.inbox.accept_masked, order_id, update.attempt, here)
+            await self._executors.disk(self._coordinator.inbox.accept_masked, order_id, update.attempt, here)
         except UnknownBlob:
             raise
         except AttuneError as refusal:
@@ -241,8 +223,7 @@ class Updates:
             arrived = await self._arrive(name, order, blobs)
             values = {part: part_update.blob for part, part_update in arrived.items()}
             facts = {part: part_update.facts for part, part_update in arrived.items() if part_update.facts}
-            with self._told_of_full_disk():
-                await self._executors.disk(self._coordinator.inbox.accept, order_id, row, values, facts)
+            await self._executors.disk(self._coordinator.inbox.accept, order_id, row, values, facts)
         except UnknownBlob:
             raise
         except AttuneError as refusal:
@@ -267,11 +248,10 @@ class Updates:
     async def _checked(self, name: str, order: Order, blobs: Mapping[str, Blob]) -> dict[str, Arrived]:
         lab, served = self._coordinator.lab, {ref.part for ref in order.downloads}
         max_norm = self._coordinator.settings.server.max_update_norm
-        with self._told_of_full_disk():
-            return {
-                part: await lab.arrive(name, part, blob, order.encodings.get(part, ""), part in served, max_norm)
-                for part, blob in blobs.items()
-            }
+        return {
+            part: await lab.arrive(name, part, blob, order.encodings.get(part, ""), part in served, max_norm)
+            for part, blob in blobs.items()
+        }
 
     async def _take_in(self, order_id: OrderId, update: Update) -> None:
         """Store the blobs that came within the update, as if they were uploaded."""
@@ -282,8 +262,7 @@ class Updates:
             if ref.data:
                 target = UploadTarget(str(order_id), ref.part, ref.digest, ref.size)
                 max_bytes = self.check(order_id.client, target)
-                with self._told_of_full_disk():
-                    await self._executors.disk(self._uploads.bring, order_id.client, target, max_bytes, ref.data)
+                await self._executors.disk(self._uploads.bring, order_id.client, target, max_bytes, ref.data)
                 _upload_is_whole(order_id)
 
 

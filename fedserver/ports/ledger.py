@@ -310,5 +310,12 @@ class Ledger(RoundLedger, MemberLedger, Protocol):
     async def snapshot(self) -> Snapshot:
         """Return what the ledger holds now."""
 
+    async def tried(self) -> None:
+        """Write and read once, and leave nothing of it.
+
+        Raises:
+            LedgerBusy: The ledger cannot be used now.
+        """
+
     async def close(self) -> None:
         """Let go of the store. No other call may follow."""

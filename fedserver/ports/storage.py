@@ -59,7 +59,8 @@ class HomeStorage(Storage, Protocol):
         """Hold this storage for this server alone during the block, whatever other machines there are.
 
         Args:
-            waits: Function that is told that this process waits for another one; None: it does not wait.
+            waits: Function that is told, at each look, that this process waits for another one. An error of it ends the
+                waiting. None: this process does not wait.
 
         Raises:
             HomeBusy: Another server has it.

@@ -70,6 +70,8 @@ def _call(home: ServerHome, call: Callable[[AdminStub], Any]) -> Any:
     address = home.address()
     if address is None:
         raise Unreachable(f"{home.path} is locked by a server that has not said where it listens yet: try again in a moment")
+    if address.waits:
+        raise Unreachable(f"the server on {home.path} is a standby: run this on the machine of the server that serves")
     root = (home.authority / "ca.pem").read_bytes()
     credentials = channel_credentials(root, Credential.load(home.operator, OPERATOR))
     target = f"{ANYWHERE.get(address.host, address.host)}:{address.port}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import inspect
 import logging
@@ -27,7 +26,7 @@ from attune.common.grpc_errors import abort
 from attune.common.text import clean
 from attune.fedserver.core.advice import for_devices
 from attune.fedserver.federation.refusals import Refusals
-from attune.fedserver.federation.steps import Troubles, can_pass
+from attune.fedserver.federation.steps import Troubles
 from attune.fedserver.identity.registrar import Caller, Registrar
 from attune.fedserver.identity.server_tls import peer_fingerprint
 from attune.fedserver.rpc.connection_limiter import ConnectionLimiter, address_of
@@ -36,7 +35,6 @@ from attune.fedserver.rpc.unread_bytes import Peer
 LOG = logging.getLogger("fedserver")
 _FEDERATION = "/attune.v1.Federation/"
 _BLOBS = "/attune.v1.Blobs/"
-UNWRITABLE = (errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)  # the operator must act, and the device can wait
 _HEALTH = "/grpc.health.v1.Health/"
 ALLOWED = {
     "bootstrap": (_FEDERATION + "Enrol",),
@@ -172,31 +170,24 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     @contextlib.asynccontextmanager
     async def _answering(self, method: str, context: grpc.aio.ServicerContext) -> AsyncIterator[_Answering]:
-        """End the call with the error that was raised inside. An OSError that can pass becomes LedgerBusy."""
+        """End the call with the error that was raised inside. An OSError that makes the disk unusable becomes LedgerBusy."""
         step = f"answering {method.rpartition('/')[2]}"
         answering = _Answering(context.peer())
         try:
             yield answering
         except AttuneError as error:
+            self._troubles.met(error)
             self._refusals.note(error, *answering.who())
             await abort(context, for_devices(error))
         except OSError as error:
-            if error.errno in UNWRITABLE:
-                why = f"the server cannot write ({error.strerror}): its operator is told; this device tries again"
-                self._refusals.tell(LedgerBusy.kind, why, *answering.who())
-                LOG.error("%s: %s", step, error)
-                self._troubles.set(step, f"nothing can be written ({error})")
-                await abort(context, LedgerBusy(why))
-            if not can_pass(error):
+            if not self._troubles.met(error):
                 await self._failed(step, error, answering, context)
-            self._troubles.set(step, str(error.strerror))
-            await abort(context, LedgerBusy(f"the server cannot do this now ({error.strerror}): call again"))
+            why = f"the server cannot do this now ({error.strerror}): its operator is told; this device tries again"
+            await abort(context, LedgerBusy(why))
         except grpc.aio.InternalError:
             raise asyncio.CancelledError("the call is over") from None  # gRPC has ended it: nothing can be answered
         except Exception as error:
             await self._failed(step, error, answering, context)
-        else:
-            self._troubles.clear(step)
 
     async def _failed(self, step: str, error: Exception, answering: _Answering, context: grpc.aio.ServicerContext) -> None:
         """Report an unexpected error: all details to the operator, and to the caller only that it happened."""

@@ -24,7 +24,7 @@ from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.direct_transfers import DirectTransfers
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.refusals import Refusals
-from attune.fedserver.federation.steps import DOOR, LEDGER
+from attune.fedserver.federation.steps import DOOR, try_stores
 from attune.fedserver.federation.survey import Survey, without_statistics
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.identity.admin import FederationAdmin
@@ -108,6 +108,7 @@ class GrpcServer:
             "the watch on connections": self._guard,
             "the watch on steps": self._watch,
             "the watch on other machines' decisions": self._follow,
+            "the watch on stores": self._try_stores,
             "the watch on streams": self._pulses.run,
         }
         if self._direct is not None:
@@ -142,13 +143,19 @@ class GrpcServer:
                 news = await asyncio.to_thread(self._storage.news)
                 if news is None:
                     return
-                self._coordinator.troubles.clear(LEDGER)
                 if news != known:
                     await self._operators.wake()
                     known = news
             except LedgerBusy as error:
-                self._coordinator.troubles.set(LEDGER, str(error))
+                self._coordinator.troubles.met(error)
                 self._coordinator.streams.hang_up()
+
+    async def _try_stores(self) -> None:
+        coordinator, most = self._coordinator, self._settings.max_blob_bytes
+        while True:
+            await asyncio.sleep(NEWS_S)
+            largest = min(most, max(coordinator.max_bytes.values(), default=0))
+            await try_stores(coordinator.troubles, self._storage, largest)
 
     async def _guard(self) -> None:
         """Enforce the limits on connections, and tell the operator which were dropped.

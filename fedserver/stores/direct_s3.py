@@ -127,9 +127,9 @@ class DirectS3:
             code = error.response.get("Error", {}).get("Code", "")
             if code in GONE:
                 raise KeyError(self._objects.url) from None
-            raise LedgerBusy(f"{self._objects.url} refuses a call of direct transfers ({code})") from None
+            raise LedgerBusy(f"{self._objects.url} refuses a call of direct transfers ({code})", "blobs") from None
         except BotoCoreError as error:  # its text may have an address
-            raise LedgerBusy(f"{self._objects.url} cannot be used now ({type(error).__name__})") from None
+            raise LedgerBusy(f"{self._objects.url} cannot be used now ({type(error).__name__})", "blobs") from None
 
 
 def _client(session: Session, endpoint: str | None) -> Any:

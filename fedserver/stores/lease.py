@@ -42,7 +42,8 @@ class Lease:
         """Hold the lock in a new term during the block. When another server takes over, the process ends at once.
 
         Args:
-            waits: Function that is told that this process waits for another one; None: it does not wait.
+            waits: Function that is told, at each look, that this process waits for another one. An error of it ends the
+                waiting. None: this process does not wait.
 
         Raises:
             HomeBusy: Another process has the lock.
@@ -54,8 +55,7 @@ class Lease:
             if waits is None:
                 self._close()
                 raise HomeBusy(f"a server already runs on the database {self._db.url}: stop it first")
-            waits(WAITS)
-            self._wait()
+            self._wait(waits)
         beats = threading.Thread(target=self._beat, name="lease", daemon=True)
         try:
             self._db.prepare()
@@ -93,15 +93,19 @@ class Lease:
             raise psycopg.OperationalError("the session is lost")
         return self._session.execute(statement.encode(), values)
 
-    def _wait(self) -> None:
+    def _wait(self, waits: Callable[[str], None]) -> None:
         """Take the lock as soon as it is free. A database that is lost meanwhile is waited for."""
-        while True:
-            try:
-                if self._take():
-                    return
-            except psycopg.OperationalError:
-                self._close()
-            time.sleep(LOOK_S)
+        try:
+            while not self._is_held:
+                waits(WAITS)
+                time.sleep(LOOK_S)
+                try:
+                    self._take()
+                except psycopg.OperationalError:
+                    self._close()
+        except BaseException:
+            self._close()
+            raise
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):

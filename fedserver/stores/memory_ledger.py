@@ -37,6 +37,9 @@ class MemoryLedger:
         self._race: Race | None = None
         self._commitments: Mapping[str, str] = {}
 
+    async def tried(self) -> None:
+        """No-op: memory can always be used."""
+
     async def close(self) -> None:
         """No-op: memory holds no file."""
 

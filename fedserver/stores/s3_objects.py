@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NO_BUCKET = "NoSuchBucket"  # in the answer of a store, if it has a body: HEAD has none
+LONGEST_REASON = 300  # characters
 PART_BYTES = 16 << 20  # larger blobs go up in parts of this size
 VARIABLES = (  # of the environment, which a store is reached with
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT",
@@ -78,10 +80,10 @@ class S3Objects:
             return work()
         except (NotFoundError, FileNotFoundError) as error:
             if NO_BUCKET in str(error):
-                raise LedgerBusy(f"{self.url}: there is no such bucket: create it, or correct --blobs") from None
+                raise LedgerBusy(f"{self.url}: there is no such bucket: create it, or correct --blobs", "blobs") from None
             raise KeyError(self.url) from None
         except BaseError as error:
-            raise LedgerBusy(f"{self.url} cannot be used now ({' '.join(str(error).split())[:300]})") from error
+            raise LedgerBusy(f"{self.url} cannot be used now ({_reason(str(error))})", "blobs") from error
 
     def write(self, key: str, content: bytes | Path) -> bool:
         """Write an object durably, unless it is there; return whether this call wrote it."""
@@ -154,3 +156,10 @@ class S3Objects:
     def remove(self, keys: Sequence[str]) -> None:
         if keys:
             self._do(lambda: obstore.delete(self._store, list(keys)))
+
+
+def _reason(text: str) -> str:
+    """Return the words of a store's error for a person: of an answer in XML its code and message, else the first of them."""
+    answer = re.search("<Code>([^<]*)</Code>.*?<Message>([^<]*)<", text, re.DOTALL)
+    words = f"{answer[1]}: {answer[2]}" if answer else re.sub("<[^>]*>", " ", text)
+    return " ".join(words.split())[:LONGEST_REASON]

@@ -45,6 +45,7 @@ class TableLedger(ABC):
         await self._do(self._tables.close)
         self._thread.shutdown()
 
+    tried = _awaited(Tables.tried)
     snapshot = _awaited(Tables.snapshot)
     set_audit_head = _awaited(Tables.set_audit_head)
     set_overrides = _awaited(Tables.set_overrides)

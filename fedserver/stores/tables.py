@@ -32,9 +32,7 @@ class Rows(Protocol):
     """Rows that a statement returns."""
 
     def fetchone(self) -> Any: ...
-
     def fetchall(self) -> list[Any]: ...
-
     def __iter__(self) -> Any: ...
 
 
@@ -71,6 +69,11 @@ class Tables:
 
     def close(self) -> None:
         self._db.close()
+
+    def tried(self) -> None:
+        with self._db.transaction():
+            put_value(self._db, "tried", 0)
+            self._db.execute("DELETE FROM meta WHERE key = 'tried'")
 
     # --- settings, plan and record: JSON values
 
@@ -310,12 +313,9 @@ class Tables:
         return [Token(*row) for row in rows]
 
     def withdraw(self, id: str, now: float) -> None:
+        change = "withdrawn_at = ?, used_up_at = COALESCE(used_up_at, ?)"
         with self._db.synced():
-            self._db.execute(
-                "UPDATE tokens SET withdrawn_at = ?, used_up_at = COALESCE(used_up_at, ?) "
-                "WHERE id = ? AND withdrawn_at IS NULL",
-                (now, now, id),
-            )
+            self._db.execute(f"UPDATE tokens SET {change} WHERE id = ? AND withdrawn_at IS NULL", (now, now, id))  # noqa: S608
 
     def bootstrap_roots(self, now: float, keep_s: float) -> list[bytes]:
         rows = self._db.execute(

@@ -24,7 +24,7 @@ import msgspec
 
 from attune.common import aio
 from attune.common.durable import PRIVATE, disk_errors, sync, write_file
-from attune.common.errors import AttuneError, HomeMismatch, LedgerBusy
+from attune.common.errors import AttuneError, DiskFull, HomeMismatch, LedgerBusy
 from attune.common.estimate import with_estimate
 from attune.common.text import clean, from_json, newer_format
 from attune.fedserver.consent import check_consent
@@ -292,54 +292,45 @@ def _files_below(source: Path) -> set[str]:
 
 
 def damages(home: ServerHome) -> Iterator[str]:
-    """Yield a line for each thing that is damaged: authority, audit log, address, database, state, inbox, uploads."""
+    """Yield a line for each thing that is damaged: authority, audit log, address, database, state, inbox, uploads.
+
+    A running server replaces blobs between the looks at the ledger and at the blobs, and notes a decision just before it takes
+    effect. So a difference counts only if a second look, a moment later, finds it too.
+
+    Raises:
+        LedgerBusy, DiskFull: A store cannot be used now, so nothing is known of it.
+    """
+    if differences := list(_differences(home)):
+        time.sleep(SETTLED_S)
+        still = set(_differences(home))
+        yield from (line for line in differences if line in still)
+
+
+def _differences(home: ServerHome) -> Iterator[str]:
     storage = home.open()
     with contextlib.closing(storage.reader()) as reader:
         yield from _fault(lambda: _authority(home, reader))
         broken = list(_fault(lambda: list(reader.audit())))
         yield from broken
         yield from _fault(home.address)
-        try:
-            reader.check()
-            snapshot = reader.snapshot()
-        except AttuneError as error:
-            yield str(error)
-        else:
-            yield from _state(home, storage.blobs, snapshot)
-            yield from _age(reader, storage.blobs)
+        unreadable = list(_fault(reader.check))
+        yield from unreadable
+        if not unreadable:
+            yield from _state(home, storage.blobs, reader.snapshot())
+            yield from _fault(lambda: check_age(storage.blobs, reader.snapshot().record.round))
             if not broken:
-                yield from _trust(reader)
+                lines = differences_in(reader).lines
+                yield from (f"{line} (the next start of the server repairs it)" for line in lines)
     yield from Inbox(storage.blobs).damaged()
     for blob in storage.spool.all_sealed():
         yield from _fault(partial(storage.blobs.check, blob))
 
 
-def _age(reader: LedgerReader, blobs: Blobs) -> Iterator[str]:
-    """Yield a line if the ledger is older than the blobs, as after the loss of its write-ahead log.
-
-    A running server closes rounds between the two looks. So a difference counts only if it is still there a moment later.
-    """
-    look = partial(_fault, lambda: check_age(blobs, reader.snapshot().record.round))
-    if list(look()):
-        time.sleep(SETTLED_S)
-        yield from look()
-
-
-def _trust(reader: LedgerReader) -> Iterator[str]:
-    """Yield a line for each decision of the audit log that the ledger lacks.
-
-    A server notes a decision just before it takes effect. So a difference counts only if it is still there a moment later.
-    """
-    lines = differences_in(reader).lines
-    if lines:
-        time.sleep(SETTLED_S)
-        still = differences_in(reader).lines
-        yield from (f"{line} (the next start of the server repairs it)" for line in lines if line in still)
-
-
 def _fault(read: Callable[[], object]) -> Iterator[str]:
     try:
         read()
+    except (LedgerBusy, DiskFull):
+        raise
     except AttuneError as error:
         yield str(error)
 

@@ -29,7 +29,7 @@ def status_of(home: ServerHome, troubles: Sequence[str] = ()) -> dict[str, Any]:
     """
     snapshot = home.snapshot()
     reported = Inbox(home.open().blobs).names(*snapshot.record.open_orders)
-    return status(snapshot, reported, home.served_at(), troubles, time.time())
+    return status(snapshot, reported, home.served_at(), troubles, time.time(), home.standby())
 
 
 def privacy_of(home: ServerHome) -> dict[str, Any]:

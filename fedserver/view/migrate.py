@@ -17,9 +17,9 @@ from attune.fedserver.home import STORAGE_FILE, ServerHome, StoragePlace
 from attune.fedserver.ports.ledger import LedgerReader
 from attune.fedserver.stores.disk import DATABASE_FILE, DiskStorage
 from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.postgres import TERM
+from attune.fedserver.stores.postgres import TABLES, TERM
 from attune.fedserver.stores.remote import RemoteStorage
-from attune.fedserver.stores.s3 import IN_S3
+from attune.fedserver.stores.s3 import IN_S3, OWNER
 from attune.fedserver.stores.sqlite import AUDIT_FILE, SqliteDatabase
 from attune.fedserver.stores.tables import Database, put_value
 from attune.fedserver.stores.transfer import (
@@ -33,6 +33,8 @@ from attune.fedserver.stores.transfer import (
     write_database,
 )
 from attune.fedserver.view.backup import damages
+
+LEFT_TABLES = (*TABLES, "commits", "schema_version")
 
 
 def migrate(home: ServerHome, to: StoragePlace | None, allowed: Collection[str] = ()) -> Iterator[str]:
@@ -99,7 +101,11 @@ def _into_folder(home: ServerHome) -> Iterator[str]:
             # Database and prefix go on being a pair, and no term is ever used twice.
             kept = f"key IN ('{IDENTITY}', '{TERM}')" if table == "meta" else "FALSE"
             storage.database.execute(f"DELETE FROM {table} WHERE NOT ({kept})")  # noqa: S608 - names of the schema
-    yield f"the state is in the folder {home.path}; nothing of it is left in {place.ledger} and {place.blobs}"
+    yield (
+        f"the state is in the folder {home.path}. Its rows and blobs are gone from {place.ledger} and {place.blobs}; "
+        f"{len(LEFT_TABLES)} tables and the object {OWNER} stay there, so that no server of before serves: remove them if you "
+        "never move back"
+    )
 
 
 def _remote(home: ServerHome, place: StoragePlace) -> RemoteStorage:

@@ -37,7 +37,12 @@ def state_of(record: Record, connected: set[str], reported: set[str], policy: Ro
 
 
 def status(
-    snapshot: Snapshot, reported: set[str], address: str | None = None, troubles: Sequence[str] = (), now: float = 0.0
+    snapshot: Snapshot,
+    reported: set[str],
+    address: str | None = None,
+    troubles: Sequence[str] = (),
+    now: float = 0.0,
+    standby: str = "",
 ) -> dict[str, Any]:
     """Return the object of `fedserver status --json`; docs/operations/monitoring.md lists its fields.
 
@@ -47,6 +52,7 @@ def status(
         address: Address of the running server; None if none runs.
         troubles: Problems that keep the server from carrying out a step, which it retries by itself.
         now: Unix time.
+        standby: What the process of this home waits for, while another one serves; empty: it does not wait.
     """
     settings = snapshot.settings
     record, devices = snapshot.record, snapshot.devices
@@ -56,7 +62,7 @@ def status(
     # A finished run keeps its figures: who is revoked later stays in them.
     finishers = {row.client for row in snapshot.rows if done and row.work == "evaluate" and row.round >= last}
     rows = [row for row in snapshot.rows if row.client not in revoked or row.client in finishers]
-    served = address is not None
+    served = address is not None or bool(standby)
     connected = {device.name for device in devices if device.connected and served}
     final = [row for row in rows if row.work == "evaluate" and row.round >= last] if done else rows
     latest, reports = accuracies(final, settings.method.evaluate), latest_metrics(rows)
@@ -70,6 +76,7 @@ def status(
         "phase": str(record.phase),
         "running": served,
         "address": address,
+        "standby": standby or None,
         "run": snapshot.run or None,
         "auto": snapshot.race.report() if snapshot.race else None,
         "method": settings.method.name,

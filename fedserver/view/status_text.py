@@ -52,6 +52,8 @@ def render_status(status: dict[str, Any]) -> str:
 
 def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
     running = f"serving {status['address']}" if status["running"] else "not running"
+    if status.get("standby"):  # a saved status of an earlier version has none
+        running = f"a standby: {status['standby']}"
     yield f"{status['state']}: round {status['round']}/{status['rounds']} of {status['method']}, server {running}"
     if buffer := status["buffer"]:
         stale = "" if buffer["staleness"] is None else f", mean staleness of the last round {buffer['staleness']:.1f}"

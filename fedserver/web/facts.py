@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from attune.fedserver.federation.device_activity import Span
 from attune.fedserver.web.condensed import RoundLine, Totals
 
-Kind = Literal["server", "home", "folder", "simulation"]
+Kind = Literal["server", "standby", "home", "folder", "simulation"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class HomeFacts:
     run: str = ""
     disk_free_bytes: int | None = None
     backup_at: float | None = None  # unix time of the last `fedserver backup`; None: none was ever made
+    needs_backup: bool = False  # whether `fedserver backup` is what copies its state: it is in the folder
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class PageFacts:
     faults: Sequence[LoggedFault] = ()  # the latest ones
     fault_totals: Mapping[str, int] = field(default_factory=dict)  # number of all, by level
     round_s: float | None = None  # mean time of a round
+    opened_at: float = 0.0  # unix time at which the open round, or the last one, was opened; 0: none was
     home: HomeFacts = HomeFacts()
 
 

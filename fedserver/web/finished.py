@@ -33,6 +33,7 @@ class StoppedHome:
     troubles: Sequence[str] = ()
 
     def __init__(self, home: ServerHome) -> None:
+        self.standby = home.standby()
         self._home, self.activity, self.feed = home, DeviceActivity(time.time), FaultFeed()
 
     @property

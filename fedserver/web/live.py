@@ -17,14 +17,15 @@ from attune.common.errors import CertificateRefused, HomeMismatch, PortInUse
 from attune.common.text import from_json, newer_format
 from attune.fedserver.federation.coordinator import REVOKED, Coordinator
 from attune.fedserver.federation.members import Members
-from attune.fedserver.home import ServerHome
+from attune.fedserver.home import ServedAddress, ServerHome
 from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.web import serving
 from attune.fedserver.web.actions import Action, Actions, DeviceName, NewToken, NoArguments
+from attune.fedserver.web.facts import Kind
 from attune.fedserver.web.page_tokens import METRICS_FILE, Keyring, metrics_token, own_token
 from attune.fedserver.web.serving import PageAddress
-from attune.fedserver.web.sources import LedgerSource, RunningServer, listening
+from attune.fedserver.web.sources import FaultFeed, LedgerSource, ProcessView, listening
 
 PLACE_FILE = "dashboard.json"
 
@@ -114,7 +115,13 @@ def keyring_of(home: ServerHome, server: ServerSettings) -> Keyring:
 
 @contextlib.contextmanager
 def page(
-    home: ServerHome, asked: str | None, address: tuple[str, int], coordinator: Coordinator, operator: Operator
+    home: ServerHome,
+    asked: str | None,
+    address: ServedAddress,
+    server: ServerSettings,
+    kind: Kind,
+    life: Callable[[FaultFeed], ProcessView],
+    actions: Actions | None = None,
 ) -> Iterator[str | None]:
     """Serve the page during the block; yield its address with the token, or None if the page is off.
 
@@ -122,9 +129,11 @@ def page(
         home: The server's home.
         asked: An address, or "off". None: the page's last address, else the port after that of `address`, on this machine
             only. If that port is in use, a free one is taken.
-        address: Address at which the server serves devices.
-        coordinator: The federation.
-        operator: The actions of the buttons.
+        address: Address at which the server serves devices, or would.
+        server: The settings of the server.
+        kind: The kind of the page.
+        life: Makes the view of the process, of what it logs from now on.
+        actions: The actions of the buttons; None: there are none.
 
     Raises:
         PortInUse: The port that was asked for is in use.
@@ -137,7 +146,7 @@ def page(
     place = (
         PageAddress.parse(asked)
         if asked is not None
-        else before or PageAddress(port=address[1] + 1 if address[1] < 65535 else 0)
+        else before or PageAddress(port=address.port + 1 if 0 < address.port < 65535 else 0)
     )
     try:
         listener = serving.bind(place)
@@ -147,10 +156,8 @@ def page(
         listener = serving.bind(PageAddress(place.host))
     chosen = SavedAddress(place.host, listener.getsockname()[1])
     write_file(home.path / PLACE_FILE, msgspec.json.encode(chosen))
-    server = coordinator.settings.server
     keys = keyring_of(home, server)
     with listening() as feed:
-        life = RunningServer(coordinator, f"{address[0]}:{address[1]}", feed)
-        source = LedgerSource("server", home.open(), life, home)
-        with serving.serving(listener, place.host, keys, source, operator.actions(), server.advertise):
+        source = LedgerSource(kind, home.open(), life(feed), home)
+        with serving.serving(listener, place.host, keys, source, actions, server.advertise):
             yield serving.url_of(listener, own_token(home), server.advertise)

@@ -11,6 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from attune.common.metrics import METRICS
 from attune.fedserver.core.accuracy import mean_metrics
+from attune.fedserver.core.messages import Phase
 from attune.fedserver.federation.device_activity import DeviceStage
 from attune.fedserver.web.facts import PageFacts
 from attune.fedserver.web.parts import parts
@@ -39,6 +40,11 @@ class FederationCollector:
         self._devices: list[dict[str, Any]] = values["devices"]
 
     def collect(self) -> Iterable[Metric]:
+        """Yield all series; of a standby only that it is one, for the server that serves has the others."""
+        standby = self._facts.kind == "standby"
+        yield _one("attune_standby", "Whether this process waits for another server to end.", standby)
+        if standby:
+            return
         yield from self._federation()
         yield from self._totals()
         yield from self._reported()
@@ -51,6 +57,12 @@ class FederationCollector:
         info.add_metric([run[label] or "" for label in labels], 1)
         yield info
         yield _by("attune_state", "The present state is 1.", "state", {state: state == run["state"] for state in STATES})
+        yield _by("attune_phase", "The present step of the round is 1.", "phase", {one: one == run["phase"] for one in Phase})
+        awaited = len(self._facts.status["awaited"])
+        yield _one("attune_awaited_devices", "Devices that have an order and have not answered.", awaited)
+        if self._facts.opened_at:
+            opened_at = self._facts.opened_at
+            yield _one("attune_round_opened_seconds", "Unix time of the opening of the open or the last round.", opened_at)
         yield _one("attune_running", "Whether a server serves devices.", run["running"])
         yield _one("attune_paused", "Whether the operator has paused the federation.", run["paused"])
         yield _one("attune_rounds_closed", "Rounds closed.", run["round"])
@@ -72,6 +84,7 @@ class FederationCollector:
             yield _one("attune_round_seconds", "Mean time of the last rounds.", self._facts.round_s)
         if run["disk_free_bytes"] is not None:
             yield _one("attune_disk_free_bytes", "Free space on the disk of the home.", run["disk_free_bytes"])
+        yield _one("attune_needs_backup", "Whether `fedserver backup` is what copies the state.", run["needs_backup"])
         if run["backup_at"] is not None:
             yield _one("attune_last_backup_seconds", "Unix time of the last backup.", run["backup_at"])
         for key, name in (("accuracy", "attune_accuracy"), ("constant", "attune_accuracy_of_a_constant_answer")):
@@ -120,7 +133,8 @@ class FederationCollector:
             known = {device["name"]: value for device in listed if (value := (device | device["totals"])[key]) is not None}
             if known:
                 yield _by(name, what, "device", known)
-        expires = {device["name"]: until for device in listed if (until := device["expires"]) is not None and until < FOREVER}
+        valid = {device["name"]: device["expires"] for device in listed if device["expires"] and not device["revoked"]}
+        expires = {name: until for name, until in valid.items() if until < FOREVER}
         if expires:
             yield _by("attune_certificate_expires_seconds", "Unix time of the end of its certificate.", "device", expires)
 

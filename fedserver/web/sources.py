@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -47,6 +48,10 @@ class ProcessView(Protocol):
     @property
     def troubles(self) -> Sequence[str]: ...
 
+    @property
+    def standby(self) -> str:
+        """Reason why the process waits before it serves; empty: it does not wait."""
+
     def reported(self, snapshot: Snapshot) -> Collection[str]:
         """Return the devices that have answered the open orders."""
 
@@ -61,7 +66,7 @@ class HomeWatch:
     """Facts of a home that are not in its ledger. The audit log is read again when it has grown."""
 
     def __init__(self, home: ServerHome) -> None:
-        self._home, self._size = home, -1
+        self._home, self._size, self._is_here = home, -1, home.storage_place() is None
         self._backup_at: float | None = None
         certificate = authority_certificate_in(home.authority)
         self._fingerprint = "" if certificate is None else short_form(certificate)
@@ -69,7 +74,8 @@ class HomeWatch:
     def facts(self, snapshot: Snapshot) -> HomeFacts:
         """Return the present facts."""
         name, run = snapshot.settings.server.name, run_name(snapshot.run)
-        return HomeFacts(name, self._fingerprint, run, shutil.disk_usage(self._home.path).free, self._last_backup())
+        free = shutil.disk_usage(self._home.path).free
+        return HomeFacts(name, self._fingerprint, run, free, self._last_backup(), self._is_here)
 
     def _last_backup(self) -> float | None:
         log = self._home.path / AUDIT_FILE
@@ -101,7 +107,7 @@ class LedgerSource:
 
     def look(self) -> PageFacts:
         snapshot, life = self._snapshot(), self._life
-        status_object = status(snapshot, set(life.reported(snapshot)), life.address, life.troubles)
+        status_object = status(snapshot, set(life.reported(snapshot)), life.address, life.troubles, standby=life.standby)
         return PageFacts(
             self._kind,
             status_object,
@@ -112,6 +118,7 @@ class LedgerSource:
             tuple(life.feed.faults),
             dict(life.feed.totals),
             life.activity.round_s(),
+            snapshot.record.opened_at,
             self._home.facts(snapshot) if self._home else HomeFacts(),
         )
 
@@ -184,8 +191,29 @@ def listening(logger: str = "fedserver") -> Iterator[FaultFeed]:
         logging.getLogger(logger).removeHandler(feed)
 
 
+class WaitingServer:
+    """ProcessView of a process that waits as a standby."""
+
+    address: str | None = None
+    troubles: Sequence[str] = ()
+
+    def __init__(self, waits: str, feed: FaultFeed) -> None:
+        self.standby, self.activity, self.feed = waits, DeviceActivity(time.time), feed
+
+    def reported(self, snapshot: Snapshot) -> Collection[str]:
+        return ()  # devices answer another server
+
+    def stuck(self) -> str:
+        return ""  # no step runs in this process
+
+    def trouble(self) -> str:
+        return f"standby: {self.standby}"
+
+
 class RunningServer:
     """ProcessView of the coordinator in this process."""
+
+    standby = ""
 
     def __init__(self, coordinator: Coordinator, address: str, feed: FaultFeed) -> None:
         self._coordinator, self.activity, self.address, self.feed = coordinator, coordinator.activity, address, feed

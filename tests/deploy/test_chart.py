@@ -269,7 +269,8 @@ def test_two_pods_of_the_chart_serve_one_after_the_other(tmp_path: Path, command
         assert authority.short_fingerprint in pods[0].log and "fed.example.org:50051" in pods[0].log
         with pods[1].running() as second:
             engines.until(lambda: "takes over when it ends" in pods[1].log or second.poll() is not None, "the other to wait")
-            assert [pods[1].probe(name) for name in ("startupProbe", "readinessProbe")] == [0, 0]
+            probes = ("startupProbe", "livenessProbe", "readinessProbe")
+            assert [pods[1].probe(name) for name in probes] == [200, 200, 503]
             first.send_signal(signal.SIGTERM)
             engines.until(lambda: pods[1].probe("readinessProbe") == 200 or second.poll() is not None, "the other to serve")
             assert second.poll() is None and first.wait(timeout=30) == 0, pods[1].log

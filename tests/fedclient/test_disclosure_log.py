@@ -187,7 +187,14 @@ def test_the_request_of_join_moves_to_the_devices_home(bench) -> None:
     result = CliRunner().invoke(main, ["disclosed", "--data", str(bench.shard), "--server", server, "--json"])
     assert json.loads(result.output)["messages"]["certificate request"]["count"] == 1
     [place] = (bench.folder / "attune" / "devices").glob(f"*/*/{FILE}")
-    assert stat.S_IMODE(place.stat().st_mode) == 0o644
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600, "it says what data the device has"
+
+
+def test_a_log_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"format":1,"since":1.0}\n')
+    (tmp_path / FILE).chmod(0o644)
+    DisclosureLog(tmp_path).note(Hello("test", b"{}"), 10)
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
 
 
 def test_a_home_without_a_log_says_so(tmp_path: Path) -> None:

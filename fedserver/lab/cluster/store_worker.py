@@ -195,7 +195,7 @@ def _assembled(objects: S3Objects, key: str, manifest: Manifest, pieces: Sequenc
             if (row := piece.rows.get(key)) is not None:
                 data = objects.range(piece.object, row.start, row.end - row.start)
                 if digest_of(data) != row.digest:
-                    raise LedgerBusy(f"{objects.url}: a piece of the next state has other bytes than were written")
+                    raise LedgerBusy(f"{objects.url}: a piece of the next state has other bytes than were written", "blobs")
                 yield from unpack(PackedTensors(row.manifest, np.frombuffer(data, dtype=np.uint8))).items()
 
     def name_of(digest: str) -> str:

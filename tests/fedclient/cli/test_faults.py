@@ -6,9 +6,11 @@ import threading
 
 import pytest
 
-from attune.common.errors import HomeMismatch, NoModel, Replaced, Unreachable
+from attune.common import faults
+from attune.common.errors import DiskFull, HomeMismatch, NoModel, Replaced, Unreachable
 from attune.common.metrics import read_metrics
 from attune.common.wire.files import read_tensors
+from attune.fedclient.device import FULL
 from attune.fedclient.work.trainer import Trainer
 
 
@@ -128,6 +130,19 @@ def test_a_refused_update_is_said_and_the_device_goes_on(bench):
     bench.run()
     assert [update.order_id for update in bench.server.seen.submits] == ["train-2-kiel", "evaluate-2-kiel"]
     assert any("REFUSED" in line and "the norm is too large" in line for line in bench.lines.lines)
+
+
+def test_a_full_disk_of_a_device_is_told_to_the_operator(bench):
+    """Before, the operator saw only that the device had gone."""
+    faults.arm("kiel:1:state-written=raise-ENOSPC")
+    try:
+        error = _raised(bench)
+    finally:
+        faults.arm("")
+    assert isinstance(error, DiskFull)
+    [trouble] = bench.server.seen.troubles
+    assert (trouble.order_id, trouble.reason) == ("", FULL)
+    assert str(bench.folder) not in trouble.reason
 
 
 def test_training_that_diverges_is_trouble_for_the_round_and_not_the_end(bench):

@@ -78,6 +78,9 @@ def test_there_and_back_nothing_changes(ready: Path) -> None:
     assert isinstance(migrate(ready, *engines.remote_words()).exception, SettingError)
     result = migrate(ready, "--to-folder")
     assert result.exit_code == 0, result.output
+    left = engines.postgres().tables(words[1])
+    assert f"{len(left)} tables and the object owner stay there" in result.output
+    assert {name for name, rows in left.items() if rows} == {"schema_version", "commits", "meta"} and left["meta"] == 2
     shutil.rmtree(ready / "cache")
     assert all_of(ready) == before
     assert CliRunner().invoke(cli, ["verify", "--home", str(ready)]).output == f"{ready} is whole\n"

@@ -11,7 +11,9 @@ import torch
 from click.testing import CliRunner
 
 from attune.common import aio
+from attune.common.errors import AttuneError, DiskFull, LedgerBusy
 from attune.common.exchange.messages import UploadTarget
+from attune.common.wire.blobs import Blob
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import write_tensors
 from attune.fedserver.cli import cli
@@ -19,8 +21,11 @@ from attune.fedserver.core.messages import OrderId, Record
 from attune.fedserver.core.records import Report
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.recovery import take_up
+from attune.fedserver.ports.blobs import Damaged
+from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox
 from attune.fedserver.stores.uploads import Uploads
+from attune.fedserver.view import backup
 from tests.fedserver.bench import plan
 
 
@@ -60,6 +65,32 @@ def verify(home: Path) -> tuple[int, list[str]]:
     result = CliRunner().invoke(cli, ["verify", "--home", str(home)])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.output
     return result.exit_code, result.output.splitlines()
+
+
+@pytest.mark.parametrize("error", [LedgerBusy("s3://bucket cannot be used now", "blobs"), DiskFull("the disk is full")])
+def test_a_store_that_cannot_be_used_is_no_damage(home: Path, monkeypatch: pytest.MonkeyPatch, error: AttuneError) -> None:
+    """Before, a store that answered 500 to all was damage in need of a backup, with exit code 4."""
+
+    def fails(blobs: FolderBlobs, blob: Blob) -> None:
+        raise error
+
+    monkeypatch.setattr(FolderBlobs, "check", fails)
+    result = CliRunner().invoke(cli, ["verify", "--home", str(home)])
+    assert result.exception is error and result.output == ""
+
+
+def test_a_blob_that_a_round_replaces_meanwhile_is_no_damage(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, check = list[str](), FolderBlobs.check
+
+    def gone_once(blobs: FolderBlobs, blob: Blob) -> None:
+        looks.append(blob.name)
+        if looks.count(blob.name) == 1:
+            raise Damaged(f"{blob.name} is missing: restore it from a backup", blob.name)
+        check(blobs, blob)
+
+    monkeypatch.setattr(backup, "SETTLED_S", 0.0)
+    monkeypatch.setattr(FolderBlobs, "check", gone_once)
+    assert verify(home) == (0, [f"{home} is whole"])
 
 
 def test_a_whole_home_is_whole_and_left_as_it_is(home: Path) -> None:

@@ -355,6 +355,33 @@ def test_what_can_pass_is_tried_again_and_said(
     process(world, scenario)
 
 
+def test_a_ledger_that_is_lost_while_devices_come_and_answer_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, reading who is known failed the whole federation, which then needed a restart."""
+    monkeypatch.setattr(steps, "FIRST_DELAY_S", 0.01)
+
+    async def scenario(server: Server) -> None:
+        original, asked = server.ledger.devices, list[object]()
+
+        async def fails(*arguments: Any) -> Any:
+            asked.append(arguments)
+            if len(asked) % 3 == 1:  # so that a step with two such calls passes, too
+                raise LedgerBusy("lost")
+            return await original(*arguments)
+
+        monkeypatch.setattr(server.ledger, "devices", fails)
+        for order in await first_orders(server):
+            await server.answer(order)
+        await server.closed(1)
+        assert server.coordinator.error is None and len(asked) > 3
+        async with aio.timeout(20):
+            while server.coordinator.troubles.lines:  # noqa: ASYNC110 (the next round may wait for the ledger, too)
+                await asyncio.sleep(0.01)
+
+    process(world, scenario)
+
+
 def test_a_step_that_fails_has_not_happened_and_a_restart_tries_it_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(server: Server) -> None:
         orders = await first_orders(server)

@@ -18,12 +18,12 @@ from attune.fedserver.stores.s3_objects import S3Access, S3Objects
 class Missing(BaseHTTPRequestHandler):
     """Store that answers each request as S3 does if the key, or the whole bucket, is not there."""
 
-    code = "NoSuchBucket"
+    code, status = "NoSuchBucket", 404
 
     def _answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         body = f"<?xml version='1.0'?><Error><Code>{self.code}</Code><Message>It is not there</Message></Error>".encode()
-        self.send_response(404)
+        self.send_response(self.status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -47,6 +47,15 @@ def test_a_bucket_that_does_not_exist_is_named(objects: S3Objects) -> None:
     for call in (lambda: objects.write("owner", b"me"), lambda: objects.read("owner")):
         with pytest.raises(LedgerBusy, match=r"s3://bucked/x: there is no such bucket: create it, or correct --blobs"):
             call()
+
+
+def test_a_refusal_is_told_in_words_and_not_in_xml(objects: S3Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Missing, "code", "ExpiredToken")
+    monkeypatch.setattr(Missing, "status", 403)
+    with pytest.raises(LedgerBusy) as refused:
+        objects.read("owner")
+    assert str(refused.value) == "s3://bucked/x cannot be used now (ExpiredToken: It is not there)"
+    assert refused.value.store == "blobs"
 
 
 def test_an_object_that_does_not_exist_is_no_trouble_of_the_store(objects: S3Objects, monkeypatch: pytest.MonkeyPatch) -> None:

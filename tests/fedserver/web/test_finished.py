@@ -42,6 +42,7 @@ def test_the_home_and_the_saved_folder_show_the_same(run):
     free = [part["run"].pop("disk_free_bytes") for part in shown]
     assert free[0] > 0
     assert free[1] is None, "a folder of results is no home"
+    assert [part["run"].pop("needs_backup") for part in shown] == [True, False]
     assert shown[0] == shown[1]
     assert shown[0]["run"]["state"] == "done"
     assert [line["answers"] for line in shown[0]["rounds"]] == [4, 4, 4]

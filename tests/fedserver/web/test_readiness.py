@@ -9,7 +9,7 @@ import pytest
 
 from attune.common.config import ServerSettings
 from attune.fedserver.federation.coordinator import PLANNING
-from attune.fedserver.federation.steps import DOOR, LEDGER, Troubles
+from attune.fedserver.federation.steps import DOOR, STORES, Troubles
 from attune.fedserver.web.sources import FaultFeed, RunningServer
 
 
@@ -21,7 +21,7 @@ def test_a_round_that_waits_for_devices_lets_devices_in(step: str) -> None:
     assert server.trouble() == "" and len(server.troubles) == 1
 
 
-@pytest.mark.parametrize("step", [DOOR, LEDGER])
+@pytest.mark.parametrize("step", [DOOR, *STORES])
 def test_a_server_that_can_let_nobody_in_is_not_ready(step: str) -> None:
     server, troubles = _running()
     troubles.set(step, "lost")

@@ -96,7 +96,7 @@ def test_an_operator_acts_under_its_name(acting, home):
 
 def test_the_token_for_metrics_reads_metrics_alone(acting):
     page, done = acting
-    assert page.ask("/metrics", token=METRICS).text.startswith("# HELP attune_info")
+    assert page.ask("/metrics", token=METRICS).text.startswith("# HELP attune_")
     for method, path, body in requests():
         if path not in ("/healthz", "/readyz") and (method, path) not in (("GET", "/metrics"), ("HEAD", "/metrics")):
             assert page.ask(path, method, body, token=METRICS).status == 403, (method, path)
