@@ -14,6 +14,7 @@ from attune.common.exchange.registry import settings_of
 from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method
 from attune.common.methods.private_training import check_private, with_orders
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
+from attune.common.methods.settings.aggregators import ClippedSettings
 from attune.common.models import registry as models
 from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile
 from attune.common.schema import Schema
@@ -97,6 +98,12 @@ class ResolvedSettings:
     def compares_drawn(self) -> bool:
         """Whether rounds draw some of the devices, and bound their changes by one another's."""
         return (bool(self.round.clients) or self.round.mode == "buffered") and not self.privacy.on_server
+
+    @property
+    def shared_bound(self) -> float:
+        """The largest bound on a change of values that devices share, in usual changes; 0: none. A vote has no such bound."""
+        shared = [one for one in self.configured.aggregators.values() if isinstance(one, ClippedSettings)]
+        return max((1.0 if one.no_vote else one.bound for one in shared), default=0.0)
 
     def fixed(self) -> dict[str, Any]:
         """Return the settings that a home is bound to, by their dotted names.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 import pytest
@@ -44,6 +45,22 @@ def test_a_preset_gives_what_is_not_said_and_the_plan_has_the_values() -> None:
     paper = resolve({"method": {"preset": "published"}, "model": {"name": "vit"}})
     assert (paper.train.validation, paper.model_options, paper.train.local_epochs) == (0, {"preset": "paper"}, 5)
     assert resolve({"method": {"preset": "published"}, "train": {"validation": 0.2}}).train.validation == 0.2
+
+
+@pytest.mark.parametrize(
+    ("method", "bound"),
+    [
+        ({"name": "fedavg"}, 3.0),
+        ({"name": "fedtp"}, 3.0),
+        ({"name": "fedavg", "robust": "clip"}, 1.0),
+        ({"name": "fedavg", "robust": "median"}, 1.0),
+        ({"name": "fedavg", "bound_change": 0.0}, 0.0),
+        ({"name": "fedmcsa"}, 0.0),
+        ({"name": "local"}, 0.0),
+    ],
+)
+def test_the_bound_on_values_that_devices_share(method: dict[str, Any], bound: float) -> None:
+    assert resolve({"method": method}).shared_bound == bound
 
 
 def test_a_restart_with_another_preset_is_refused() -> None:
