@@ -102,7 +102,7 @@ class Lie(Attack):
             drawn_by = (part,) if self.kind == DRIFT else (part, name, round_)
             draw = torch.Generator().manual_seed(derive(0, *drawn_by))
             towards_N = torch.randn(own_N.shape, generator=draw, dtype=torch.float64)
-        return towards_N * (self.size * own_N.norm() / towards_N.norm().clamp(min=1e-300))
+        return towards_N * (self.size * float(own_N.norm()) / max(float(towards_N.norm()), 1e-300))
 
     @contextmanager
     def under_way(self) -> Iterator[None]:

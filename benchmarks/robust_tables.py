@@ -32,8 +32,6 @@ def sections() -> Iterator[str]:
             if chosen := [row for row in rows if (row["data"], row["method"]) == (data, method)]:
                 yield from _attacked(data, method, chosen)
                 yield ""
-    yield from _sizes(read_rows("robust_bound.csv"), rows)
-    yield ""
     yield from _honest(read_rows("bounded.csv"))
 
 
@@ -55,20 +53,6 @@ def _cell(rule: str, share: str, points: float | None) -> str:
         return "-"
     aim = {"off": float("inf"), "default": AIM_DEFAULT}.get(rule, AIM_ROBUST)
     return f"**{points:.1f}**" if share == AIM_SHARE and points > aim else f"{points:.1f}"
-
-
-def _sizes(narrow: Sequence[Row], wide: Sequence[Row]) -> Iterator[str]:
-    """Return the lines that compare the default bound of 3 with one of 1.5, for the same federations."""
-    same = ("data", "method", "rule", "attack", "share")
-    usual = {tuple(row[name] for name in same): row["lost_points"] for row in wide}
-    found = {row["attack"]: row for row in narrow if row["rule"] == "default" and row["attack"] in ATTACKS}
-    yield "The bound of 3 beside one of 1.5: FedAvg on digits with the defaults, 20 % attackers, points lost."
-    yield ""
-    yield "| a bound of | " + " | ".join(found) + " |"
-    yield f"|---|{'---|' * len(found)}"
-    keys = [tuple(row[name] for name in same) for row in found.values()]
-    yield f"| 3 | {' | '.join(usual.get(key, '-') for key in keys)} |"
-    yield f"| 1.5 | {' | '.join(row['lost_points'] for row in found.values())} |"
 
 
 def _honest(rows: Sequence[Row]) -> Iterator[str]:

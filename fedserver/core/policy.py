@@ -114,10 +114,10 @@ def heard_as(devices: int, bound: float) -> str:
     if bound <= 1:
         return ""
     hostile = math.ceil(SUSPECTED * devices)
-    costs = " and ".join(f"{points} points at {share:.0%} of the devices" for share, points in COSTS.items())
+    costs = " and ".join(f"{points} points at {share:.0%}" for share, points in COSTS.items())
     return (
-        f"{hostile} hostile devices of {devices} can count as {math.floor(hostile * bound)}, because a change counts up to "
-        f"{bound:g} usual ones (method.bound_change); in simulations of FedAvg they cost up to {costs} "
+        f"{hostile} hostile of {devices} devices can count as {math.floor(hostile * bound)}: a change counts up to {bound:g} "
+        f"usual ones (method.bound_change); in simulations of FedAvg such liars cost {costs} of the devices "
         "(docs/security.md#what-liars-cost)"
     )
 

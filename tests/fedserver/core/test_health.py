@@ -261,4 +261,4 @@ def test_a_cohort_that_the_stated_share_could_outvote_is_not_opened(clients: int
 @pytest.mark.parametrize(("bound", "text"), [(3.0, "can count as 12"), (1.5, "can count as 6"), (1.0, ""), (0.0, "")])
 def test_liars_count_as_many_devices_as_the_bound_lets_them(bound: float, text: str) -> None:
     said = heard_as(20, bound)
-    assert said.startswith("4 hostile devices of 20 " + text if text else "") and bool(said) == bool(text)
+    assert said.startswith("4 hostile of 20 devices " + text if text else "") and bool(said) == bool(text)

@@ -473,7 +473,7 @@ def test_the_start_says_as_how_many_devices_liars_count(
             await next_order(stream)
 
     process(world, scenario, SETTINGS | {"method": {"name": "fedavg", "bound_change": bound}}, one_owner=one_owner)
-    assert ("1 hostile devices of 2 can count as 3" in caplog.text) == warned
+    assert ("1 hostile of 2 devices can count as 3" in caplog.text) == warned
 
 
 @pytest.mark.parametrize(("second", "alike"), [("one", True), ("two", False)])
