@@ -206,12 +206,13 @@ bench-links: develop
 docs: develop
 	PYTHONPATH=.package:. $(BIN)/python -m docs.generate
 
-# Builds the documentation as a site in build/site. A broken link is an error.
+# Builds the documentation as a site in build/site, with the bill of materials. A broken link is an error.
 site: .venv/documenting
 	rm -rf build/pages build/site
 	mkdir -p build/pages
 	git ls-files -z --cached --others --exclude-standard | grep -zv '^tests/\|^\.' | xargs -0 cp --parents -t build/pages
 	$(BIN)/mkdocs build --strict
+	PYTHONPATH=.package:. $(BIN)/python -m docs.components build/site/components.cdx.json
 
 .venv/documenting: .venv/installed
 	$(BIN)/$(PIP_INSTALL) --constraint constraints.txt --editable '.[docs]'
