@@ -63,6 +63,20 @@ def test_the_bound_on_values_that_devices_share(method: dict[str, Any], bound: f
     assert resolve({"method": method}).shared_bound == bound
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"method": {"name": "fedavg"}}, ["4 hostile of 20"]),
+        ({"method": {"name": "fedavg"}, "round": {"clients": 5}}, ["4 hostile devices of 20 can be half", "4 hostile of 20"]),
+        ({"method": {"name": "fedavg", "robust": "median"}, "round": {"clients": 5}}, ["4 hostile devices of 20 can be half"]),
+        ({"method": {"name": "fedavg", "robust": "median"}, "round": {"clients": 9}}, []),
+    ],
+)
+def test_what_the_start_says_of_liars(settings: dict[str, Any], said: list[str]) -> None:
+    found = resolve(settings).what_liars_can(20)
+    assert len(found) == len(said) and all(line.startswith(start) for line, start in zip(found, said, strict=True))
+
+
 def test_a_restart_with_another_preset_is_refused() -> None:
     recorded = {"method": {"name": "fedmcsa", "preset": "published"}}
     assert reconcile(recorded, {}) == recorded
