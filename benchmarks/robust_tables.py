@@ -142,6 +142,13 @@ def _curve(rows: Sequence[Row]) -> Iterator[str]:
     for kind in SIZES:
         cells = [" / ".join(lost.get((kind, size, share), "-") for share in LIARS) for size in sizes]
         yield f"| {kind} | " + " | ".join("" if cell == "- / -" else cell for cell in cells) + " |"
+    longer = [row for row in rows if row["rounds"] == "60"]
+    small = {f"{row['attack']} x {row['size']}": "" for row in longer}
+    for lie in small:
+        chosen = (row for row in longer if f"{row['attack']} x {row['size']}" == lie)
+        small[lie] = " / ".join(f"{float(row['lost_points']):.1f}" for row in sorted(chosen, key=lambda row: row["share"]))
+    yield ""
+    yield f"Small steps over 60 rounds: {'; '.join(f'{lie} {points}' for lie, points in small.items())}."
 
 
 def _rules(rows: Sequence[Row]) -> Iterator[str]:
