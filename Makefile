@@ -13,7 +13,7 @@ DEMO ?= demo-out
 # Container images often set it. Then every process compiles every module again, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install develop test test-slow walk engines test-benchmarks docs site conformance attacks stalling fuzz lowest same-bits homes chaos chaos-scale chaos-quick check measure demo images proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
+.PHONY: install develop test test-slow walk engines test-benchmarks docs wheel site conformance attacks stalling fuzz lowest same-bits homes chaos chaos-scale chaos-quick check measure demo images proto ray flower bench bench-quick bench-links gpu paper-gpu python clean
 
 # The commands in .venv/bin for users, without the tools for tests.
 install: .venv/installed
@@ -207,12 +207,21 @@ bench-links: develop
 docs: develop
 	PYTHONPATH=.package:. $(BIN)/python -m docs.generate
 
-# Builds the documentation as a site in build/site. A broken link is an error.
+# Builds the wheel of the newest commit in build/wheel. The same commit and the same setuptools give the same bytes.
+wheel: develop
+	rm -rf build/wheel build/committed
+	mkdir -p build/wheel build/committed
+	umask 022 && git archive HEAD | tar x -C build/committed
+	cd build/committed && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(abspath $(BIN))/python -c "from setuptools import build_meta; build_meta.build_wheel('../wheel')"
+	sha256sum build/wheel/*.whl
+
+# Builds the documentation as a site in build/site, with the bill of materials. A broken link is an error.
 site: .venv/documenting
 	rm -rf build/pages build/site
 	mkdir -p build/pages
 	git ls-files -z --cached --others --exclude-standard | grep -zv '^tests/\|^\.' | xargs -0 cp --parents -t build/pages
 	$(BIN)/mkdocs build --strict
+	PYTHONPATH=.package:. $(BIN)/python -m docs.components build/site/components.cdx.json
 
 .venv/documenting: .venv/installed
 	$(BIN)/$(PIP_INSTALL) --constraint constraints.txt --editable '.[docs]'

@@ -18,8 +18,7 @@ import click
 from attune import simulate
 from attune.fedserver.lab import checks
 from attune.simulation.partition.datasets import load_dataset
-from attune.simulation.partition.split import partition
-from benchmarks.robust import MODELS, OFF
+from benchmarks.robust import MODELS, OFF, cut
 
 SIZES = (1.5, 2.0, 3.0, 5.0)
 FAR = {"method.bound_change": 1e9}  # norms are computed only if there is a bound
@@ -41,9 +40,7 @@ def medians_of(method: str, split: str, devices: int, rounds: int) -> list[float
         found.extend(real(norms, 1e-9, reference).values())
         return real(norms, multiple, reference)
 
-    kind = "dirichlet" if split.startswith("dirichlet") else "pathological"
-    parts = partition(load_dataset("digits"), kind, devices, 0, **SPLITS[split])
-    shards = {f"device{n:02}": (*parts.arrays(n, "train"), *parts.arrays(n, "test")) for n in range(devices)}
+    shards = dict(cut(load_dataset("digits"), devices, SPLITS[split], 0).devices)
     model, options = MODELS.get(method, ("dnn", {}))
     with patch.object(checks, "above_bound", kept):
         simulate(shards, method, model, rounds, 0, {**options, **OFF, **FAR}, executor="stacked", progress=False)

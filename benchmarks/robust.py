@@ -28,6 +28,7 @@ from attune.common.exchange.messages import Order
 from attune.common.seeds import derive
 from attune.fedclient.work.learner import Learner
 from attune.simulation.partition.datasets import load_dataset
+from attune.simulation.partition.samples import Dataset
 from attune.simulation.partition.split import partition
 from examples.demo import shorten
 
@@ -86,6 +87,19 @@ class Attack:
         times = -FLIPPED_BY[self.kind] if self.kind in FLIPPED_BY else float(self.all_devices)
         return before + times * (trained - before)
 
+    def values(self, learner: Learner, part: str, round_: int, served: Tensors, trained: Tensors) -> Tensors:
+        """Return what an attacker hands in for a part.
+
+        Args:
+            learner: The attacker's device.
+            part: Name of the part.
+            round_: The round.
+            served: Values from which an honest change is counted; zeros where devices hand in changes.
+            trained: Values that an honest device would hand in.
+        """
+        draw = torch.Generator().manual_seed(derive(0, learner.name, part, round_))
+        return {name: self.tensor(served[name], tensor, draw) for name, tensor in trained.items()}
+
     @contextmanager
     def under_way(self) -> Iterator[None]:
         """Make the attackers' devices hand in the values of this attack during the block."""
@@ -95,13 +109,9 @@ class Attack:
             if learner.name not in self.devices:
                 return honest(learner, part, values, before, order, *rest)
             round_ = learner.newest.round if learner.newest else 0
-            draw = torch.Generator().manual_seed(derive(0, learner.name, part, round_))
-            bases = {
-                name: torch.zeros_like(tensor) for name, tensor in values.items()
-            }  # of parts that are handed in as changes
-            bases |= {} if learner.returns[part] == "change" else before or {}
-            wrong = {name: self.tensor(bases[name], tensor, draw) for name, tensor in values.items()}
-            return honest(learner, part, wrong, before, order, *rest)
+            served = {name: torch.zeros_like(tensor) for name, tensor in values.items()}
+            served |= {} if learner.returns[part] == "change" else before or {}
+            return honest(learner, part, self.values(learner, part, round_, served, values), before, order, *rest)
 
         with patch.object(Learner, "_written", written):
             yield
@@ -119,15 +129,11 @@ class Data:
         return frozenset(sorted(self.devices)[len(self.devices) - round(share * len(self.devices)) :])
 
 
-def cut(source: str, samples: int, devices: int, alpha: float, seed: int) -> Data:
-    """Cut a data set by Dirichlet `alpha`.
-
-    `samples` is the number of training samples, with a third as many for testing; 0 takes all.
-    """
-    full = load_dataset(source, seed)
-    parts = partition(shorten(full, samples, seed) if samples else full, "dirichlet", devices, seed, alpha=alpha)
+def cut(full: Dataset, devices: int, split: Mapping[str, Any], seed: int) -> Data:
+    """Cut a data set for devices, with `alpha` of a Dirichlet split, or by the `classes_per_client`."""
+    parts = partition(full, "dirichlet" if "alpha" in split else "pathological", devices, seed, **split)
     found = {f"device{n:02}": (*parts.arrays(n, "train"), *parts.arrays(n, "test")) for n in range(devices)}
-    return Data(Path(source).stem, len(full.classes), found)
+    return Data(full.name, len(full.classes), found)
 
 
 def run(data: Data, method: str, settings: Mapping[str, Any], attack: Attack, rounds: int, seed: int) -> dict[str, float]:
@@ -144,7 +150,7 @@ def run(data: Data, method: str, settings: Mapping[str, Any], attack: Attack, ro
 
 @click.command()
 @click.option("--data", default="digits", help="digits, or a file as for `fedclient partition --dataset`.")
-@click.option("--samples", default=0, help="Training samples drawn from it; 0: all.")
+@click.option("--samples", default=0, help="Training samples drawn from it, and a third as many for testing; 0: all.")
 @click.option("--devices", default=10)
 @click.option("--alpha", default=1.0, help="Parameter of the Dirichlet cut.")
 @click.option("--rounds", default=20)
@@ -171,7 +177,8 @@ def main(
 ) -> None:
     """Append a row to --out as each federation ends."""
     logging.getLogger("fedserver").setLevel(logging.ERROR)  # otherwise there is a line for every bounded round
-    cuts = cut(data, samples, devices, alpha, seed)
+    full = load_dataset(data, seed)
+    cuts = cut(shorten(full, samples, seed) if samples else full, devices, {"alpha": alpha}, seed)
     given = {name: float(value) for name, _, value in (text.partition("=") for text in assignments)}
     done = set()
     if out.exists():

@@ -74,6 +74,7 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "rivals": alone_tables.rivals,
     "kept_alone": alone_tables.kept_alone,
     "attackers": robust_tables.sections,
+    "liars": robust_tables.liars,
     "all-methods": method_tables.sections,
     "private-methods": private_tables.sections,
     "visible-by-mode": private_tables.visible,

@@ -14,6 +14,7 @@ from attune.common.exchange.registry import settings_of
 from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method
 from attune.common.methods.private_training import check_private, with_orders
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
+from attune.common.methods.settings.aggregators import ClippedSettings
 from attune.common.models import registry as models
 from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile
 from attune.common.schema import Schema
@@ -36,7 +37,7 @@ from attune.fedserver.core.finishing import trial_round
 from attune.fedserver.core.masked_statistics import MaskedScales
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.poisson_rounds import PoissonRounds
-from attune.fedserver.core.policy import Synchronous
+from attune.fedserver.core.policy import SUSPECTED, Synchronous, heard_as, outvoted
 from attune.fedserver.core.replayed_rounds import Arrival, ReplayedRounds
 from attune.fedserver.core.same_cohort import SameCohortRounds
 from attune.fedserver.core.scale import check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
@@ -94,10 +95,18 @@ class ResolvedSettings:
         poisson = PoissonRounds(settings, self.seed, drawn_rate(privacy, settings), most, privacy.insecure_seed)
         return Rules(settings, poisson, noisy=True)
 
+    def what_liars_can(self, devices: int) -> list[str]:
+        """Return a warning for each way in which a fifth of so many devices could decide what others are served."""
+        drawn = (bool(self.round.clients) or self.round.mode == "buffered") and not self.privacy.on_server
+        captured = outvoted(self.round, devices, SUSPECTED) if drawn else ""
+        said = [captured and f"{captured} (round.attackers refuses such cohorts)", heard_as(devices, self.shared_bound)]
+        return [line for line in said if line]
+
     @property
-    def compares_drawn(self) -> bool:
-        """Whether rounds draw some of the devices, and bound their changes by one another's."""
-        return (bool(self.round.clients) or self.round.mode == "buffered") and not self.privacy.on_server
+    def shared_bound(self) -> float:
+        """The largest bound on a change of values that devices share, in usual changes; 0: none. A vote has no such bound."""
+        shared = [one for one in self.configured.aggregators.values() if isinstance(one, ClippedSettings)]
+        return max((1.0 if one.no_vote else one.bound for one in shared), default=0.0)
 
     def fixed(self) -> dict[str, Any]:
         """Return the settings that a home is bound to, by their dotted names.

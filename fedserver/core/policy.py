@@ -87,6 +87,7 @@ def quorum_of(settings: RoundSettings, record: Record) -> int:
 
 SHOWN = 3  # names in a line for the operator
 SUSPECTED = 0.2  # share of attackers that a warning reckons with
+COSTS = {0.2: 58, 0.3: 82}  # points of accuracy that liars cost by their share (benchmarks/results/liars.csv)
 
 
 def outvoted(settings: RoundSettings, devices: int, share: float) -> str:
@@ -101,6 +102,24 @@ def outvoted(settings: RoundSettings, devices: int, share: float) -> str:
         return ""
     enough = f"{2 * hostile + 1} ({'round.buffer' if buffered else 'round.clients'}) outvote them"
     return f"{hostile} hostile devices of {devices} can be half of a round of {cohort}; {enough}"
+
+
+def heard_as(devices: int, bound: float) -> str:
+    """Say as how many devices hostile ones can count within the bound on changes, and what that costs; empty if as themselves.
+
+    Args:
+        devices: The number of connected devices.
+        bound: Usual changes that a change of a part which devices share can count as; 0: no bound.
+    """
+    if bound <= 1:
+        return ""
+    hostile = math.ceil(SUSPECTED * devices)
+    costs = " and ".join(f"{points} points at {share:.0%}" for share, points in COSTS.items())
+    return (
+        f"{hostile} hostile of {devices} devices can count as {math.floor(hostile * bound)}: a change counts up to {bound:g} "
+        f"usual ones (method.bound_change); in simulations of FedAvg such liars cost {costs} of the devices "
+        "(docs/security.md#what-liars-cost)"
+    )
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
 from attune.fedserver.core.accuracy import summary
 from attune.fedserver.core.advice import for_devices
-from attune.fedserver.core.policy import SUSPECTED, often_taken_back, outvoted
+from attune.fedserver.core.policy import often_taken_back
 from attune.fedserver.core.round import left_s, next_wake, step
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
@@ -205,8 +205,8 @@ class Coordinator:
             LOG.info("%s", how)
         if why := planning.why_this_model(self.settings, plan):
             LOG.info("a %s, because %s", plan.model.name, why)
-        if self.settings.compares_drawn and (why := outvoted(self.settings.round, len(profiles), SUSPECTED)):
-            LOG.warning("%s; changes are bounded by those of earlier rounds alone (round.attackers refuses such cohorts)", why)
+        for why in self.settings.what_liars_can(len(profiles)) if self.fewest > 1 else ():
+            LOG.warning("%s", why)
         for name in profiles:
             self.streams.send(name, self.welcome(plan))
 

@@ -60,18 +60,29 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory, clean_environment: dict[str, str]) -> Path:
-    """Build the wheel offline with the setuptools of this environment."""
-    copy, out = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("wheel")
+def built(copy: Path, out: Path, environment: dict[str, str], hour: int = 0) -> Path:
+    """Build the wheel offline with the setuptools of this environment, from a copy whose files are some hours old."""
     for path in files():
         (copy / path.parent).mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / path, copy / path)
+        os.utime(copy / path, (3600 * hour + 1e9, 3600 * hour + 1e9))
     build = [sys.executable, "-c", f"from setuptools import build_meta; build_meta.build_wheel({str(out)!r})"]  # as pip does
-    done = subprocess.run(build, env=clean_environment, cwd=copy, capture_output=True, text=True)
+    done = subprocess.run(build, env=environment, cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    [built] = out.iterdir()
-    return built
+    [wheel] = out.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory, clean_environment: dict[str, str]) -> Path:
+    return built(tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("wheel"), clean_environment)
+
+
+def test_two_builds_at_other_times_and_places_have_the_same_bytes(tmp_path: Path, clean_environment: dict[str, str]) -> None:
+    places = [tmp_path / "one", tmp_path / "another" / "deeper"]
+    fixed = clean_environment | {"SOURCE_DATE_EPOCH": "1700000000"}
+    first, second = (built(place, place.with_suffix(".out"), fixed, hour) for hour, place in enumerate(places))
+    assert first.read_bytes() == second.read_bytes()
 
 
 @pytest.fixture(scope="module")

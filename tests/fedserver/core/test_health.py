@@ -19,7 +19,7 @@ from attune.fedserver.core.messages import (
     Resumed,
 )
 from attune.fedserver.core.phases import Rules
-from attune.fedserver.core.policy import Synchronous, often_taken_back
+from attune.fedserver.core.policy import Synchronous, heard_as, often_taken_back
 from attune.fedserver.core.round import step
 from attune.fedserver.core.state import Round
 
@@ -261,3 +261,9 @@ def test_a_cohort_that_the_stated_share_could_outvote_is_not_opened(clients: int
     assert bool(policy.refuses(state)) is not opens
     if not opens:
         assert "3 hostile devices of 10 can be half of a round of 3; 7 (round.clients) outvote them" in policy.refuses(state)
+
+
+@pytest.mark.parametrize(("bound", "text"), [(3.0, "can count as 12"), (1.5, "can count as 6"), (1.0, ""), (0.0, "")])
+def test_liars_count_as_many_devices_as_the_bound_lets_them(bound: float, text: str) -> None:
+    said = heard_as(20, bound)
+    assert said.startswith("4 hostile of 20 devices " + text if text else "") and bool(said) == bool(text)

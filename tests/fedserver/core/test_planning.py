@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 import pytest
@@ -44,6 +45,36 @@ def test_a_preset_gives_what_is_not_said_and_the_plan_has_the_values() -> None:
     paper = resolve({"method": {"preset": "published"}, "model": {"name": "vit"}})
     assert (paper.train.validation, paper.model_options, paper.train.local_epochs) == (0, {"preset": "paper"}, 5)
     assert resolve({"method": {"preset": "published"}, "train": {"validation": 0.2}}).train.validation == 0.2
+
+
+@pytest.mark.parametrize(
+    ("method", "bound"),
+    [
+        ({"name": "fedavg"}, 3.0),
+        ({"name": "fedtp"}, 3.0),
+        ({"name": "fedavg", "robust": "clip"}, 1.0),
+        ({"name": "fedavg", "robust": "median"}, 1.0),
+        ({"name": "fedavg", "bound_change": 0.0}, 0.0),
+        ({"name": "fedmcsa"}, 0.0),
+        ({"name": "local"}, 0.0),
+    ],
+)
+def test_the_bound_on_values_that_devices_share(method: dict[str, Any], bound: float) -> None:
+    assert resolve({"method": method}).shared_bound == bound
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"method": {"name": "fedavg"}}, ["4 hostile of 20"]),
+        ({"method": {"name": "fedavg"}, "round": {"clients": 5}}, ["4 hostile devices of 20 can be half", "4 hostile of 20"]),
+        ({"method": {"name": "fedavg", "robust": "median"}, "round": {"clients": 5}}, ["4 hostile devices of 20 can be half"]),
+        ({"method": {"name": "fedavg", "robust": "median"}, "round": {"clients": 9}}, []),
+    ],
+)
+def test_what_the_start_says_of_liars(settings: dict[str, Any], said: list[str]) -> None:
+    found = resolve(settings).what_liars_can(20)
+    assert len(found) == len(said) and all(line.startswith(start) for line, start in zip(found, said, strict=True))
 
 
 def test_a_restart_with_another_preset_is_refused() -> None:

@@ -491,6 +491,18 @@ def test_a_round_that_refused_updates_keep_from_its_quorum_says_what_to_do(world
     process(world, scenario, SETTINGS | {"round": rounds}, "abc")
 
 
+@pytest.mark.parametrize(("bound", "one_owner", "warned"), [(3.0, False, True), (1.0, False, False), (3.0, True, False)])
+def test_the_start_says_as_how_many_devices_liars_count(
+    world: World, caplog: pytest.LogCaptureFixture, bound: float, one_owner: bool, warned: bool
+) -> None:
+    async def scenario(server: Server) -> None:
+        for stream in server.connect("a", "b"):
+            await next_order(stream)
+
+    process(world, scenario, SETTINGS | {"method": {"name": "fedavg", "bound_change": bound}}, one_owner=one_owner)
+    assert ("1 hostile of 2 devices can count as 3" in caplog.text) == warned
+
+
 @pytest.mark.parametrize(("second", "alike"), [("one", True), ("two", False)])
 def test_the_status_and_the_log_name_a_fleet_of_one_token(
     world: World, caplog: pytest.LogCaptureFixture, second: str, alike: bool
