@@ -79,13 +79,13 @@ def test_an_earlier_device_is_compared_as_before() -> None:
 
 def test_the_page_names_the_rival_and_has_no_column_that_is_empty() -> None:
     summary = summary_of(ROWS)
-    caption = plot_devices.helped(summary).caption
-    assert "what a device keeps is (accuracy) than the best ordinary model alone (scikit-learn), on the same" in caption
+    caption = plot_devices.helped(summary, {}).caption
+    assert "what a device keeps is 0.000 higher than that of the best ordinary model alone (scikit-learn)." in caption
     table = plot_devices.clients(summary)
     assert {"kept", "own", "alone"} <= set(heads(table)) and not {"local", "common"} & set(heads(table))
     older = summary_of(OLDER)
     assert "alone" not in heads(plot_devices.clients(older)) and "common" in heads(plot_devices.clients(older))
-    assert "than the common model, on" in plot_devices.helped(older).caption
+    assert "than that of the common model." in plot_devices.helped(older, {}).caption
     rows = {row[0]: row[1] for row in plot_accuracy.figures_of(summary).table.rows}  # type: ignore[union-attr]
     assert rows["best ordinary model alone (scikit-learn), latest: over all test samples"] == 0.5
     assert rows["what clients keep, latest: over all test samples"] == 0.5
