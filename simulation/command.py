@@ -13,6 +13,7 @@ from attune.common import homes
 from attune.common.command_group import FORMAT
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError
+from attune.common.methods.method import PLAIN, PRESETS
 from attune.common.methods.registry import AUTO
 from attune.common.outputs import check_folder
 from attune.fedclient.cli.shared import baseline_option
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
     help="Choose this setting of each method that has it on parts of the training data, such as method.sigma=10,50,450.",
 )
 @click.option("--config", type=click.Path(path_type=Path), help="A federation.toml.")
+@click.option(
+    "--preset", type=click.Choice(PRESETS), help="plain: without what Attune adds to the papers; published: a paper's settings."
+)
 @baseline_option
 @click.option(
     "--executor",
@@ -86,6 +90,7 @@ def simulate(
     assignments: tuple[str, ...],
     grid: tuple[str, ...],
     config: Path | None,
+    preset: str | None,
     baseline: Baseline | None,
     executor: Any,
     try_executors: bool,
@@ -105,7 +110,8 @@ def simulate(
         return
     if not data:
         raise click.UsageError("say --data SHARD, or --benchmark NAME")
-    from attune.simulation.arguments import data_by_name, read_shards, warnings_of
+    from attune.fedserver.core.planning import turned_off
+    from attune.simulation.arguments import data_by_name, overrides, read_shards, warnings_of
     from attune.simulation.compared_methods import Comparison
     from attune.simulation.comparison_table import comparison, course, courses
     from attune.simulation.grid_search import search
@@ -124,6 +130,10 @@ def simulate(
     names = list(dict.fromkeys(filter(None, (name.strip() for name in methods.split(",")))))
     if not names:
         raise click.UsageError("--method names no method")
+    if preset is not None:
+        if AUTO in names:
+            raise click.UsageError(f"--preset {preset}: auto compares methods with their everyday settings")
+        assignments = (f"method.preset={preset}", *assignments)
     if AUTO in names and (len(names) > 1 or try_executors):
         raise click.UsageError(
             "--method auto compares methods itself: give it alone, and name others with --set auto.candidates"
@@ -165,6 +175,12 @@ def simulate(
     results: dict[str, SeedResults] = {}
     unsaved = None
     for method in compared:
+        if preset == PLAIN:
+            off = turned_off(overrides(len(members), method.name, None, None, None, method.settings))
+            values = [f"{key} ({value:g})" for key, value in off.items()] + (
+                [] if baseline else ["ordinary models (--baseline)"]
+            )
+            click.echo(f"{method.name} ({preset}): off are {', '.join(values)}", err=True)
         click.echo(f"{method.name} ...", err=True)
         given = {"settings": method.settings, "baseline": baseline, "executor": executor, "dashboard": dashboard}
         place = home / method.name if home else None
