@@ -83,6 +83,18 @@ timeout_option = click.option(
 )  # fmt: skip
 
 
+def proxy_options(command: F) -> F:
+    """Add --proxy and --proxy-credentials to a command."""
+    credentials = click.option(
+        "--proxy-credentials", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+        help="A file with USER:PASSWORD for the proxy (Basic authentication).",
+    )  # fmt: skip
+    proxy = click.option(
+        "--proxy", metavar="HOST:PORT", help="Reach the server, and S3 stores, through this HTTP proxy; env: the environment's."
+    )
+    return proxy(credentials(command))
+
+
 token_file_option = click.option(
     "--token-file", metavar="FILE", help="A file with the join token, so that other users do not see it; - is standard input."
 )
