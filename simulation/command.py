@@ -17,6 +17,7 @@ from attune.common.methods.method import PLAIN, PRESETS
 from attune.common.methods.registry import AUTO
 from attune.common.outputs import check_folder
 from attune.fedclient.cli.shared import baseline_option
+from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.table_options import read_options, table_options
 from attune.fedclient.work.executor import EXECUTORS
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 @click.option(
     "--model",
     help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data, one that all methods can use).",
+)
+@click.option(
+    "--hooks", "hooks_module", metavar="MODULE", help="Module with your own train() and evaluate(), for every method."
 )
 @click.option("--rounds", type=click.IntRange(1), help="Rounds to train (default 40).")
 @click.option("--seed", type=int, help="Seed of every random draw (default 0).")
@@ -84,6 +88,7 @@ def simulate(
     benchmark: str | None,
     methods: str,
     model: str | None,
+    hooks_module: str | None,
     rounds: int | None,
     seed: int | None,
     seeds: str | None,
@@ -143,15 +148,20 @@ def simulate(
             f"--set {single[0]}: in a race, settings of one method stand beside its name, such as "
             """--set "auto.candidates={fedavg={}, fedtp={'train.lr'=0.1}}\""""
         )
+    if try_executors and hooks_module:
+        raise click.UsageError("--try-executors measures Attune's own training: leave --hooks out")
+    hooks = Hooks.of_module(hooks_module) if hooks_module else NONE
+    own = {"train": hooks.train, "evaluate": hooks.evaluate}
     members = read_shards(data_by_name(data), read_options({"label": label, **table}))
     for line in warnings_of(members):
         click.echo(line, err=True)
     if names == [AUTO]:
         settings = load_settings(config, assignments, {})
         if grid:
-            settings = race_settings(members, settings, model, rounds, seed, grid, (listed or [seed or 0])[0], executor, out)
+            trial_seed = (listed or [seed or 0])[0]
+            settings = race_settings(members, settings, model, rounds, seed, grid, trial_seed, executor, out, hooks)
         place = home / AUTO if home else None
-        given = {"settings": settings, "baseline": baseline, "executor": executor, "dashboard": dashboard, "home": place}
+        given = {"settings": settings, "baseline": baseline, "executor": executor, "dashboard": dashboard, "home": place} | own
         raced = run(members, AUTO, model, rounds, **given, **({"seed": seed} if listed is None else {"seeds": listed}))
         of_seeds = {AUTO: raced if isinstance(raced, SeedResults) else SeedResults({raced.summary["seed"]: raced})}
         for line in course(raced, members) if not isinstance(raced, SeedResults) else courses(raced):
@@ -161,7 +171,7 @@ def simulate(
         if out is not None:
             raced.save(out / AUTO)
         return
-    asked = Comparison(names, members, model, rounds, seed)
+    asked = Comparison(names, members, model, rounds, seed, hooks)
     compared = asked.methods(config, assignments)
     if try_executors:
         click.echo(repr(measure_executors(members, names[0], settings=compared[0].settings)))
@@ -182,7 +192,7 @@ def simulate(
             )
             click.echo(f"{method.name} ({preset}): off are {', '.join(values)}", err=True)
         click.echo(f"{method.name} ...", err=True)
-        given = {"settings": method.settings, "baseline": baseline, "executor": executor, "dashboard": dashboard}
+        given = {"settings": method.settings, "baseline": baseline, "executor": executor, "dashboard": dashboard} | own
         place = home / method.name if home else None
         if listed is None:
             result = run(members, method.name, home=place, **given)
@@ -209,7 +219,7 @@ def simulate(
 
 def race_settings(
     members: Mapping[str, LazyShard], settings: Mapping[str, Any], model: str | None, rounds: int | None, seed: int | None,
-    grid: tuple[str, ...], trial_seed: int, executor: Any, out: Path | None,
+    grid: tuple[str, ...], trial_seed: int, executor: Any, out: Path | None, hooks: Hooks,
 ) -> dict[str, Any]:  # fmt: skip
     """Choose settings for each entrant of a race by the grid, on validation parts, and return the settings of the race."""
     from attune.common.config import merge
@@ -222,7 +232,7 @@ def race_settings(
     profiles = {name: shard.profile for name, shard in members.items()}
     entrants = entrants_of(given, profiles, lambda _, of: overrides(len(members), None, None, None, None, of))
     methods = [ComparedMethod(name, of) for name, of in entrants.settings.items()]
-    asked = Comparison([method.name for method in methods], members, model)
+    asked = Comparison([method.name for method in methods], members, model, hooks=hooks)
     searched = search(asked, methods, grid, trial_seed, executor, lambda text: click.echo(text, err=True))
     for line in searched.lines():
         click.echo(line)
