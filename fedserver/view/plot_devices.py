@@ -50,9 +50,10 @@ def helped(summary: Summary, evaluated: Mapping[str, Report]) -> Section:
     if compared:
         gain = fmean(client.gain or 0.0 for client in compared)
         count = sum(client.verdict == "better" for client in compared)
+        words = "as high as" if abs(gain) < 0.0005 else f"{abs(gain):.3f} {'lower' if gain < 0 else 'higher'} than"
         caption = (
             f"Federation helps {count} of {len(compared)} devices for certain: on average, the {summary.metric} of "
-            f"what a device keeps is {abs(gain):.3f} {'lower' if gain < 0 else 'higher'} than that of {_strongest(compared)}."
+            f"what a device keeps is {words} that of {_strongest(compared)}."
         )
         caption += f" {silent}." if silent else ""
     else:
