@@ -151,7 +151,7 @@ def simulate(
     if try_executors and hooks_module:
         raise click.UsageError("--try-executors measures Attune's own training: leave --hooks out")
     hooks = Hooks.of_module(hooks_module) if hooks_module else NONE
-    own = {"train": hooks.train, "evaluate": hooks.evaluate}
+    functions = {"train": hooks.train, "evaluate": hooks.evaluate}
     members = read_shards(data_by_name(data), read_options({"label": label, **table}))
     for line in warnings_of(members):
         click.echo(line, err=True)
@@ -161,7 +161,7 @@ def simulate(
             trial_seed = (listed or [seed or 0])[0]
             settings = race_settings(members, settings, model, rounds, seed, grid, trial_seed, executor, out, hooks)
         place = home / AUTO if home else None
-        given = {"settings": settings, "baseline": baseline, "executor": executor, "dashboard": dashboard, "home": place} | own
+        given = {"settings": settings, "baseline": baseline, "executor": executor, "dashboard": dashboard, "home": place} | functions
         raced = run(members, AUTO, model, rounds, **given, **({"seed": seed} if listed is None else {"seeds": listed}))
         of_seeds = {AUTO: raced if isinstance(raced, SeedResults) else SeedResults({raced.summary["seed"]: raced})}
         for line in course(raced, members) if not isinstance(raced, SeedResults) else courses(raced):
@@ -192,7 +192,7 @@ def simulate(
             )
             click.echo(f"{method.name} ({preset}): off are {', '.join(values)}", err=True)
         click.echo(f"{method.name} ...", err=True)
-        given = {"settings": method.settings, "baseline": baseline, "executor": executor, "dashboard": dashboard} | own
+        given = {"settings": method.settings, "baseline": baseline, "executor": executor, "dashboard": dashboard} | functions
         place = home / method.name if home else None
         if listed is None:
             result = run(members, method.name, home=place, **given)
