@@ -161,8 +161,10 @@ def simulate(
             trial_seed = (listed or [seed or 0])[0]
             settings = race_settings(members, settings, model, rounds, seed, grid, trial_seed, executor, out, hooks)
         place = home / AUTO if home else None
-        given = {"settings": settings, "baseline": baseline, "executor": executor, "dashboard": dashboard, "home": place} | functions
-        raced = run(members, AUTO, model, rounds, **given, **({"seed": seed} if listed is None else {"seeds": listed}))
+        given = {"settings": settings, "baseline": baseline, "executor": executor, "dashboard": dashboard, **functions}
+        raced = run(
+            members, AUTO, model, rounds, home=place, **given, **({"seed": seed} if listed is None else {"seeds": listed})
+        )
         of_seeds = {AUTO: raced if isinstance(raced, SeedResults) else SeedResults({raced.summary["seed"]: raced})}
         for line in course(raced, members) if not isinstance(raced, SeedResults) else courses(raced):
             click.echo(line)
@@ -192,7 +194,7 @@ def simulate(
             )
             click.echo(f"{method.name} ({preset}): off are {', '.join(values)}", err=True)
         click.echo(f"{method.name} ...", err=True)
-        given = {"settings": method.settings, "baseline": baseline, "executor": executor, "dashboard": dashboard} | functions
+        given = {"settings": method.settings, "baseline": baseline, "executor": executor, "dashboard": dashboard, **functions}
         place = home / method.name if home else None
         if listed is None:
             result = run(members, method.name, home=place, **given)

@@ -1,7 +1,7 @@
 """A small HTTP proxy as a process of its own: CONNECT alone, as hospitals have it.
 
 Every host name stands for this machine, so a device whose server is called `federation.invalid` can reach it by no other way.
-Each line of its output is a host and port that somebody asked for, with the answer.
+Each line of its log is a host and port that somebody asked for, with the answer; it is written before the answer goes out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,16 @@ class ConnectHandler(BaseHTTPRequestHandler):
     def do_CONNECT(self) -> None:
         code = self._answer()
         if code != 200:
+            self._say(code)
             self.send_response(code)
             self.send_header("Content-Length", "0")
             self.end_headers()
-            self._say(code)
             return
         try:
             there = socket.create_connection(("127.0.0.1", int(self.path.rpartition(":")[2])), timeout=10)
         except OSError:
-            self.send_error(502)
             self._say(502)
+            self.send_error(502)
             return
         self._say(200)
         self.send_response(200)
@@ -65,8 +66,8 @@ class ConnectHandler(BaseHTTPRequestHandler):
         return 407 if self.options.credentials and given != wanted else 200
 
     def _say(self, code: int) -> None:
-        sys.stdout.write(f"{self.path} {code}\n")
-        sys.stdout.flush()
+        with Path(self.options.log).open("a") as log:
+            log.write(f"{self.path} {code}\n")
 
     def log_message(self, *words: object) -> None:
         """No-op: `_say` writes what tests read."""
@@ -82,39 +83,28 @@ def copy(source: socket.socket, target: socket.socket) -> None:
             side.shutdown(socket.SHUT_RDWR)
 
 
+@dataclass(frozen=True)
 class ConnectProxy:
-    """A running proxy.
+    """A running proxy: its HOST:PORT, and its log."""
 
-    Attributes:
-        address: HOST:PORT.
-    """
-
-    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
-        self._process, self._log = process, log
-        assert process.stdout is not None
-        self.address = process.stdout.readline().strip()
-        threading.Thread(target=self._keep, daemon=True).start()
-
-    def _keep(self) -> None:
-        assert self._process.stdout is not None
-        with self._log.open("w") as log:
-            for line in self._process.stdout:
-                log.write(line)
-                log.flush()
+    address: str
+    log: Path
 
     @property
     def asked(self) -> list[str]:
         """What was asked for, such as "federation.invalid:50051 200"."""
-        return self._log.read_text().splitlines() if self._log.exists() else []
+        return self.log.read_text().splitlines() if self.log.exists() else []
 
 
 @contextlib.contextmanager
 def connect_proxy(folder: Path, *words: str) -> Iterator[ConnectProxy]:
     """Run a proxy with these words of the command line; its log lies in the folder."""
-    command = [sys.executable, str(Path(__file__)), *words]
+    log = folder / "proxy.log"
+    command = [sys.executable, str(Path(__file__)), "--log", str(log), *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         try:
-            yield ConnectProxy(process, folder / "proxy.log")
+            yield ConnectProxy(process.stdout.readline().strip(), log)
         finally:
             process.kill()
 
@@ -140,6 +130,7 @@ def certificate(folder: Path) -> Path:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
+    parser.add_argument("--log", required=True)
     parser.add_argument("--credentials", default="")
     parser.add_argument("--answer", type=int, default=200)
     parser.add_argument("--opens-tls", default="")
