@@ -218,7 +218,7 @@ _DESCRIPTORS = (
         "Independent groups of the test samples; only where samples have groups",
         "groups",
     ),
-    _D("epsilon", "privacy spent", "Epsilon that was spent on the device's data, in all runs", better=LOWER, combine="largest"),
+    _D("epsilon", "privacy spent", "Epsilon that was spent on the device's data, in all runs", combine="largest"),
     _D("seconds", "work", "Seconds of work on the device", "s", LOWER, "round", "largest", "Seconds of the slowest device"),
     _D("bytes_up", "sent", "Bytes that arrived from the device", "bytes", LOWER, "round", "sum", _TRAFFIC),
     _D("bytes_down", "fetched", "Bytes that the device fetched", "bytes", LOWER, "round", "sum", _TRAFFIC),

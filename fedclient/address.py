@@ -1,13 +1,123 @@
-"""How a device reaches its server: HOST:PORT, or several, and how long it waits between two tries."""
+"""How a device reaches its server: HOST:PORT, or several, maybe through a proxy, and how long it waits between two tries."""
 
 from __future__ import annotations
 
+import base64
+import http.client
 import ipaddress
 import re
-from dataclasses import dataclass
-from urllib.parse import urlsplit
+import socket
+import urllib.request
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import quote, urlsplit
 
-from attune.common.errors import SettingError
+from attune.common.errors import SettingError, Unreachable
+
+ENVIRONMENT = ("grpc", "https", "all")  # the proxies of the environment, such as https_proxy; the first that is set counts
+MAX_CREDENTIALS = 1024  # characters
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """HTTP proxy through whose CONNECT a device reaches servers. What passes it is encrypted end to end all the same.
+
+    Attributes:
+        host: Its name or address, without brackets.
+        port: Its port.
+        credentials: USER:PASSWORD for Basic authentication, which the proxy and the network before it can read; empty: none.
+    """
+
+    host: str
+    port: int
+    credentials: str = field(default="", repr=False)
+
+    @classmethod
+    def parse(cls, text: str | None, credentials: Path | None = None) -> Proxy | None:
+        """Read what `--proxy` takes: HOST:PORT or http://HOST:PORT, or `env` for the proxy of the environment, if it has one.
+
+        Args:
+            text: The text; None: no proxy.
+            credentials: File with USER:PASSWORD.
+
+        Raises:
+            SettingError: The text has another form or holds a password, or the file has another form or cannot be read.
+        """
+        option = "--proxy"
+        if text == "env":
+            there = urllib.request.getproxies_environment()
+            name = next((name for name in ENVIRONMENT if name in there), None)
+            option, text = f"{name}_proxy", there.get(name or "")
+        elif text is None and credentials is not None:
+            raise SettingError("--proxy-credentials are for a proxy: name it with --proxy")
+        if text is None:
+            return None
+        address = text.removeprefix("http://").removesuffix("/")
+        if "@" in address:
+            raise SettingError(f"{option} holds a name or password, which others can see: --proxy-credentials FILE takes them")
+        try:
+            of = ServerAddress.parse(address)
+        except SettingError:
+            raise SettingError(f"{option} takes HOST:PORT or http://HOST:PORT of an HTTP proxy, not {text[:100]!r}") from None
+        return cls(of.host, of.port, "" if credentials is None else _credentials_in(credentials))
+
+    def __str__(self) -> str:
+        return ServerAddress(self.host, self.port).target
+
+    def serves(self, host: str) -> bool:
+        """Return whether the host is reached through the proxy: the environment's `no_proxy` does not name it, as in gRPC."""
+        return not urllib.request.proxy_bypass(host)
+
+    def direct(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
+        """Turn a connection to a host, not open yet, into one through the proxy."""
+        secret = base64.b64encode(self.credentials.encode()).decode()
+        headers = {"Proxy-Authorization": f"Basic {secret}"} if secret else {}
+        connection.set_tunnel(connection.host, connection.port, headers)
+        connection.host, connection.port = self.host, self.port
+        return connection
+
+    def connect(self, address: ServerAddress, timeout_s: float) -> socket.socket:
+        """Return a TCP connection to a server through the proxy.
+
+        Raises:
+            Unreachable: There is none. The message says which of both is the cause, as far as the proxy tells.
+        """
+        connection = self.direct(http.client.HTTPConnection(address.host, address.port, timeout=timeout_s))
+        try:
+            connection.connect()
+        except http.client.HTTPException:
+            raise Unreachable(f"What answers at {self} is no HTTP proxy. Check --proxy.") from None
+        except OSError as error:
+            raise Unreachable(self._refusal(address.target, str(error))) from None
+        opened, connection.sock = connection.sock, None
+        assert opened is not None  # noqa: S101 (it is connected)
+        return opened
+
+    def _refusal(self, target: str, error: str) -> str:
+        """Return why there is no connection, from the text of http.client's error."""
+        if (answer := re.search(r"failed: (\d{3} ?.*)", error)) is None:
+            return f"The proxy {self} cannot be reached ({error}). Check --proxy."
+        said = answer[1].strip()[:100]
+        if said.startswith("407") and self.credentials:
+            return (
+                f"The proxy {self} does not accept the credentials of --proxy-credentials ({said}). Basic ones alone are known."
+            )
+        if said.startswith("407"):
+            return f"The proxy {self} wants credentials ({said}): write USER:PASSWORD into a file for --proxy-credentials."
+        if said.startswith("5"):
+            return f"The proxy {self} cannot reach {target} ({said}). Is the server running? Check --server."
+        return f"The proxy {self} does not let this device connect to {target} ({said}): let it pass this port on by CONNECT."
+
+
+def _credentials_in(path: Path) -> str:
+    try:
+        with path.expanduser().open(encoding="utf-8") as file:
+            text = file.read(MAX_CREDENTIALS).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"--proxy-credentials: {path} cannot be read ({error})") from None
+    if not re.fullmatch(r"[^:\r\n]+:[^\r\n]*", text):
+        raise SettingError(f"--proxy-credentials: {path} must hold one line, USER:PASSWORD")
+    return text
 
 
 @dataclass(frozen=True)
@@ -17,6 +127,7 @@ class ServerAddress:
     host: str  # without brackets
     port: int
     others: tuple[ServerAddress, ...] = ()  # each without others
+    proxy: Proxy | None = None  # that of the device
 
     @classmethod
     def parse(cls, text: str) -> ServerAddress:
@@ -48,8 +159,25 @@ class ServerAddress:
     @property
     def next(self) -> ServerAddress:
         """The same addresses, to be tried from the second one on."""
-        first, *others = (*self.others, ServerAddress(self.host, self.port))
-        return ServerAddress(first.host, first.port, tuple(others))
+        first, *others = (*self.others, replace(self, others=()))
+        return replace(first, others=tuple(others))
+
+    def by(self, proxy: Proxy | None) -> ServerAddress:
+        """Return the same addresses for a device with this proxy."""
+        return replace(self, proxy=proxy, others=tuple(replace(other, proxy=proxy) for other in self.others))
+
+    @property
+    def way(self) -> Proxy | None:
+        """The proxy through which the first one is reached; None: it is reached directly."""
+        return self.proxy if self.proxy is not None and self.proxy.serves(self.host) else None
+
+    @property
+    def proxy_url(self) -> str:
+        """This proxy with its credentials, as gRPC takes it; empty without one. Show it to nobody."""
+        if self.way is None:
+            return ""
+        user, colon, password = self.way.credentials.partition(":")
+        return f"http://{quote(user, safe='')}:{quote(password, safe='')}@{self.way}" if colon else f"http://{self.way}"
 
     @property
     def is_this_machine(self) -> bool:

@@ -62,7 +62,7 @@ async def live(options: DeviceOptions, shard: LazyShard, home: DeviceHome, conso
     identity = await identity_of(options, home, console.say)
     home.remember(DeviceInfo(identity.name, str(options.server), str(options.data.expanduser().resolve())))
     allowance = Allowance(options.resources.bytes_per_s)
-    route = DirectRoute(options.direct_hosts, console.say)
+    route = DirectRoute(options.direct_hosts, console.say, proxy=options.server.proxy)
     link = GrpcLink(options.server, identity, home.keep, allowance, log=DisclosureLog(home.path), route=route)
     await Device(options, shard, FolderStore(home), link, console, worker).run()
     return home.model

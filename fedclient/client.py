@@ -10,7 +10,7 @@ from attune.common import homes
 from attune.common.errors import SettingError
 from attune.common.identity.names import check_name
 from attune.fedclient import app
-from attune.fedclient.address import CONNECT_TIMEOUT_S, ServerAddress, store_origin
+from attune.fedclient.address import CONNECT_TIMEOUT_S, Proxy, ServerAddress, store_origin
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
 from attune.fedclient.hooks import Evaluate, Hooks, Train
@@ -49,6 +49,8 @@ class Client:
         authority: Certificate of an authority, not the server's, that has certified the devices for secure aggregation.
         signer: File with this device's key and its certificate of that authority.
         direct_hosts: S3 stores with which this device may exchange blobs itself, as HOST, HOST:PORT or http://HOST:PORT.
+        proxy: HTTP proxy through which the server and S3 stores are reached, HOST:PORT; "env": that of the environment.
+        proxy_credentials: File with USER:PASSWORD for it.
         kind: "tokens" if arrays of whole numbers (N, T) are tokens; otherwise they are features.
 
     Raises:
@@ -85,10 +87,13 @@ class Client:
         disclose: Sequence[str] = (),
         units: Literal["all", "none"] = "all",
         direct_hosts: Sequence[str] = (),
+        proxy: str | None = None,
+        proxy_credentials: str | Path | None = None,
     ) -> None:
         if unknown := [word for word in disclose if word not in get_args(DisclosedKind)]:
             raise SettingError(f"disclose={unknown[0]!r} is not known; known: {', '.join(get_args(DisclosedKind))}")
-        address, reading = ServerAddress.parse(server), ReadOptions.of(label, **{"task": task, **table})
+        through = Proxy.parse(proxy, Path(proxy_credentials) if proxy_credentials else None)
+        address, reading = ServerAddress.parse(server).by(through), ReadOptions.of(label, **{"task": task, **table})
         self._shard: LazyShard | None
         place = Path(home).expanduser() if home is not None else None
         if isinstance(data, (str, Path)):

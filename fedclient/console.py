@@ -112,10 +112,15 @@ def line_of(result: OrderResult, *who: str) -> str:
 
 
 def comparison_of(result: OrderResult) -> list[str]:
-    """Return a line for each compared model with its 95 % interval, then the verdict on what is kept, and what that is."""
-    comparisons = comparisons_of(result)
+    """Return a line for each compared model with its 95 % interval, then the verdict on what is kept, and what that is.
+
+    Without a comparison there is at most the warning that the model is no better than a constant answer.
+    """
+    comparisons, warning = comparisons_of(result), []
+    if result.no_better_than_constant:
+        warning = [f"no better than a constant answer, which has {result.accuracy_constant:.3f}"]
     if not comparisons:
-        return []
+        return warning
     lines, metric = [], TASKS[result.task].metric
     blend = {"kept": result.accuracy_kept} if len(result.weights) > 1 else {}
     for name, value in (result.accuracies | blend).items():
@@ -130,9 +135,7 @@ def comparison_of(result: OrderResult) -> list[str]:
             f"worse on {pair.worse}: {pair.difference:+.3f} ({low:+.3f} to {high:+.3f})"
         )
     lines.append(f"{_subject(result, comparisons)} {WORDS[finding_of(comparisons)]}")
-    if result.no_better_than_constant:
-        lines.append(f"no better than a constant answer, which has {result.accuracy_constant:.3f}")
-    return [*lines, f"kept: {kept_words(result)}"]
+    return [*lines, *warning, f"kept: {kept_words(result)}"]
 
 
 def _subject(result: OrderResult, comparisons: list[Pair]) -> str:

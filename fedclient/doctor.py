@@ -24,7 +24,7 @@ from attune.common.identity.credential import not_after
 from attune.common.plan import Plan, Profile
 from attune.common.text import from_json
 from attune.fedclient import shards
-from attune.fedclient.address import ServerAddress
+from attune.fedclient.address import Proxy, ServerAddress
 from attune.fedclient.home import DeviceHome, Identity, device_folders
 from attune.fedclient.read_options import ReadOptions
 
@@ -45,7 +45,9 @@ class CheckResult:
     text: str
 
 
-def examine(given: Sequence[str], server: str | None, home: Path | None, table: ReadOptions) -> Iterator[CheckResult]:
+def examine(
+    given: Sequence[str], server: str | None, home: Path | None, table: ReadOptions, proxy: Proxy | None = None
+) -> Iterator[CheckResult]:
     """Yield the results of all checks. The checks only read: they make no home and do not enrol the device.
 
     Args:
@@ -54,10 +56,11 @@ def examine(given: Sequence[str], server: str | None, home: Path | None, table: 
         server: The server's address.
         home: The device's home.
         table: The task, and how tables are read.
+        proxy: The device's proxy.
     """
     address, wrong = None, ""
     try:
-        address = ServerAddress.parse(server) if server else None
+        address = ServerAddress.parse(server).by(proxy) if server else None
     except SettingError as error:
         wrong = str(error)
     yield from machine()
@@ -72,7 +75,7 @@ def examine(given: Sequence[str], server: str | None, home: Path | None, table: 
     place = home or default_place(address, data)
     yield disk(place or homes.devices_home())
     if place is not None:
-        yield from membership(DeviceHome(place), address)
+        yield from membership(DeviceHome(place), address, proxy)
     elif address is not None:
         yield reachable(address)
     if wrong:
@@ -173,7 +176,7 @@ def disk(place: Path) -> CheckResult:
     return CheckResult("ok", "disk", f"{_gib(free)} free for {place}")
 
 
-def membership(home: DeviceHome, address: ServerAddress | None) -> Iterator[CheckResult]:
+def membership(home: DeviceHome, address: ServerAddress | None, proxy: Proxy | None = None) -> Iterator[CheckResult]:
     """Check the home's identity, and whether the server accepts it."""
     try:
         identity = home.identity()
@@ -199,7 +202,7 @@ def membership(home: DeviceHome, address: ServerAddress | None) -> Iterator[Chec
         yield CheckResult("warn" if ends - now < SOON else "ok", "identity", words)
     record = home.record()
     if address is None and record is not None and record.server:
-        address = ServerAddress.parse(record.server)
+        address = ServerAddress.parse(record.server).by(proxy)
     if address is not None:
         yield _judged(address, identity)
 
@@ -211,21 +214,31 @@ def _judged(address: ServerAddress, identity: Identity) -> CheckResult:
 
     refusal = aio.run(refusal_of(identity, address))
     if refusal is None:
-        return CheckResult("ok", "server", f"{address} lets {identity.name} in")
+        return CheckResult("ok", "server", f"{address} lets {identity.name} in{_through(address)}")
     if isinstance(refusal, Unreachable):
-        refusal = diagnose(address.host, address.port, identity.ca_pem, identity.credential, PROBE_S)
+        refusal = diagnose(address.host, address.port, identity.ca_pem, identity.credential, PROBE_S, proxy=address.way)
     return CheckResult("FAIL", "server", str(refusal))
 
 
 def reachable(address: ServerAddress) -> CheckResult:
     """Check that a process listens at the address."""
     try:
-        socket.create_connection((address.host, address.port), timeout=PROBE_S).close()
+        if address.way is not None:
+            address.way.connect(address, PROBE_S).close()
+        else:
+            socket.create_connection((address.host, address.port), timeout=PROBE_S).close()
+    except Unreachable as error:
+        return CheckResult("FAIL", "server", str(error))
     except OSError as error:
         return CheckResult(
             "FAIL", "server", f"{address} cannot be reached ({error.strerror or error}): check address, network, firewall"
         )
-    return CheckResult("ok", "server", f"a process listens at {address}; enrolment will show whether it is the right server")
+    text = f"a process listens at {address}{_through(address)}; enrolment will show whether it is the right server"
+    return CheckResult("ok", "server", text)
+
+
+def _through(address: ServerAddress) -> str:
+    return "" if address.way is None else f", through the proxy {address.way}"
 
 
 def _gib(size: int) -> str:

@@ -110,7 +110,8 @@ async def run(options: ServerOptions, overrides: dict[str, Any]) -> None:
         check_secret(first.privacy)
         if first.server.transfer == "direct" and options.storage is None:
             home.open().direct("")
-        await asyncio.to_thread(check_declared, first)
+        for line in await asyncio.to_thread(check_declared, first):
+            options.say(f"warning: {line}")
     elif home.storage_place() or options.storage:  # before it waits as a standby
         snapshot = home.snapshot()
         check_consent(home, snapshot, {*options.allow_code, *code_in(overrides)})

@@ -13,8 +13,10 @@ from attune.common import homes
 from attune.common.command_group import FORMAT
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError
+from attune.common.methods.method import PLAIN, PRESETS
 from attune.common.methods.registry import AUTO
 from attune.common.outputs import check_folder
+from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.table_options import baseline_option, read_options, table_options
 from attune.fedclient.work.executor import EXECUTORS
 
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     "--model",
     help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data, one that all methods can use).",
 )
+@click.option(
+    "--hooks", "hooks_module", metavar="MODULE", help="Module with your own train() and evaluate(), for every method."
+)
 @click.option("--rounds", type=click.IntRange(1), help="Rounds to train (default 40).")
 @click.option("--seed", type=int, help="Seed of every random draw (default 0).")
 @click.option("--seeds", metavar="N,N", help="Run each method with each of these seeds, and compare their means.")
@@ -53,6 +58,9 @@ if TYPE_CHECKING:
     help="Choose this setting of each method that has it on parts of the training data, such as method.sigma=10,50,450.",
 )
 @click.option("--config", type=click.Path(path_type=Path), help="A federation.toml.")
+@click.option(
+    "--preset", type=click.Choice(PRESETS), help="plain: without what Attune adds to the papers; published: a paper's settings."
+)
 @baseline_option
 @click.option(
     "--executor",
@@ -79,12 +87,14 @@ def simulate(
     benchmark: str | None,
     methods: str,
     model: str | None,
+    hooks_module: str | None,
     rounds: int | None,
     seed: int | None,
     seeds: str | None,
     assignments: tuple[str, ...],
     grid: tuple[str, ...],
     config: Path | None,
+    preset: str | None,
     baseline: Baseline | None,
     executor: Any,
     try_executors: bool,
@@ -104,7 +114,8 @@ def simulate(
         return
     if not data:
         raise click.UsageError("say --data SHARD, or --benchmark NAME")
-    from attune.simulation.arguments import data_by_name, read_shards, warnings_of
+    from attune.fedserver.core.planning import turned_off
+    from attune.simulation.arguments import data_by_name, overrides, read_shards, warnings_of
     from attune.simulation.compared_methods import Comparison
     from attune.simulation.comparison_table import comparison, course, courses
     from attune.simulation.grid_search import search
@@ -123,6 +134,10 @@ def simulate(
     names = list(dict.fromkeys(filter(None, (name.strip() for name in methods.split(",")))))
     if not names:
         raise click.UsageError("--method names no method")
+    if preset is not None:
+        if AUTO in names:
+            raise click.UsageError(f"--preset {preset}: auto compares methods with their everyday settings")
+        assignments = (f"method.preset={preset}", *assignments)
     if AUTO in names and (len(names) > 1 or try_executors):
         raise click.UsageError(
             "--method auto compares methods itself: give it alone, and name others with --set auto.candidates"
@@ -132,16 +147,23 @@ def simulate(
             f"--set {single[0]}: in a race, settings of one method stand beside its name, such as "
             """--set "auto.candidates={fedavg={}, fedtp={'train.lr'=0.1}}\""""
         )
+    if try_executors and hooks_module:
+        raise click.UsageError("--try-executors measures Attune's own training: leave --hooks out")
+    hooks = Hooks.of_module(hooks_module) if hooks_module else NONE
+    functions = {"train": hooks.train, "evaluate": hooks.evaluate}
     members = read_shards(data_by_name(data), read_options({"label": label, **table}))
     for line in warnings_of(members):
         click.echo(line, err=True)
     if names == [AUTO]:
         settings = load_settings(config, assignments, {})
         if grid:
-            settings = race_settings(members, settings, model, rounds, seed, grid, (listed or [seed or 0])[0], executor, out)
+            trial_seed = (listed or [seed or 0])[0]
+            settings = race_settings(members, settings, model, rounds, seed, grid, trial_seed, executor, out, hooks)
         place = home / AUTO if home else None
-        given = {"settings": settings, "baseline": baseline, "executor": executor, "dashboard": dashboard, "home": place}
-        raced = run(members, AUTO, model, rounds, **given, **({"seed": seed} if listed is None else {"seeds": listed}))
+        given = {"settings": settings, "baseline": baseline, "executor": executor, "dashboard": dashboard, **functions}
+        raced = run(
+            members, AUTO, model, rounds, home=place, **given, **({"seed": seed} if listed is None else {"seeds": listed})
+        )
         of_seeds = {AUTO: raced if isinstance(raced, SeedResults) else SeedResults({raced.summary["seed"]: raced})}
         for line in course(raced, members) if not isinstance(raced, SeedResults) else courses(raced):
             click.echo(line)
@@ -150,7 +172,7 @@ def simulate(
         if out is not None:
             raced.save(out / AUTO)
         return
-    asked = Comparison(names, members, model, rounds, seed)
+    asked = Comparison(names, members, model, rounds, seed, hooks)
     compared = asked.methods(config, assignments)
     if try_executors:
         click.echo(repr(measure_executors(members, names[0], settings=compared[0].settings)))
@@ -164,8 +186,14 @@ def simulate(
     results: dict[str, SeedResults] = {}
     unsaved = None
     for method in compared:
+        if preset == PLAIN:
+            off = turned_off(overrides(len(members), method.name, None, None, None, method.settings))
+            values = [f"{key} ({value:g})" for key, value in off.items()] + (
+                [] if baseline else ["ordinary models (--baseline)"]
+            )
+            click.echo(f"{method.name} ({preset}): off are {', '.join(values)}", err=True)
         click.echo(f"{method.name} ...", err=True)
-        given = {"settings": method.settings, "baseline": baseline, "executor": executor, "dashboard": dashboard}
+        given = {"settings": method.settings, "baseline": baseline, "executor": executor, "dashboard": dashboard, **functions}
         place = home / method.name if home else None
         if listed is None:
             result = run(members, method.name, home=place, **given)
@@ -192,7 +220,7 @@ def simulate(
 
 def race_settings(
     members: Mapping[str, LazyShard], settings: Mapping[str, Any], model: str | None, rounds: int | None, seed: int | None,
-    grid: tuple[str, ...], trial_seed: int, executor: Any, out: Path | None,
+    grid: tuple[str, ...], trial_seed: int, executor: Any, out: Path | None, hooks: Hooks,
 ) -> dict[str, Any]:  # fmt: skip
     """Choose settings for each entrant of a race by the grid, on validation parts, and return the settings of the race."""
     from attune.common.config import merge
@@ -205,7 +233,7 @@ def race_settings(
     profiles = {name: shard.profile for name, shard in members.items()}
     entrants = entrants_of(given, profiles, lambda _, of: overrides(len(members), None, None, None, None, of))
     methods = [ComparedMethod(name, of) for name, of in entrants.settings.items()]
-    asked = Comparison([method.name for method in methods], members, model)
+    asked = Comparison([method.name for method in methods], members, model, hooks=hooks)
     searched = search(asked, methods, grid, trial_seed, executor, lambda text: click.echo(text, err=True))
     for line in searched.lines():
         click.echo(line)

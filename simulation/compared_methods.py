@@ -16,6 +16,7 @@ from attune.common.errors import AttuneError, SettingError, together
 from attune.common.methods import registry as methods
 from attune.common.plan import Profile
 from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.hooks import NONE, Hooks
 from attune.fedserver.core.candidates import ComparedMethod, Fitting
 from attune.simulation.arguments import overrides
 
@@ -30,6 +31,7 @@ class Comparison:
         model: The model that the user chose for all methods, if any.
         rounds: Number of rounds, if given.
         seed: Seed of every random draw, if given.
+        hooks: The user's own training and scores.
     """
 
     names: Sequence[str]
@@ -37,6 +39,7 @@ class Comparison:
     model: str | None = None
     rounds: int | None = None
     seed: int | None = None
+    hooks: Hooks = NONE
 
     @property
     def profiles(self) -> dict[str, Profile]:

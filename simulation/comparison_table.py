@@ -52,11 +52,11 @@ def comparison(
     lines: list[Sequence[str]] = [HEADS]
     for device in sorted(members):
         lines += [
-            _cells(name, of[device], harm[name][device], effect_of(verdicts[name], device))
+            _cells(results[name].title, of[device], harm[name][device], effect_of(verdicts[name], device))
             for name, of in rows.items()
             if device in of
         ]
-    lines += [_means(name, result, harm[name], verdicts[name]) for name, result in results.items()]
+    lines += [_means(result, harm[name], verdicts[name]) for name, result in results.items()]
     has_alone = any(row.alone is not None for of in rows.values() for row in of.values())
     left_out = {head for head, there in (("method", len(results) > 1), ("alone", has_alone)) if not there}
     shown = [at for at, head in enumerate(HEADS) if head not in left_out]
@@ -153,10 +153,11 @@ def _alone(report: Mapping[str, Any]) -> dict[str, float]:
 def model_lines(methods: Sequence[ComparedMethod], results: Mapping[str, SimulationResult]) -> list[str]:
     """Return a line with the model of the methods, and one for each method that cannot use the model of the others."""
     by_model: dict[str, list[str]] = {}
-    for name, result in results.items():
-        by_model.setdefault(str(result.summary["model"]), []).append(name)
-    if len(by_model) == 1:
-        words = next(iter(by_model)) + (", for all methods" if len(results) > 1 else f"; method: {next(iter(results))}")
+    for result in results.values():
+        by_model.setdefault(str(result.summary["model"]), []).append(result.title)
+    [(model, titles), *others] = by_model.items()
+    if not others:
+        words = model + (", for all methods" if len(titles) > 1 else f"; method: {titles[0]}")
     else:
         words = ", ".join(f"{model} ({', '.join(names)})" for model, names in by_model.items())
     return [f"model: {words}", *(method.why for method in methods if method.why)]
@@ -167,15 +168,14 @@ def _cells(method: str, row: DeviceRow, harm: bool | None, probably: HelpOrHarm 
     return row.device, str(row.samples), method, *scores, row.verdict or "-", _yes_or_no(harm), probably or "-", row.keeps
 
 
-def _means(
-    method: str, result: SimulationResult, harm: Mapping[str, bool | None], fleet: Sequence[FleetVerdict]
-) -> tuple[str, ...]:
+def _means(result: SimulationResult, harm: Mapping[str, bool | None], fleet: Sequence[FleetVerdict]) -> tuple[str, ...]:
     table = result.table()
     verdicts = Counter(row.verdict for row in table if row.verdict)
     counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in ("better", "worse", "unclear") if verdicts[verdict])
     known = [value for value in harm.values() if value is not None]
     scores = (score_text(table.mean(name)) for name in ("kept", "alone", "accuracy", "served"))
-    return "mean", "", method, *scores, counts or "-", f"{sum(known)} of {len(known)}" if known else "-", _called(fleet), ""
+    harmed = f"{sum(known)} of {len(known)}" if known else "-"
+    return "mean", "", result.title, *scores, counts or "-", harmed, _called(fleet), ""
 
 
 def _called(verdicts: Sequence[FleetVerdict]) -> str:

@@ -94,7 +94,9 @@ def search(
         scores: dict[TrialSettings, float] = {}
         for settings in grid[method.name] if len(grid[method.name]) > 1 else ():
             given = merge(prepared[method.name, settings], {"seed": seed})
-            kept = simulate(members, method.name, settings=given, executor=executor).table().mean("kept")
+            train, evaluate = comparison.hooks.train, comparison.hooks.evaluate
+            result = simulate(members, method.name, settings=given, executor=executor, train=train, evaluate=evaluate)
+            kept = result.table().mean("kept")
             assert kept is not None  # noqa: S101 (some device has a validation part)
             scores[settings] = kept
             say(f"{method.name} with {' '.join(settings)}: {kept:.3f} on validation parts")

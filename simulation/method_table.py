@@ -23,16 +23,18 @@ def comparison_over_seeds(methods: Sequence[ComparedMethod], results: Mapping[st
     """
     by_seed = {name: [{row.device: row for row in one.table()} for one in of.values()] for name, of in results.items()}
     devices = sorted(set.intersection(*(set(of.devices) for of in results.values())))
-    figures = _figures(results)
+    figures, firsts = _figures(results), {name: next(iter(of.values())) for name, of in results.items()}
     rows: list[list[Cell]] = []
     for device in devices:
         for name, tables in by_seed.items():
             listed = [rows_of[device] for rows_of in tables]
             spreads = (spread_of(getattr(row, column) for row in listed) for column in figures.values())
-            rows.append([device, listed[0].samples, name, *spreads])
-    rows += [["mean", None, name, *_means([one.table() for one in of.values()], figures)] for name, of in results.items()]
+            rows.append([device, listed[0].samples, firsts[name].title, *spreads])
+    rows += [
+        ["mean", None, firsts[name].title, *_means([one.table() for one in of.values()], figures)]
+        for name, of in results.items()
+    ]
     table = ResultTable(("device", "samples", "method", *figures), rows)
-    firsts = {name: next(iter(of.values())) for name, of in results.items()}
     return [*model_lines(methods, firsts), *table.lines(), *_notes(results)]
 
 
@@ -44,10 +46,11 @@ def method_table(results: Mapping[str, SeedResults]) -> ResultTable:
     """
     rows: list[list[Cell]] = []
     figures = _figures(results)
-    for name, of in results.items():
+    for of in results.values():
         tables = [result.table() for result in of.values()]
         worst = spread_of(min((row.kept for row in table if row.kept is not None), default=None) for table in tables)
-        rows.append([name, len(of), len(of.devices), *_means(tables, figures), worst])
+        title = next(iter(of.values())).title
+        rows.append([title, len(of), len(of.devices), *_means(tables, figures), worst])
     heads = ("method", "seeds", "devices", *figures, "worst device")
     return ResultTable(heads, rows, (*figures, "worst device"))
 

@@ -103,6 +103,12 @@ class SimulationResult:
         return arrivals_of(snapshot.rows, snapshot.devices, snapshot.record)
 
     @property
+    def title(self) -> str:
+        """The method for a table, with its preset unless that is the one for everyday use."""
+        preset = self.summary["settings"].get("method.preset")
+        return f"{self.summary['method']} ({preset})" if preset else str(self.summary["method"])
+
+    @property
     def verdicts(self) -> list[FleetVerdict]:
         """Verdict on what devices keep against each rival with which they compared it (common.paired.RIVAL_WORDS)."""
         return fleet_verdicts(self.reports)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from attune.common.config import convert
 from attune.common.errors import SettingError
+from attune.common.methods.method import PLAIN
 from attune.common.methods.registry import AUTO
 from attune.common.outputs import check_folder
 from attune.common.plan import DataSettings
@@ -117,7 +118,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         seed: Seed of every random draw.
         settings: Same as in federation.toml, such as {"method.sigma": 50, "round.clients": 5}. `min_clients` is the number
             of devices by default.
-        baseline: Same as `fedclient --baseline`; None: "alone".
+        baseline: Same as `fedclient --baseline`; None: "alone", or with the preset "plain" "none".
         home: Folder for all state. To continue an interrupted simulation, call this again with the same folder; it ends with
             the same bits.
         executor: How the devices of a cohort train. "sequential" (default): one after the other. "stacked": together, which
@@ -167,7 +168,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         device=device,
         threads=threads,
         keep=keep,
-        baseline=baseline,
+        baseline="none" if baseline is None and overrides.get("method", {}).get("preset") == PLAIN else baseline,
         allow_plugins=installed(),
         disclose=("statistics", "sums", *masked),  # all devices are the caller's own
         privacy=PrivacyLimits(metrics="all"),

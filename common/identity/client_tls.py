@@ -24,10 +24,14 @@ def channel_credentials(root_pem: bytes, credential: Credential) -> grpc.Channel
     return grpc.ssl_channel_credentials(root_pem, credential.key_pem, credential.certificate_pem)
 
 
-def channel_options(root_pem: bytes) -> list[tuple[str, int | str]]:
+def channel_options(root_pem: bytes, proxy: str = "") -> list[tuple[str, int | str]]:
     """Return the options of `grpc.aio.secure_channel` for the server under `root_pem`.
 
     A message is a frame of at most 1 MiB or a small protobuf message. Larger data are streamed in frames.
+
+    Args:
+        root_pem: Same as for `channel_credentials`.
+        proxy: Address of an HTTP proxy, through which the connection goes by CONNECT; empty: it goes straight to the server.
     """
     return [
         ("grpc.ssl_target_name_override", server_name(root_pem)),
@@ -42,6 +46,7 @@ def channel_options(root_pem: bytes) -> list[tuple[str, int | str]]:
         ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_S * 1000),
         # A new channel opens a new connection, and a renewed certificate is used from the next connection on.
         ("grpc.use_local_subchannel_pool", 1),
-        # The diagnosis of a failure opens its own connection, which uses no proxy. It must take the same way as gRPC.
-        ("grpc.enable_http_proxy", 0),
+        # The diagnosis of a failure opens its own connection. It must take the same way as gRPC, whatever the environment says.
+        ("grpc.enable_http_proxy", int(bool(proxy))),
+        *([("grpc.http_proxy", proxy)] if proxy else []),
     ]

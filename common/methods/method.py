@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 PartKind = Literal["shared", "attended", "generated", "private"]
 EvaluatedAs = Literal["served", "trained"]
 
-EVERYDAY, PUBLISHED = "everyday", "published"  # presets
+EVERYDAY, PUBLISHED, PLAIN = PRESETS = "everyday", "published", "plain"
 UNBOUNDED = {"bound_change": 0.0, "bound_samples": 0.0}  # as published: no paper bounds what a device hands in
 # As published: no paper holds training samples out to weigh models, or takes rounds back.
 WHOLE_TRAINING: Mapping[str, Mapping[str, float]] = {"train": {"validation": 0.0}, "round": {"take_back": 0.0}}
+# The rest that no paper has; with `train.validation` 0 no models are blended or finished.
+EXTRAS_OFF = merge(WHOLE_TRAINING, {"train": {"clip_norm": 0.0}, "round": {"deadline_multiple": 0.0}})
 DEFAULT_AGGREGATORS: dict[PartKind, str] = {"shared": "mean", "attended": "attention", "generated": "hypernetwork"}
 
 
@@ -73,8 +75,10 @@ class Method:
         """
         if name == EVERYDAY:
             return dict(self.defaults)
+        if name == PLAIN:
+            return merge(self.defaults, {"method": self.unbounded, **EXTRAS_OFF})
         if name != PUBLISHED:
-            raise SettingError(f"unknown preset {name!r}{nearest(name, (EVERYDAY, PUBLISHED))}")
+            raise SettingError(f"unknown preset {name!r}{nearest(name, PRESETS)}")
         if not self.published:
             raise SettingError(f"method {self.name} has no settings as published; docs/methods says what its paper uses")
         given = merge(self.published, self.published_with.get(model or "", {}))

@@ -40,14 +40,15 @@ def new(width: float, height: float, arranged: bool = True) -> Any:
 def panels(rows: int, columns: int, count: int) -> tuple[Any, list[Any]]:
     """Make a figure with `count` small axes in a grid, row by row, which share the x axis.
 
-    The layout is fixed, with room for six digits to the left of each: measuring every tick would take longer than drawing.
+    The layout is fixed, with room for six digits to the left of each and for two lines of a heading above it: measuring every
+    tick would take longer than drawing.
 
     Raises:
         SettingError: matplotlib is not installed.
     """
-    width, height = 1.0 + 3.6 * columns, 1.4 + 2.4 * rows
+    width, height = 1.0 + 3.6 * columns, 1.5 + 2.5 * rows
     figure = new(width, height, arranged=False)
-    figure.subplots_adjust(0.75 / width, 0.65 / height, 1 - 0.2 / width, 1 - 0.75 / height, wspace=0.3, hspace=0.3)
+    figure.subplots_adjust(0.75 / width, 0.65 / height, 1 - 0.2 / width, 1 - 0.85 / height, wspace=0.3, hspace=0.38)
     grid: Any = figure.subplots(rows, columns, sharex=True, squeeze=False)
     for axes in grid.flat[count:]:
         axes.set_visible(False)

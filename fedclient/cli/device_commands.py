@@ -14,6 +14,7 @@ from attune.fedclient.cli.shared import (
     data_option,
     home_option,
     name_option,
+    proxy_options,
     server_option,
     timeout_option,
     token_file_option,
@@ -22,6 +23,7 @@ from attune.fedclient.cli.shared import (
 from attune.fedclient.table_options import read_options, table_options
 
 if TYPE_CHECKING:
+    from attune.fedclient.address import ServerAddress
     from attune.fedclient.options import DeviceOptions
 
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 @name_option
 @home_option
 @timeout_option
+@proxy_options
 def join(
     server: str,
     token: str | None,
@@ -43,22 +46,25 @@ def join(
     name: str | None,
     home: Path | None,
     connect_timeout: float,
+    proxy: str | None,
+    proxy_credentials: Path | None,
 ) -> None:
     """Enrol this device with a server, once."""
+    from attune.fedclient.address import Proxy, ServerAddress
+
     token = token_in(token, token_file)
     if token is None:
         raise click.UsageError("Missing option '--token' or '--token-file'.")
+    address = ServerAddress.parse(server).by(Proxy.parse(proxy, proxy_credentials))
     if data:
         from attune.fedclient import fleet
 
-        fleet.join(_members(data, server, home, name, token, connect_timeout), click.echo)
+        fleet.join(_members(data, address, home, name, token, connect_timeout), click.echo)
         return
     from attune.common import homes
-    from attune.fedclient.address import ServerAddress
     from attune.fedclient.home import DeviceHome, DeviceInfo, check_name
     from attune.fedclient.link.enrol import enrol, stay_enrolled
 
-    address = ServerAddress.parse(server)
     where = DeviceHome(home or homes.joined_home(address.host, address.port))
     record = DeviceInfo(name or "", str(address))
     with where.locked():
@@ -72,15 +78,12 @@ def join(
 
 
 def _members(
-    data: tuple[str, ...], server: str, home: Path | None, name: str | None, token: str, connect_timeout_s: float
+    data: tuple[str, ...], address: ServerAddress, home: Path | None, name: str | None, token: str, connect_timeout_s: float
 ) -> list[DeviceOptions]:
     from attune.fedclient import shards
-    from attune.fedclient.address import ServerAddress
     from attune.fedclient.options import DeviceOptions
 
-    common = DeviceOptions(
-        Path(data[0]), ServerAddress.parse(server), home, name, token=token, connect_timeout_s=connect_timeout_s
-    )
+    common = DeviceOptions(Path(data[0]), address, home, name, token=token, connect_timeout_s=connect_timeout_s)
     return shards.members(shards.expand(data), common)
 
 
@@ -89,11 +92,20 @@ def _members(
 @server_option()
 @table_options
 @home_option
-def doctor(data: tuple[str, ...], server: str | None, home: Path | None, **given: Any) -> None:
+@proxy_options
+def doctor(
+    data: tuple[str, ...],
+    server: str | None,
+    home: Path | None,
+    proxy: str | None,
+    proxy_credentials: Path | None,
+    **given: Any,
+) -> None:
     """Check whether this device can take part: machine, data, home, server. The exit code is 1 if it cannot."""
+    from attune.fedclient.address import Proxy
     from attune.fedclient.doctor import examine
 
-    findings = list(examine(data, server, home, read_options(given)))
+    findings = list(examine(data, server, home, read_options(given), Proxy.parse(proxy, proxy_credentials)))
     for finding in findings:
         click.echo(f"{finding.verdict:<5} {finding.what}: {finding.text}")
     sys.exit(1 if any(finding.verdict == "FAIL" for finding in findings) else 0)

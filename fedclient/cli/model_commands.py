@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from attune.common.durable import replaced
 from attune.common.errors import AttuneError, SettingError
 from attune.common.outputs import check_file, check_folder
 from attune.common.text import csv_cell, listed
-from attune.fedclient.cli.shared import allow_model_option, data_option, home_of, home_option, server_option
+from attune.fedclient.cli.shared import allow_model_option, data_option, home_of, home_option, model_option, server_option
 from attune.fedclient.table_options import mapping_options, read_options, table_options
 
 if TYPE_CHECKING:
@@ -29,22 +29,30 @@ if TYPE_CHECKING:
 @data_option("Its test part is used. A quoted pattern evaluates each shard's own model.", required=True)
 @server_option()
 @home_option
+@model_option
 @table_options
 @allow_model_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def evaluate(
-    data: tuple[str, ...], server: str | None, home: Path | None, allow_models: tuple[str, ...], as_json: bool, **given: Any
+    data: tuple[str, ...],
+    server: str | None,
+    home: Path | None,
+    model: Path | None,
+    allow_models: tuple[str, ...],
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Measure the finished model's accuracy on a shard's test part, offline."""
     table = read_options(given)
     from attune.fedclient import shards
     from attune.fedclient.data import findings
-    from attune.fedclient.model import artifact
+    from attune.fedclient.model import scores
 
     if shards.is_fleet(data):
-        sys.exit(_evaluate_fleet(data, server, home, as_json, table, allow_models))
+        sys.exit(_evaluate_fleet(data, server, home, model, as_json, table, allow_models))
     with findings.heard() as strange:
-        result = artifact.score_on_test_part(home_of(home, server, Path(data[0])), Path(data[0]), table, allow_models)
+        where = home_of(home, server, Path(data[0]), model=model)
+        result = scores.score_on_test_part(where, Path(data[0]), table, allow_models)
     _say({"": strange})
     click.echo(json.dumps(asdict(result)) if as_json else result)
 
@@ -53,6 +61,7 @@ def _evaluate_fleet(
     data: tuple[str, ...],
     server: str | None,
     home: Path | None,
+    model: Path | None,
     as_json: bool,
     table: ReadOptions,
     allow_models: tuple[str, ...],
@@ -60,16 +69,17 @@ def _evaluate_fleet(
     """Print the accuracy on each shard, or the reason why there is none, and the mean. Return the exit code."""
     from attune.fedclient import shards
     from attune.fedclient.data import findings
-    from attune.fedclient.model import artifact
+    from attune.fedclient.model import scores
 
     paths = shards.expand(data)
     labels = shards.labels(paths)
     results, code, strange = [], 0, {}
     for path, label in zip(paths, labels, strict=True):
         try:
-            where = home_of(home / label if home else None, server, path, only_own=True)
+            of_home, of_model = (folder / label if folder else None for folder in (home, model))
+            where = home_of(of_home, server, path, only_own=True, model=of_model)
             with findings.heard() as strange[label]:
-                results.append(artifact.score_on_test_part(where, path, table, allow_models))
+                results.append(scores.score_on_test_part(where, path, table, allow_models))
         except AttuneError as error:
             click.echo(f"fedclient: {label}: {error}", err=True)
             code = code or error.exit_code
@@ -78,9 +88,9 @@ def _evaluate_fleet(
             click.echo(results[-1])
     _say(strange)
     if results and as_json:
-        click.echo(json.dumps({"clients": [asdict(result) for result in results]} | artifact.mean_scores(results)))
+        click.echo(json.dumps({"clients": [asdict(result) for result in results]} | scores.mean_scores(results)))
     elif results:
-        mean = artifact.mean_scores(results)
+        mean = scores.mean_scores(results)
         over_samples = f"{mean['over_samples']:.4f} over all test samples"
         click.echo(f"mean of {len(results)} devices: {results[0].metric} {mean['accuracy']:.4f} ({over_samples})")
     return code
@@ -109,57 +119,99 @@ def _say(strange: Mapping[str, Sequence[str]]) -> None:
     help="A CSV file: index, label; index, position, label for labels of positions; index, A, B for targets or labels A and B, "
     "or log hazard. If images were given, their file is the last column.",
 )
+@click.option("--probabilities", is_flag=True, help="Add p(A), the probability of each class or label A.")
+@click.option(
+    "--intervals", type=click.Path(path_type=Path), metavar="SHARD",
+    help="Of numbers: add `A low` and `A high`, between which 95 % lie, by the errors on this shard's test part.",
+)  # fmt: skip
+@click.option("--id", "id_column", default="", metavar="COLUMN", help="Of a table: copy this column, as the last one.")
 @server_option()
 @home_option
+@model_option
 @mapping_options
 @allow_model_option
 def predict(
-    data: tuple[str, ...], out: Path, server: str | None, home: Path | None, allow_models: tuple[str, ...], **mapping: Any
+    data: tuple[str, ...],
+    out: Path,
+    probabilities: bool,
+    intervals: Path | None,
+    id_column: str,
+    server: str | None,
+    home: Path | None,
+    model: Path | None,
+    allow_models: tuple[str, ...],
+    **mapping: Any,
 ) -> None:
     """Label new samples with the finished model, offline."""
     import csv
 
     from attune.fedclient.data.new_samples import new_samples
     from attune.fedclient.model.artifact import Model
+    from attune.fedclient.model.scores import half_widths
     from attune.fedclient.read_options import ReadOptions
 
     check_file(out)
-    model = Model.load(home_of(home, server, None).model, allow_models=allow_models)
-    info = model.info
-    options = ReadOptions.of(**mapping)
-    samples = new_samples(data, info.model, info.column_names, info.missing_words, info.table_schema, options)
-    unseen = f"training here knew no value of {listed(model.unseen)}, so they change no prediction"
-    _say({"": [*samples.notes, *([unseen] if model.unseen else [])]})
-    labels = model.predict(samples.x, ", ".join(data))
-    lines = _label_rows(labels, model.info)
-    if samples.files:
-        lines = ((*line, file) for line, file in zip(lines, ("file", *samples.files), strict=True))
+    where = home_of(home, server, None, model=model)
+    loaded = Model.load(where.model, allow_models=allow_models)
+    info, options, who = loaded.info, ReadOptions.of(**mapping), ", ".join(data)
+    samples = new_samples(data, info.model, info.column_names, info.missing_words, info.table_schema, options, id_column)
+    unseen = f"training here knew no value of {listed(loaded.unseen)}, so they change no prediction"
+    _say({"": [*samples.notes, *([unseen] if loaded.unseen else [])]})
+    labels = loaded.predict(samples.x, who)
+    rows = PredictionLines(info, labels, samples.named_by, samples.names)
+    if probabilities:
+        rows.shares = loaded.probabilities(samples.x, who).tolist()
+    if intervals is not None:
+        rows.half_widths = half_widths(loaded, intervals, options, where.held_rows()).tolist()
     try:
         special = out.exists() and not out.is_file()  # such as /dev/stdout
         with (
             nullcontext(out) if special else replaced(out, durable=False) as place,
             place.open("w", newline="", encoding="utf-8") as file,
         ):
-            csv.writer(file).writerows(map(csv_cell, line) for line in lines)
+            csv.writer(file).writerows(map(csv_cell, line) for line in rows)
     except OSError as error:
         raise SettingError(f"cannot write {out}: {error.strerror}") from None
-    what = "labelled sequences" if model.info.model.per_position else "labels" if model.info.task == "classes" else "rows"
+    what = "labelled sequences" if info.model.per_position else "labels" if info.task == "classes" else "rows"
     click.echo(f"{len(labels)} {what} in {out}")
 
 
-def _label_rows(labels: Sequence[Any], info: ModelInfo) -> Iterator[tuple[Any, ...]]:
-    """Yield a heading, then a row for each sample, or for each position of each sample."""
-    if info.task != "classes":
-        yield "index", *(("log hazard",) if info.task == "survival" else map(str, info.classes))
-        yield from ((index, *(row if isinstance(row, list) else [row])) for index, row in enumerate(labels))
-        return
-    if not info.model.per_position:
-        yield "index", "label"
-        yield from enumerate(labels)
-        return
-    yield "index", "position", "label"
-    for index, row in enumerate(labels):
-        yield from ((index, position, label) for position, label in enumerate(row))
+@dataclass
+class PredictionLines:
+    """Lines of the file of predictions: a heading, then a line for each sample, or for each position of each sample.
+
+    Attributes:
+        info: The model.
+        labels: What it predicts of each sample.
+        named_by: Heading of the last column; empty: there is none.
+        names: Its cells.
+        shares: Probabilities of each sample's classes or labels, or of each of its positions; None: they were not asked for.
+        half_widths: How far the interval of each number reaches to both sides; None: they were not asked for.
+    """
+
+    info: ModelInfo
+    labels: Sequence[Any]
+    named_by: str
+    names: Sequence[Any]
+    shares: Sequence[Any] | None = None
+    half_widths: Sequence[float] | None = None
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        outputs = list(map(str, self.info.classes))
+        values = ("label",) if self.info.task == "classes" else ("log hazard",) if self.info.task == "survival" else outputs
+        positions = ("position",) if self.info.model.per_position else ()
+        more = [] if self.shares is None else [f"p({name})" for name in outputs]
+        more += [] if self.half_widths is None else [f"{name} {side}" for name in outputs for side in ("low", "high")]
+        yield "index", *positions, *values, *more, *([self.named_by] if self.named_by else [])
+        for index, label in enumerate(self.labels):
+            name, shares = self.names[index : index + 1], None if self.shares is None else self.shares[index]
+            if positions:
+                for position, one in enumerate(label):
+                    yield index, position, one, *(() if shares is None else shares[position]), *name
+            else:
+                numbers = label if isinstance(label, list) else [label]
+                ends = (end for number, half in zip(numbers, self.half_widths or ()) for end in (number - half, number + half))  # noqa: B905
+                yield index, *numbers, *(shares or ()), *ends, *name
 
 
 @click.command()
@@ -218,6 +270,7 @@ def plot(
 @click.option("--with-samples", is_flag=True, help="Keep models that hold training samples (nearest neighbours).")
 @server_option()
 @home_option
+@model_option
 @mapping_options
 @allow_model_option
 def export(
@@ -226,11 +279,12 @@ def export(
     with_samples: bool,
     server: str | None,
     home: Path | None,
+    model: Path | None,
     allow_models: tuple[str, ...],
     **mapping: Any,
 ) -> None:
     """Write the finished model as a file for other programs. The file is run once and compared with the original."""
-    folder = home_of(home, server, data).model
+    folder = home_of(home, server, data, model=model).model
     from attune.fedclient.data.new_samples import new_samples
     from attune.fedclient.data.shard import load_shard
     from attune.fedclient.data.table import may_be_table
@@ -238,22 +292,20 @@ def export(
     from attune.fedclient.model.portable import export as write
     from attune.fedclient.read_options import ReadOptions
 
-    model, samples = Model.load(folder, allow_models=allow_models), None
-    strange: Sequence[str] = ()
+    whole, samples = Model.load(folder, allow_models=allow_models), None
+    info, strange = whole.info, list[str]()
     if data is not None and data.is_file() and may_be_table(data):  # no label is needed
-        info = model.info
         options = ReadOptions.of(**mapping)
         new = new_samples([str(data)], info.model, info.column_names, info.missing_words, info.table_schema, options)
-        samples, strange = new.x, new.notes
+        samples, strange = new.x, list(new.notes)
     elif data is not None:
-        shard = load_shard(data, options=model.info.options_for(data))
-        samples, strange = shard.test_x, shard.warnings
+        shard = load_shard(data, options=info.options_for(data))
+        samples, strange = shard.test_x, list(shard.warnings)
     _say({"": strange})
-    whole = model
-    model = model if with_samples else model.without_samples()
-    difference = write(model, out, samples)
+    written = whole if with_samples else whole.without_samples()
+    difference = write(written, out, samples)
     click.echo(f"{out}: probabilities differ from the original's by {difference:.1g} at most")
-    if left_out := sorted(set(whole.members) - set(model.members)):
+    if left_out := sorted(set(whole.members) - set(written.members)):
         weight = sum(whole.members[name].weight for name in left_out)
         click.echo(
             f"left out, because they hold training samples: {', '.join(left_out)} ({weight:.0%} of the blend; the others are "

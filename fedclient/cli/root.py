@@ -19,6 +19,7 @@ from attune.fedclient.cli.shared import (
     data_option,
     home_option,
     name_option,
+    proxy_options,
     reported,
     server_option,
     timeout_option,
@@ -97,6 +98,7 @@ class DeviceCommands(ExtensibleGroup):
     "--direct-host", multiple=True, metavar="HOST",
     help="S3 store with which this device may exchange blobs itself: HOST, HOST:PORT or http://HOST:PORT.",
 )  # fmt: skip
+@proxy_options
 @click.option("--max-epochs", type=click.IntRange(1), default=1000, show_default=True, help="Most epochs of one order.")
 @click.option(
     "--max-model-bytes", type=click.IntRange(1), default=4 << 30, show_default=True,
@@ -186,7 +188,8 @@ def _train(given: dict[str, Any]) -> None:
     from attune.fedclient.resource_limits import ResourceLimits
 
     hooks = Hooks.of_module(given["hooks"]) if given["hooks"] else NONE
-    same = ("server", "home", "name", "device", "threads", "keep", "baseline", "stay", "label", "authority", "signer", "units")
+    same = ("server", "home", "name", "device", "threads", "keep", "baseline", "stay", "label", "authority", "signer", "units",
+            "proxy", "proxy_credentials")  # fmt: skip
     client = Client(
         data=Path(given["data"][0]),
         model=given["allow_models"],

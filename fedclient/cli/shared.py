@@ -62,6 +62,10 @@ home_option = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     help="This device's folder (default: one per server and shard); for several devices, the folder that holds theirs.",
 )
+model_option = click.option(
+    "--model", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    help="A finished model's folder, such as models/NAME of `simulate --out` and Result.save; in place of --home.",
+)  # fmt: skip
 allow_model_option = click.option(
     "--allow-model", "allow_models", multiple=True, metavar="MODULE:FACTORY", help="Model code that may run on this device."
 )
@@ -72,6 +76,18 @@ timeout_option = click.option(
     "--connect-timeout", type=click.FloatRange(min=0), default=CONNECT_TIMEOUT_S, show_default=True, metavar="S",
     help="Give up after this many seconds without an answer from the server.",
 )  # fmt: skip
+
+
+def proxy_options(command: F) -> F:
+    """Add --proxy and --proxy-credentials to a command."""
+    credentials = click.option(
+        "--proxy-credentials", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+        help="A file with USER:PASSWORD for the proxy (Basic authentication).",
+    )  # fmt: skip
+    proxy = click.option(
+        "--proxy", metavar="HOST:PORT", help="Reach the server, and S3 stores, through this HTTP proxy; env: the environment's."
+    )
+    return proxy(credentials(command))
 
 
 token_file_option = click.option(
@@ -97,9 +113,30 @@ def token_in(text: str | None, file: str | None) -> str | None:
         raise SettingError(f"cannot read a token from {file}: {error}") from None
 
 
-def home_of(home: Path | None, server: str | None, shard: Path | None, only_own: bool = False) -> DeviceHome:
-    """Return the home of the finished model. This does not import torch, so errors come at once."""
-    from attune.fedclient.address import ServerAddress
-    from attune.fedclient.home import with_model
+def home_of(
+    home: Path | None, server: str | None, shard: Path | None, only_own: bool = False, model: Path | None = None
+) -> DeviceHome:
+    """Return the home of the finished model. This does not import torch, so errors come at once.
 
-    return with_model(home, ServerAddress.parse(server) if server else None, shard, only_own)
+    Args:
+        home: The device's folder; None: it is looked for.
+        server: Where the device's server listens; None: any.
+        shard: The device's data; None: any.
+        only_own: Take no other home than the shard's.
+        model: A model's own folder, in place of a home, or a home. What holds it has no other files of a device.
+
+    Raises:
+        click.UsageError: There is a model's folder and a home.
+        AttuneError: As in `with_model`.
+    """
+    from attune.fedclient.address import ServerAddress
+    from attune.fedclient.home import DeviceHome, with_model
+
+    if model is None:
+        return with_model(home, ServerAddress.parse(server) if server else None, shard, only_own)
+    if home or server:
+        raise click.UsageError("--model names the model: leave --home and --server out")
+    of_model = DeviceHome(model)
+    if not (of_model.model / "model.json").exists():
+        of_model.model = model
+    return of_model

@@ -16,7 +16,7 @@ KEYS = (
     "columns", "map", "decimal", "disclose", "metrics", "schema", "units",
     "max-epsilon", "max-delta", "min-samples", "min-devices", "authority", "signer",
     "only-model", "only-run", "allow-model", "allow-plugin", "max-epochs", "max-model-bytes", "max-order", "max-orders",
-    "direct-host", "only-when", "nice", "max-memory", "max-disk", "max-rate",
+    "direct-host", "proxy", "proxy-credentials", "only-when", "nice", "max-memory", "max-disk", "max-rate",
 )  # fmt: skip
 NOT_EMPTY = ("columns", "only-model", "only-run")  # without a name such an option allows everything
 

@@ -9,6 +9,7 @@ import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from attune.common.errors import SettingError, ShapeMismatch, ShardError
 from attune.common.plan import ModelSpec
@@ -35,12 +36,14 @@ class NewSamples:
 
     Attributes:
         x: Samples as in an .npz file, (N, ...).
-        files: Name of the image of each sample; empty if the samples are no images from files.
+        names: What tells the samples apart: of images their files, else the cells of the column that was asked for.
+        named_by: What these are called; empty: there are none.
         notes: What the user should know about the reading.
     """
 
     x: Array
-    files: tuple[str, ...] = ()
+    names: tuple[Any, ...] = ()
+    named_by: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -59,6 +62,7 @@ def new_samples(
     missing_words: Sequence[str] = (),
     schema: Schema | None = None,
     options: ReadOptions = PLAIN,
+    id_column: str = "",
 ) -> NewSamples:
     """Read the samples that a user gave, in the form that the model takes.
 
@@ -69,14 +73,17 @@ def new_samples(
         missing_words: Words that mean a missing value; empty for the usual ones.
         schema: By which a table is read, as in the training.
         options: How the site's table is mapped.
+        id_column: The table's column whose cells, as they stand in the file, tell the samples apart; empty: none does.
 
     Raises:
         ShardError: A file cannot be read or used.
         ShapeMismatch: Images were given to a model of other data, or the model takes other images than files hold.
-        SettingError: A table lacks columns, or there are several files that are no images.
+        SettingError: A table lacks columns, there are several files that are no images, or a column was named of no table.
     """
     paths = [path for text in given for path in _expanded(text)]
     first = paths[0]
+    if id_column and (spec.kind == "images" or not (first.is_file() and may_be_table(first))):
+        raise SettingError(f"--id names a column of a table, and {first} is read as none: leave --id out")
     if spec.kind == "images" and first.suffix.lower() != ".npz":
         return _images(paths, spec)
     if first.is_dir() or images.is_image(first):
@@ -91,12 +98,17 @@ def new_samples(
     if schema is None and not columns:
         raise ShardError(f"the model does not know what its columns are called, so {first} cannot be used; give an .npz with x")
     table = table_of(first, replace(options, missing_words=tuple(missing_words)))
+    names: Sequence[Any] = ()
+    if id_column:
+        plain = read_table(first)  # no word of an identifier is mapped, and no comma in it is a decimal one
+        plain.require(id_column)
+        names = plain.cells[id_column]
     if schema is not None:
         x, notes = TableEncoder(schema).encode(table)
-        return NewSamples(x, notes=(*table.notes, *cautions.of_schema(table, schema.used, ()), *notes))
+        return NewSamples(x, tuple(names), id_column, (*table.notes, *cautions.of_schema(table, schema.used, ()), *notes))
     table.require(*columns)
     x = features_of(table, columns)
-    return NewSamples(x, notes=(*table.notes, *stand_ins.of_numbers(x, columns)))
+    return NewSamples(x, tuple(names), id_column, (*table.notes, *stand_ins.of_numbers(x, columns)))
 
 
 def _expanded(text: str) -> list[Path]:
@@ -133,7 +145,7 @@ def _images(paths: Sequence[Path], spec: ModelSpec) -> NewSamples:
         notes.append(
             f"{len(resized)} of {len(files)} images were resized to the model's {height} x {width} pixels: {listed(resized)}"
         )
-    return NewSamples(decoded.x, tuple(file.name for file in files), tuple(notes))
+    return NewSamples(decoded.x, tuple(file.name for file in files), "file", tuple(notes))
 
 
 def _files_at(path: Path, base: Path) -> tuple[list[ImageFile], list[str]]:

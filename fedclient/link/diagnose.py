@@ -14,10 +14,14 @@ import urllib.request
 from datetime import datetime, timezone
 from pathlib import Path
 
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from attune.common.errors import AttuneError, CertificateRefused, FingerprintMismatch, TokenRefused, Unreachable
+from attune.common.identity.certificates import AUTHORITY
 from attune.common.identity.credential import Credential, check_dates, load_key, not_after, server_name, short_form
+from attune.common.text import clean
+from attune.fedclient.address import ENVIRONMENT, Proxy, ServerAddress
 
 # OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
 _OUT_OF_DATE = (9, 10)
@@ -37,17 +41,24 @@ class _Closed(Exception):
 
 
 def diagnose(
-    host: str, port: int, root_pem: bytes, credential: Credential, timeout_s: float, *, bootstrap: bool = False
+    host: str,
+    port: int,
+    root_pem: bytes,
+    credential: Credential,
+    timeout_s: float,
+    *,
+    bootstrap: bool = False,
+    proxy: Proxy | None = None,
 ) -> AttuneError:
     """Return the error that explains a failed connection; the caller raises it. This blocks up to `timeout_s`: use a thread.
 
     Unreachable means that a later try can succeed; any other error stays until somebody acts. With `bootstrap`, the credential
-    is a join token's, and a refusal is TokenRefused instead of CertificateRefused.
+    is a join token's, and a refusal is TokenRefused instead of CertificateRefused. `proxy`: through which the device connects.
 
     The dates of certificates are final only if both sides agree. Each side judges the other by its own clock, and a clock can
     be set right. gRPC's server closes the connection without a reason if it finds a certificate out of date.
     """
-    address = f"{host}:{port}"
+    server, address = ServerAddress(host, port), f"{host}:{port}"
     deadline = time.monotonic() + timeout_s
     stale: CertificateRefused | None = None
     try:
@@ -56,7 +67,7 @@ def diagnose(
         stale = error
     try:
         # Mostly no server answers, and a fleet diagnoses once for each device: so what costs processor time comes after this.
-        plain = _reach(host, port, deadline)
+        plain = _reach(server, proxy, deadline)
         context = _context(root_pem, credential)
         if stale is not None:
             context.verify_flags |= _NO_CHECK_TIME
@@ -64,11 +75,13 @@ def diagnose(
             with plain:
                 try:
                     answer = _probe(plain, address, context, root_pem, deadline, bootstrap)
+                    if proxy is not None and isinstance(answer, FingerprintMismatch):
+                        answer = _opened(_reach(server, proxy, deadline), proxy, address) or answer
                     return answer if stale is None else _judged_stale(answer, stale, address)
                 except _Closed:
                     if not left:
                         break
-            plain = _reach(host, port, deadline)
+            plain = _reach(server, proxy, deadline)
     except Unreachable as error:
         return error if stale is None else Unreachable(f"{error} And by this device's clock: {stale}")
     if stale is not None:
@@ -94,13 +107,15 @@ def _judged_stale(answer: AttuneError, stale: CertificateRefused, address: str) 
     return answer
 
 
-def _reach(host: str, port: int, deadline: float) -> socket.socket:
+def _reach(server: ServerAddress, proxy: Proxy | None, deadline: float) -> socket.socket:
     """Open a TCP connection.
 
     Raises:
         Unreachable: No server answers.
     """
-    direct = _no_proxy(host)
+    host, port, direct = server.host, server.port, _no_proxy(server.host)
+    if proxy is not None:
+        return proxy.connect(server, _left_s(deadline))
     try:
         return socket.create_connection((host, port), timeout=_left_s(deadline))
     except (socket.gaierror, UnicodeError) as error:
@@ -115,12 +130,27 @@ def _reach(host: str, port: int, deadline: float) -> socket.socket:
 
 def _no_proxy(host: str) -> str:
     """Return a sentence about a proxy that the environment names for this host, and that is not used; else nothing."""
-    proxy = next((name for name in ("https", "all", "grpc") if name in urllib.request.getproxies_environment()), None)
+    proxy = next((name for name in ENVIRONMENT if name in urllib.request.getproxies_environment()), None)
     if proxy is None or urllib.request.proxy_bypass(host):
         return ""
-    return (
-        f" {proxy}_proxy is set, but devices connect directly and use no proxy: let them reach the server without one, or "
-        "name in --server a host that passes TCP on to it."
+    return f" {proxy}_proxy is set, but devices connect directly and use no proxy without --proxy env."
+
+
+def _opened(plain: socket.socket, proxy: Proxy, address: str) -> FingerprintMismatch | None:
+    """Return the error for a proxy that puts a certificate of its own in the place of the server's; None if it does not."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the certificate is looked at, and nothing is sent
+    try:
+        with plain, context.wrap_socket(plain) as secure:
+            issuer = x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"").issuer
+    except (OSError, ValueError):
+        return None
+    if issuer == AUTHORITY:
+        return None  # another federation's server
+    return FingerprintMismatch(
+        f"The proxy {proxy} opens TLS: in the place of the server at {address} it shows a certificate of "
+        f"{clean(issuer.rfc4514_string())!r}. Device and server must see each other's certificates: have it let {address} "
+        "through unopened. Nothing was sent."
     )
 
 

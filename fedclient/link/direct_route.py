@@ -19,7 +19,7 @@ from attune.common.errors import SettingError
 from attune.common.exchange.messages import DirectUpload, SignedUrl, UploadTarget
 from attune.common.protocol import DIRECT_PART_BYTES
 from attune.common.wire.blobs import FRAME_BYTES, Readable, read_frames
-from attune.fedclient.address import store_origin
+from attune.fedclient.address import Proxy, store_origin
 from attune.fedclient.link.port import Broken
 from attune.fedclient.link.store_request import PIECE_BYTES, StoreFailed, StoreRequest
 
@@ -36,12 +36,17 @@ class DirectRoute:
         allowed: Origins that the device's owner allows; none: everything goes by streams.
         say: Prints a line for the device's user.
         clock: Returns monotonic seconds.
+        proxy: The device's proxy, for stores too.
     """
 
     def __init__(
-        self, allowed: Collection[str], say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        allowed: Collection[str],
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        proxy: Proxy | None = None,
     ) -> None:
-        self._allowed, self._say, self._clock = frozenset(allowed), say, clock
+        self._allowed, self._say, self._clock, self._proxy = frozenset(allowed), say, clock, proxy
         self._is_offered = self._is_told = False
         self._failures, self._rests_until = 0, 0.0
 
@@ -83,7 +88,7 @@ class DirectRoute:
         if not place.url:
             return False
         with self._failing():
-            request = StoreRequest(place.url, self._allowed)
+            request = StoreRequest(place.url, self._allowed, self._proxy)
             with contextlib.closing(request):
                 async for piece in request.get(offset, size - offset):
                     take(piece)
@@ -117,7 +122,7 @@ class DirectRoute:
             with self._failing():
                 if rest or not 0 <= number < len(asked.part_digests) or place.offset == written:
                     raise StoreFailed("the server names a part that there is not, or that was written", unusable=True)
-                request = StoreRequest(place.url, self._allowed)
+                request = StoreRequest(place.url, self._allowed, self._proxy)
                 with contextlib.closing(request), contextlib.closing(_part(source, place.offset)) as pieces:
                     checksum = b64encode(asked.part_digests[number]).decode()
                     size = min(DIRECT_PART_BYTES, target.size - place.offset)

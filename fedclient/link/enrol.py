@@ -103,7 +103,7 @@ async def refusal_of(identity: Identity, address: ServerAddress) -> AttuneError 
     """
     anchor = identity.ca_pem
     async with grpc.aio.secure_channel(
-        address.target, channel_credentials(anchor, identity.credential), channel_options(anchor)
+        address.target, channel_credentials(anchor, identity.credential), channel_options(anchor, address.proxy_url)
     ) as channel:
         try:
             ask: Any = channel.unary_unary(HEALTH)
@@ -151,7 +151,7 @@ async def _ask(
         log.note(request, len(data))
         # A new channel for every try: an old one would wait by gRPC's own back-off.
         async with grpc.aio.secure_channel(
-            address.target, channel_credentials(anchor, bootstrap), channel_options(anchor)
+            address.target, channel_credentials(anchor, bootstrap), channel_options(anchor, address.proxy_url)
         ) as channel:
             try:
                 ask: Any = channel.unary_unary(ENROL.path, None, ENROL.reply.read)
@@ -161,7 +161,9 @@ async def _ask(
                 named = from_rpc(error)
         if named is not None and not isinstance(named, Unreachable):
             raise named
-        reason = await asyncio.to_thread(diagnose, address.host, address.port, anchor, bootstrap, DIAGNOSIS_S, bootstrap=True)
+        reason = await asyncio.to_thread(
+            diagnose, address.host, address.port, anchor, bootstrap, DIAGNOSIS_S, bootstrap=True, proxy=address.way
+        )
         if not isinstance(reason, Unreachable):
             raise reason
         failures, address = failures + 1, address.next

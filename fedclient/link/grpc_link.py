@@ -115,7 +115,7 @@ class GrpcLink:
 
     def _new_wire(self) -> GrpcChannel:
         connecting = ("grpc.min_reconnect_backoff_ms", CONNECT_MS)  # also limits one attempt to connect
-        options = [*channel_options(self.identity.ca_pem), connecting]
+        options = [*channel_options(self.identity.ca_pem, self.address.proxy_url), connecting]
         credentials = channel_credentials(self.identity.ca_pem, self.identity.credential)
         return GrpcChannel(grpc.aio.secure_channel(self.address.target, credentials, options), self.judged, self._log)
 
@@ -173,7 +173,10 @@ class GrpcLink:
         # The old channel would retry by its own back-off, and fail the next call with an old error.
         self.address = address.next
         await self._replace("could not connect")
-        error = await asyncio.to_thread(diagnose, address.host, address.port, identity.ca_pem, identity.credential, DIAGNOSIS_S)
+        anchor = identity.ca_pem
+        error = await asyncio.to_thread(
+            diagnose, address.host, address.port, anchor, identity.credential, DIAGNOSIS_S, proxy=address.way
+        )
         if isinstance(error, Unreachable):
             return str(error)
         raise error

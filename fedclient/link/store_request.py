@@ -1,4 +1,4 @@
-"""One HTTP request of a device to an S3 store: to an allowed host, with bounded times, without redirects or proxies.
+"""One HTTP request of a device to an S3 store: to an allowed host, with bounded times, without redirects.
 
 The address is a secret, so no error repeats more of it than the host.
 """
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from attune.common import aio
 from attune.common.errors import SettingError
-from attune.fedclient.address import store_origin
+from attune.fedclient.address import Proxy, store_origin
 
 T = TypeVar("T")
 CONNECT_S = 5.0  # for the connection, and for its handshake
@@ -39,6 +39,7 @@ class StoreRequest:
     Args:
         url: The signed address.
         allowed: Origins that the device's owner allows, as store_origin returns them.
+        proxy: Proxy through which the store is reached, unless the environment excepts its host; None: it is reached directly.
         connect_s: For the connection.
         step_s: For every further step.
 
@@ -46,7 +47,14 @@ class StoreRequest:
         StoreFailed: The address is of another host.
     """
 
-    def __init__(self, url: str, allowed: Collection[str], connect_s: float = CONNECT_S, step_s: float = STEP_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        allowed: Collection[str],
+        proxy: Proxy | None = None,
+        connect_s: float = CONNECT_S,
+        step_s: float = STEP_S,
+    ) -> None:
         try:
             self.origin = store_origin(url)
         except SettingError:
@@ -63,6 +71,8 @@ class StoreRequest:
             self._connection = http.client.HTTPSConnection(str(place.hostname), place.port, timeout=connect_s, context=context)
         else:
             self._connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=connect_s)
+        if proxy is not None and proxy.serves(str(place.hostname)):
+            self._connection = proxy.direct(self._connection)
         self._connect_s = 2 * connect_s  # a name is looked up first
 
     def __repr__(self) -> str:

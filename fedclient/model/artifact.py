@@ -7,8 +7,7 @@ a blend, model.safetensors is the network with the largest weight, and each of t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attune.common.durable import PUBLIC, committed_folder, read_small, write_file
-from attune.common.errors import NoModel, ShapeMismatch, ShardError, WireError
+from attune.common.errors import NoModel, SettingError, ShapeMismatch, ShardError, WireError
 from attune.common.hardware import choose
 from attune.common.methods.registry import configured_from
 from attune.common.methods.settings.predictors import ModelSettings
@@ -28,18 +27,15 @@ from attune.common.models.registry import build, size_bytes
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Scale
 from attune.common.plugins import check_installed, check_model_allowed
-from attune.common.task import TASKS
 from attune.common.text import from_json, newer_format
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedclient.data import gaps
 from attune.fedclient.data.prepare import check_columns, check_labelled_alike, prepare_features, y_of
-from attune.fedclient.data.shard import Shard, load_shard
+from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser
-from attune.fedclient.home import DeviceHome
 from attune.fedclient.model.model_guarantee import guarantee_of
 from attune.fedclient.model.model_info import FORMAT, ModelInfo
-from attune.fedclient.read_options import PLAIN, ReadOptions
-from attune.fedclient.work.blend import Member, answers_of
+from attune.fedclient.work.blend import Member, answers_of, blended_shares
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.executor import AnyLearner
 from attune.fedclient.work.measures import MEASURES, mean_score
@@ -48,7 +44,7 @@ from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.portfolio.evaluators import ROWS
 from attune.fedclient.work.portfolio.portfolio import reader_of, trainer_of
 from attune.fedclient.work.predictors.base import PlainPredictor
-from attune.fedclient.work.trainer import Tensors, Trainer
+from attune.fedclient.work.trainer import EVALUATION_BATCH, Tensors, Trainer
 
 HOLD_SAMPLES = frozenset({ROWS, FEATURES})  # tensors that are training samples, or made of single ones
 MOST_BYTES = 64 << 20  # of model.json: classes and columns may be many
@@ -291,6 +287,25 @@ class Model:
             ShardError: There is no test part, or it has no score.
             AttuneError: As in `predict`.
         """
+        features, y = self.test_part(shard)
+        return self.measure.right(torch.from_numpy(self.answers_of(features)), torch.from_numpy(y))
+
+    def probabilities(self, x: npt.NDArray[Any], who: str = "the given data") -> npt.NDArray[np.float32]:
+        """Return the probability of each class, (N, C) or (N, T, C), or of each label, (N, K).
+
+        Raises:
+            SettingError: The model predicts neither classes nor labels.
+            AttuneError: As in `predict`.
+        """
+        if self.info.task not in ("classes", "multilabel"):
+            more = ": --intervals SHARD gives each number an interval" if self.info.task == "regression" else ""
+            raise SettingError(f"a model of {self.info.task} has no probabilities{more}")
+        features, members = self.prepared(x, who), list(self.members.values())
+        torch.set_num_threads(1)
+        return np.concatenate([blended_shares(members, some).cpu().numpy() for some in features.split(EVALUATION_BATCH)])
+
+    def test_part(self, shard: Shard) -> tuple[Tensor, npt.NDArray[Any]]:
+        """Return the features of the test part, prepared, and its y. Errors are those of `right`."""
         if shard.kind != self.info.model.kind:
             raise ShapeMismatch(f"shard {shard.name} holds {shard.kind}, but the model takes {self.info.model.kind}")
         check_labelled_alike(shard, self.info.model, self.info.task, self.info.classes)
@@ -303,7 +318,7 @@ class Model:
             raise ShardError(
                 f"the test samples of shard {shard.path} have no C-index: none had its event before the time of another one"
             )
-        return self.measure.right(torch.from_numpy(self.answers_of(features)), torch.from_numpy(y))
+        return features, y
 
     def answers_of(self, features: Tensor) -> npt.NDArray[Any]:
         """Return indices into `classes`, (N,), or (N, T) with a label per position; (N, K) for other tasks."""
@@ -315,39 +330,3 @@ def in_unit(numbers: npt.NDArray[Any], scale: Scale | None) -> npt.NDArray[np.fl
     """Return predicted numbers (N, K) in the unit of y."""
     mean, std = (np.array(scale.mean), np.array(scale.std)) if scale is not None else (0.0, 1.0)
     return np.asarray(numbers.astype(np.float64) * std + mean)
-
-
-@dataclass(frozen=True)
-class TestPartScore:
-    """Score of a finished model on a shard's test part."""
-
-    name: str  # of the device
-    method: str
-    accuracy: float
-    samples: int
-    round: int
-    kept: str  # which of the device's models this is, or counts most
-    title: str  # the method, and which of the device's models this is
-    metric: str = "accuracy"  # what `accuracy` is: common.task
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.title}): {self.metric} {self.accuracy:.4f} on {self.samples} test samples"
-
-
-def score_on_test_part(
-    home: DeviceHome, shard: Path, table: ReadOptions = PLAIN, allow_models: Collection[str] = ()
-) -> TestPartScore:
-    """Evaluate the model in `home` on the test part of `shard`. Raises NoModel, and the errors of load_shard and evaluate."""
-    model = Model.load(home.model, allow_models=allow_models)
-    info = model.info
-    accuracy, samples = model.evaluate(load_shard(shard, options=info.options_for(shard, table), held=home.held_rows()))
-    return TestPartScore(info.name, info.method, accuracy, samples, info.round, info.kept, info.title, TASKS[info.task].metric)
-
-
-def mean_scores(scores: Sequence[TestPartScore]) -> dict[str, float]:
-    """Return `accuracy`, the mean over clients, and `over_samples`, the mean over all their test samples."""
-    total = sum(score.samples for score in scores)
-    return {
-        "accuracy": sum(score.accuracy for score in scores) / len(scores),
-        "over_samples": sum(score.accuracy * score.samples for score in scores) / total,
-    }

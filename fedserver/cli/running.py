@@ -128,7 +128,8 @@ def new_run(home: Path | None, name: str, config: Path | None, assignments: tupl
     from attune.fedserver.serve import of_flags
 
     settings = load_settings(config, assignments, of_flags(**flags))
-    check_declared(planning.resolve(settings))
+    for line in check_declared(planning.resolve(settings)):
+        click.echo(f"warning: {line}", err=True)
     place = place_of(home)
     kept = runs.begin(place, name, settings, f"operator {user()}")
     allow_code(place, settings)

@@ -68,6 +68,7 @@ class ResolvedSettings:
     seed: int
     transforms: dict[str, dict[str, Any]]  # name -> settings
     adaptation: AdaptationSpec | None  # how newcomers are fitted; None: the method has nothing personal to fit
+    preset: str = EVERYDAY
     until: int | None = None  # of one process, not of the run: no round opens after this one
     arrivals: Sequence[Arrival] | None = None  # of one process: buffered rounds repeat an earlier run
 
@@ -113,8 +114,9 @@ class ResolvedSettings:
 
         The server section may change at a restart, and so may the rounds for newcomers, and who is left out.
         """
+        preset = {} if self.preset == EVERYDAY else {"preset": self.preset}
         sections = {
-            "method": {"name": self.method.name} | _components(self.configured),
+            "method": {"name": self.method.name, **preset} | _components(self.configured),
             "model": {"name": self.model_name} | self.model_options,
             "data": msgspec.structs.asdict(self.data),
             "train": {key: value for key, value in msgspec.structs.asdict(self.train).items() if value is not msgspec.UNSET},
@@ -125,6 +127,13 @@ class ResolvedSettings:
         return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()} | {
             "seed": self.seed
         }
+
+
+def turned_off(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the everyday values of the settings that another preset has changed, by their dotted names."""
+    now = resolve(overrides).fixed()
+    usual = resolve(merge(overrides, {"method": {"preset": EVERYDAY}})).fixed()
+    return {key: usual[key] for key in sorted(usual) if usual[key] != now.get(key)}
 
 
 def _components(configured: ConfiguredMethod) -> dict[str, Any]:
@@ -181,6 +190,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         seed=int(full.get("seed", 0)),
         transforms=transforms,
         adaptation=adaptation_of(configured, rounds.adapt),
+        preset=preset,
     )
 
 

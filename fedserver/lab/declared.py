@@ -4,41 +4,89 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from attune.common.errors import SettingError
 from attune.common.models import registry
 from attune.common.models.registry import size_bytes
-from attune.common.plan import ModelSpec
-from attune.common.task import TASKS
-from attune.fedserver.core.planning import ResolvedSettings, roles_of
+from attune.common.plan import ModelSpec, Profile
+from attune.common.task import TASKS, TIME_AND_EVENT
+from attune.fedserver.core.client_settings import with_noise
+from attune.fedserver.core.planning import ResolvedSettings, make_plan, roles_of
+from attune.fedserver.core.scale import check_bounds
 from attune.fedserver.core.survival_settings import check_task_settings
 
 CLASSES, VOCABULARY = 2, 100  # for the trial, where the operator does not declare them
 
 
-def check_declared(settings: ResolvedSettings) -> None:
-    """Build the model on trial if the section [data] declares the samples; else check only that its code can be imported.
+def check_declared(settings: ResolvedSettings) -> list[str]:
+    """Check what the settings rule out by themselves, and build the model on trial, if the section [data] declares the samples.
+
+    Of a model that cannot be tried it is checked that its code can be imported.
+
+    Returns:
+        What some devices will lack, a line each.
 
     Raises:
-        SettingError: The model cannot be.
+        SettingError: No devices could take part, or the model cannot be.
     """
-    if settings.data.task is not None:
-        check_task_settings(settings.data.task, settings.configured, settings.train, settings.privacy)
+    data, privacy = settings.data, settings.privacy
+    if data.task is not None:
+        check_task_settings(data.task, settings.configured, settings.train, privacy)
+    check_bounds(privacy, data.schema)
+    with_noise(privacy, settings.round)
+    if (profile := _profile(settings)) is not None:
+        make_plan(settings, {"a device": profile}, "", fewest=1)
     name = settings.model_name
     if name is not None and ":" in name:
         registry.load(name)
-    specs = list(_specs(settings))
-    if not specs:
-        return
-    from attune.common.methods.fit import check_model
-
     errors = []
-    for spec in specs:
+    for spec in _specs(settings):
+        from attune.common.methods.fit import check_model
+
         try:
-            check_model(spec, settings.configured, settings.seed, settings.privacy)
-            return
+            check_model(spec, settings.configured, settings.seed, privacy)
+            break
         except SettingError as error:
             errors.append(error)
-    raise errors[0]
+    else:
+        if errors:
+            raise errors[0]
+    return list(_lacking(settings))
+
+
+def _lacking(settings: ResolvedSettings) -> Iterator[str]:
+    """Yield what the operator should declare, because devices whose owners limit what they spend do not tell it."""
+    data = settings.data
+    if not settings.privacy.on_devices:
+        return
+    missing = ["data.classes"] if data.task in (None, "classes") and not data.classes else []
+    missing += ["data.vocabulary"] if data.kind == "tokens" and not data.vocabulary else []
+    for setting in missing:
+        yield (
+            f"{setting} is not set: a device with --max-epsilon or --max-delta does not tell it, and is refused unless its "
+            "meta.json says it"
+        )
+
+
+def _profile(settings: ResolvedSettings) -> Profile | None:
+    """Return what a device could declare, if the operator has declared kind, shape and outputs of the samples."""
+    data, schema = settings.data, settings.data.schema
+    kind, shape = ("tabular", (len(schema.feature_names),)) if schema else (data.kind, tuple(data.shape))
+    if kind is None or not shape or (data.task is None and not data.classes):
+        return None
+    outputs = TIME_AND_EVENT if data.task == "survival" else range(max(CLASSES, len(settings.privacy.target_ranges)))
+    return Profile(
+        kind,
+        shape,
+        list(data.classes or outputs),
+        1,
+        0,
+        data.vocabulary or (VOCABULARY if kind == "tokens" else 0),
+        column_names=schema.feature_names if schema else data.names,
+        task=data.task or "classes",
+        schema=schema or msgspec.UNSET,
+    )
 
 
 def _specs(settings: ResolvedSettings) -> Iterator[ModelSpec]:

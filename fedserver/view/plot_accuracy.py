@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ SERIES: dict[Curve, tuple[str, str, str]] = {  # label, colour, mark
 BARS = 40  # clients with bars of their own; more are shown as points
 NAMED = 120  # clients whose names fit below the axis
 MARKED = 60  # states or rounds with a mark each
-COLUMNS = 3  # panels of metrics side by side
+COLUMNS, HEADING = 3, 44  # panels of metrics side by side, and characters of a line above one
 WORKS = {"train": ("training", figures.BEFORE), "evaluate": ("evaluation", figures.AFTER)}
 AVERAGES = {"mean_over_clients": "mean over clients", "over_samples": "over all test samples"}
 
@@ -262,7 +263,10 @@ def metrics(rows: Sequence[Report]) -> Section:
         for work, rounds in sorted(works.items(), reverse=True)
         for r, numbers in sorted(rounds.items())
     ]
-    caption = "Every number that devices report with their answers, averaged over the clients that have it."
+    caption = (
+        "Every number that devices report with their answers, averaged over the clients that have it. What a training order "
+        "was served is drawn at the round whose state it is."
+    )
     if constants:
         caption += f" The same in every round, and so without a panel: {', '.join(f'{k} {v:g}' for k, v in constants.items())}."
     heads = ("metric", "order", "round", "clients", "mean", "smallest", "largest")
@@ -279,8 +283,10 @@ def _panels_of(changing: Mapping[str, Mapping[str, ByRound]]) -> Any:
             label, colour = WORKS[work]
             at = sorted(rounds)
             line = "-o" if len(at) <= MARKED else "-"
-            lines[label] = axes.plot(at, [fmean(rounds[r]) for r in at], line, color=colour, markersize=3)[0]
-        axes.set_title(METRICS[name].heading, fontsize=9)
+            # What the order of a round was served is the state after the round before.
+            states = [r - 1 for r in at] if (name, work) == ("accuracy_before", "train") else at
+            lines[label] = axes.plot(states, [fmean(rounds[r]) for r in at], line, color=colour, markersize=3)[0]
+        axes.set_title(textwrap.fill(METRICS[name].heading, HEADING), fontsize=9)
         figures.plain(axes)
     panels[0].xaxis.get_major_locator().set_params(integer=True)
     figure.supxlabel("round", fontsize=10)

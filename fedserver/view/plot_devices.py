@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
-from attune.common.errors import SettingError
+from attune.common import text
+from attune.common.metrics import ACCURACIES
 from attune.common.paired import RIVAL_WORDS
 from attune.common.pictures import figures
 from attune.common.pictures.page import Cell, PageTable, Picture, Section
 from attune.common.statistics import Finding, interval_of
 from attune.common.task import TASKS, TaskName
+from attune.fedserver.core.records import Report
 from attune.fedserver.view.summary import ClientSummary, Summary
 
+DEVICES = "Devices"  # title of the section with each device's models
 NAMED = 120  # devices whose names fit below the axis
 WORDS: dict[Finding | None, str] = {
     "better": "helped: what it keeps is better than all that it could have alone",
@@ -35,25 +38,73 @@ ENDS = (
 SHIFT = 0.15  # places between the networks and what they are compared with in the end
 
 
-def helped(summary: Summary) -> Section:
-    """Return how many devices federation helps, and by how much, as a sentence and a table."""
+def helped(summary: Summary, evaluated: Mapping[str, Report]) -> Section:
+    """Return how many devices federation helps, and by how much, as a sentence and a table.
+
+    Args:
+        summary: The federation.
+        evaluated: Each device's latest evaluation.
+    """
     compared = [client for client in summary.clients if client.verdict is not None]
-    if not compared:
+    silent = withheld(evaluated)
+    if compared:
+        gain = fmean(client.gain or 0.0 for client in compared)
+        count = sum(client.verdict == "better" for client in compared)
+        words = "as high as" if abs(gain) < 0.0005 else f"{abs(gain):.3f} {'lower' if gain < 0 else 'higher'} than"
         caption = (
-            "Not known yet. Devices compare what they keep with other models when they evaluate: after the last round, or "
-            "every round.evaluate_every rounds."
+            f"Federation helps {count} of {len(compared)} devices for certain: on average, the {summary.metric} of "
+            f"what a device keeps is {words} that of {_strongest(compared)}."
         )
-        return Section("Who is helped?", caption, None, None)
-    count = sum(client.verdict == "better" for client in compared)
-    caption = (
-        f"Federation helps {count} of {len(compared)} devices for certain. "
-        f"What it gives is how much better what a device keeps is ({summary.metric}) than {_strongest(compared)}, on the same "
-        "test samples. A verdict is certain if a paired test says so at 95 %."
+        caption += f" {silent}." if silent else ""
+    else:
+        caption = f"Not known to the server: {unknown(summary, evaluated)}."
+    rows = _counted(summary)
+    if silent:
+        rows.append(["withholds its scores", len(_withholding(evaluated)), None])
+    table = PageTable(("verdict", "devices", "what federation gives, mean"), rows) if rows else None
+    return Section("Who is helped?", caption, None, table)
+
+
+def unknown(summary: Summary, evaluated: Mapping[str, Report]) -> str:
+    """Return why the server does not know what federation gives; empty if it knows it of some device.
+
+    Args:
+        summary: The federation.
+        evaluated: Each device's latest evaluation.
+    """
+    if any(client.verdict is not None for client in summary.clients):
+        return ""
+    if not evaluated:
+        return "devices have compared nothing yet: they do after the last round, or every round.evaluate_every rounds"
+    if silent := withheld(evaluated):
+        return silent
+    if not TASKS[summary.task].by_sample:
+        return f"a {summary.metric} is no mean over test samples, by which devices could compare their models"
+    if not any(row.test_samples for row in evaluated.values()):
+        return "no device has a test part, on which it could compare models"
+    return "devices had no other model to compare theirs with (fedclient --baseline alone fits one)"
+
+
+def withheld(evaluated: Mapping[str, Report]) -> str:
+    """Return which devices evaluated and reported no score, and how their sites see it; empty if there are none.
+
+    Args:
+        evaluated: Each device's latest evaluation.
+    """
+    names = _withholding(evaluated)
+    if not names:
+        return ""
+    return (
+        f"{len(names)} of {len(evaluated)} devices withhold their scores from the server ({text.listed(names, NAMED)}). Each "
+        "site sees its own: as the last lines of fedclient, in model/model.json of its home, and by `fedclient evaluate`"
     )
-    caption += "".join(f" What devices keep {verdict['words']}." for verdict in summary.fleet)
-    return Section(
-        "Who is helped?", caption, None, PageTable(("verdict", "devices", "what federation gives, mean"), _counted(summary))
-    )
+
+
+def _withholding(evaluated: Mapping[str, Report]) -> list[str]:
+    def tells(row: Report) -> bool:
+        return any(getattr(row, name) is not None for name in ACCURACIES)
+
+    return figures.natural(name for name, row in evaluated.items() if row.test_samples and not tells(row))
 
 
 def _strongest(compared: Sequence[ClientSummary]) -> str:
@@ -73,18 +124,8 @@ def _counted(summary: Summary) -> list[list[Cell]]:
 
 
 def clients(summary: Summary) -> Section:
-    """Draw each device's models (above) and its gain by federation (below), with intervals.
-
-    Raises:
-        SettingError: No device has compared its models.
-    """
+    """Draw each device's models (above) and its gain by federation (below), with intervals; some device has compared them."""
     listed = sorted_by_gain(summary.clients)
-    if not TASKS[summary.task].by_sample:
-        raise SettingError(f"a {summary.metric} is no mean over test samples, by which devices could compare their models")
-    if not listed:
-        raise SettingError(
-            "no device has compared its models yet: that comes after the last round, or with round.evaluate_every"
-        )
     wide = min(max(6.5, 2 + 0.42 * len(listed)), 15.0)
     figure = figures.new(wide, 7.2)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
@@ -97,11 +138,13 @@ def clients(summary: Summary) -> Section:
     below.set_xlim(-0.7, len(listed) - 0.3)
     below.set_xlabel(f"{len(listed)} devices, by what federation gives")
     caption = (
-        "Every device on its own test part, the largest gain first. Thin lines are 95 % intervals: above, Wilson's for what "
-        "the device keeps; below, Tango's for the difference on the same samples. If an interval below crosses zero, the "
-        f"device's test part is too small to tell.{figures.direction(summary.task)}"
+        "Every device on its own test part, the largest gain first. A verdict is certain if a paired test on the same test "
+        "samples says so at 95 %. Thin lines are 95 % intervals: above, Wilson's for what the device keeps; below, Tango's for "
+        "the difference on the same samples. If an interval below crosses zero, the device's test part is too small to tell."
+        f"{figures.direction(summary.task)}"
     )
-    return Section("Devices", caption, Picture("clients", figure), _table(listed, summary.task))
+    caption += "".join(f" What devices keep {verdict['words']}." for verdict in summary.fleet)
+    return Section(DEVICES, caption, Picture("clients", figure), _table(listed, summary.task))
 
 
 def sorted_by_gain(given: Sequence[ClientSummary]) -> list[ClientSummary]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ from typing_extensions import Self
 from attune.common.errors import NoModel, SettingError, nearest
 from attune.common.pictures import page
 from attune.common.pictures.figures import Format
-from attune.fedserver.core.accuracy import by_round
+from attune.fedserver.core.accuracy import by_round, comparisons
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.aggregators import stored
 from attune.fedserver.lab.arrays import ArrayFile
@@ -46,6 +47,7 @@ class PictureSource:
         self.closed = snapshot.record.round
         settings, plan = snapshot.settings, snapshot.plan
         self.summary = summarise(snapshot.rows, settings, plan.model.name, self.closed, plan.task)
+        self.evaluated = comparisons(snapshot.rows)
         if labels is None:
             self.groups = by_classes({device.name: device.labels for device in snapshot.devices if device.labels})
             self.coloured_by = "classes"
@@ -73,19 +75,23 @@ class PictureSource:
 def accuracy(source: PictureSource) -> page.Section:
     """Draw the accuracy by round."""
     if not any(source.summary.curves.values()):
-        raise SettingError("no device has reported an accuracy: none has a test part")
+        silent = plot_devices.withheld(source.evaluated)
+        raise SettingError(silent or "no device has reported an accuracy: none has a test part")
     return plot_accuracy.curves(source.summary)
 
 
 def clients(source: PictureSource) -> page.Section:
     """Draw the models of every device, sorted by the gain by federation."""
+    if unknown := plot_devices.unknown(source.summary, source.evaluated):
+        raise SettingError(unknown)
     return plot_devices.clients(source.summary)
 
 
 def training(source: PictureSource) -> page.Section:
     """Draw each client's accuracy before and after local training."""
     if not any(client.after is not None for client in source.summary.clients):
-        raise SettingError("no device has reported an accuracy after local training")
+        silent = plot_devices.withheld(source.evaluated)
+        raise SettingError(silent or "no device has reported an accuracy after local training")
     return plot_accuracy.bars(source.summary)
 
 
@@ -145,11 +151,18 @@ def plot_home(
 
 
 def pages(source: PictureSource, wanted: Sequence[str]) -> tuple[str, list[page.Section], list[str]]:
-    """Return the title, the sections of the page, and a line for each picture that is left out; errors as for `plot_home`."""
+    """Return the title, the sections of the page, and a line for each picture that is left out; errors as for `plot_home`.
+
+    The first section is for readers without technical knowledge: one sentence, the picture of the devices, and one table.
+    """
     sections, left_out = page.drawn(PICTURES, source, wanted)
-    summary = source.summary
+    summary, result = source.summary, plot_devices.helped(source.summary, source.evaluated)
+    for at, section in enumerate(sections):
+        if section.title == plot_devices.DEVICES:
+            result, sections[at] = replace(result, picture=section.picture), replace(section, picture=None)
     title = f"{summary.method} with {summary.model}: {summary.closed} of {summary.rounds} rounds"
-    return title, [plot_devices.helped(summary), *sections, plot_accuracy.figures_of(summary)], left_out
+    figures = [plot_accuracy.figures_of(summary)] if summary.latest else []
+    return title, [result, *sections, *figures], left_out
 
 
 def plot_runs(given: Sequence[str], x: str | None, out: Path, formats: Sequence[Format] = ("png",)) -> list[str]:

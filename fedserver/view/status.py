@@ -24,6 +24,7 @@ from attune.fedserver.ports.ledger import Certificate, Snapshot
 from attune.fedserver.view.guarantee import privacy_facts
 
 TRY_AGAIN = "remove the cause, then start the server again: it tries the same step again"
+FINISHED = "finished"  # state of a device that has evaluated the final model, and has left
 SOON_S, LONG_LIFE_S = 14 * 86400.0, 90 * 86400.0
 
 
@@ -86,7 +87,7 @@ def status(
         "adapting": sorted(record.adapting),
         "min_clients": settings.round.min_clients,
         "clients": [
-            _client(device, device.name in connected, awaited, reported)
+            _client(device, device.name in connected, awaited, reported, finishers)
             | {"certificate_ends": ends[device.name].not_after if device.name in ends else None}
             | _accuracy(latest.get(device.name), task)
             | {"probably": effect_of(verdicts, device.name)}
@@ -175,11 +176,13 @@ def _accuracy(latest: tuple[float, int] | None, task: TaskName) -> dict[str, Any
     return {"accuracy": latest[0] if latest else None, "interval": interval_of(*latest, task) if latest else None}
 
 
-def _client(device: DeviceRecord, connected: bool, awaited: set[str], reported: set[str]) -> dict[str, Any]:
+def _client(
+    device: DeviceRecord, connected: bool, awaited: set[str], reported: set[str], finishers: set[str]
+) -> dict[str, Any]:
     if device.revoked:
         state = "revoked"
     elif not connected:
-        state = "disconnected"
+        state = FINISHED if device.name in finishers else "disconnected"
     elif device.name in awaited:
         state = "working"
     else:

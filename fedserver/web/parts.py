@@ -11,6 +11,7 @@ from attune.common.metrics import METRICS
 from attune.common.paired import gain_of
 from attune.common.task import described
 from attune.fedserver.federation.device_activity import DeviceStage, Span
+from attune.fedserver.view.status import FINISHED
 from attune.fedserver.web.facts import PageFacts
 
 RUN = (
@@ -22,7 +23,7 @@ DEVICE = (
 )  # fmt: skip
 LISTED_ROUNDS = 60  # last rounds for which the page shows which devices took part
 SHOWN_SPANS = 60  # of each device
-AWAY, REVOKED = "disconnected", "revoked"
+AWAY, REVOKED = ("disconnected", FINISHED), "revoked"
 
 
 def parts(facts: PageFacts) -> dict[str, Any]:
@@ -67,10 +68,10 @@ def finishers(facts: PageFacts) -> set[str]:
 def _device(client: Mapping[str, Any], facts: PageFacts, finished: bool) -> dict[str, Any]:
     spans = facts.spans.get(client["name"])
     stage, why = (spans[-1].stage, spans[-1].why) if spans else (_stage(client["state"]), "")
-    if client["state"] in (REVOKED, AWAY) and stage is not DeviceStage.ABSENT:
+    if client["state"] in (REVOKED, *AWAY) and stage is not DeviceStage.ABSENT:
         stage, why = DeviceStage.ABSENT, ""
     if finished and client["state"] != REVOKED:
-        stage, why = DeviceStage.FINISHED, "has its model and has left" if client["state"] == AWAY else "has its model"
+        stage, why = DeviceStage.FINISHED, "has its model and has left" if client["state"] in AWAY else "has its model"
     elif client["state"] == REVOKED or (stage is DeviceStage.ABSENT and not why):
         why = absence(client, facts)
     return {name: client.get(name) for name in (*DEVICE, *METRICS)} | {
@@ -97,7 +98,7 @@ def absence(client: Mapping[str, Any], facts: PageFacts) -> str:
 def _stage(state: str) -> DeviceStage:
     if state == "working":
         return DeviceStage.TRAINING
-    return DeviceStage.ABSENT if state in (AWAY, REVOKED) else DeviceStage.WAITING
+    return DeviceStage.ABSENT if state in (*AWAY, REVOKED) else DeviceStage.WAITING
 
 
 def _spans(spans: Sequence[Span]) -> list[list[Any]]:

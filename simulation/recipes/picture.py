@@ -77,8 +77,9 @@ def picture(recipe: Recipe, rows: Sequence[RecipeRow], path: Path) -> Path:
             _gain_on(place, recipe, means, over)
             place.set_title(f"gain over {over}{f', {series}' if series else ''}", fontsize=10)
         pair[0].set_ylabel(f"points of mean {TASKS[recipe.task].metric}")
-        drawn = {line.get_label(): line for place in pair for line in place.get_lines() if not line.get_label().startswith("_")}
-        pair[0].legend(drawn.values(), drawn.keys(), frameon=False, fontsize=8)
+    lines = [line for place in axes.flat for line in place.get_lines() if not line.get_label().startswith("_")]
+    drawn = {line.get_label(): line for line in lines}
+    figure.legend(drawn.values(), drawn.keys(), frameon=False, fontsize=8, loc="outside lower center", ncols=6)
     for place in axes[-1]:
         place.set_xlabel(recipe.axis)
     path.write_bytes(figures.png(figure))

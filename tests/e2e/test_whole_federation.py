@@ -65,7 +65,7 @@ def test_status_has_every_promised_field(fedtp):
     for client, shard in zip(status["clients"], fedtp.shards, strict=True):
         with np.load(shard / "train.npz") as train:
             assert client["samples"] == len(train["y"])
-        assert client["state"] == "disconnected"
+        assert client["state"] == "finished"
         assert 0 <= client["accuracy"] <= 1
     sizes = [len(np.load(shard / "test.npz")["y"]) for shard in fedtp.shards]
     values = [client["accuracy"] for client in status["clients"]]

@@ -86,6 +86,7 @@ def test_the_same_seed_gives_the_same_bits_whatever_the_masks(tmp_path: Path) ->
 
 def test_the_server_has_no_single_update_and_no_single_loss(tmp_path: Path) -> None:
     simulated(tmp_path, SECURE)
+    committed = {row.client: row for row in ServerHome(tmp_path / "server").snapshot().rows if row.work == "train"}
     entries = sorted((tmp_path / "server" / "inbox").glob("train-1-*"))
     assert len(entries) == 6
     for folder in entries:
@@ -93,6 +94,7 @@ def test_the_server_has_no_single_update_and_no_single_loss(tmp_path: Path) -> N
         assert entry.row.samples == 0
         assert metrics_of(entry.row) == Metrics(bytes_up=entry.row.bytes_up)
         [path] = folder.glob("*.safetensors")
+        assert entry.row.bytes_up == committed[entry.row.client].bytes_up == path.stat().st_size, "what is masked was sent"
         masked = read_tensors(path)
         assert {tensor.dtype for tensor in masked.values()} == {torch.int32}
         numbers = torch.cat([tensor.reshape(-1).double() for tensor in masked.values()])

@@ -16,7 +16,7 @@ from attune.fedclient.data.makers.make import make
 from attune.fedclient.data.makers.make_options import LENGTH, MakeOptions
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.home import DeviceHome
-from attune.fedclient.model.artifact import score_on_test_part
+from attune.fedclient.model.scores import score_on_test_part
 from attune.fedclient.read_options import ReadOptions
 
 R = np.random.default_rng(0)

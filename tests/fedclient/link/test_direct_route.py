@@ -27,7 +27,7 @@ from attune.common.exchange.messages import DirectUpload, SignedUrl, UploadTarge
 from attune.common.identity.credential import key_pem
 from attune.common.protocol import DIRECT_PART_BYTES
 from attune.common.wire.blobs import Buffer
-from attune.fedclient.address import store_origin
+from attune.fedclient.address import Proxy, store_origin
 from attune.fedclient.link import direct_route, store_request
 from attune.fedclient.link.direct_route import REST_S, DirectRoute, part_digests
 from attune.fedclient.link.port import Broken
@@ -54,7 +54,7 @@ class Store:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(store_request.StoreRequest.__init__, "__defaults__", (1.0, 1.0))  # a stall is over after a second
+    monkeypatch.setattr(store_request.StoreRequest.__init__, "__defaults__", (None, 1.0, 1.0))  # a stall is over after a second
     made = Store([])
 
     class Handler(BaseHTTPRequestHandler):
@@ -124,12 +124,12 @@ def trickling(handler: BaseHTTPRequestHandler) -> None:
 class Phone:
     """A device's route, its clock and its lines, and what it has of a blob."""
 
-    def __init__(self, store: Store, *allowed: str) -> None:
+    def __init__(self, store: Store, *allowed: str, proxy: Proxy | None = None) -> None:
         self.lines: list[str] = []
         self.now, self.here, self.asked = 0.0, bytearray(), 0
         self.url = f"{store.address}{SECRET}"
         self.route = DirectRoute(
-            [store_origin(one) for one in allowed or (store.address,)], self.lines.append, lambda: self.now
+            [store_origin(one) for one in allowed or (store.address,)], self.lines.append, lambda: self.now, proxy
         )
         self.route.offer(store.address)
 

@@ -132,6 +132,13 @@ def test_a_device_is_told_whether_it_helps(own, common, local, said):
     assert lines[-2:] == [said, "kept: the personalized model (not chosen)"]
 
 
+def test_a_model_that_learned_nothing_is_named_although_it_has_no_rival():
+    """With one model and `--baseline none` nothing is compared, but a constant answer is known all the same."""
+    useless = result(0.55, None, own_choice="common", accuracy_constant=0.6)
+    assert comparison_of(useless) == ["no better than a constant answer, which has 0.600"]
+    assert comparison_of(result(0.65, None, own_choice="common", accuracy_constant=0.6)) == []
+
+
 def test_each_rival_is_compared_on_the_same_samples():
     lines = comparison_of(result(0.9, (0.8, 12, 2), samples=50))
     assert "against the common model: better on 12 of 50 test samples, worse on 2: +0.200 (+0.061 to +0.345)" in lines

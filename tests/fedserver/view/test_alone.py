@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attune.common.metrics import METRICS
 from attune.common.pictures.page import Picture, Section
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.planning import resolve
@@ -79,13 +81,13 @@ def test_an_earlier_device_is_compared_as_before() -> None:
 
 def test_the_page_names_the_rival_and_has_no_column_that_is_empty() -> None:
     summary = summary_of(ROWS)
-    caption = plot_devices.helped(summary).caption
-    assert "what a device keeps is (accuracy) than the best ordinary model alone (scikit-learn), on the same" in caption
+    caption = plot_devices.helped(summary, {}).caption
+    assert "what a device keeps is as high as that of the best ordinary model alone (scikit-learn)." in caption
     table = plot_devices.clients(summary)
     assert {"kept", "own", "alone"} <= set(heads(table)) and not {"local", "common"} & set(heads(table))
     older = summary_of(OLDER)
     assert "alone" not in heads(plot_devices.clients(older)) and "common" in heads(plot_devices.clients(older))
-    assert "than the common model, on" in plot_devices.helped(older).caption
+    assert "than that of the common model." in plot_devices.helped(older, {}).caption
     rows = {row[0]: row[1] for row in plot_accuracy.figures_of(summary).table.rows}  # type: ignore[union-attr]
     assert rows["best ordinary model alone (scikit-learn), latest: over all test samples"] == 0.5
     assert rows["what clients keep, latest: over all test samples"] == 0.5
@@ -147,3 +149,27 @@ def test_the_status_has_a_column_for_what_was_reported(rows: list[Report]) -> No
     head = next(line for line in render_status(told).splitlines() if line.startswith("device")).split()
     assert ("alone" in head) == (rows is ROWS) and "local" not in head and "kept" in head
     assert ("what devices keep against the best ordinary model alone (scikit-learn): " in render_status(told)) == (rows is ROWS)
+
+
+def test_every_heading_of_a_metric_is_whole_and_beside_no_other() -> None:
+    numbers = [name for name in METRICS if name != "kept"]
+    rows = [
+        Report(round=number, work="evaluate", client="a", **dict.fromkeys(numbers, number))  # type: ignore[arg-type]
+        for number in (0, 1)
+    ]
+    figure = plot_accuracy.metrics(rows).picture.figure  # type: ignore[union-attr]
+    figure.draw_without_rendering()
+    boxes = [axes.title.get_window_extent() for axes in figure.axes if axes.get_visible()]
+    assert len(boxes) == len(numbers)
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert not any(box.overlaps(axes.get_window_extent()) for box in boxes for axes in figure.axes)
+
+
+def test_what_a_training_order_was_served_is_drawn_at_the_state_that_it_was() -> None:
+    """What a device was served in round 2 is the state after round 1, of which its evaluation of round 1 tells."""
+    rows = [*ROWS[:4], *(Report(round=n, work="evaluate", client="a", accuracy_before=v) for n, v in ((1, 0.4), (2, 0.7)))]
+    figure = plot_accuracy.metrics(rows).picture.figure  # type: ignore[union-attr]
+    [axes] = [axes for axes in figure.axes if axes.get_title().startswith("accuracy as served")]
+    training, evaluation = (list(zip(*line.get_data(), strict=True)) for line in axes.lines)
+    assert training == [(0, 0.1), (1, 0.4)] and evaluation == [(1, 0.4), (2, 0.7)]

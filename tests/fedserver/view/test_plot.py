@@ -127,7 +127,7 @@ def test_fedtp_has_curves_bars_and_embeddings(federation, tmp_path):
     fed = federation("fedtp", clients=24)
     lines = fed.plot(tmp_path / "out")
     page = check_pictures(tmp_path / "out", {"accuracy", "training", "embeddings", "metrics"})
-    assert lines[-2].startswith("no picture 'clients': no device has compared its models yet")
+    assert lines[-2].startswith("no picture 'clients': devices have compared nothing yet")
     assert lines[-1].startswith("no picture 'attention': fedtp stores no matrices")
     assert page.row("0")[1:] == ["24", "0.2500", "0.2500", "24", "0.7188", "0.7188"], "0.5 + (0 + ... + 7) / 8 / 16"
     assert [row[0] for row in page.rows if row[1:4] == ["24", "0.2500", "0.2500"]] == ["0", "1"], "served in rounds 1 and 2"
@@ -218,7 +218,7 @@ def test_the_page_begins_with_who_is_helped_and_ends_with_the_papers_figures(fed
     heads = page.heads
     assert heads[:2] == ["Who is helped?", "Devices"]
     assert heads[-1] == "The papers' figures"
-    assert "Federation helps 2 of 4 devices for certain." in page.text
+    assert "Federation helps 2 of 4 devices for certain: " in page.text
     assert page.row("not helped: another model is better than what it keeps")[1:] == ["1", "-0.3000"]
     table = page.rows[page.rows.index(page.row("device")) + 1 :][:4]
     assert [row[0] for row in table] == ["vm-shard1", "vm-shard3", "vm-shard0", "vm-shard2"], "by what federation gives"
@@ -231,7 +231,7 @@ def test_before_devices_have_compared_nobody_is_called_helped(federation, tmp_pa
     fed.plot(tmp_path / "out")
     page = Page(tmp_path / "out" / "index.html")
     assert page.heads[0] == "Who is helped?"
-    assert "Not known yet" in page.text
+    assert "Not known to the server: devices have compared nothing yet" in page.text
 
 
 def drawn_with(monkeypatch, module):

@@ -20,6 +20,7 @@ from attune.fedserver.federation.device_activity import DeviceStage, Span
 from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.status import status
+from attune.fedserver.view.status_text import render_status
 from attune.fedserver.web.condensed import CondensedReports
 from attune.fedserver.web.facts import PageFacts
 from attune.fedserver.web.finished import of_home
@@ -63,13 +64,25 @@ def test_devices_that_have_their_model_are_finished_and_others_absent():
     assert str({d["name"]: d for d in parts(facts_of(finished(ada=True)))["devices"]}["ada"]["stage"]) == "absent"
 
 
+def test_status_and_dashboard_say_finished_of_the_same_devices():
+    snapshot = finished()
+    told = status(snapshot, set(), "here:1")
+    shown = parts(facts_of(snapshot))["devices"]
+    assert {client["name"]: client["state"] == "finished" for client in told["clients"]} == {
+        device["name"]: str(device["stage"]) == "finished" for device in shown
+    }
+    assert "finished" in render_status(told)
+    during = replace(snapshot, record=Record(phase=Phase.WAITING, round=1))
+    assert {client["state"] for client in status(during, set(), "here:1")["clients"]} == {"disconnected"}
+
+
 def test_a_revocation_after_the_end_changes_no_figure():
     before, after = status(finished(), set(), "here:1"), status(finished(ben=True), set(), "here:1")
     for key in ("accuracy", "constant", "no_better_than_constant", "fleet"):
         assert after[key] == before[key], key
     assert before["accuracy"]["mean_over_clients"] == pytest.approx(0.7)
     states = [client.pop("state") for client in after["clients"]]
-    assert states == ["disconnected", "revoked", "disconnected"]
+    assert states == ["finished", "revoked", "disconnected"]
     assert [client | {"state": 0} for client in after["clients"]] == [client | {"state": 0} for client in before["clients"]]
 
 
