@@ -54,8 +54,7 @@ LOG = logging.getLogger("fedserver")
 ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104
 REFRESH_S = 30.0  # between two looks whether tokens have ended, and whether a clock that was set makes a new certificate due
 STEP_S = 0.1  # between two looks whether the devices have left
-GOODBYE_S = 10.0  # for devices that know the end
-RETURN_S = 60.0  # for devices to come back to the run that has won a race
+GOODBYE_S, RETURN_S = 10.0, 60.0  # for devices that know the end; for devices to come back to the run that has won a race
 JOIN_TTL_S = 86400.0
 KEPT_JOIN_TOKENS = 8  # of those printed at a start; every live token costs a little at each handshake
 
