@@ -164,8 +164,8 @@ def _check_size(info: ModelInfo, folder: Path) -> None:
         facts = [(folder / _file_of(name, info)).stat() for name in _weights_of(info)]
     except OSError as error:
         raise NoModel(f"{error}: start fedclient again to fetch the model") from None
-    stored = sum(min(each.st_size, 512 * getattr(each, "st_blocks", each.st_size)) for each in facts)
-    declared = max(sum(each.st_size for each in facts), 0 if ":" in info.model.name else size_bytes(info.model))
+    stored = sum(min(file.st_size, 512 * getattr(file, "st_blocks", file.st_size)) for file in facts)
+    declared = max(sum(file.st_size for file in facts), 0 if ":" in info.model.name else size_bytes(info.model))
     if declared > 4 * stored + SMALL_BYTES:
         raise NoModel(f"the model in {folder} has {declared:,} bytes by its description, and its files hold {stored:,}")
 

@@ -59,7 +59,8 @@ def _near(sums: Sequence[Sums], fewest: int) -> Sequence[Sums]:
     spread = max(
         median(math.sqrt(square / rows) for rows, _, square in sums), median(abs(mean - middle) for _, mean, _ in sums)
     )
-    near = [each for each in sums if abs(each[1] - middle) <= FAR * spread and each[2] <= each[0] * (FAR * spread) ** 2]
+    far = FAR * spread
+    near = [its for its in sums if abs(its[1] - middle) <= far and its[2] <= its[0] * far**2]
     return near if spread and len(near) >= min(fewest, len(sums)) and 2 * len(near) > len(sums) else sums
 
 
