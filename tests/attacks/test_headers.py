@@ -1,4 +1,4 @@
-"""HTTP/2 headers without end (CONTINUATION): from the holder of a token, a device, a revoked one, and many at once."""
+"""HTTP/2 headers and other frames without end: from the holder of a token, a device, a revoked one, and many at once."""
 
 from __future__ import annotations
 
@@ -86,7 +86,41 @@ def test_headers_without_end_are_cut_off(victim: Victim, who: str) -> None:
             held.sendall(headers)
             sent += len(headers)
     held.close()
-    assert sent < MOST_SENT
+    assert 0 < sent < MOST_SENT
+    assert resident_kb(victim.server) - before < MOST_GROWTH_KB
+
+
+FRAMES = {
+    "SETTINGS": frame(SETTINGS, 0, b"\0\4\0\1\0\0"),
+    "PING": frame(6, 0, b"12345678"),
+    "WINDOW_UPDATE": frame(8, 0, b"\0\0\0\1"),
+    "PRIORITY": frame(2, 1, b"\0\0\0\0\1"),
+}
+
+
+def taken_back(stream: int) -> bytes:
+    """Return a call that is taken back at once."""
+    return frame(HEADERS, stream, FIRST, END_HEADERS) + frame(3, stream, b"\0\0\0\x08")
+
+
+@linux
+@pytest.mark.parametrize("kind", [*FRAMES, "RST_STREAM"])
+def test_frames_without_end_of_a_revoked_device_are_cut_off(victim: Victim, kind: str) -> None:
+    """Its answers are not read."""
+    mallory = victim.stranger()
+    victim.federation.command("fedserver", "revoke", mallory.name)
+    mallory.close()
+    before, sent = resident_kb(victim.server), 0
+    held = connect(victim.server.port, mallory.credential, victim.scratch())
+    with contextlib.suppress(OSError):
+        for stream in range(1, 1 << 30, 2):
+            frames = FRAMES[kind] * 500 if kind in FRAMES else taken_back(stream)
+            held.sendall(frames)
+            sent += len(frames)
+            if sent > MOST_SENT:
+                break
+    held.close()
+    assert 0 < sent < MOST_SENT
     assert resident_kb(victim.server) - before < MOST_GROWTH_KB
 
 
