@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import shlex
 import shutil
 import stat
 import time
@@ -33,7 +34,7 @@ from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE, Auth
 from attune.fedserver.identity.trust import differences_in, settle
 from attune.fedserver.lab.vault import kept_slots, name_of, recipes_of
 from attune.fedserver.ports.blobs import MASKED_STATISTICS, NOISE_SECRET, Blobs, blob_of
-from attune.fedserver.ports.ledger import AuditEntry, LedgerReader, Snapshot
+from attune.fedserver.ports.ledger import LedgerReader, Snapshot
 from attune.fedserver.stores.audit import entries
 from attune.fedserver.stores.folder import link
 from attune.fedserver.stores.inbox import Inbox, check_age
@@ -199,9 +200,10 @@ def _brought_up(
         write_file(home.path / AUDIT_FILE, newer_log.read_bytes().rpartition(b"\n")[0] + b"\n")
     else:
         made_at = datetime.fromtimestamp(manifest.made_at, timezone.utc).isoformat(sep=" ", timespec="minutes")
+        log = shlex.quote(clean(str(Path(manifest.home, AUDIT_FILE))))  # the backup names it, and the operator may copy it
         yield (
             f"no newer audit log was given: a device that was revoked after {made_at} is let in again. Revoke it anew, or "
-            f"restore with the log of the home that this one replaces: --audit-log {clean(str(Path(manifest.home, AUDIT_FILE)))}"
+            f"restore with the log of the home that this one replaces: --audit-log {log}"
         )
 
     async def work() -> list[str]:
