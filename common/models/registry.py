@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from attune.common.config import convert
-from attune.common.errors import SettingError, WireError, nearest
+from attune.common.errors import AttuneError, SettingError, WireError, nearest
 from attune.common.models.options import (
     ClosedFormOptions,
     ConvNetOptions,
@@ -26,7 +29,7 @@ from attune.common.models.options import (
 )
 from attune.common.plan import Kind, ModelSpec
 from attune.common.plugins import PluginRegistry, imported
-from attune.common.text import from_json
+from attune.common.text import clean, from_json
 from attune.common.wire.digest import check_digest
 
 if TYPE_CHECKING:
@@ -75,6 +78,8 @@ _DEFAULTS: dict[Kind, str] = {"images": "vit", "tokens": "transformer", "series"
 _RANKS: dict[Kind, int] = {"images": 3, "tokens": 1, "series": 2, "tabular": 1}
 MAX_SAMPLE_VALUES = 1 << 26  # of one sample, as peers declare it: the size of the model follows from it
 MAX_VOCABULARY = 1 << 20
+MEASURING_S, MEASURING_BYTES = 120, 4 << 30  # of a process that measures a model
+_MEASURE = "from attune.common.models.registry import measure; measure()"
 BODY_DIGEST = "body_digest"  # an option of every model of one's own, which its factory does not see
 
 
@@ -215,14 +220,57 @@ def build(spec: ModelSpec, seed: int, device: str = "cpu") -> nn.Module:
 def size_bytes(spec: ModelSpec) -> int:
     """Return the bytes of all tensors of a model, without allocating them: what a peer declares decides how large it is.
 
-    Errors are those of `build`. The size of a built-in model is remembered: each of many simulated devices asks for it.
+    The options of built-in models bound the number of their modules. A config of Hugging Face transformers and the options of a
+    package's model do not, so these are built in a process with bounds on time and memory. Sizes are remembered: each of many
+    simulated devices asks for them.
+
+    Raises:
+        SettingError: As `build`, and for a model that cannot be built within the bounds.
     """
-    return _size_of_built_in(msgspec.json.encode(spec)) if is_built_in(spec) else _size_of(spec)
+    packaged = ":" not in spec.name and MODELS.package_of(spec.name) is not None
+    if not packaged and not is_built_in(spec):
+        return _size_of(spec)  # code of this program, or allowed by its name
+    return _remembered_size(msgspec.json.encode(spec), packaged or spec.name == "huggingface")
 
 
 @lru_cache(maxsize=64)
-def _size_of_built_in(spec_json: bytes) -> int:
-    return _size_of(from_json(spec_json, ModelSpec))
+def _remembered_size(spec_json: bytes, apart: bool) -> int:
+    spec = from_json(spec_json, ModelSpec)
+    if not apart:
+        return _size_of(spec)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _MEASURE], input=spec_json, capture_output=True, timeout=MEASURING_S,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        size, error = from_json(done.stdout.splitlines()[-1], tuple[int, str])
+    except (subprocess.TimeoutExpired, IndexError, msgspec.DecodeError):
+        size, error = (
+            0,
+            (
+                f"model {spec.name} could not be built within {MEASURING_S} s and {MEASURING_BYTES:,} bytes, even without its "
+                "values: choose smaller sizes in its options"
+            ),
+        )
+    if error:
+        raise SettingError(error)
+    return size
+
+
+def measure() -> None:
+    """Print the size of the model that is described on standard input, or the error, within bounded memory."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such bounds
+        pass
+    else:
+        resource.setrlimit(resource.RLIMIT_DATA, (MEASURING_BYTES, MEASURING_BYTES))
+    size, error = 0, ""
+    try:
+        size = _size_of(from_json(sys.stdin.buffer.read(), ModelSpec))
+    except AttuneError as refused:
+        error = clean(str(refused), 1000)
+    sys.stdout.write("\n" + msgspec.json.encode((size, error)).decode() + "\n")
 
 
 def _size_of(spec: ModelSpec) -> int:

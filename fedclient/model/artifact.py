@@ -151,14 +151,19 @@ def read_info(folder: Path) -> ModelInfo:
 def _check_size(info: ModelInfo, folder: Path) -> None:
     """Check that the files can hold the model before memory is taken for it. Frozen bodies of user code are not in the files.
 
+    Holes of a file hold nothing, so the blocks of the disk count. The factor allows for disks that compress.
+
     Raises:
-        NoModel: The description is of a larger model.
+        NoModel: The description is of a larger model, or a file is missing.
     """
-    if ":" in info.model.name:
-        return
-    declared, stored = size_bytes(info.model), sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    try:
+        facts = [(folder / _file_of(name, info)).stat() for name in _weights_of(info)]
+    except OSError as error:
+        raise NoModel(f"{error}: start fedclient again to fetch the model") from None
+    stored = sum(min(file.st_size, 512 * getattr(file, "st_blocks", file.st_size)) for file in facts)
+    declared = max(sum(file.st_size for file in facts), 0 if ":" in info.model.name else size_bytes(info.model))
     if declared > 4 * stored + SMALL_BYTES:
-        raise NoModel(f"model.json in {folder} describes a model of {declared:,} bytes, and its files hold {stored:,}")
+        raise NoModel(f"the model in {folder} has {declared:,} bytes by its description, and its files hold {stored:,}")
 
 
 class Model:

@@ -59,7 +59,7 @@ def backup(home: Path | None, out: Path) -> None:
 @click.option(
     "--audit-log",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="The audit.jsonl of the home that is replaced (default: of the folder of which the backup was made).",
+    help="The audit.jsonl of the home that is replaced, so that devices revoked since the backup stay revoked.",
 )
 @click.option("--readmit", multiple=True, type=NAME, metavar="NAME", help="Let in this device, although it was revoked since.")
 @ALLOW_CODE

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from statistics import median, median_low
 
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
 from attune.common.plan import Columns, Profile, Scale
 from attune.common.schema import Schema
 from attune.common.text import listed
+from attune.fedserver.core.voices import FEWEST_VOTES, MOST_VOTE
 
 LARGEST = 1e100  # largest mean; its square is still finite
+FAR = 30.0  # spreads; a category has them that half of one site's rows have, and one of 1,000 rows elsewhere
+Sums = tuple[float, float, float]  # count of numbers, their mean, and the sum of their squared distances from it
 
 
 def scale_of(profiles: Mapping[str, Profile], fewest: int = 1) -> Scale | None:
@@ -20,7 +24,8 @@ def scale_of(profiles: Mapping[str, Profile], fewest: int = 1) -> Scale | None:
 
     All devices must disclose them, or `fewest`: from the scale of two devices, each of the two can compute the other's sums.
 
-    Devices are folded in the order of their names, by `joined`.
+    Devices are folded in the order of their names, by `joined`. Of three or more, one that is far from most does not count in
+    that column, and one with many rows counts as MOST_VOTE usual ones.
     """
     return _scale([profiles[name].columns for name in sorted(profiles)], fewest)
 
@@ -34,19 +39,36 @@ def _scale(declared: Sequence[Columns | None], fewest: int) -> Scale | None:
     present = [columns for columns in declared if columns is not None]
     if len(present) < max(1, min(fewest, len(declared))):
         return None
-    folded = reduce(_both, present)
-    std = [math.sqrt(square / folded.rows) for square in folded.squares]
-    return Scale(folded.mean, [deviation or 1.0 for deviation in std])
+    # One device may count as MOST_VOTE usual ones, as its update does in training.
+    most = MOST_VOTE * median_low(columns.rows for columns in present) if len(present) >= FEWEST_VOTES else math.inf
+    mean, std = [], []
+    for column in range(len(present[0].mean)):
+        sums = [(min(its.rows, most), its.mean[column], its.squares[column] * min(1.0, most / its.rows)) for its in present]
+        rows, middle, square = reduce(_both, _near(sums, fewest))
+        mean.append(middle)
+        std.append(math.sqrt(square / rows) or 1.0)
+    return Scale(mean, std)
 
 
-def _both(a: Columns, b: Columns) -> Columns:
-    rows = a.rows + b.rows
-    columns = zip(a.mean, a.squares, b.mean, b.squares, strict=True)
-    both = [joined((a.rows, x, square), (b.rows, y, other)) for x, square, y, other in columns]
-    return Columns(rows, [mean for mean, _ in both], [square for _, square in both])
+def _near(sums: Sequence[Sums], fewest: int) -> Sequence[Sums]:
+    """Return the sums of one column without those of devices far from most, so that some alone do not decide the scale.
+
+    The spread is the larger one of two medians: of the devices' deviations, and of their means' distances from the median mean.
+    """
+    middle = median(mean for _, mean, _ in sums)
+    spread = max(
+        median(math.sqrt(square / rows) for rows, _, square in sums), median(abs(mean - middle) for _, mean, _ in sums)
+    )
+    far = FAR * spread
+    near = [its for its in sums if abs(its[1] - middle) <= far and its[2] <= its[0] * far**2]
+    return near if spread and len(near) >= min(fewest, len(sums)) and 2 * len(near) > len(sums) else sums
 
 
-def joined(a: tuple[int, float, float], b: tuple[int, float, float]) -> tuple[float, float]:
+def _both(a: Sums, b: Sums) -> Sums:
+    return a[0] + b[0], *joined(a, b)
+
+
+def joined(a: Sums, b: Sums) -> tuple[float, float]:
     """Return mean and sum of squared distances of two sets of numbers together, each given as count, mean and that sum.
 
     The pairwise update of Chan, Golub and LeVeque (The American Statistician 1983) subtracts no large squares.

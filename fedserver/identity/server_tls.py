@@ -82,6 +82,8 @@ def server_options(handshake_s: float = 10.0, connections: int = 0) -> list[tupl
         ("grpc.tsi.max_frame_size", TLS_RECORD_BYTES),
         # Without this, gRPC shares a port that another process uses, without an error.
         ("grpc.so_reuseport", 0),
+        # A compressed message would count with more bytes than came over the wire (rpc/unread_bytes.py).
+        ("grpc.compression_enabled_algorithms_bitset", 1 << grpc.Compression.NoCompression),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),

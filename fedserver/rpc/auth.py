@@ -115,7 +115,7 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         Raises:
             WireError: They cannot be read.
         """
-        self._connections.unread.note_read(ADDRESS.get(), len(message))
+        self._connections.note_read(ADDRESS.get(), len(message))
         if deserialize is None:
             return message
         try:
@@ -160,9 +160,11 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             raise TooMany(
                 f"{known.name or 'the holder of this token'} makes {CALLS_A_CALLER} calls already: wait for an answer"
             )
+        accepted = contextlib.nullcontext() if _by_token(known) else self._connections.accepted(context.peer())
         self._calls[who] += 1
         try:
-            yield
+            with accepted:
+                yield
         finally:
             self._calls[who] -= 1
             if not self._calls[who]:

@@ -2,17 +2,20 @@
 
 gRPC's core limits the number of connections and the time of a handshake, and knows no addresses. So the process looks at its
 own sockets. A connection that has made a call is known; all others are unfinished. Surplus connections are shut down in the
-kernel, and the core then drops them.
+kernel, and the core then drops them. A thread of its own looks, because huge headers keep the event loop busy for seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
 import stat
+import threading
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -21,10 +24,12 @@ from attune.fedserver.descriptors import device_connections
 from attune.fedserver.rpc.unread_bytes import Peer, Traffic, UnreadBytes, traffic_of
 
 DESCRIPTORS = Path("/dev/fd")
-LOOK_S, BUSY_S = 0.5, 0.05  # between looks; and after one that found connections beyond a bound
-LOOKING = 0.05  # share of the time for looks, unless a bound is reached: 10,000 connections take a tenth of a second
+LOOK_S, BUSY_S = 0.1, 0.02  # between looks; and after one that found connections beyond a bound
+LOOKING = 0.05  # share of the time for looks, unless a bound is reached: one at 10,000 connections takes a tenth of a second
+_connect = ctypes.CDLL(None).connect
 FEWEST_AN_ADDRESS = 16  # the smallest bound on the unfinished connections of one address
 CONNECTIONS_A_CALLER = 8
+ACCEPTED_S = 60.0  # from the end of an accepted call on, its connection has the bounds of a caller for so long
 SEVERAL, WITHIN_S = 3, 60.0  # connections without a call that end within this time: fewer are a look whether the port is open
 
 
@@ -64,7 +69,7 @@ class ConnectionReport:
     Attributes:
         too_long: Sockets without a finished handshake that must go.
         too_many: Surplus sockets of callers.
-        too_much: Sockets with too many bytes that belong to no message.
+        too_much: Sockets with too many bytes that belong to no message, alone or together.
         unfinished: How many sockets have no finished handshake.
         flooded: Some must go, or are suspected, before their time is over: the next look must be soon.
     """
@@ -86,8 +91,11 @@ class ConnectionLimiter:
         self.bounds, self._handshake_s = bounds, handshake_s
         self._callers: dict[Peer, str] = {}  # fingerprint of the certificate; empty: a join token, which many may share
         self._since: dict[Peer, float] = {}
-        self._suspects: set[Peer] = set()  # had no call at the last look, and too many bytes for that
-        self.unread = UnreadBytes()
+        self._calls: Counter[Peer] = Counter()  # accepted calls under way; 0: all have ended since the last look
+        self._accepted_at: dict[Peer, float] = {}  # when an accepted call was last seen on a connection
+        self._suspects: set[Peer] = set()  # had no accepted call at the last look, and too many bytes for that
+        self._unread = UnreadBytes()
+        self._lock = threading.Lock()  # the event loop notes calls and messages while the thread looks
         self.called = 0  # connections that have made a call, ever
         self.ended = 0  # connections that were seen and are gone, ever
         self._failed = 0  # connections that have ended without a call, ever
@@ -99,8 +107,28 @@ class ConnectionLimiter:
         A connection under a token has the time and the bounds of a handshake, and does not count against another connection.
         """
         known = address_of(peer)
-        self.called += known not in self._callers
-        self._callers[known] = fingerprint
+        with self._lock:
+            self.called += known not in self._callers
+            self._callers[known] = fingerprint
+
+    @contextlib.contextmanager
+    def accepted(self, peer: str) -> Iterator[None]:
+        """Count a call that a device or an operator may make, during the block. A refused call raises no bound on bytes."""
+        known = address_of(peer)
+        self._add_call(known, 1)
+        try:
+            yield
+        finally:
+            self._add_call(known, -1)
+
+    def _add_call(self, peer: Peer, number: int) -> None:
+        with self._lock:
+            self._calls[peer] += number
+
+    def note_read(self, peer: Peer, number: int) -> None:
+        """Note that a handler has read a message of so many bytes from this connection."""
+        with self._lock:
+            self._unread.note_read(peer, number)
 
     def failing(self, begun: int, unfinished: int, now: float) -> bool:
         """Return whether more connections have ended without a call, and several did lately.
@@ -127,21 +155,55 @@ class ConnectionLimiter:
             OSError: No descriptor is left to look with.
         """
         present = list(sockets(port))
+        with self._lock:
+            return self._look(present, now)
+
+    def _look(self, present: list[tuple[int, Peer, Traffic]], now: float) -> ConnectionReport:
         peers = {peer for _, peer, _ in present}
         self.ended += len(self._since.keys() - peers)
         self._since = {peer: self._since.get(peer, now) for peer in peers}
         self._callers = {peer: who for peer, who in self._callers.items() if peer in peers}
         known = [Socket(fd, peer, self._since[peer]) for fd, peer, _ in present]
-        silent = set(self.unread.look({peer: traffic for _, peer, traffic in present}, self._callers, now))
+        seen = self._accepted_at | dict.fromkeys(self._calls, now)
+        self._accepted_at = {peer: at for peer, at in seen.items() if peer in peers and at >= now - ACCEPTED_S}
+        self._calls = +self._calls
+        accepted = {peer: self._callers[peer] for peer in self._accepted_at}
+        beyond = set(self._unread.look({peer: traffic for _, peer, traffic in present}, accepted, now))
         # A large first message can be here before its call is: then the next look knows of the call.
-        suspects = silent - self._callers.keys()
-        proven = silent - (suspects - self._suspects)
-        too_much = [sock for sock in known if sock.peer in proven]
+        suspects = beyond - accepted.keys()
+        too_much = [sock for sock in known if sock.peer in beyond - (suspects - self._suspects)]
         self._suspects = suspects
         too_many = self._too_many([sock for sock in known if self._callers.get(sock.peer)])
         too_long = self._too_long([sock for sock in known if not self._callers.get(sock.peer)], now)
-        flooded = bool(silent) or any(self._has_time(sock, now) for sock in too_long)
+        flooded = bool(beyond) or any(self._has_time(sock, now) for sock in too_long)
         return ConnectionReport(too_long, too_many, too_much, sum(sock.peer not in self._callers for sock in known), flooded)
+
+    def watch(
+        self,
+        port: int,
+        begun: Callable[[], int],
+        over: threading.Event,
+        tell: Callable[[ConnectionReport | OSError, int], None],
+    ) -> None:
+        """Look at the port again and again until `over` is set, and shut what must go.
+
+        Args:
+            port: The server's port.
+            begun: Returns how many handshakes have begun, ever.
+            over: Ends the watch.
+            tell: Takes each report, or why there is none, and what `begun` returned before.
+        """
+        pause_s = LOOK_S
+        while not over.wait(pause_s):
+            handshakes, started = begun(), time.monotonic()
+            try:
+                report = self.look(port, started)
+            except OSError as error:  # no descriptor is left to look with
+                tell(error, handshakes)
+                continue
+            shut((*report.too_much, *report.too_many, *report.too_long))
+            pause_s = BUSY_S if report.flooded else max(LOOK_S, (time.monotonic() - started) / LOOKING)
+            tell(report, handshakes)
 
     def _has_time(self, sock: Socket, now: float) -> bool:
         return sock.since >= now - self._handshake_s
@@ -169,18 +231,17 @@ class ConnectionLimiter:
         return [sock for those in of_caller.values() for sock in those[: max(0, len(those) - CONNECTIONS_A_CALLER)]]
 
 
-def shut(gone: Iterable[Socket]) -> Counter[str]:
-    """Shut these connections if they are still the same, and return how many of each address."""
-    count: Counter[str] = Counter()
+def shut(gone: Iterable[Socket]) -> None:
+    """End these connections if they are still the same."""
     for sock in gone:
         with (
             contextlib.suppress(OSError),
             socket.socket(fileno=os.dup(sock.fd)) as same,
         ):  # another socket may have the number by now
             if _address(same.getpeername()) == sock.peer:
+                # To connect to no address (AF_UNSPEC) resets the connection and drops what the core has not read (Linux).
+                _connect(same.fileno(), bytes(16), 16)
                 same.shutdown(socket.SHUT_RDWR)
-                count[sock.peer[0]] += 1
-    return count
 
 
 def sockets(port: int) -> Iterator[tuple[int, Peer, Traffic]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -36,7 +38,7 @@ from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.rpc.blob_service import BlobService
-from attune.fedserver.rpc.connection_limiter import BUSY_S, LOOK_S, LOOKING, Bounds, ConnectionLimiter, shut
+from attune.fedserver.rpc.connection_limiter import Bounds, ConnectionLimiter, ConnectionReport
 from attune.fedserver.rpc.health import Health, watch
 from attune.fedserver.rpc.pulses import DevicePulses
 from attune.fedserver.rpc.service import FederationService
@@ -67,6 +69,7 @@ class GrpcServer:
         updates = Updates(coordinator, members, Uploads(storage), ledger, executors)
         self._health, self._refusals = Health(), refusals
         self._connections, self._port = ConnectionLimiter(Bounds.of(raise_limit()), settings.handshake_s), 0
+        self._mapped = self._returned = 0  # least size of a block of its own; ended connections whose memory was returned
         self._pulses = pulses = DevicePulses(settings.keepalive_s)
         options = server_options(handshake_s=settings.handshake_s, connections=self._connections.bounds.connections)
         auth = Auth(registrar, coordinator.troubles, refusals, self._connections, coordinator.ready)
@@ -158,37 +161,43 @@ class GrpcServer:
             await try_stores(coordinator.troubles, self._storage, largest)
 
     async def _guard(self) -> None:
-        """Enforce the limits on connections, and tell the operator which were dropped.
+        """Enforce the limits on connections, in a thread."""
+        loop, over = asyncio.get_running_loop(), threading.Event()
+
+        def begun() -> int:
+            return self._registrar.tls.handshakes
+
+        def tell(look: ConnectionReport | OSError, begun: int) -> None:
+            loop.call_soon_threadsafe(self._looked, look, begun)
+
+        try:
+            await asyncio.to_thread(self._connections.watch, self._port, begun, over, tell)
+        finally:
+            over.set()
+
+    def _looked(self, look: ConnectionReport | OSError, begun: int) -> None:
+        """Tell the operator which connections were dropped.
 
         The memory of those that have ended goes back to the system, and that of idle ones is kept small.
         """
-        pause_s, returned, mapped = LOOK_S, 0, 0
-        while True:
-            # Before there is a plan no frames travel, and many devices enrol.
-            least = process.OWN_MAPPING_BYTES if self._coordinator.plan else process.ENROLLING_MAPPING_BYTES
-            if least != mapped:
-                process.map_blocks(mapped := least)
-            await asyncio.sleep(pause_s)
-            begun, started = self._registrar.tls.handshakes, time.monotonic()
-            try:
-                look = self._connections.look(self._port, started)
-            except OSError as error:  # no descriptor is left to look with
-                self._coordinator.troubles.set(DOOR, str(error.strerror))
-                continue
-            self._coordinator.troubles.clear(DOOR)
-            pause_s = BUSY_S if look.flooded else max(LOOK_S, (time.monotonic() - started) / LOOKING)
-            if self._connections.ended - returned >= MANY_ENDED:
-                returned = self._connections.ended
-                await asyncio.to_thread(process.return_free_memory)
-            for address, number in shut(look.too_long).items():
-                self._refusals.tell(
-                    HANDSHAKE, f"{number} connections that had not finished the handshake were dropped", address
-                )
-            for address, number in shut(look.too_many).items():
-                self._refusals.tell(TooMany.kind, f"{number} connections of one certificate were dropped", address)
-            for address, number in shut(look.too_much).items():
-                self._refusals.tell(
-                    LimitExceeded.kind, f"{number} connections were dropped whose bytes belong to no message", address
-                )
-            if self._connections.failing(begun, look.unfinished, time.monotonic()):
-                self._refusals.tell(HANDSHAKE, "connections ended before their first call", "somebody")
+        # Before there is a plan no frames travel, and many devices enrol.
+        least = process.OWN_MAPPING_BYTES if self._coordinator.plan else process.ENROLLING_MAPPING_BYTES
+        if least != self._mapped:
+            process.map_blocks(least)
+            self._mapped = least
+        if isinstance(look, OSError):
+            self._coordinator.troubles.set(DOOR, str(look.strerror))
+            return
+        self._coordinator.troubles.clear(DOOR)
+        if self._connections.ended - self._returned >= (1 if look.too_much else MANY_ENDED):
+            self._returned = self._connections.ended
+            asyncio.get_running_loop().run_in_executor(None, process.return_free_memory)
+        for kind, dropped, why in (
+            (HANDSHAKE, look.too_long, "connections that had not finished the handshake were dropped"),
+            (TooMany.kind, look.too_many, "connections of one certificate were dropped"),
+            (LimitExceeded.kind, look.too_much, "connections were dropped whose bytes belong to no message"),
+        ):
+            for address, number in Counter(sock.peer[0] for sock in dropped).items():
+                self._refusals.tell(kind, f"{number} {why}", address)
+        if self._connections.failing(begun, look.unfinished, time.monotonic()):
+            self._refusals.tell(HANDSHAKE, "connections ended before their first call", "somebody")

@@ -7,15 +7,17 @@ compared with the bytes of messages. Kernels other than Linux have no such count
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-BEFORE_A_CALL = 256 << 10  # bytes of a connection that has made no call: a handshake needs a few thousand
-UNREAD = 32 << 20  # bytes of a connection with calls: frames of messages that are on their way fit into the window
-A_SECOND = 64 << 10  # bytes that pings, headers and acknowledgements may have in each second
+BEFORE_A_CALL = 256 << 10  # bytes of a connection without an accepted call: a handshake needs a few thousand
+STRANGERS = 64 << 20  # bytes of all these connections together
+UNREAD = 32 << 20  # bytes of a caller with accepted calls: frames of messages that are on their way fit into the window
+A_SECOND = 64 << 10  # bytes that pings, headers and acknowledgements of such a caller may have in each second
 FRAMING = 1.1  # bytes on the wire for each byte of a message
 ACKNOWLEDGED = 0.02  # bytes that acknowledge a byte that was sent
 _SENT_AND_RECEIVED = struct.Struct("QQ")
@@ -60,22 +62,30 @@ class UnreadBytes:
         """Note that a handler has read a message of this connection."""
         self._read[peer] += number
 
-    def look(self, present: Mapping[Peer, Traffic], called: Mapping[Peer, str], now: float) -> list[Peer]:
-        """Update all accounts, and return the connections with too many unread bytes.
+    def look(self, present: Mapping[Peer, Traffic], accepted: Mapping[Peer, str], now: float) -> list[Peer]:
+        """Update all accounts, and return the connections to close: of those that share a bound, the largest go first.
 
         Args:
             present: Traffic of the connections that are open.
-            called: Connections that have made a call.
+            accepted: Fingerprint of the caller of each connection with an accepted call. The others are strangers' connections.
             now: The present time (monotonic, seconds).
         """
-        self._accounts = {peer: self._account(peer, traffic, now) for peer, traffic in present.items()}
+        self._accounts = {peer: self._account(peer, traffic, peer in accepted, now) for peer, traffic in present.items()}
         self._read.clear()
-        return [
-            peer for peer, account in self._accounts.items() if account.unread > (UNREAD if peer in called else BEFORE_A_CALL)
-        ]
+        beyond: list[Peer] = []
+        together: Counter[str] = Counter()
+        for peer, account in sorted(self._accounts.items(), key=lambda item: item[1].unread):
+            caller = accepted.get(peer, "")
+            alone, bound = (UNREAD, UNREAD) if caller else (BEFORE_A_CALL, STRANGERS)
+            together[caller] += math.ceil(account.unread)
+            if account.unread > alone or together[caller] > bound:
+                beyond.append(peer)
+        return beyond
 
-    def _account(self, peer: Peer, traffic: Traffic, now: float) -> _Account:
+    def _account(self, peer: Peer, traffic: Traffic, accepted: bool, now: float) -> _Account:
         last = self._accounts.get(peer) or _Account(now, Traffic(), 0.0)
         more = traffic.received - last.traffic.received
-        explained = FRAMING * self._read[peer] + ACKNOWLEDGED * (traffic.sent - last.traffic.sent) + A_SECOND * (now - last.at)
+        explained = FRAMING * self._read[peer] + ACKNOWLEDGED * (traffic.sent - last.traffic.sent)
+        if accepted:
+            explained += A_SECOND * (now - last.at)
         return _Account(now, traffic, max(0.0, last.unread + more - explained))

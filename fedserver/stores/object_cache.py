@@ -80,6 +80,8 @@ class ObjectCache:
         target, size = self.fill(blob.size), 0
         try:
             for piece in self._objects.pieces(key):
+                if size + len(piece) > blob.size:
+                    raise damaged(blob.name, self._objects.url)
                 target.write(piece, size)
                 size += len(piece)
             source = LocalFile(target.path, blob.name)

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import shlex
 import shutil
 import stat
 import time
@@ -33,7 +34,7 @@ from attune.fedserver.identity.authority import CERTIFICATE_FILE, KEY_FILE, Auth
 from attune.fedserver.identity.trust import differences_in, settle
 from attune.fedserver.lab.vault import kept_slots, name_of, recipes_of
 from attune.fedserver.ports.blobs import MASKED_STATISTICS, NOISE_SECRET, Blobs, blob_of
-from attune.fedserver.ports.ledger import AuditEntry, LedgerReader, Snapshot
+from attune.fedserver.ports.ledger import LedgerReader, Snapshot
 from attune.fedserver.stores.audit import entries
 from attune.fedserver.stores.folder import link
 from attune.fedserver.stores.inbox import Inbox, check_age
@@ -154,7 +155,8 @@ def restore_to(
     Args:
         source: The backup.
         home: The new home.
-        newer_log: The audit log of the home that is replaced; None: the one in the folder of which the backup was made, if any.
+        newer_log: The audit log of the home that is replaced, if there is one. None is looked for, because a backup may be a
+            stranger's.
         readmitted: Devices that were revoked since and are let in all the same.
         allowed: Code of its own that the backup may bring, by name.
 
@@ -191,24 +193,17 @@ def _brought_up(
     home: ServerHome, manifest: BackupManifest, newer_log: Path | None, readmitted: Collection[str]
 ) -> Iterator[str]:
     """Take the decisions that were made since from the newer audit log, and yield a line for each."""
-    log, newer = newer_log or Path(manifest.home, AUDIT_FILE), list[tuple[AuditEntry, str]]()
-    kept = list(entries(home.path / AUDIT_FILE))
-    try:
-        newer = list(entries(log)) if newer_log or manifest.home else []
-        if newer and (len(newer) < len(kept) or newer[: len(kept)] != kept):
-            raise HomeMismatch(f"{log} does not continue the audit log of the backup: it is of another home, or older")
-    except HomeMismatch as error:
-        if newer_log is not None:
-            raise
-        newer = []
-        yield f"{error}: it is left out"
-    if newer:
-        write_file(home.path / AUDIT_FILE, log.read_bytes().rpartition(b"\n")[0] + b"\n")
+    if newer_log is not None:
+        kept, newer = list(entries(home.path / AUDIT_FILE)), list(entries(newer_log))
+        if newer[: len(kept)] != kept:
+            raise HomeMismatch(f"{newer_log} does not continue the audit log of the backup: it is of another home, or older")
+        write_file(home.path / AUDIT_FILE, newer_log.read_bytes().rpartition(b"\n")[0] + b"\n")
     else:
         made_at = datetime.fromtimestamp(manifest.made_at, timezone.utc).isoformat(sep=" ", timespec="minutes")
+        log = shlex.quote(clean(str(Path(manifest.home, AUDIT_FILE))))  # the backup names it, and the operator may copy it
         yield (
-            f"no newer audit log was found: a device that was revoked after {made_at} is let in again. Revoke it anew, or "
-            "restore with --audit-log and the audit.jsonl of the home that this one replaces"
+            f"no newer audit log was given: a device that was revoked after {made_at} is let in again. Revoke it anew, or "
+            f"restore with the log of the home that this one replaces: --audit-log {log}"
         )
 
     async def work() -> list[str]:

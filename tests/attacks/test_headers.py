@@ -1,4 +1,4 @@
-"""HTTP/2 headers without end (CONTINUATION), from the holder of a token, a device, and a device that is revoked."""
+"""HTTP/2 headers and other frames without end: from the holder of a token, a device, a revoked one, and many at once."""
 
 from __future__ import annotations
 
@@ -7,24 +7,34 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
+from safetensors.numpy import save
 
 from attune.common.identity.credential import Credential
 from attune.common.identity.token import JoinToken
+from attune.common.pb import federation_pb2 as pb
+from attune.common.wire.digest import digest_of
 from tests.attacks.conftest import Victim
-from tests.e2e.harness import Server
+from tests.e2e.hand import Hand, moved
+from tests.e2e.harness import Federation, Server
 
 MOST_SENT = 512 << 20  # bytes that one connection gets rid of before it is dropped, on a slow machine
 MOST_GROWTH_KB = 400_000
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-SETTINGS, HEADERS, CONTINUATION = 4, 1, 9
+DATA, HEADERS, SETTINGS, CONTINUATION = 0, 1, 4, 9
+END_STREAM, END_HEADERS = 1, 4
+linux = pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not count bytes")
 
 
-def frame(kind: int, stream: int, data: bytes) -> bytes:
-    """Return a frame without flags: a block of headers that goes on."""
-    return len(data).to_bytes(3, "big") + bytes([kind, 0]) + stream.to_bytes(4, "big") + data
+def frame(kind: int, stream: int, data: bytes, flags: int = 0) -> bytes:
+    """Return a frame. Without flags, a block of headers goes on."""
+    return len(data).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + data
 
 
 def field(name: bytes, value: bytes) -> bytes:
@@ -32,8 +42,12 @@ def field(name: bytes, value: bytes) -> bytes:
     return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
+def more(stream: int) -> bytes:
+    return b"".join(frame(CONTINUATION, stream, field(b"a" * 100, b"b" * 120) * 60) for _ in range(10))
+
+
 FIRST = b"\x83\x87" + field(b":path", b"/attune.v1.Federation/Submit") + field(b"content-type", b"application/grpc")
-MORE = b"".join(frame(CONTINUATION, 1, field(b"a" * 100, b"b" * 120) * 60) for _ in range(10))
+FIRST += field(b":authority", b"x") + field(b"te", b"trailers")
 
 
 def connect(port: int, credential: Credential, folder: Path) -> ssl.SSLSocket:
@@ -44,14 +58,16 @@ def connect(port: int, credential: Credential, folder: Path) -> ssl.SSLSocket:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
     context.set_alpn_protocols(["h2"])
-    return context.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=10))
+    held = context.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=60))
+    held.sendall(PREFACE + frame(SETTINGS, 0, b""))
+    return held
 
 
 def resident_kb(server: Server) -> int:
     return int(subprocess.run(["ps", "-o", "rss=", "-p", str(server.popen.pid)], capture_output=True, check=True).stdout)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not count bytes")
+@linux
 @pytest.mark.parametrize("who", ["token", "device", "revoked device"])
 def test_headers_without_end_are_cut_off(victim: Victim, who: str) -> None:
     if who == "token":
@@ -62,13 +78,129 @@ def test_headers_without_end_are_cut_off(victim: Victim, who: str) -> None:
         if who == "revoked device":
             victim.federation.command("fedserver", "revoke", mallory.name)
         mallory.close()
-    before, sent = resident_kb(victim.server), 0
+    before, sent, headers = resident_kb(victim.server), 0, more(1)
     held = connect(victim.server.port, credential, victim.scratch())
     with contextlib.suppress(OSError):
-        held.sendall(PREFACE + frame(SETTINGS, 0, b"") + frame(HEADERS, 1, FIRST))
+        held.sendall(frame(HEADERS, 1, FIRST))
         while sent < MOST_SENT:
-            held.sendall(MORE)
-            sent += len(MORE)
+            held.sendall(headers)
+            sent += len(headers)
     held.close()
-    assert sent < MOST_SENT
+    assert 0 < sent < MOST_SENT
     assert resident_kb(victim.server) - before < MOST_GROWTH_KB
+
+
+FRAMES = {
+    "SETTINGS": frame(SETTINGS, 0, b"\0\4\0\1\0\0"),
+    "PING": frame(6, 0, b"12345678"),
+    "WINDOW_UPDATE": frame(8, 0, b"\0\0\0\1"),
+    "PRIORITY": frame(2, 1, b"\0\0\0\0\1"),
+}
+
+
+def taken_back(stream: int) -> bytes:
+    """Return a call that is taken back at once."""
+    return frame(HEADERS, stream, FIRST, END_HEADERS) + frame(3, stream, b"\0\0\0\x08")
+
+
+@linux
+@pytest.mark.parametrize("kind", [*FRAMES, "RST_STREAM"])
+def test_frames_without_end_of_a_revoked_device_are_cut_off(victim: Victim, kind: str) -> None:
+    """Its answers are not read."""
+    mallory = victim.stranger()
+    victim.federation.command("fedserver", "revoke", mallory.name)
+    mallory.close()
+    before, sent = resident_kb(victim.server), 0
+    held = connect(victim.server.port, mallory.credential, victim.scratch())
+    with contextlib.suppress(OSError):
+        for stream in range(1, 1 << 30, 2):
+            frames = FRAMES[kind] * 500 if kind in FRAMES else taken_back(stream)
+            held.sendall(frames)
+            sent += len(frames)
+            if sent > MOST_SENT:
+                break
+    held.close()
+    assert 0 < sent < MOST_SENT
+    assert resident_kb(victim.server) - before < MOST_GROWTH_KB
+
+
+DEVICES, FLOODS = 200, 20
+FLAGS = ("--method", "fedavg", "--model", "dnn", "--min-clients", str(DEVICES), "--rounds", "1", "--join-uses", "999")
+FLAGS += ("--set", "model.hidden=[20000]", "--set", "round.stall_s=0", "--set", "round.deadline_s=600")
+
+
+class HalfUpload:
+    """A device that sends the first half of its update, and the second half when it is told."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self.hand = Hand(server.port, server.join_token, name)
+        self.stream = self.hand.connect()
+        self.half_sent, self._go_on = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self.received = 0
+
+    def begin(self) -> None:
+        self._order = self.stream.next("order")
+        served = self.hand.served(self._order)
+        self._part = self._order.returns[0].part
+        self._data = save(moved(served[self._part], 1.0))
+        self._thread.start()
+
+    def _send(self) -> None:
+        target = pb.UploadTarget(order_id=self._order.id, part=self._part, digest=digest_of(self._data), size=len(self._data))
+        metadata = (("attune-upload-bin", target.SerializeToString()),)
+        call = self.hand.channel.stream_unary("/attune.v1.Blobs/Upload", response_deserializer=pb.UploadReply.FromString)
+        with contextlib.suppress(grpc.RpcError):
+            self.received = int(call(self._halves(), metadata=metadata, timeout=600).received)
+
+    def _halves(self) -> Iterator[bytes]:
+        half = len(self._data) // 2
+        yield self._data[:half]
+        self.half_sent.set()
+        self._go_on.wait()
+        yield self._data[half:]
+
+    def end(self) -> pb.Receipt:
+        self._go_on.set()
+        self._thread.join()
+        assert self.received == len(self._data), "the upload was cut"
+        ref = pb.BlobRef(part=self._part, digest=digest_of(self._data), size=len(self._data))
+        return self.hand.submit(self._order.id, [ref], loss=0.5, accuracy_before=0.5, accuracy_after=0.75, test_samples=5)
+
+
+def refused_then_headers(held: ssl.SSLSocket) -> int:
+    """Make a call that is refused, send headers until the connection is cut, and return how many bytes went."""
+    held.sendall(frame(HEADERS, 1, FIRST, END_HEADERS) + frame(DATA, 1, bytes(5), END_STREAM))
+    heard = b""
+    while b"token-refused" not in heard:
+        heard += held.recv(1 << 16)
+    sent, headers = 0, more(3)
+    with contextlib.suppress(OSError):
+        held.sendall(frame(HEADERS, 3, FIRST))
+        while sent < MOST_SENT:
+            held.sendall(headers)
+            sent += len(headers)
+    return sent
+
+
+@linux
+def test_headers_on_many_connections_are_cut_off_and_200_uploads_are_not(tmp_path: Path) -> None:
+    """All come from one address, as behind a proxy. The bounds are in tests/fedserver/rpc/test_unread_bytes.py."""
+    federation = Federation(tmp_path)
+    try:
+        server = federation.server(*FLAGS)
+        used_up = federation.command("fedserver", "token").stdout.strip()
+        Hand(server.port, used_up, "first").close()
+        devices = [HalfUpload(server, f"d{number}") for number in range(DEVICES)]
+        for device in devices:
+            device.begin()
+        for device in devices:
+            assert device.half_sent.wait(60)
+        credential = JoinToken.parse(used_up).bootstrap()
+        floods = [connect(server.port, credential, tmp_path / f"key{number}") for number in range(FLOODS)]
+        with ThreadPoolExecutor(FLOODS) as pool:
+            assert max(pool.map(refused_then_headers, floods)) < MOST_SENT
+        assert {device.end().status for device in devices} == {pb.Receipt.STATUS_ACCEPTED}
+        federation.await_status(lambda status: status["round"] == 1)
+    finally:
+        federation.close()

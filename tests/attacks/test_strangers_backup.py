@@ -143,6 +143,15 @@ def test_a_backup_brings_nothing_but_its_own_files_and_tables(good: Path, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir() if path.name not in ("secret", "outside")) == ["backup"]
 
 
+def test_a_backup_names_no_log_that_is_read(good: Path, tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").write_bytes(b"a secret\n")
+    shutil.copytree(good / "backup", tmp_path / "backup")
+    manifest = msgspec.json.decode((good / "backup" / "MANIFEST.json").read_bytes())
+    (tmp_path / "backup" / "MANIFEST.json").write_bytes(msgspec.json.encode(manifest | {"home": str(tmp_path)}))
+    code, said = fedserver("restore", "--from", tmp_path / "backup", "--home", tmp_path / "new")
+    assert code == 0 and "left out" not in said and f"--audit-log {tmp_path / 'audit.jsonl'}" in said
+
+
 def test_verify_names_a_trigger_in_a_home(good: Path, tmp_path: Path) -> None:
     shutil.copytree(good / "home", tmp_path / "home")
     with closing(sqlite3.connect(tmp_path / "home" / "state.sqlite")) as db:

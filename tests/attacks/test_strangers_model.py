@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from attune.common.errors import SettingError
+from attune.common.errors import NoModel, SettingError
+from attune.common.models.registry import size_bytes
+from attune.common.plan import ModelSpec
+from attune.common.text import from_json
 from attune.fedclient.cli import main
 from attune.fedclient.model.artifact import Model
 from tests.fedclient.conftest import tabular_shard
@@ -71,3 +75,26 @@ def test_python_runs_it_after_consent_only(home: Path) -> None:
     assert not (home / "ran").exists()
     Model.load(home / "model", allow_models=["strangers_code:model"])
     assert (home / "ran").exists()
+
+
+def large(folder: Path) -> int:
+    """Let model.json describe a network of 257 MB, and return its bytes."""
+    info = json.loads((folder / "model.json").read_text())
+    info["model"]["name"], info["model"]["options"] = "dnn", {"hidden": [8000, 8000]}
+    (folder / "model.json").write_text(json.dumps(info | {"files": {}}))
+    return size_bytes(from_json(json.dumps(info["model"]), ModelSpec))
+
+
+def test_a_file_with_holes_does_not_hold_a_model(tmp_path: Path) -> None:
+    model_in(tmp_path, kind="tabular", columns=("a", "b", "c"))
+    size = large(tmp_path / "model")
+    os.truncate(tmp_path / "model" / "model.safetensors", size)
+    with pytest.raises(NoModel, match="hold"):
+        Model.load(tmp_path / "model")
+
+
+def test_a_file_that_is_no_part_of_a_model_does_not_hold_it(tmp_path: Path) -> None:
+    model_in(tmp_path, kind="tabular", columns=("a", "b", "c"))
+    (tmp_path / "model" / "more.safetensors").write_bytes(bytes(large(tmp_path / "model") // 4))
+    with pytest.raises(NoModel, match="hold"):
+        Model.load(tmp_path / "model")

@@ -147,3 +147,15 @@ def test_the_package_of_what_a_home_names_is_known_before_it_is_loaded(install: 
     ]
     assert [code_in(settings) for settings in named] == [{"demo-plugin"}] * 4
     assert "demo_plugin" not in sys.modules
+
+
+def test_a_component_that_another_package_offers_after_consent_is_refused(install: Any) -> None:
+    """The entry point of an allowed package goes, and that of another package takes its name."""
+    site = install("demo-plugin", "2.1")
+    plan = plan_of({"method": {"name": "fedavg"}, "model": {"name": "demo"}})
+    refused_or_not(plan, "demo-plugin")
+    (site / "demo_plugin-2.1.dist-info" / "entry_points.txt").write_text("")
+    install("other-plugin", "1.0")
+    with pytest.raises(WireError, match="other-plugin, which it does not list"):
+        refused_or_not(plan, "demo-plugin")
+    assert "other_plugin" not in sys.modules

@@ -11,7 +11,6 @@ Shapes: N trained devices, M numbers of a description, E numbers of an embedding
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +19,7 @@ from torch import nn
 
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.models.description import description_size
+from attune.fedserver.core.scale import LARGEST
 
 if TYPE_CHECKING:
     from attune.fedserver.lab.aggregators.base import Aggregator, Vault
@@ -131,7 +131,9 @@ class ToldDescriptions:
     def take(self, descriptions: Mapping[str, Sequence[float]]) -> bool:
         """Note descriptions by client, and return whether all have the form of the model's; one of another form is ignored."""
         fitting = {
-            client: said for client, said in descriptions.items() if len(said) == self._size and all(map(math.isfinite, said))
+            client: said
+            for client, said in descriptions.items()
+            if len(said) == self._size and all(abs(number) <= LARGEST for number in said)
         }
         for client, said in fitting.items():
             self.by_client[client] = said

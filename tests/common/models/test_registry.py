@@ -247,3 +247,25 @@ def test_a_model_of_few_bytes_has_no_endless_layers(name, kind, shape, options):
     """Building millions of modules would take hours, whatever their size; a peer or a folder may ask for it."""
     with pytest.raises(SettingError, match="<= 1000"):
         registry.size_bytes(ModelSpec(name, kind, shape, 3, options=options))
+
+
+def bert(**config: object) -> ModelSpec:
+    sizes = {"hidden_size": 1, "num_attention_heads": 1, "intermediate_size": 1} | config
+    return ModelSpec("huggingface", "tokens", (8,), 3, 10, {"type": "bert", "config": sizes})
+
+
+def test_the_size_of_a_hugging_face_model_is_that_of_its_tensors():
+    spec = bert(num_hidden_layers=2)
+    tensors = registry.build(spec, 0).state_dict().values()
+    assert registry.size_bytes(spec) == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def test_a_config_with_endless_layers_ends_within_the_bound_on_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(registry, "MEASURING_S", 3)
+    with pytest.raises(SettingError, match="within 3 s"):
+        registry.size_bytes(bert(num_hidden_layers=100_000_000))
+
+
+def test_what_a_process_says_of_a_wrong_config_is_told():
+    with pytest.raises(SettingError, match="no Hugging Face model 'nothing'"):
+        registry.size_bytes(ModelSpec("huggingface", "tokens", (8,), 3, 10, {"type": "nothing"}))

@@ -172,6 +172,13 @@ def test_a_device_that_contradicts_more_than_two_thirds_is_refused_by_name(odd: 
     assert united(usual, None)[0]["ada"].schema == USUAL
 
 
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
+def test_three_of_ten_that_contradict_are_refused(odd: Schema) -> None:
+    usual = {f"h{number}": profile(USUAL) for number in range(7)}
+    together, refused = united({**usual, **dict.fromkeys(("aaa", "bbb", "ccc"), profile(odd))}, None)
+    assert set(refused) == {"aaa", "bbb", "ccc"} and together["h0"].schema == USUAL
+
+
 def test_a_conflict_without_a_majority_of_two_thirds_stops() -> None:
     usual, odd = profile(site(h=Column("number"))), profile(site(h=Column("date")))
     two_thirds = {"ada": usual, "bob": usual, "eve": odd}

@@ -35,6 +35,7 @@ from attune.fedserver.ports.blobs import Blobs, Damaged
 from attune.fedserver.ports.ledger import Certificate, Ledger, Token
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.auth import ABOUT_ORDERS, Auth
+from attune.fedserver.rpc.connection_limiter import Bounds, ConnectionLimiter
 from attune.fedserver.rpc.health import watch
 from attune.fedserver.view.status import status
 from attune.fedserver.view.status_text import render_status
@@ -256,8 +257,8 @@ def test_calls_about_orders_wait_until_the_orders_are_out_again(monkeypatch: pyt
 
     async def scenario() -> None:
         ready, context = asyncio.Event(), SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1")
-        nobody = cast(Any, None)
-        auth = Auth(nobody, steps.Troubles(), nobody, nobody, ready)
+        nobody, limiter = cast(Any, None), ConnectionLimiter(Bounds.of(256), 10.0)
+        auth = Auth(nobody, steps.Troubles(), nobody, limiter, ready)
         assert await auth._wrap("/attune.v1.Federation/Connect", answer, None)(None, context) == "answered"
         early = [asyncio.create_task(auth._wrap(method, answer, None)(None, context)) for method in ABOUT_ORDERS]
         _, pending = await asyncio.wait(early, timeout=0.1)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import socket
+import sys
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +16,7 @@ from attune.common import aio
 from attune.fedserver import process
 from attune.fedserver.rpc import connection_limiter, server
 from attune.fedserver.rpc.connection_limiter import Bounds, ConnectionLimiter, address_of, shut, sockets
-from attune.fedserver.rpc.unread_bytes import BEFORE_A_CALL, Traffic
+from attune.fedserver.rpc.unread_bytes import BEFORE_A_CALL, UNREAD, Traffic
 
 PORT = 7
 
@@ -79,9 +82,27 @@ def test_a_large_first_message_may_be_here_before_its_call(monkeypatch: pytest.M
     keeper = ConnectionLimiter(Bounds.of(256), 10.0)
     look = keeper.look(PORT, 1.0)
     assert (fds(look.too_much), look.flooded) == ([], True), "the next look must be soon"
-    keeper.came("ipv4:10.0.0.1:1000", "ada")
-    look = keeper.look(PORT, 1.05)
+    for number, name in ((1, "ada"), (2, "eve")):
+        keeper.came(f"ipv4:10.0.0.{number}:1000", name)
+    with keeper.accepted("ipv4:10.0.0.1:1000"):  # eve's call is refused, which raises no bound
+        look = keeper.look(PORT, 1.05)
     assert (fds(look.too_much), look.flooded) == ([4], True)
+
+
+def test_an_accepted_call_raises_the_bound_while_it_lasts_and_a_minute_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    received = [0]
+    monkeypatch.setattr(connection_limiter, "sockets", lambda port: [(3, ("10.0.0.1", 1000), Traffic(0, received[0]))])
+    keeper = ConnectionLimiter(Bounds.of(256), 10.0)
+    keeper.came("ipv4:10.0.0.1:1000", "ada")
+    with keeper.accepted("ipv4:10.0.0.1:1000"):
+        for at in range(0, 7200, 60):
+            received[0] += 1 << 20
+            assert fds(keeper.look(PORT, float(at)).too_much) == []
+    received[0] += UNREAD
+    assert fds(keeper.look(PORT, 7140.1).too_much) == []
+    assert fds(keeper.look(PORT, 7199.0).too_much) == []
+    assert fds(keeper.look(PORT, 7260.0).too_much) == [], "suspected"
+    assert fds(keeper.look(PORT, 7260.1).too_much) == [3]
 
 
 def test_who_enrols_has_called_and_has_the_time_of_a_handshake(present: dict[int, tuple[str, int]]) -> None:
@@ -102,7 +123,7 @@ def test_the_guard_gives_memory_back_once_and_maps_small_blocks_before_the_plan(
     ended: list[int] = []
     mapped: list[int] = []
     keeper = ConnectionLimiter(Bounds.of(4096), 10.0)
-    monkeypatch.setattr(server, "LOOK_S", 0.0)
+    monkeypatch.setattr(connection_limiter, "LOOK_S", 0.0)
     monkeypatch.setattr(process, "return_free_memory", lambda: ended.append(keeper.ended))
     monkeypatch.setattr(process, "map_blocks", mapped.append)
 
@@ -110,8 +131,9 @@ def test_the_guard_gives_memory_back_once_and_maps_small_blocks_before_the_plan(
         nobody = SimpleNamespace(tell=print, set=print, clear=lambda step: None)
         parts = SimpleNamespace(
             _registrar=SimpleNamespace(tls=SimpleNamespace(handshakes=0)), _connections=keeper, _port=PORT, _refusals=nobody,
-            _coordinator=SimpleNamespace(troubles=nobody, plan=None),
+            _coordinator=SimpleNamespace(troubles=nobody, plan=None), _mapped=0, _returned=0,
         )  # fmt: skip
+        parts._looked = functools.partial(server.GrpcServer._looked, cast(Any, parts))
         guard = asyncio.create_task(server.GrpcServer._guard(cast(Any, parts)))
         for held in (server.MANY_ENDED, 1, 0):  # one fewer than many end, then the last
             present.clear()
@@ -155,9 +177,14 @@ def test_real_sockets_of_the_port_are_found_and_shut_and_no_others(family: socke
             assert {fd: peer for fd, peer, _ in sockets(port)} == {ours.fileno(): mine.getsockname()[:2]}
             [(fd, _, _)] = sockets(port)
             wrong = connection_limiter.Socket(fd, ("10.0.0.1", 1), 0.0)
-            assert not shut([wrong]), "the descriptor has become another's"
-            assert shut([connection_limiter.Socket(fd, mine.getsockname()[:2], 0.0)]) == {host: 1}
-            assert mine.recv(1) == b""
+            shut([wrong])  # the descriptor has become another's
+            mine.sendall(b"never read")
+            assert {fd: peer for fd, peer, _ in sockets(port)} == {ours.fileno(): mine.getsockname()[:2]}
+            shut([connection_limiter.Socket(fd, mine.getsockname()[:2], 0.0)])
+            with contextlib.suppress(ConnectionResetError):
+                assert mine.recv(1) == b""
+            with contextlib.suppress(ConnectionResetError):
+                assert ours.recv(10) == b"" or sys.platform != "linux", "what was not read is dropped"
             theirs.sendall(b"x")
             assert apart.recv(1) == b"x"
 

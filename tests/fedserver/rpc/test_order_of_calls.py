@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -35,7 +36,7 @@ def test_an_update_does_not_overtake_its_upload_and_others_wait_for_nothing(monk
     async def scenario() -> None:
         ready, registrar, answered = asyncio.Event(), SlowOnce(), list[str]()
         ready.set()
-        limiter = cast(Any, SimpleNamespace(came=lambda peer, fingerprint: None))
+        limiter = cast(Any, SimpleNamespace(came=lambda peer, fingerprint: None, accepted=contextlib.nullcontext))
         checked = auth.Auth(cast(Any, registrar), Troubles(), cast(Any, None), limiter, ready)
 
         def call(method: str, peer: str) -> asyncio.Task[Any]:

@@ -10,7 +10,8 @@ import torch
 
 from attune.common.models.description import description_size, moments
 from attune.common.models.registry import build
-from attune.fedserver.lab.aggregators.described import BANDWIDTHS, DescriptionRegression
+from attune.common.plan import ModelSpec
+from attune.fedserver.lab.aggregators.described import BANDWIDTHS, DescriptionRegression, ToldDescriptions
 from tests.fedserver.bench import Bench, plan
 
 NAMES = ["a", "b", "c", "d", "e", "f"]
@@ -151,3 +152,13 @@ def test_a_recipe_has_the_same_bytes_in_every_process(tmp_path) -> None:
     bench.engine.serve(newcomers)
     bench.close(a=(0.3, 3))
     assert list(bench.engine._recipes[0].descriptions) == ["a", *newcomers]
+
+
+@pytest.mark.parametrize("lie", [1e308, -1e101, math.inf, math.nan])
+def test_numbers_of_which_no_mean_can_be_made_are_no_description(lie: float) -> None:
+    model = build(ModelSpec("dnn", "tabular", (3,), 2, options={"hidden": [4]}), 0)
+    told = ToldDescriptions(model, lambda spec, vault: None)  # type: ignore[arg-type, return-value]
+    said = [1.0] * description_size(model)
+    assert told.take({"ada": said})
+    assert not told.take({"eve": [lie, *said[1:]]})
+    assert told.by_client == {"ada": said}
