@@ -31,7 +31,7 @@ OBJECTIVES = {
     "frozen-private": "objectives.alternating:FrozenPrivate",
     "alternating": "objectives.alternating:Alternating",
     "two-heads": "objectives.two_heads:TwoHeads",
-    "sums": "objectives.sums:Sums",
+    "sums": "objectives.sums:SampleSums",
 }
 PREDICTORS = {
     "model": "predictors.base:PlainPredictor",

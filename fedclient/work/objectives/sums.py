@@ -25,7 +25,7 @@ from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Objective
 from attune.fedclient.work.objectives.network import Network
 
 
-class Sums(Objective[SumsSettings]):
+class SampleSums(Objective[SumsSettings]):
     """G, B and s over all training samples, and the errors of models that are drawn from the served weights.
 
     He et al., AFL, CVPR 2025; the letters are those of common.methods.ridge.

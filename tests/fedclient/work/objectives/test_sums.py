@@ -11,11 +11,11 @@ from attune.common.methods.settings.predictors import ClosedFormPredictorSetting
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask
-from attune.fedclient.work.objectives.sums import Sums
+from attune.fedclient.work.objectives.sums import SampleSums
 from attune.fedclient.work.predictors.closed_form import ClosedFormPredictor
 from tests.fedclient.work.objectives.conftest import MakeTask
 
-OBJECTIVE, PREDICTOR = Sums(SumsSettings()), ClosedFormPredictor(ClosedFormPredictorSettings())
+OBJECTIVE, PREDICTOR = SampleSums(SumsSettings()), ClosedFormPredictor(ClosedFormPredictorSettings())
 N, D, C = 23, 9, 3  # 8 random features, and the constant
 
 
