@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from attune.fedserver.rpc.server import LOOK_S
+from attune.fedserver.rpc.connection_limiter import LOOK_S
 from tests.e2e.hand import Hand, refusal
 from tests.e2e.harness import Federation, tabular_shard
 from tests.fedserver.web.conftest import Page

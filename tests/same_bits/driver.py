@@ -58,7 +58,7 @@ METHODS = [
     "vanilla-personalized",
 ]
 # Methods that the first revision does not have.
-NEWER = ["apfl", "fedala", "fedbabu", "feddbe", "fedsa-lora", "fedtp-lora", "mr-mtl"]
+NEWER = ["analytic", "apfl", "fedala", "fedbabu", "feddbe", "fedsa-lora", "fedtp-lora", "mr-mtl"]
 OVER_THE_NETWORK = ["fedavg", "fedtp", "fedmcsa", "fedper", "pfedme", "ditto"]
 SAMPLED = {"round.clients": 3, "round.evaluate_every": 1}
 # Variants of a round that the methods' defaults do not use: method, settings, other arguments of attune.simulate, by name.

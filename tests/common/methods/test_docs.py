@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -13,10 +14,13 @@ from attune.common.methods.registry import get, names
 PAGES = Path(__file__).parents[3] / "docs" / "methods"
 
 
-def test_one_page_a_method_and_all_in_the_index():
-    assert {page.stem for page in PAGES.glob("*.md")} - {"README"} == set(names())
+def test_every_method_has_a_page_and_all_are_in_the_index():
     index = (PAGES / "README.md").read_text(encoding="utf-8")
-    assert all(f"[{name}.md]({name}.md)" in index for name in names())
+    pages = dict(re.findall(r"^\| `([^`]+)`.*\| \[[^]]+\]\(([^)]+)\) \|$", index, re.MULTILINE))
+    assert set(pages) == set(names())
+    assert {page.name for page in PAGES.glob("*.md")} - {"README.md"} == set(pages.values())
+    assert all(f"`{name}`" in (PAGES / page).read_text(encoding="utf-8") for name, page in pages.items())
+    assert all(page in (f"{name}.md", "ablations.md") for name, page in pages.items())
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -68,7 +68,8 @@ class Called:
 
         async def abort(code: object, details: str, metadata: object) -> None: ...
 
-        limiter, ready = SimpleNamespace(came=lambda peer, fingerprint: None), asyncio.Event()
+        limiter = SimpleNamespace(came=lambda peer, fingerprint: None, accepted=lambda peer: nullcontext())
+        ready = asyncio.Event()
         refusals: Any = SimpleNamespace(note=lambda error, *who: None, tell=lambda kind, text, *who: self.refused.append(text))
         checked = auth.Auth(cast(Any, SimpleNamespace(caller=caller)), self.troubles, refusals, cast(Any, limiter), ready)
         context: Any = SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1", auth_context=dict, abort=abort)
