@@ -36,7 +36,7 @@ def test_a_method_runs_to_the_end_and_every_device_can_use_its_model(
         "method": {"name": method},
         "round": {"rounds": 2},
         "train": {"local_epochs": 1},
-        "model": {"name": LORA} if method in ADAPTED else {"width": 8, "depth": 1, "heads": 2},
+        "model": {"name": LORA} if method in ADAPTED else {} if method == "analytic" else {"width": 8, "depth": 1, "heads": 2},
     }
     network = host(tmp_path, shards, settings, keep="personalized", allow_models=(LORA,))
     status = status_of(network.home)
