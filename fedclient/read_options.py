@@ -22,6 +22,7 @@ Array = npt.NDArray[Any]
 _THRESHOLD = re.compile(r"\s*(?P<name>[^<>]+?)\s*>\s*(?P<number>[-+]?\d+(?:\.\d+)?)\s*")
 AUTO, NONE = "auto", "none"  # in --schema
 _MISSING, _DECIMALS = ("refuse", "median"), ("point", "comma")
+_SCALES = ("", "device", "federation", "none")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class ReadOptions:
     proposes: bool = False  # the sites' proposals are merged into one schema before the table is used
     mappings: tuple[str, ...] = ()  # of the site's names and values to those of the federation: fedclient.data.table_mapping
     decimal: Literal["point", "comma"] = "point"
+    standardise: Literal["", "device", "federation", "none"] = ""  # how series and tables are scaled; "": as meta.json says
 
     @classmethod
     def of(
@@ -62,6 +64,7 @@ class ReadOptions:
         schema: str | Path | Schema = "",
         map: Sequence[str] = (),
         decimal: str = "point",
+        standardise: str | None = None,
     ) -> ReadOptions:
         """Return the options that a user typed.
 
@@ -79,6 +82,9 @@ class ReadOptions:
             raise SettingError(f"unknown way {missing!r} to treat missing values{nearest(missing, _MISSING)}")
         if decimal not in _DECIMALS:
             raise SettingError(f"unknown mark {decimal!r} before a fraction{nearest(decimal, _DECIMALS)}")
+        standardise = standardise or ""
+        if standardise not in _SCALES:
+            raise SettingError(f"unknown way {standardise!r} to scale columns{nearest(standardise, _SCALES)}")
         return cls(
             label=match["name"] if match else label.strip(),
             threshold=_number(match["number"]) if match else None,
@@ -96,12 +102,13 @@ class ReadOptions:
             proposes=schema == AUTO,
             mappings=tuple(map),
             decimal=cast(Literal["point", "comma"], decimal),
+            standardise=cast(Literal["", "device", "federation", "none"], standardise),
         )
 
     @property
     def of_tables(self) -> ReadOptions:
         """The options without those that arrays have too."""
-        return replace(self, task=PLAIN.task, missing=PLAIN.missing, missing_words=())
+        return replace(self, task=PLAIN.task, missing=PLAIN.missing, missing_words=(), standardise="")
 
     def with_schema(self, schema: Schema, names: Collection[str]) -> ReadOptions:
         """Return the options to read a table with these columns by a schema.

@@ -13,7 +13,21 @@ if TYPE_CHECKING:
     from attune.fedclient.read_options import ReadOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
-NAMES = ("label", "columns", "apart", "split", "group", "key", "missing", "missing_words", "task", "schema", "map", "decimal")
+NAMES = (
+    "label",
+    "columns",
+    "apart",
+    "split",
+    "group",
+    "key",
+    "missing",
+    "missing_words",
+    "task",
+    "schema",
+    "map",
+    "decimal",
+    "standardise",
+)
 
 baseline_option = click.option(
     "--baseline", type=click.Choice(["alone", "local", "alone+local", "none"]),
@@ -63,6 +77,12 @@ def table_options(command: F) -> F:
             default="",
             metavar="A,B",
             help="All words that mean a missing value; `usual` stands for NA, nan, None, ?, - and such.  [default: usual]",
+        ),
+        click.option(
+            "--standardise",
+            type=click.Choice(["device", "federation", "none"]),
+            help="Scale series and tables by this device's numbers, or by all devices' (with --disclose statistics).  "
+            "[default: device]",
         ),
         click.option(
             "--schema",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from typing_extensions import Self
@@ -22,6 +22,7 @@ from attune.fedclient.data.csv_file import plain_name
 from attune.fedclient.data.describe import describe
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.shard import Declared, Shard, load_shard, make_shard
+from attune.fedclient.data.source import with_values
 from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
@@ -134,10 +135,8 @@ def shard_of(name: str, given: Any, table: ReadOptions = PLAIN, tokens: bool = F
         return LazyShard.on_disk(Path(given), table, tokens=tokens)
     _check_masks(name, given, table.missing)
     train, test = _parts(name, given, table.task == "classes")
-    missing: Literal["refuse", "median"] = "median" if table.missing == "median" else "refuse"
-    words = list(table.missing_words) or None
     columns = None if tokens else _columns_of(name, given)
-    meta = Meta(task=table.task, missing=missing, missing_words=words, columns=columns)
+    meta = with_values(Meta(task=table.task, columns=columns), table)
     return LazyShard.in_memory(make_shard(Path(name), name, train, test, meta, tokens=tokens))
 
 

@@ -265,8 +265,8 @@ def _check_own_scale(shard: Shard, plan: Plan, what: str) -> None:
     if configured_on_device(plan).objective.adds_up:
         raise ShardError(
             f"the {what} of shard {shard.name} would be scaled by its own statistics, but method {plan.method} adds up numbers "
-            'of all devices. Set "standardise": "federation" in meta.json and start all with --disclose statistics; or scale '
-            'the data yourself, and set "standardise": false'
+            "of all devices. Start all with --standardise federation --disclose statistics; or scale the data yourself, with "
+            "--standardise none"
         )
 
 

@@ -14,7 +14,7 @@ from attune.common.schema import Schema
 from attune.common.task import TaskName
 from attune.fedclient.data.arrays import Array, names_in, read_arrays
 from attune.fedclient.data.describe import describe
-from attune.fedclient.data.meta import Meta, read_meta
+from attune.fedclient.data.meta import Meta, Standardise, read_meta
 from attune.fedclient.data.samples import samples_of
 from attune.fedclient.data.table import DataTable, may_be_table
 from attune.fedclient.data.table_mapping import table_of
@@ -63,7 +63,7 @@ def read_source(path: Path, options: ReadOptions = PLAIN) -> DataSource:
     if not path.exists():
         raise ShardError(f"there is no shard at {path}; --data takes a folder with train.npz, one .npz file, or a table (.csv)")
     source = _read_folder(path) if path.is_dir() else _read_npz(path)
-    return replace(source, meta=_with_missing(_with_task(source.meta, options.task, path), options))
+    return replace(source, meta=with_values(_with_task(source.meta, options.task, path), options))
 
 
 def _check_regular(path: Path) -> None:
@@ -77,10 +77,13 @@ def _check_regular(path: Path) -> None:
             raise ShardError(f"cannot read {file}: it is no regular file")
 
 
-def _with_missing(meta: Meta, options: ReadOptions) -> Meta:
-    """Return `meta` with what the options say about missing values."""
+def with_values(meta: Meta, options: ReadOptions) -> Meta:
+    """Return `meta` with what the options say about missing values and scales."""
     if options.missing_words:
         meta = msgspec.structs.replace(meta, missing_words=list(options.missing_words))
+    if options.standardise:
+        scaled: Standardise = "federation" if options.standardise == "federation" else options.standardise == "device"
+        meta = msgspec.structs.replace(meta, standardise=scaled)
     return msgspec.structs.replace(meta, missing="median") if options.missing == "median" else meta
 
 
@@ -124,7 +127,7 @@ def source_of_table(table: DataTable, options: ReadOptions) -> DataSource:
     keys = table.labels(options.key, "the key") if options.key else None
     training = np.ones(len(x), dtype=bool) if test_N is None else ~test_N
     test = None if test_N is None else (x[~training], y[~training])
-    meta = with_outputs(_with_missing(Meta(kind="tabular", columns=names), options), table, options)
+    meta = with_outputs(with_values(Meta(kind="tabular", columns=names), options), table, options)
     if options.schema is not None:
         meta = _with_schema(meta, options.schema)
     groups_of_parts = (None, None) if groups is None else (groups[training], groups[~training] if test else None)

@@ -142,3 +142,17 @@ def test_columns_that_each_device_scales_by_itself_are_refused(clouds: dict[str,
     """A sum over differently scaled columns means nothing: the common model fell from 93.9 to 74.6 in a trial."""
     with pytest.raises(AttuneError, match="adds up numbers of all devices"):
         attune.simulate(clouds, settings=ANALYTIC, progress=False)
+
+
+def test_tables_of_sites_whose_columns_are_scaled_together(tmp_path: Path):
+    """A site's own table has no meta.json: --standardise federation says it."""
+    draws = np.random.default_rng(3)
+    tables = {}
+    for site in range(5):
+        age, dose = draws.normal(60, 10, 80), draws.normal(5 + site, 2, 80)
+        rows = [f"{a:.2f},{d:.2f},{'yes' if a / 10 + d > 11 + site else 'no'}" for a, d in zip(age, dose, strict=True)]
+        tables[f"s{site}"] = tmp_path / f"s{site}.csv"
+        tables[f"s{site}"].write_text("\n".join(["age,dose,event", *rows]))
+    result = attune.simulate(tables, settings=ANALYTIC, label="event", table={"standardise": "federation"}, progress=False)
+    assert result._plan.scale is not None and result._plan.column_names == ["age", "dose"]
+    assert np.mean([row.accuracy_before for row in last(result)]) > 0.8
