@@ -64,19 +64,20 @@ def test_both_means_and_who_is_best_by_hand() -> None:
     def device(name: str, test_samples: int, verdict: str, *accuracy: float) -> Outcome:
         return Outcome(name, 30, test_samples, dict(zip(COLUMNS, accuracy, strict=True)), Path(), verdict)
 
-    a = device("a", 10, "worse", 0.9, 0.2, 0.1, 0.2, 0.3, 0.8, 0.4)
-    b = device("b", 30, "unclear", 0.5, 0.8, 0.5, 0.6, 0.7, 0.7, 0.7)
+    a = device("a", 10, "worse", 0.9, 0.2, 0.1, 0.2, 0.3, 0.35, 0.8, 0.4)
+    b = device("b", 30, "unclear", 0.5, 0.8, 0.5, 0.6, 0.7, 0.65, 0.7, 0.7)
     lines = list(report([a, b]))
-    shares = ["0.900", "0.200", "0.100", "0.200", "0.300", "0.800", "0.400"]
-    assert lines[1].split()[3:] == ["constant", "alone", "Local", "FedAvg", "tuned", "FedTP", "kept", "best"]
+    shares = ["0.900", "0.200", "0.100", "0.200", "0.300", "0.350", "0.800", "0.400"]
+    assert lines[1].split()[3:] == ["constant", "alone", "Local", "FedAvg", "tuned", "analytic", "FedTP", "kept", "best"]
     assert lines[2].split() == ["a", "30", "10", *shares, "kept"], "no rivals: a constant, and a part of what is kept"
     assert lines[3].split()[-1] == "alone"
-    assert lines[4].split()[3:] == ["0.700", "0.500", "0.300", "0.400", "0.500", "0.750", "0.550"]
-    assert lines[5].split()[4:] == ["60", "40", "0.600", "0.650", "0.400", "0.500", "0.600", "0.725", "0.625"]
+    assert lines[4].split()[3:] == ["0.700", "0.500", "0.300", "0.400", "0.500", "0.500", "0.750", "0.550"]
+    assert lines[5].split()[4:] == ["60", "40", "0.600", "0.650", "0.400", "0.500", "0.600", "0.575", "0.725", "0.625"]
     assert lines[6] == "finds most labels: kept on 1 devices, alone on 1 devices"
     assert lines[7] == "what is kept is ahead of alone on 1 devices, behind on 1 (sign test, p = 1)"
     assert lines[10] == "what is kept is ahead of tuned on 1 devices, behind on 0 (sign test, p = 1)"
-    assert lines[11].endswith("better on 0, worse (harmed) on 1, too close to tell on 1")
+    assert lines[11] == "what is kept is ahead of analytic on 2 devices, behind on 0 (sign test, p = 0.5)"
+    assert lines[12].endswith("better on 0, worse (harmed) on 1, too close to tell on 1")
     earlier = list(
         report([replace(one, accuracy={key: v for key, v in one.accuracy.items() if key != "alone"}) for one in (a, b)])
     )
