@@ -12,7 +12,9 @@ from attune.common.errors import SettingError
 from attune.fedserver.app import ServerOptions, run
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.lab.declared import check_declared
+from tests.needs import needs
 
+pytestmark = needs("dp_accounting")
 AGE, DOSE = {"kind": "number", "range": [0, 120]}, {"kind": "number"}
 NOISE = {"unit": "example", "epsilon": 4.0}
 CLIENT = {"unit": "client", "epsilon": 4.0, "devices": 100}
