@@ -152,7 +152,7 @@ class Evaluation:
             kept=_kept(members) or self._own,
             weights={name: member.weight for name, member in members.items()},
             sharpness={name: member.sharpness for name, member in members.items()},
-            validation_samples=len(data.validation_x) if blend.likelihood else 0,
+            validation_samples=len(next(iter(blend.probability.values()))) if blend.likelihood else 0,
             fitted=dict(blend.fitted),
             likelihood_kept=likelihood_kept,
             **after,

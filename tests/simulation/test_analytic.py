@@ -94,7 +94,9 @@ def test_what_devices_keep_is_better_than_the_common_model_and_alone(digits: dic
     kept, alone = (np.mean([getattr(row, name) for row in rows]) for name in ("accuracy_kept", "accuracy_alone"))
     assert kept >= alone > 0.9
     assert all({"personalized", "alone"} <= row.likelihoods.keys() for row in rows)
-    assert all(kept.weights["personalized"] > 0 for kept in result._outcome.results.values())
+    for kept in result._outcome.results.values():
+        assert kept.weights["personalized"] > 0
+        assert 0 < kept.validation_samples <= kept.samples, "before, the device said that nothing could weigh its models"
 
 
 def test_numbers(numbers: dict[str, Path]):
