@@ -151,9 +151,8 @@ class Discloser:
 
     def _objection(self, plan: Plan | None, masked: bool, noisy: bool = False) -> str:
         """Return why this device gives no statistics; empty if it does. A server may ask although its plan has privacy."""
-        if not {"statistics", "masked-statistics"} & set(self._options.disclose) or (
-            not masked and "statistics" not in self._options.disclose
-        ):
+        enough = {"statistics", "masked-statistics"} if masked else {"statistics"}
+        if not enough & set(self._options.disclose):
             masks = "masked-statistics, or " if masked else ""
             return f"it discloses no statistics (fedclient --disclose {masks}statistics)"
         private = plan is not None and (plan.is_private or plan.noisy_sums is not None)

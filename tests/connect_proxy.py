@@ -92,7 +92,7 @@ class ConnectProxy:
 
     @property
     def asked(self) -> list[str]:
-        """What was asked for, such as "federation.invalid:50051 200"."""
+        """Target that was asked for, such as "federation.invalid:50051 200"."""
         return self.log.read_text().splitlines() if self.log.exists() else []
 
 

@@ -88,9 +88,13 @@ class Encodings:
                 "norm-limit": max_norm,
             }
             chosen = {name: transform for name, transform in self.transforms.items() if transform.applies_to(part)}
-            present = [*(name for name, used in steps.items() if used), *chosen, "method"]
-            excludes = {name: transform.excludes for name, transform in chosen.items()} | {"method": settings.excludes}
-            check_combination(part, excludes, present)
+            present = [*(name for name, used in steps.items() if used), *chosen]
+            check_combination(part, {name: transform.excludes for name, transform in chosen.items()}, present)
+            if wrong := sorted(settings.excludes.intersection(present)):
+                raise SettingError(
+                    f"{wrong[0]} cannot be combined with this method, whose {part} part is handed in as exact sums: leave it "
+                    "out (round.encoding, round.encodings, server.max_update_norm)"
+                )
 
     def _needed(self) -> Iterable[tuple[str, str]]:
         """Return (the setting that asks for it, the encoding), each encoding once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +21,38 @@ from attune.fedclient.model.artifact import Model, read_info
 ANALYTIC: dict[str, Any] = {"method": {"name": "analytic"}, "model": {"features": 60}}
 
 
-@pytest.fixture(scope="module")
-def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Write shards of two numbers to predict, which are not linear in three columns."""
-    folder, shards = tmp_path_factory.mktemp("numbers"), {}
+def sites(folder: Path, task: str, y_of: Callable[[np.ndarray, int], np.ndarray]) -> dict[str, Path]:
+    """Write four shards of three columns, with y by `y_of` (columns, number of the site)."""
+    shards = {}
     for site in range(4):
-        draws = np.random.default_rng(site)
-        x = draws.normal(size=(60, 3)).astype("f4")
-        y = np.stack([np.sin(2 * x[:, 0]) + x[:, 1], x[:, 2] ** 2 + 0.2 * site], axis=1).astype("f4")
-        place = folder / f"s{site}"
+        x = np.random.default_rng(site).normal(size=(60, 3)).astype("f4")
+        y, place = y_of(x, site), folder / f"s{site}"
         place.mkdir()
         np.savez(place / "train.npz", x=x[:40], y=y[:40])
         np.savez(place / "test.npz", x=x[40:], y=y[40:])
-        (place / "meta.json").write_bytes(msgspec.json.encode({"task": "regression", "standardise": "federation"}))
+        (place / "meta.json").write_bytes(msgspec.json.encode({"task": task, "standardise": "federation"}))
         shards[place.name] = place
     return shards
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Write shards of two numbers to predict, which are not linear in three columns."""
+
+    def y_of(x: np.ndarray, site: int) -> np.ndarray:
+        return np.stack([np.sin(2 * x[:, 0]) + x[:, 1], x[:, 2] ** 2 + 0.2 * site], axis=1).astype("f4")
+
+    return sites(tmp_path_factory.mktemp("numbers"), "regression", y_of)
 
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Write shards whose samples may have both of two labels."""
-    folder, shards = tmp_path_factory.mktemp("labelled"), {}
-    for site in range(4):
-        draws = np.random.default_rng(site)
-        x = draws.normal(size=(60, 3)).astype("f4")
-        y = np.stack([x[:, 0] > 0.3, x[:, 1] + x[:, 2] > 0], axis=1).astype("i8")
-        place = folder / f"s{site}"
-        place.mkdir()
-        np.savez(place / "train.npz", x=x[:40], y=y[:40])
-        np.savez(place / "test.npz", x=x[40:], y=y[40:])
-        (place / "meta.json").write_bytes(msgspec.json.encode({"task": "multilabel", "standardise": "federation"}))
-        shards[place.name] = place
-    return shards
+
+    def y_of(x: np.ndarray, site: int) -> np.ndarray:
+        return np.stack([x[:, 0] > 0.3, x[:, 1] + x[:, 2] > 0], axis=1).astype("i8")
+
+    return sites(tmp_path_factory.mktemp("labelled"), "multilabel", y_of)
 
 
 def last(result: Any) -> list[Any]:

@@ -293,7 +293,7 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
 
 
 class ClosedFormSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
-    """Closed form: docs/methods/analytic.md. Sums have no direction that could be bounded; the number of samples is."""
+    """Closed form: docs/methods/analytic.md. Sums have no direction to bound. The samples behind them are bounded."""
 
     excludes: ClassVar[frozenset[str]] = frozenset({"bf16", "int8", "norm-limit"})
 

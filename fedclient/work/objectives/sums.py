@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, cast
 
 import torch
@@ -45,9 +45,8 @@ class SampleSums(Objective[SumsSettings]):
         sums, error_L = sums_of(Z_ND, T_NC), torch.zeros(len(STRENGTHS), dtype=torch.float64)
         served_CD = task.start[WEIGHT].to(Z_ND)
         if task.fold is not None and bool(served_CD.any()):
-            for place, strength in enumerate(STRENGTHS):
-                left_NC = T_NC - out_of_fold(Z_ND, T_NC, task.fold, served_CD, strength)
-                error_L[place] = left_NC[task.fold >= 0].square().sum()
+            left_LNC = T_NC - out_of_fold(Z_ND, T_NC, task.fold, served_CD, STRENGTHS)
+            error_L = left_LNC[:, task.fold >= 0].square().sum(dim=(1, 2))
         kept = {PERSONAL + name: tensor.cpu() for name, tensor in {**sums, ERRORS: error_L}.items()}
         return Trained(task.start | kept, float((T_NC - Z_ND @ served_CD.T).square().mean()))
 
@@ -65,15 +64,17 @@ def closed_form_of(network: Network) -> ClosedForm:
     return cast(ClosedForm, network.model)
 
 
-def out_of_fold(Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, strength: float) -> Tensor:
-    """Return what the device's own model predicts of each sample when it is drawn without the sample's fold, (N, C).
+def out_of_fold(Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, strengths: Sequence[float]) -> Tensor:
+    """Return what the device's own models predict of each sample when they are drawn without the sample's fold, (L, N, C).
 
-    It is NaN for samples in no fold (-1).
+    It is NaN for samples in no fold (-1). There is a model for each of the L strengths.
     """
-    predicted_NC = torch.full_like(T_NC, torch.nan)
+    predicted_LNC = T_NC.new_full((len(strengths), *T_NC.shape), torch.nan)
     G_DD, B_DC = Z_ND.T @ Z_ND, Z_ND.T @ T_NC
     for fold in fold_N[fold_N >= 0].unique():
-        left_MD, target_MC = Z_ND[fold_N == fold], T_NC[fold_N == fold]
-        W_CD = solved(G_DD - left_MD.T @ left_MD, B_DC - left_MD.T @ target_MC, strength, centre_CD)
-        predicted_NC[fold_N == fold] = left_MD @ W_CD.T
-    return predicted_NC
+        left_N = fold_N == fold
+        left_MD, target_MC = Z_ND[left_N], T_NC[left_N]
+        rest_DD, rest_DC = G_DD - left_MD.T @ left_MD, B_DC - left_MD.T @ target_MC
+        for place, strength in enumerate(strengths):
+            predicted_LNC[place, left_N] = left_MD @ solved(rest_DD, rest_DC, strength, centre_CD).T
+    return predicted_LNC

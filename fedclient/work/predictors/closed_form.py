@@ -31,4 +31,4 @@ class ClosedFormPredictor(Predictor[ClosedFormPredictorSettings]):
             return (sharpness * (Z_ND @ served_CD.T)).float()
         if task.fold is None:
             return torch.full_like(T_NC, torch.nan).float()
-        return (sharpness * out_of_fold(Z_ND, T_NC, task.fold, served_CD, strength)).float()
+        return (sharpness * out_of_fold(Z_ND, T_NC, task.fold, served_CD, [strength])[0]).float()

@@ -76,12 +76,14 @@ class ClosedFormSums:
                 yield client, self._served(G_DD, total, float(total[STRENGTH]))
                 continue
             own_sums = self._vault.read(f"{OF}{client}")
-            rest = {name: total[name] - own_sums[name] for name in (CROSS, SQUARES)}
             own_DD = whole(own_sums[GRAM], len(G_DD))
             if float(own_DD[-1, -1]) < FEWEST:
                 yield client, self._served(G_DD, total, 0.0)
             else:
-                yield client, self._served(G_DD - own_DD, rest | {GAMMA: total[GAMMA]}, float(total[STRENGTH]))
+                yield (
+                    client,
+                    self._served(G_DD - own_DD, total | {CROSS: total[CROSS] - own_sums[CROSS]}, float(total[STRENGTH])),
+                )
 
     def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """Keep the cohort's sums in place of its older ones, and make the total and the strengths anew.

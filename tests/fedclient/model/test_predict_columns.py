@@ -109,7 +109,7 @@ def test_several_labels_have_a_probability_each(tmp_path: Path) -> None:
 
 
 def test_the_interval_of_a_number_is_the_error_that_19_of_20_test_samples_stay_below(numbers: Path, tmp_path: Path) -> None:
-    """Of n test samples the ceil(0.95 (n + 1))-th smallest absolute error is the half width: split conformal prediction."""
+    """Take the ceil(0.95 (n + 1))-th smallest absolute error of n test samples as half width: split conformal prediction."""
     shard = tmp_path / "shard"
     shard.mkdir()
     rows = written(table(tmp_path / "all.csv", "age,dose,wanted", 5, rows=40))

@@ -1,4 +1,4 @@
-"""What `fedserver run stop` and `fedserver dashboard` say."""
+"""Output of `fedserver run stop` and `fedserver dashboard`."""
 
 from __future__ import annotations
 

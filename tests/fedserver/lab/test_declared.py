@@ -1,4 +1,4 @@
-"""What the server's own settings rule out is said when it starts, and not when devices connect."""
+"""Refusals at the start of a server, for what its own settings rule out, before devices connect."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_every_heading_of_a_metric_is_whole_and_beside_no_other() -> None:
 
 
 def test_what_a_training_order_was_served_is_drawn_at_the_state_that_it_was() -> None:
-    """What a device was served in round 2 is the state after round 1, of which its evaluation of round 1 tells."""
+    """Check that round 2 is served the state after round 1, which the evaluation of round 1 scores."""
     rows = [*ROWS[:4], *(Report(round=n, work="evaluate", client="a", accuracy_before=v) for n, v in ((1, 0.4), (2, 0.7)))]
     figure = plot_accuracy.metrics(rows).picture.figure  # type: ignore[union-attr]
     [axes] = [axes for axes in figure.axes if axes.get_title().startswith("accuracy as served")]
