@@ -172,6 +172,8 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     # Number of rounds. After the last one the federation is done.
     rounds: Count = 40
+    # auto: a closed form joins every blend where devices disclose sums (docs/methods/analytic.md#in-every-blend). off: none.
+    analytic: Literal["auto", "off"] = "auto"
     # buffered: devices train without waiting for one another, and each `round.buffer` updates make the next state
     # (docs/operations/rounds.md#buffered-rounds).
     mode: Literal["synchronous", "buffered"] = "synchronous"
@@ -194,11 +196,11 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_multiple: NonNegative = 5.0
     # Seconds after which a round that has its quorum stops waiting for a disconnected device.
     grace_s: Positive = 30.0
-    # Seconds without progress in training after which a round that has its quorum stops waiting for a device. 0: never. Set
-    # it above the time of a download, an evaluation or an upload.
+    # Seconds without progress in training after which a round with its quorum stops waiting for a device; 0: never. Set it
+    # above the time of a download, an evaluation or an upload.
     stall_s: NonNegative = 300.0
-    # Seconds after which a sampled device that is disconnected is replaced by an idle one. 0: as `grace_s`. Below 0: never,
-    # which is needed for the same bits although devices come and go.
+    # Seconds after which a sampled, disconnected device is replaced by an idle one. 0: as `grace_s`. Below 0: never, for the
+    # same bits although devices come and go.
     replace_after_s: float = 0.0
     # Share of the connected devices that may be hostile. No round opens whose cohort so many could outvote. 0: it opens, with
     # a warning (docs/security.md#which-cohort-outvotes-whom).
@@ -248,8 +250,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_update_norm: NonNegative = 0.0
     # Blobs of up to this size in all travel within an order or an update, without a transfer of their own. 0: none.
     inline_bytes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1 << 16
-    # Way of larger blobs. stream: through this server's port. direct: devices that allow it read and write S3 themselves
-    # (docs/scale.md#direct-transfers).
+    # Way of larger blobs: stream, through this server's port, or direct, to S3 (docs/scale.md#direct-transfers).
     transfer: Literal["stream", "direct"] = "stream"
     # Address of the S3 store as devices reach it, such as https://s3.example. Empty: as this server reaches it.
     direct_url: str = ""

@@ -138,6 +138,8 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     expected_devices: int = 0  # client-level privacy: devices that a round draws on average, by which sums are divided
     schema: Schema | None = None  # of a table: by which every device makes its samples
     schema_digest: str = ""  # pins it: a device whose version reads it otherwise refuses
+    closed_form: bool = False  # the closed form of all devices' sums is a member of each device's blend (round.analytic)
+    no_closed_form: str = ""  # why it is not, in words for people; empty: it was not asked for, or it is
     portfolio: bool = False  # the server knows what devices report of models that they fit alone (Metrics.accuracy_alone)
 
     @property
@@ -160,6 +162,13 @@ def standardisation(plan: Plan) -> str:
     for what, scale in scales.items():
         by_way.setdefault(_way(plan, what, scale), []).append(what)
     return "; ".join(f"{' and '.join(what)} {way.format(' and '.join(what))}" for way, what in by_way.items())
+
+
+def closed_form_words(plan: Plan) -> str:
+    """Return in one line whether devices have the closed form; empty: it was not asked for."""
+    if plan.no_closed_form:
+        return f"no closed form joins the devices' blends: {plan.no_closed_form}"
+    return "the closed form of the devices' sums joins every device's blend" if plan.closed_form else ""
 
 
 def _way(plan: Plan, what: str, scale: Scale | None) -> str:

@@ -23,14 +23,14 @@ from attune.common.errors import AttuneError, DiskFull, HomeMismatch, NoModel, R
 from attune.common.exchange.messages import Order
 from attune.common.faults import fail_at
 from attune.common.models.options import cautions
-from attune.common.plan import Plan, run_name, standardisation
+from attune.common.plan import Plan, closed_form_words, run_name, standardisation
 from attune.common.text import from_json
 from attune.fedclient import messages, session
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.disclosing import Discloser, hello_of, tell_units
 from attune.fedclient.exchanges import Exchanges, exchanges_of, report_of
-from attune.fedclient.limits import accept_plan
+from attune.fedclient.limits import accept_plan, check_sums
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.resource_limits import until_met
@@ -236,6 +236,8 @@ class Device:
         if self.slot is None:
             if (profile := self.shard.profile).columns is not None or profile.targets is not None:
                 self.console.say(standardisation(plan))
+            if words := closed_form_words(plan):
+                self.console.say(words)
             await tell_units(self.options, self.shard, plan, self.link, self.worker, self.console.say)
             if self.options.fits_alone and (why := self.options.against_alone(plan)):
                 self.console.say(why)
@@ -261,6 +263,7 @@ class Device:
     def _start(self, order: Order) -> None:
         newest = self._ready().newest
         done = self.store.spent() + (newest.sequence if newest is not None else 0)
+        check_sums(order, self.options)
         order = self.options.limits.bounded(order, done, self.console.say)
         stop = threading.Event()
         self.job = OrderInProgress(self._spawn(self._work(order, stop)), stop)

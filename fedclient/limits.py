@@ -14,6 +14,7 @@ import msgspec
 
 from attune.common.errors import (
     AttuneError,
+    Forbidden,
     HomeMismatch,
     LimitExceeded,
     NonFiniteFeatures,
@@ -25,6 +26,7 @@ from attune.common.errors import (
 from attune.common.exchange.messages import Order
 from attune.common.exchange.registry import secure_sum_in
 from attune.common.identity.names import check_name
+from attune.common.methods.method import SOLVED
 from attune.common.methods.registry import configured_on_device, packages_on_devices
 from attune.common.plan import Plan, run_name
 from attune.common.plugins import check_allowed, check_installed, check_model_allowed
@@ -253,6 +255,16 @@ def accept_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None
             "be computed; the owner of the data allows that by --disclose sums"
         )
     return before
+
+
+def check_sums(order: Order, options: DeviceOptions) -> None:
+    """Check that an order asks for sums over samples only where the owner allows it.
+
+    Raises:
+        Forbidden: It asks for them all the same.
+    """
+    if SOLVED in order.returns and "sums" not in options.disclose:
+        raise Forbidden("the server asked for sums over samples; this device's owner allows none (--disclose sums)")
 
 
 def _plan_before(plan: Plan, store: Store) -> Plan | None:

@@ -16,7 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
 from attune.common.methods.hypernetwork import travelling
-from attune.common.methods.method import ConfiguredMethod, Method, PartKind, assign
+from attune.common.methods.method import SOLVED, ConfiguredMethod, Method, PartKind, assign
 from attune.common.models.body import training_mode
 from attune.common.models.output import logits_of
 from attune.common.models.registry import build
@@ -61,7 +61,9 @@ def _check_travelling(model: nn.Module, configured: ConfiguredMethod, parts: Map
     """Check the size of what travels where it is not the model's own tensors. Errors are those of `travelling`."""
     tensors, components = tensors_of(model), components_by_part(model, parts)
     for part, settings in configured.aggregators.items():
-        travelling(settings, {n: tensor for n, tensor in tensors.items() if parts[n] == part}, components.get(part, {}))
+        values = {name: tensor for name, tensor in tensors.items() if parts[name] == part}
+        if part != SOLVED:  # no tensor of the model
+            travelling(settings, values, components.get(part, {}))
 
 
 def check_no_batch_statistics(model: nn.Module, name: str) -> None:

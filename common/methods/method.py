@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -26,7 +26,9 @@ from attune.common.task import TaskName
 if TYPE_CHECKING:
     from torch import nn
 
-PartKind = Literal["shared", "attended", "generated", "private"]
+SOLVED: Final = "solved"  # the closed form that joins the blends of every method (Plan.closed_form): no tensor of the model
+PartKind = Literal["shared", "attended", "generated", "private", "solved"]
+AssignedKind = Literal["shared", "attended", "generated", "private"]
 EvaluatedAs = Literal["served", "trained"]
 
 EVERYDAY, PUBLISHED, PLAIN = PRESETS = "everyday", "published", "plain"
@@ -35,7 +37,7 @@ UNBOUNDED = {"bound_change": 0.0, "bound_samples": 0.0}  # as published: no pape
 WHOLE_TRAINING: Mapping[str, Mapping[str, float]] = {"train": {"validation": 0.0}, "round": {"take_back": 0.0}}
 # The rest that no paper has; with `train.validation` 0 no models are blended or finished.
 EXTRAS_OFF = merge(WHOLE_TRAINING, {"train": {"clip_norm": 0.0}, "round": {"deadline_multiple": 0.0}})
-DEFAULT_AGGREGATORS: dict[PartKind, str] = {"shared": "mean", "attended": "attention", "generated": "hypernetwork"}
+DEFAULT_AGGREGATORS: Mapping[PartKind, str] = {"shared": "mean", "attended": "attention", "generated": "hypernetwork"}
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class CustomMethod(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     # Selector to `shared`, `attended`, `generated` or `private`; the first match wins. A selector without a match is an
     # error, and so is a tensor that no selector matches.
-    parts: dict[str, PartKind]
+    parts: dict[str, AssignedKind]
     # Name of an objective.
     objective: str = "sgd"
     # Name of a predictor.
@@ -158,7 +160,7 @@ def custom_method(options: Mapping[str, Any], aggregators_elsewhere: bool = Fals
         parts=tuple(row.parts.items()),
         objective=row.objective,
         predictor=row.predictor,
-        aggregators=DEFAULT_AGGREGATORS | row.aggregators,
+        aggregators={**DEFAULT_AGGREGATORS, **row.aggregators},
         evaluate=row.evaluate,
     )
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from attune.common.errors import SettingError
 from attune.common.exchange.registry import packages_of
 from attune.common.methods import averaged, divided, generated, mixed, own_models
-from attune.common.methods.method import ConfiguredMethod, Method, configure, custom_method
+from attune.common.methods.method import SOLVED, ConfiguredMethod, Method, configure, custom_method
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
-from attune.common.methods.settings.aggregators import Returns
+from attune.common.methods.settings.aggregators import ClosedFormSettings, Returns
 from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
 from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
 from attune.common.models.registry import MODELS
@@ -132,6 +133,9 @@ def _kept(plan: Plan, side: str, returns: Mapping[str, Returns] | None) -> Confi
     kept = vars(plan)  # beside the plan's fields: neither compared nor encoded
     if side not in kept:
         check_installed(plan.plugins)
-        kept[side] = configured_from({**plan.method_options, "name": plan.method}, returns)
-    configured: ConfiguredMethod = kept[side]
-    return configured
+        configured = configured_from({**plan.method_options, "name": plan.method}, returns)
+        if plan.closed_form:
+            aggregators = {**configured.aggregators, SOLVED: ClosedFormSettings()}
+            configured = dataclasses.replace(configured, aggregators=aggregators)
+        kept[side] = configured
+    return cast(ConfiguredMethod, kept[side])

@@ -6,6 +6,8 @@ targets T (N, C). G = Z' Z (D, D), B = Z' T (D, C), s (C,) are sums of squared t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ WEIGHT, STRENGTH = "head.weight", "strength"  # names in the model of common.mod
 GRAM, CROSS, SQUARES, ERRORS = "gram", "cross", "squares", "errors"  # what a device hands in
 GAMMAS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # strengths between which the server chooses for the common weights
 STRENGTHS = (100.0, 10.0, 1.0, 1e-1, 1e-2, 1e-3)  # and the fleet for the devices' own; of equal ones the first
+MEMBER_FEATURES = 501  # D of the closed form that joins the blends of other methods
 ROUNDING = 1e-9  # share of the largest diagonal element by which sums of true samples may miss to be positive semi-definite
 
 
@@ -24,6 +27,11 @@ def sums_manifest(outputs: int, features: int) -> Manifest:
     """Return the tensors that a device hands in: the triangle of G, B, s, and its error with each of STRENGTHS."""
     shapes = {GRAM: (features * (features + 1) // 2,), CROSS: (features, outputs), SQUARES: (outputs,)}
     return {name: TensorSpec("F64", shape) for name, shape in {**shapes, ERRORS: (len(STRENGTHS),)}.items()}
+
+
+def nothing_solved(outputs: int, features: int) -> Tensors:
+    """Return what clients are served before the first sums: W (C, D) of zeros, and the strength 0."""
+    return {WEIGHT: torch.zeros(outputs, features, dtype=torch.float64), STRENGTH: torch.zeros((), dtype=torch.float64)}
 
 
 def targets_of(y: Tensor, outputs: int, labels: bool = False) -> Tensor:
@@ -54,6 +62,29 @@ def solved(G_DD: Tensor, B_DC: Tensor, strength: float, centre_CD: Tensor | None
     ridge_DD = G_DD + strength * torch.eye(len(G_DD), dtype=G_DD.dtype, device=G_DD.device)
     right_DC = B_DC if centre_CD is None else B_DC + strength * centre_CD.T
     return torch.cholesky_solve(right_DC, torch.linalg.cholesky(ridge_DD)).T.contiguous()
+
+
+def drawn(Z_ND: Tensor, T_NC: Tensor, strength: float, centre_CD: Tensor) -> Tensor:
+    """Return `solved` for the sums of these samples, by the smaller of two systems: of D features or of N samples."""
+    if len(Z_ND) >= Z_ND.shape[1]:
+        return solved(Z_ND.T @ Z_ND, Z_ND.T @ T_NC, strength, centre_CD)
+    ridge_NN = Z_ND @ Z_ND.T + strength * torch.eye(len(Z_ND), dtype=Z_ND.dtype, device=Z_ND.device)
+    share_NC = torch.cholesky_solve(T_NC - Z_ND @ centre_CD.T, torch.linalg.cholesky(ridge_NN))
+    return centre_CD + share_NC.T @ Z_ND
+
+
+def out_of_fold(Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, strengths: Sequence[float]) -> Tensor:
+    """Return what weights that are drawn from the centre without each sample's fold predict of the sample, (L, N, C).
+
+    It is NaN for samples in no fold (-1). There are weights for each of the L strengths.
+    """
+    predicted_LNC = T_NC.new_full((len(strengths), *T_NC.shape), torch.nan)
+    for fold in fold_N[fold_N >= 0].unique():
+        left_N = fold_N == fold
+        for place, strength in enumerate(strengths):
+            W_CD = drawn(Z_ND[~left_N], T_NC[~left_N], strength, centre_CD)
+            predicted_LNC[place, left_N] = Z_ND[left_N] @ W_CD.T
+    return predicted_LNC
 
 
 def squared_error(W_CD: Tensor, G_DD: Tensor, B_DC: Tensor, squares_C: Tensor) -> float:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from attune.common.errors import HomeMismatch
+from attune.common.exchange.messages import Order
+from attune.common.methods.method import SOLVED
+from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import manifest_of
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.work.embedding import Embedding
+from attune.fedclient.work.embedding import PART, Embedding
 from attune.fedclient.work.orders import OrderStore
 
 Tensors = dict[str, Tensor]
@@ -31,6 +34,7 @@ class DeviceState:
         trained: The dialled tensors after the last training, if evaluation replaces them; None: those of theta.
         owed: Errors of the last update's encoding, which the next update makes up for.
         local: The local model; None without one.
+        solved: What the server served last of the closed form that joins blends; empty: nothing since the start.
         loop: State that a user's training loop keeps for the method's model.
         loop_local: The same for the local model.
     """
@@ -41,6 +45,7 @@ class DeviceState:
     trained: Tensors | None = None
     owed: Tensors = field(default_factory=dict)
     local: Tensors | None = None
+    solved: Tensors = field(default_factory=dict)
     loop: Mapping[str, Tensor] = field(default_factory=dict)
     loop_local: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -71,6 +76,34 @@ class DeviceState:
             loop_local=orders.beside(newest, LOOP_LOCAL) or {},
         )
         return state, received is not None
+
+    def served(self, order: Order, fetched: Mapping[str, Tensors], parts: Mapping[str, Manifest]) -> DeviceState:
+        """Return the state with what an order serves.
+
+        Args:
+            order: The order.
+            fetched: The values that the device lacked, by digest.
+            parts: The tensors of each part.
+        """
+        embedding = self.embedding.after(order, fetched) if self.embedding else None
+        theta, received, solved = dict(self.theta), dict(self.received), self.solved
+        for ref in order.downloads:
+            if embedding and ref.part == PART:
+                tensors = embedding.weights()
+            else:
+                tensors = dict(fetched.get(ref.digest) or self.held(ref.part, parts[ref.part]))
+            if ref.part == SOLVED:
+                solved = tensors
+            else:
+                theta.update(tensors)
+                received.update(tensors)
+        return replace(self, theta=theta, received=received, embedding=embedding, solved=solved)
+
+    def held(self, part: str, names: Iterable[str]) -> Tensors:
+        """Return the value of a part, with tensors of these names, as it was served last."""
+        if self.embedding and part == PART:
+            return self.embedding.network
+        return self.solved if part == SOLVED else {name: self.received[name] for name in names}
 
     def beside(self, keeps_received: bool) -> dict[str, Tensors]:
         """Return the sets of tensors to commit beside theta, by name.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter
 
 import msgspec
@@ -26,7 +26,8 @@ from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, mean_score
 from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.own_loop import Data, scored
-from attune.fedclient.work.portfolio.portfolio import Portfolio
+from attune.fedclient.work.portfolio.federated import FederatedRidge
+from attune.fedclient.work.portfolio.portfolio import Portfolio, held_of, samples_of
 from attune.fedclient.work.trainer import Seeds, Trainer, TrainingDiverged
 from attune.fedclient.work.weighing import Weighed, weighed
 
@@ -42,12 +43,14 @@ class DeviceModels:
         received: What the server last served of it.
         common: The cold-start model; empty if the order does not name it.
         trained: The attended tensors as training left them, for the dial.
+        solved: What the server last served of the closed form that joins blends; empty: nothing.
     """
 
     theta: Tensors
     received: Tensors
     common: Tensors
     trained: Tensors | None
+    solved: Tensors
 
 
 class Evaluation:
@@ -74,6 +77,7 @@ class Evaluation:
         # Of its own loop a device does not know what one more epoch would do; a head that training does not use stays as drawn.
         self._finishes = hooks.train is None and configured_on_device(plan).objective.uses_head
         self._will_finish = self._finishes and plan.train.finishes
+        self._plan = plan
         self.constant = baselines.constant_answer(data, self._measure) if hooks.evaluate is None else None
 
     def __repr__(self) -> str:
@@ -113,7 +117,7 @@ class Evaluation:
             result = msgspec.structs.replace(result, dial_mean=mixed.share("mean"), dial_own=mixed.share("own"))
         own_tensors = yield from self._prepared(theta, held.received, seeds, cancelled)
         candidates: baselines.Candidates = {self._own: (self._trainer, own_tensors), **self._rivals.candidates(held.common)}
-        portfolio = self._portfolio()
+        portfolio = self._fitted(held)
         alone = {} if portfolio is None else {"alone": portfolio.candidates[portfolio.chosen]}
         right = (yield from baselines.right_on_test({**candidates, **alone}, data)) if self._scores else {}
         accuracies = {name: mean_score(scores) for name, scores in right.items()}
@@ -129,7 +133,7 @@ class Evaluation:
                 theta, is_flattered = held.theta, False
                 undialled = yield from self._prepared(theta, held.received, seeds, cancelled)
                 blending = {**candidates, self._own: (self._trainer, undialled)}
-            finished, after = yield from self._finished(theta, held.common, blending, order, seeds, cancelled)
+            finished, after = yield from self._finished(theta, held.common, blending, order, seeds, cancelled, portfolio)
             blending = {**blending, **finished}
             blend = yield from weighed(blending, self._own, data, order.prior, portfolio)
             candidates = blending if blend.members else candidates
@@ -185,6 +189,7 @@ class Evaluation:
         order: Order,
         seeds: Seeds,
         cancelled: Callable[[], bool],
+        portfolio: Portfolio | None,
     ) -> Jobs[tuple[baselines.Candidates, dict[str, float]]]:
         """Return the own model and the common one after fine-tuning for this device alone, if the order asks for it.
 
@@ -216,7 +221,7 @@ class Evaluation:
             done, finished = stop, {name: self._rivals.plain(tensors) for name, tensors in models.items() if stop}
             if len(stops) > 2 and stop in LIKELIHOODS_AFTER:
                 candidates = {**unfinished, **finished}
-                blend = yield from weighed(candidates, self._own, data, order.prior, self._portfolio())
+                blend = yield from weighed(candidates, self._own, data, order.prior, portfolio)
                 likelihood = yield from self._scored(blend, candidates, order)
                 after |= {} if likelihood is None else {LIKELIHOODS_AFTER[stop]: likelihood}
         return finished, after
@@ -243,6 +248,18 @@ class Evaluation:
             fit = yield from trainer.calibrated(model, data.validation_x, data.validation_y, data.validation_weight)
             nats.append(log_likelihood(fit.probability, data.validation_weight))
         return nats[0] < nats[1] - FAR_BEHIND * len(data.validation_x)
+
+    @cached_property
+    def federated(self) -> FederatedRidge:
+        """The closed form of all devices' sums, which joins the blend where the plan has it."""
+        return FederatedRidge(self._plan.model, samples_of(self._data, self._plan, torch.device("cpu")), held_of(self._data))
+
+    def _fitted(self, held: DeviceModels) -> Portfolio | None:
+        """Return the models that the device fits, with those of the closed form."""
+        portfolio = self._portfolio()
+        if portfolio is None or not held.solved:
+            return portfolio
+        return portfolio.joined(self.federated.models(held.solved))
 
     def _prepared(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[Tensors]:
         """Return the own model, ready to predict."""

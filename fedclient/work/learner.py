@@ -22,9 +22,12 @@ from attune.common.exchange.messages import BlobRef, Order
 from attune.common.exchange.registry import settings_of, transforms_for
 from attune.common.exchange.transform import SUMMED, Chain, DeviceContext, PartUpdate
 from attune.common.faults import fail_at
+from attune.common.methods.method import SOLVED
+from attune.common.methods.ridge import MEMBER_FEATURES, nothing_solved
 from attune.common.plan import Plan
 from attune.common.seeds import derive
 from attune.common.wire.header import Manifest
+from attune.common.wire.tensors import manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, prepare
 from attune.fedclient.hooks import NONE, Hooks
@@ -113,7 +116,9 @@ class Learner:
         )  # fmt: skip
         initial: Tensors = {name: tensor.clone() for name, tensor in shared.initial.items()}
         embedding = embedding_of(configured, shared.network.model, plan, name, len(prepared.train_x), source)
-        wire = {PART: embedding.generator.manifest} if embedding else {}
+        wire: dict[str, Manifest] = {PART: embedding.generator.manifest} if embedding else {}
+        if plan.closed_form:
+            wire[SOLVED] = manifest_of(nothing_solved(plan.model.classes, MEMBER_FEATURES))
         travels = [name for name in self.part_of if self.part_of[name] != "private"]
         state = DeviceState(initial | self.trainer.extras(initial), {name: initial[name] for name in travels}, embedding)
         served: Mapping[str, str] = {}
@@ -208,24 +213,20 @@ class Learner:
 
     def _rebuilt(self, order: Order, fetched: Mapping[str, Tensors]) -> dict[str, Tensors]:
         """Return the values that the fetched blobs stand for. Errors are those of `rebuilt`."""
-        wanted = [(ref, expected) for ref, expected in self.missing(order) if ref.digest in fetched]
-        return {ref.digest: rebuilt(ref, expected, fetched[ref.digest], self._held(ref.part)) for ref, expected in wanted}
+        here = [(ref, expected) for ref, expected in self.missing(order) if ref.digest in fetched]
+        return {ref.digest: rebuilt(ref, expected, fetched[ref.digest], self._held(ref.part)) for ref, expected in here}
+
+    def _held(self, part: str) -> Tensors:
+        return self.state.held(part, self.holdings.expected(part))
 
     def _merged(self, order: Order, fetched: Mapping[str, Tensors]) -> tuple[DeviceState, dict[str, str]]:
         """Return the state with what the order serves, and the digest of each received part."""
-        embedding = self.state.embedding.after(order, fetched) if self.state.embedding else None
-        theta, received, served = dict(self.state.theta), dict(self.state.received), dict(self.holdings.served)
-        for ref in order.downloads:
-            if embedding and ref.part == PART:
-                tensors = embedding.weights()
-            else:
-                tensors = fetched[ref.digest] if ref.digest in fetched else self._held(ref.part)
-            theta.update(tensors)
-            received.update(tensors)
-            served[ref.part] = ref.digest
+        served = {ref.part: ref.digest for ref in order.downloads}
+        state = self.state.served(order, fetched, self.holdings.parts)
         if self.newest is None:  # the objective's tensors start from the model that is first served
-            theta |= self.trainer.extras({name: theta[name] for name in self.part_of})
-        return replace(self.state, theta=theta, received=received, embedding=embedding), served
+            theta = state.theta | self.trainer.extras({name: state.theta[name] for name in self.part_of})
+            state = replace(state, theta=theta)
+        return state, {**self.holdings.served, **served}
 
     def _begun(self, order: Order, work: Work, served: Mapping[str, str]) -> OrderResult:
         """Return the part of an order's result that is known before any work."""
@@ -290,7 +291,7 @@ class Learner:
     ) -> Jobs[tuple[OrderResult, dict[str, Tensors]]]:
         """Compare the models, and return the result and the tensors of each model that the device keeps."""
         order = work.order
-        models = DeviceModels(state.theta, state.received, self._common(order, fetched), state.trained)
+        models = DeviceModels(state.theta, state.received, self._common(order, fetched), state.trained, state.solved)
         comparing = self.evaluation.compared(result, models, order, self._seeds(order.round), work.cancelled)
         result, kept = yield from quietly(self.private, comparing, (result, {}))
         fail_at(self.name, order.round, "compared")
@@ -312,7 +313,9 @@ class Learner:
         for part in self._returned(order):
             change = self.returns[part] == "change"
             before = state.received if change or any(ref.part == part for ref in order.downloads) else None
-            if embedding and part == PART:
+            if part == SOLVED:
+                values = self.evaluation.federated.sums()
+            elif embedding and part == PART:
                 before = embedding.network
                 values, embedding = embedding.handed_in(state.theta, state.received, order.round)
             elif self.hands_in:
@@ -346,7 +349,8 @@ class Learner:
         context = DeviceContext(
             self.name, part, order.round, encoding, change, before, self.state.owed, seed, measured=measured
         )
-        chain = Chain([*transforms_for(part, self.transforms), PartEncoding()])
+        transforms = [] if part == SOLVED else transforms_for(part, self.transforms)
+        chain = Chain([*transforms, PartEncoding()])
         update = chain.on_device(PartUpdate(self.name, float(len(self.data.train_x)), values), context)
         return dict(update.tensors), context.errors
 
@@ -371,12 +375,6 @@ class Learner:
 
     def _seeds(self, round_: int) -> Seeds:
         return lambda purpose: derive(self.plan.seed, self.name, round_, purpose)
-
-    def _held(self, part: str) -> Tensors:
-        """Return the value of a part as it was served last."""
-        if self.state.embedding and part == PART:
-            return self.state.embedding.network
-        return {name: self.state.received[name] for name in self.holdings.expected(part)}
 
 
 def make_learner(

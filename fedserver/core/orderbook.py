@@ -11,7 +11,7 @@ from attune.common.exchange.messages import BlobRef, Order, WorkName
 from attune.common.methods.method import EvaluatedAs
 from attune.common.protocol import PACKED
 from attune.common.wire.blobs import Blob
-from attune.fedserver.core.messages import OrderId
+from attune.fedserver.core.messages import OrderId, Record
 from attune.fedserver.core.records import DeviceRecord, Smaller
 
 MISSES = 2  # unused changes in a row after which a device is sent whole values; one may be due to a restart
@@ -146,6 +146,12 @@ def _refs(blobs: Mapping[str, Blob], version: int, instead: Mapping[str, Smaller
             ref = replace(ref, smaller=smaller, base=sent.base) if changes else smaller
         refs.append(ref)
     return tuple(refs)
+
+
+def counted(record: Record, device: DeviceRecord | None) -> dict[int, float]:
+    """Return the round of a device's last update that counted, with the weight of its updates, where devices need them."""
+    number = device.contributed if device is not None else 0
+    return {number: record.weights[number]} if number in record.weights else {}
 
 
 def needs_download(device: DeviceRecord | None, work: str, train: Literal["sampled", "all"], evaluate: EvaluatedAs) -> bool:

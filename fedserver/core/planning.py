@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile
 from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
+from attune.fedserver.core.blended_sums import with_closed_form
 from attune.fedserver.core.buffered_rounds import BufferedRounds
 from attune.fedserver.core.buffered_settings import check_buffered
 from attune.fedserver.core.client_settings import (
@@ -248,8 +249,11 @@ def make_plan(
     run: str = "",
     fewest: int = FEWEST_DEVICES,
     masked: MaskedScales = MaskedScales(),  # noqa: B008 - it is immutable
+    sums: Collection[str] = (),
 ) -> Plan:
     """Make the plan for the devices present at round 1, whose data have one form.
+
+    `sums` are the devices that hand in sums over their samples.
 
     The classes are those that the operator declares, else the sorted union of the devices' labels. Statistics become common
     scales only where `fewest` devices disclose them, or all, or where they are in a masked sum.
@@ -310,6 +314,7 @@ def make_plan(
     if settings.round.mode == "buffered" and "shared" in settings.configured.aggregators:
         returns["shared"] = "change"  # the state may have moved on when it arrives
     plan = weighted(msgspec.structs.replace(plan, plugins=plugins, returns=returns), profiles)
+    plan = with_closed_form(plan, settings.round, profiles, sums)
     if schema is not None and len(schema.to_json()) > MAX_PLAN_BYTES // 2:
         raise SettingError(
             f"the plan is too long to be sent: its schema has {len(schema.columns)} columns, and categories with many values. "
@@ -346,7 +351,8 @@ def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:
     lacking = models.lacking(plan.model.kind, roles_of(settings.method))
     if settings.model_name or not lacking:
         return ""
-    return f"the usual model for {plan.model.kind} has no {', '.join(lacking)}, which method {plan.method} needs"
+    name, kind = plan.model.name, plan.model.kind
+    return f"a {name}, because the usual model for {kind} has no {', '.join(lacking)}, which method {plan.method} needs"
 
 
 def roles_of(method: Method) -> frozenset[str]:

@@ -17,7 +17,8 @@ import msgspec
 from attune.common.errors import AttuneError, CertificateRefused, FederationFailed
 from attune.common.exchange.messages import Farewell, Notice, Welcome, WorkName
 from attune.common.faults import SERVER, fail_at
-from attune.common.plan import FEWEST_DEVICES, Plan, Profile, standardisation
+from attune.common.plan import FEWEST_DEVICES, Plan, Profile, closed_form_words, standardisation
+from attune.common.protocol import SUMS
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import planning
@@ -193,7 +194,8 @@ class Coordinator:
 
     async def _make_plan(self, profiles: Mapping[str, Profile]) -> None:
         """Fix the plan, make the state before round 1 durable, and tell all waiting devices."""
-        plan = planning.make_plan(self.settings, profiles, self._federation, self._run, self.fewest, self.masked.common)
+        scales, sums = self.masked.common, [name for name in profiles if self.streams.can(name, SUMS)]
+        plan = planning.make_plan(self.settings, profiles, self._federation, self._run, self.fewest, scales, sums)
         started = await self.troubles.overcome("making the first state", lambda: self.lab.start(plan, [], 0))
         plan, record = planning.pinned(plan, started.body_digest), self.round.record
         await self.troubles.overcome("writing the plan", lambda: self._ledger.commit_round(record, started.slots, [], {}, plan))
@@ -201,10 +203,10 @@ class Coordinator:
         await self.lab.settle()
         self.plan, self.profiles, self.max_bytes = plan, profiles, started.max_bytes
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
-        if how := standardisation(plan):
-            LOG.info("%s", how)
-        if why := planning.why_this_model(self.settings, plan):
-            LOG.info("a %s, because %s", plan.model.name, why)
+        for line in filter(
+            None, (standardisation(plan), closed_form_words(plan), planning.why_this_model(self.settings, plan))
+        ):
+            LOG.info("%s", line)
         for why in self.settings.what_liars_can(len(profiles)) if self.fewest > 1 else ():
             LOG.warning("%s", why)
         for name in profiles:

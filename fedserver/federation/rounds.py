@@ -6,6 +6,7 @@ ledger and the inbox.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -15,12 +16,14 @@ import msgspec
 
 from attune.common.exchange.messages import Order, WorkName
 from attune.common.exchange.transform import SUMMED
+from attune.common.methods.method import SOLVED
+from attune.common.protocol import CLOSED_FORM, SUMS
 from attune.common.task import TaskName
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.buffered_rounds import staleness_weight
 from attune.fedserver.core.finishing import lengthened, stops_after, trial_round
 from attune.fedserver.core.messages import GoBack, OrderId, Phase, Record, SummedChanges
-from attune.fedserver.core.orderbook import OrderBook, needs_download
+from attune.fedserver.core.orderbook import OrderBook, counted, needs_download
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.prior import NO_PRIOR, Prior, fitted_of, prior_of, votes_of
@@ -87,12 +90,12 @@ class OrderSender:
         receivers = devices if record.begun else record.devices  # in buffered rounds the others have older values
         version = min(record.round, number - 1) if work == "train" else record.round  # of an order that is sent again
         earlier = version if version < record.round else None
-        served = await self._lab.serve(sorted(receivers), _founders(known, receivers), earlier)
+        served = await self._lab.serve(sorted(receivers), _founders(known, receivers), earlier, work == "evaluate")
         cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         prior = await self._prior(record, number) if work == "evaluate" else NO_PRIOR
         finish_stops = await self._finish_stops(number, task) if work == "evaluate" else ()
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
-        takes = {name: served[name] if self._needs_download(record, known.get(name), work) else {} for name in devices}
+        takes = {name: self._takes(served[name], record, known.get(name), work) for name in devices}
         smaller = await self._smaller(version, record, known, takes, cold_start)
         data: dict[str, bytes] = {}  # of small blobs, by digest
         for name in devices:
@@ -100,8 +103,8 @@ class OrderSender:
                 await self._ledger.update_device(name, progress=0.0)
         for name in devices:
             blobs, stream = takes[name], self._streams.get(name)
-            trains, returns = self._task_of(parts, record, name) if work == "train" else ((), ())
-            asked = {part: self._settings.encodings.asked(part, part in blobs) for part in returns}
+            trains, returns = self._task_of(parts, record, name, known.get(name)) if work == "train" else ((), ())
+            asked = {part: self._settings.encodings.asked(part, part in blobs) for part in returns if part != SOLVED}
             encodings = {part: encoding for part, encoding in asked.items() if encoding}
             order_id, changes = OrderId(work, number, name), stream is not None and stream.changes
             order = self.book.write(
@@ -117,7 +120,7 @@ class OrderSender:
                 changes,
                 prior.of(name),
                 self._stops_of(known.get(name), number, finish_stops),
-                _counted(record, known.get(name)),
+                counted(record, known.get(name)),
             )
             inline = self._inline(name, order)
             for digest, blob in inline.items():
@@ -216,11 +219,8 @@ class OrderSender:
         return inline
 
     def _bytes(self, blob: Blob) -> bytes:
-        source = self._blobs.open(blob)
-        try:
+        with contextlib.closing(self._blobs.open(blob)) as source:
             return source.read(0, blob.size)
-        finally:
-            source.close()
 
     async def founders(self, names: Iterable[str]) -> list[str]:
         """Return which of these devices enrolled before the first round was closed."""
@@ -236,23 +236,27 @@ class OrderSender:
     async def _known(self, names: Collection[str]) -> dict[str, DeviceRecord]:
         return {device.name: device for device in await self._ledger.devices(names)}
 
-    def _task_of(self, parts: Sequence[str], record: Record, name: str) -> tuple[Sequence[str], Sequence[str]]:
+    def _task_of(
+        self, parts: Sequence[str], record: Record, name: str, device: DeviceRecord | None
+    ) -> tuple[Sequence[str], ...]:
         """Return the kinds of tensors that a device trains (empty: all) and the parts that it hands in."""
         adaptation = self._settings.adaptation
         if record.adapting and adaptation is not None:
             return adaptation.trains, [part for part in parts if part in adaptation.returns]
-        return (), parts if name in record.cohort or name in record.begun else ()
+        asked = parts if name in record.cohort or name in record.begun else ()
+        # Sums do not change, so they are handed in once.
+        adds_up = self._streams.can(name, SUMS) and (device is None or not device.contributed)
+        return (), [part for part in asked if part != SOLVED or adds_up]
+
+    def _takes(self, served: Mapping[str, Blob], record: Record, device: DeviceRecord | None, work: str) -> dict[str, Blob]:
+        """Return what a device downloads for an order."""
+        needed, knows = self._needs_download(record, device, work), device and self._streams.can(device.name, CLOSED_FORM)
+        return {part: blob for part, blob in served.items() if (knows if part == SOLVED else needed)}
 
     def _needs_download(self, record: Record, device: DeviceRecord | None, work: str) -> bool:
         # What newcomers leave as it is must be the federation's, not what a device that was never sampled made of it.
         train = "sampled" if record.adapting else self._settings.round.train
         return needs_download(device, work, train, self._settings.method.evaluate)
-
-
-def _counted(record: Record, device: DeviceRecord | None) -> dict[int, float]:
-    """Return the round of a device's last update that counted, with the weight of its updates, where devices need them."""
-    number = device.contributed if device is not None else 0
-    return {number: record.weights[number]} if number in record.weights else {}
 
 
 def _founders(known: Mapping[str, DeviceRecord], names: Iterable[str]) -> list[str]:

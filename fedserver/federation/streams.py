@@ -181,6 +181,10 @@ class Streams:
         """Return what the connected devices declared."""
         return {name: stream.profile for name, stream in self._streams.items()}
 
+    def can(self, name: str, ability: str) -> bool:
+        """Return whether a device is connected and lists an ability (common.protocol)."""
+        return name in self._streams and ability in self._streams[name].known
+
     def send(self, name: str, message: ToDevice) -> None:
         """Queue a message for a device. It is dropped if the device is not connected."""
         if name in self._streams:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 import msgspec
 from torch import nn
 
-from attune.common.methods.method import ConfiguredMethod, PartKind, assign
+from attune.common.methods.method import SOLVED, ConfiguredMethod, PartKind, assign
 from attune.common.methods.settings.aggregators import SETTINGS, HypernetworkSettings
 from attune.common.models.structure import components_by_part
 from attune.common.plugins import implementation_of, imported
@@ -79,4 +79,6 @@ def aggregators_for(
     for kind, part in components_by_part(model, kinds).items():
         if kind != "private":
             result[kind] = make(AggregatorSpec(kind, method.aggregators[kind], settings[kind], seed, part), vault_for(kind))
+    if SOLVED in settings:
+        result[SOLVED] = make(AggregatorSpec(SOLVED, "closed-form", settings[SOLVED], seed, {}), vault_for(SOLVED))
     return result

@@ -16,8 +16,9 @@ from attune.common.exchange.registry import growth_of, settings_of
 from attune.common.exchange.transform import ArrivalContext, Cohort, PartUpdate, RoundContext, SealedTensors
 from attune.common.faults import SERVER, fail_at
 from attune.common.methods.hypernetwork import travelling
-from attune.common.methods.method import PartKind, assign
+from attune.common.methods.method import SOLVED, PartKind, assign
 from attune.common.methods.registry import configured_in
+from attune.common.methods.ridge import GRAM, MEMBER_FEATURES, nothing_solved
 from attune.common.models.body import body_of, forget
 from attune.common.models.registry import build
 from attune.common.models.structure import components_by_part, tensors_of
@@ -76,9 +77,10 @@ class Engine:
         forget(model)
         configured = configured_in(plan)
         assignment = assign(configured.method, model)
-        initial = tensors_of(model)
+        initial, unsolved = tensors_of(model), nothing_solved(plan.model.classes, MEMBER_FEATURES)
         by_part = components_by_part(model, assignment)
-        parts: list[PartKind] = [kind for kind in get_args(PartKind) if kind != "private" and kind in assignment.values()]
+        kinds = {*assignment.values(), *([SOLVED] if plan.closed_form else [])}
+        parts: list[PartKind] = [kind for kind in get_args(PartKind) if kind != "private" and kind in kinds]
         self._vaults = {part: StateVault(blobs, part, slots, closed + 1 if slots else 0, area) for part in parts}
         # Aggregators are made again when a staged state is dropped, because they hold a part of it.
         self._make = partial(aggregators_for, configured, model, self._vaults.__getitem__, plan.seed, self.told.make)
@@ -92,8 +94,8 @@ class Engine:
         self._growth = {part: growth_of(part, transforms) for part in self._aggregators}
         as_values = {part for part, settings in self._settings.items() if settings.returns == "values"}
         self._rebased = {part for part in as_values if plan.returns.get(part) == "change"}  # maybe from an older state
-        self._bounded: dict[str, float] = {}  # client -> medians, of the round closed last
-        self._without_vote: set[str] = set()  # those of them that did not count in some part
+        # Client -> medians, of the round closed last; and those of them that did not count in some part.
+        self._bounded, self._without_vote = dict[str, float](), set[str]()
         self._norms: Norms = {}  # of the changes in earlier rounds
         self._next_norms: dict[str, dict[str, float]] = {}  # with those of the staged state
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
@@ -103,8 +105,8 @@ class Engine:
         self._tried = False  # whether a round was aggregated, perhaps in part, without a commit
         self.manifests: dict[PartKind, Manifest] = {}
         for part, aggregator in self._aggregators.items():
-            values = {name: tensor for name, tensor in initial.items() if assignment[name] == part}
-            self.manifests[part] = travelling(self._settings[part], values, by_part[part])
+            values = {name: tensor for name, tensor in initial.items() if assignment[name] == part} or unsolved
+            self.manifests[part] = travelling(self._settings[part], values, by_part.get(part, {}))
             if not slots:
                 aggregator.start(values)
         self._generated: dict[tuple[str, str], Blob] = {}
@@ -119,51 +121,50 @@ class Engine:
         sizes = {part: layout_of(self.manifests[part]).size * self._growth[part] for part in sorted(self.manifests)}
         return {part: math.ceil(size) + HEADER_SLACK_BYTES for part, size in sizes.items()}
 
-    def serve(self, clients: Sequence[str], founders: Collection[str] = ()) -> Served:
+    def serve(self, clients: Sequence[str], founders: Collection[str] = (), solved: bool = True) -> Served:
         """Return for each client and part what it is served now: common blobs, its own slot, or generated weights.
 
-        `founders` are those clients that enrolled before the first round was closed.
+        `founders` enrolled before the first round was closed. With `solved` the closed form that joins blends is served, too.
         """
         served: Served = {client: {} for client in clients}
         self._admit({client: client in founders for client in clients})
-        for part, aggregator in sorted(self._aggregators.items()):
+        for part, aggregator in self._by_name(solved):
             slots = {client: aggregator.slot(client) for client in clients}
             self._generate(part, aggregator, [client for client in sorted(clients) if slots[client] is None])
             for client, slot in slots.items():
                 served[client][part] = self._generated[part, client] if slot is None else self._whole(part, slot)
         return served
 
-    def serve_again(self, clients: Sequence[str], founders: Collection[str], version: int) -> Served:
+    def _by_name(self, solved: bool = True) -> list[tuple[PartKind, Aggregator]]:
+        return [item for item in sorted(self._aggregators.items()) if solved or item[0] != SOLVED]
+
+    def serve_again(self, clients: Sequence[str], founders: Collection[str], solved: bool, version: int) -> Served:
         """Return what clients were served of an earlier state; of the present one if that state is not known any more."""
         slots, refused = earlier_slots(self._slots(), self._recipes, self._closed, version, self._blobs)
         if refused:
-            return self.serve(clients, founders)
+            return self.serve(clients, founders, solved)
         earlier = Engine(self._plan, slots, self._blobs, version, served=self._served)
         earlier.told.take(self.told.by_client)
-        served = earlier.serve(clients, founders)
+        served = earlier.serve(clients, founders, solved)
         self._lent |= earlier._generated
         return served
 
     def _whole(self, part: PartKind, slot: str) -> Blob:
-        """Return a slot's blob, which is checked at the first time in a process.
-
-        Raises:
-            Damaged: Its bytes are not the written ones.
-        """
+        """Return a slot's blob, which is checked at the first time in a process; Damaged if its bytes are other ones."""
         blob = self._vaults[part].blob(slot)
         self._blobs.open(blob).close()
         return blob
 
     def _admit(self, clients: Mapping[str, bool]) -> None:
         """Add these clients (client -> whether it is a founder); this may be repeated."""
-        for _, aggregator in sorted(self._aggregators.items()):
+        for _, aggregator in self._by_name():
             for client, founder in sorted(clients.items()):
                 aggregator.admit(client, founder)
         self._admitted.update(clients)
 
     def cold_start(self) -> dict[str, Blob]:
         """Return for each part what an unknown device is served. Devices compare their own model with it."""
-        for part, aggregator in sorted(self._aggregators.items()):
+        for part, aggregator in self._by_name(solved=False):
             if part not in self._cold_start:
                 tensors = aggregator.cold_start()
                 self._cold_start[part] = (
@@ -304,7 +305,7 @@ class Engine:
         for part in sorted(self._aggregators if adaptation is None else adaptation.returns):
             aggregator = self._aggregators[part]
             with ExitStack() as stack:
-                cohort = self._cohort(part, entries, votes, stack)
+                cohort = self._cohort(part, {n: entry for n, entry in entries.items() if part in entry.parts}, votes, stack)
                 if self._chains[part].sealed_by:
                     metrics |= {key: value for update in cohort.updates for key, value in update.facts.items()}
                 numbers = aggregator.close_round(cohort.updates) if votes else aggregator.fit(cohort.updates)
@@ -340,7 +341,8 @@ class Engine:
     def _update(self, part: PartKind, name: str, entry: AcceptedUpdate, stack: ExitStack) -> PartUpdate:
         file, sealed_by = self._opened(entry.parts[part], stack), self._chains[part].sealed_by
         values = file if sealed_by else Cast(file, self.manifests[part])
-        update = PartUpdate(name, float(entry.row.samples or 0), values, facts=entry.facts.get(part, {}))
+        samples = values[GRAM][-1] if part == SOLVED else entry.row.samples or 0  # networks train on fewer than sums are over
+        update = PartUpdate(name, float(samples), values, facts=entry.facts.get(part, {}))
         return update.sealed(sealed_by) if sealed_by else update
 
     def _take_back(self) -> None:
@@ -390,8 +392,7 @@ class Engine:
         Open readers keep their blobs. The oldest recipe is removed first: the others still lead back one from the other.
         """
         last = min(oldest, self._closed - 1)
-        dropped = [recipe for recipe in self._recipes if recipe.round <= last]
-        if not dropped:
+        if not (dropped := [recipe for recipe in self._recipes if recipe.round <= last]):
             return
         self._recipes = [recipe for recipe in self._recipes if recipe.round > last]
         kept = {slot.file for slot in kept_slots(self._slots(), self._recipes)}

@@ -102,10 +102,12 @@ class ThreadLab:
 
         return cluster_maker(self._pool)
 
-    async def serve(self, clients: Sequence[str], founders: Sequence[str] = (), version: int | None = None) -> Served:
+    async def serve(
+        self, clients: Sequence[str], founders: Sequence[str] = (), version: int | None = None, solved: bool = True
+    ) -> Served:
         if version is not None:
-            return await self._executors.worker(self._started.serve_again, clients, founders, version)
-        return await self._executors.worker(self._started.serve, clients, founders)
+            return await self._executors.worker(self._started.serve_again, clients, founders, solved, version)
+        return await self._executors.worker(self._started.serve, clients, founders, solved)
 
     async def describe(self, client: str, description: Sequence[float]) -> bool:
         return await self._executors.worker(self._started.told.take, {client: description})

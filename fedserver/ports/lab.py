@@ -96,13 +96,16 @@ class Lab(Protocol):
             Damaged: A blob cannot be made again; it must be restored.
         """
 
-    async def serve(self, clients: Sequence[str], founders: Sequence[str] = (), version: int | None = None) -> Served:
+    async def serve(
+        self, clients: Sequence[str], founders: Sequence[str] = (), version: int | None = None, solved: bool = True
+    ) -> Served:
         """Return what each client is served now, by client and part.
 
         Args:
             clients: The clients that are served.
             founders: Those of them that enrolled before the first round was closed.
             version: The round after which the state was made that they are served once more; None: the present state.
+            solved: Whether they are served the closed form that joins blends, too.
         """
 
     async def describe(self, client: str, description: Sequence[float]) -> bool:

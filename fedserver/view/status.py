@@ -9,7 +9,7 @@ from typing import Any
 from attune.common.config import RoundSettings
 from attune.common.metrics import METRICS
 from attune.common.paired import verdict_of
-from attune.common.plan import standardisation
+from attune.common.plan import closed_form_words, standardisation
 from attune.common.statistics import interval_of
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, over_all, without_use
@@ -96,6 +96,7 @@ def status(
         ],
         "awaited": [{"name": name, "since": _since(name, devices, record)} for name in sorted(awaited)],
         "standardisation": (standardisation(snapshot.plan) or None) if snapshot.plan else None,
+        "closed_form": (closed_form_words(snapshot.plan) or None) if snapshot.plan else None,
         "classes_apart": classes_apart(_classes_of(devices)) or None,
         "one_token": one_token({device.name: device.token for device in devices if not device.revoked}) or None,
         "metric": TASKS[task].metric,

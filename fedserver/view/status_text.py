@@ -98,6 +98,8 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
     yield from _no_better(status)
     if status["standardisation"]:
         yield status["standardisation"]
+    if status["closed_form"]:
+        yield status["closed_form"]
     for name in ("classes_apart", "one_token"):
         if status.get(name):
             yield f"warning: {status[name]}"

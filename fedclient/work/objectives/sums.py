@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar, cast
 
 import torch
@@ -12,7 +12,7 @@ from attune.common.methods.ridge import (
     ERRORS,
     STRENGTHS,
     WEIGHT,
-    solved,
+    out_of_fold,
     sums_manifest,
     sums_of,
     targets_of,
@@ -62,19 +62,3 @@ def features_and_targets(task: LocalTask) -> tuple[Tensor, Tensor]:
 def closed_form_of(network: Network) -> ClosedForm:
     """Return the module of a network, which `--method analytic` has fixed."""
     return cast(ClosedForm, network.model)
-
-
-def out_of_fold(Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, strengths: Sequence[float]) -> Tensor:
-    """Return what the device's own models predict of each sample when they are drawn without the sample's fold, (L, N, C).
-
-    It is NaN for samples in no fold (-1). There is a model for each of the L strengths.
-    """
-    predicted_LNC = T_NC.new_full((len(strengths), *T_NC.shape), torch.nan)
-    G_DD, B_DC = Z_ND.T @ Z_ND, Z_ND.T @ T_NC
-    for fold in fold_N[fold_N >= 0].unique():
-        left_N = fold_N == fold
-        left_MD, target_MC = Z_ND[left_N], T_NC[left_N]
-        rest_DD, rest_DC = G_DD - left_MD.T @ left_MD, B_DC - left_MD.T @ target_MC
-        for place, strength in enumerate(strengths):
-            predicted_LNC[place, left_N] = left_MD @ solved(rest_DD, rest_DC, strength, centre_CD).T
-    return predicted_LNC

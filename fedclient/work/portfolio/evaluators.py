@@ -9,6 +9,7 @@ may be certain and wrong.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -64,12 +65,35 @@ class LinearModel(_Fitted):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores (B, C) of x (B, ...)."""
-        value_BK = self._read(x).double() @ self.weight.T + self.bias
+        return self.answers(self.features(x) @ self.weight.T + self.bias)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the model is linear in, (B, D) float64."""
+        return self._read(x).double()
+
+    def answers(self, value_BK: Tensor) -> Tensor:
+        """Return scores (B, C) from the values of the linear model, (B, K)."""
         if self._task == "classes":
             value_BK = value_BK.softmax(dim=1)
         elif self._task == "multilabel":
             value_BK = value_BK.sigmoid()
         return self.scores(value_BK)
+
+
+class RandomFeatures(LinearModel):
+    """Linear model on the features sqrt(2 / R) cos(F x + p), in which x is scaled by its mean and deviation.
+
+    Tensors beside the linear model's: frequency (I, R), phase (R,), pixels (2,).
+    """
+
+    frequency: Tensor
+    phase: Tensor
+    pixels: Tensor
+
+    def features(self, x: Tensor) -> Tensor:
+        scaled_BI = (super().features(x) - self.pixels[0]) / self.pixels[1]
+        angle_BR = scaled_BI @ self.frequency.double() + self.phase.double()
+        return angle_BR.cos() * math.sqrt(2 / len(self.phase))
 
 
 class Trees(_Fitted):
@@ -145,4 +169,6 @@ def evaluator(
         return Neighbours(tensors, task, outputs, read)
     if "root" in tensors:
         return Trees(tensors, task, outputs, read, softmax=name == "boosting" and task == "classes")
+    if "frequency" in tensors:
+        return RandomFeatures(tensors, task, outputs, flattened)  # of the samples' own numbers, also beside a frozen body
     return LinearModel(tensors, task, outputs, read)

@@ -74,6 +74,7 @@ class Portfolio:
         read: Read = flattened,
     ) -> None:
         self._models, self._held, self._measure = models, torch.from_numpy(held), MEASURES[samples.task]
+        self._samples, self._outputs, self._device, self._read = samples, outputs, device, read
         self._y = torch.from_numpy(samples.y)
         self.candidates = {
             name: (trainer_of(name, model.tensors, samples.task, outputs, device, read), model.tensors)
@@ -82,6 +83,11 @@ class Portfolio:
 
     def __repr__(self) -> str:
         return f"<Portfolio of {', '.join(self._models)}>"
+
+    def joined(self, models: Mapping[str, FittedModel]) -> Portfolio:
+        """Return these models with further ones, which are not the device's alone, so that `chosen` is none of them."""
+        together = {**self._models, **models}
+        return Portfolio(together, self._samples, self._held.numpy(), self._outputs, self._device, self._read)
 
     def against(self, scores: Tensor) -> tuple[Calibrated, Portfolio] | None:
         """Return how sure a further model may be, and these models with the same samples held out; None without such samples.
@@ -130,11 +136,10 @@ class Portfolio:
         Of probabilities this is Brier's score. It chose better than the likelihood or the share of right answers
         (docs/does-it-help.md#alone).
         """
+        alone = [name for name in self._models if name in NAMES]
         if not self.fits:
-            return next(iter(self._models))
-        return min(
-            self._models, key=lambda name: self._measure.squared_error(self._shares(name, self._told), self._y[self._told])
-        )
+            return alone[0]
+        return min(alone, key=lambda name: self._measure.squared_error(self._shares(name, self._told), self._y[self._told]))
 
     def _shares(self, name: str, rows: Tensor) -> Tensor:
         """Return what a model predicts of training samples out of fold, calibrated: probabilities or numbers."""
@@ -167,11 +172,10 @@ def portfolio_of(
         device: Torch device that computes.
         read: Returns the features of samples.
     """
-    samples = _samples_of(data, plan, device, read)
+    samples = samples_of(data, plan, device, read)
     if not len(samples.y):
         return None
-    outputs, first = len(plan.classes) if plan.task != "survival" else 1, len(data.train_x)
-    held = data.places[first : first + len(data.validation_x)]
+    outputs, held = len(plan.classes) if plan.task != "survival" else 1, held_of(data)
     digest = _digest_of(samples, plan, held)
     stored = store.fitted(digest)
     if stored is None:
@@ -183,6 +187,12 @@ def portfolio_of(
     else:
         models = _from_tensors(stored)
     return Portfolio(models, samples, held, outputs, device, read)
+
+
+def held_of(data: Prepared) -> npt.NDArray[np.intp]:
+    """Return the places in the shard of the samples that are held out from the networks, (V,)."""
+    first = len(data.train_x)
+    return data.places[first : first + len(data.validation_x)]
 
 
 def reader_of(network: Network, initial: Tensors) -> Read:
@@ -244,7 +254,7 @@ def _out_of_fold(name: str, fit: Fit, samples: Samples, folds: Folds, scores: Te
     return scores
 
 
-def _samples_of(data: Prepared, plan: Plan, device: torch.device, read: Read) -> Samples:
+def samples_of(data: Prepared, plan: Plan, device: torch.device, read: Read = flattened) -> Samples:
     """Return all training samples in the order of the shard, also those that are held out from networks."""
     parts = [(data.train_x, data.train_y), (data.validation_x, data.validation_y)]
     parts += [(data.dial.x, data.dial.y)] if data.dial else []

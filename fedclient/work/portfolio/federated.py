@@ -1,0 +1,107 @@
+"""The closed form of all devices' sums as a device's models: what it hands in, and what it makes of the weights it is served.
+
+He et al., AFL, CVPR 2025; a device's own weights as in arXiv 2508.10732. The letters are those of common.methods.ridge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from attune.common.methods.ridge import (
+    ERRORS,
+    MEMBER_FEATURES,
+    STRENGTH,
+    STRENGTHS,
+    WEIGHT,
+    drawn,
+    out_of_fold,
+    sums_of,
+    targets_of,
+)
+from attune.common.models.closed_form import PIXELS, ClosedForm
+from attune.common.models.options import ClosedFormOptions
+from attune.common.plan import Kind, ModelSpec
+from attune.fedclient.work.portfolio.evaluators import RandomFeatures, flattened
+from attune.fedclient.work.portfolio.fitting import Samples
+from attune.fedclient.work.portfolio.folds import folds_of
+from attune.fedclient.work.portfolio.portfolio import FittedModel
+
+SHARPNESS = 8.0  # of classes and labels: their scores then are about as sure as they are right
+# Strengths with which a device draws its own weights from those that it is served, by the names of the models.
+DRAWS: Mapping[str, float] = {"closed-form-near": 10.0, "closed-form": 1.0, "closed-form-far": 0.1}
+NEAREST = next(iter(DRAWS))
+
+
+class FederatedRidge:
+    """Ridge regression on random features, the same on all devices.
+
+    Args:
+        spec: The plan's model, for the kind and shape of samples and the number C of outputs.
+        samples: All training samples of the device, with their own numbers as features.
+        first: Same as in `portfolio.fitted_on`.
+    """
+
+    def __init__(self, spec: ModelSpec, samples: Samples, first: npt.NDArray[np.intp]) -> None:
+        self._module = _module(spec.kind, tuple(spec.shape), spec.classes)
+        self._samples, self._first, self._outputs = samples, first, spec.classes
+        x = torch.from_numpy(samples.x)
+        self._Z_ND = self._module.features(x, torch.float64)
+        self._T_NC = targets_of(torch.from_numpy(samples.y), spec.classes, samples.task == "multilabel")
+
+    def sums(self) -> dict[str, Tensor]:
+        """Return what the device hands in (ridge.sums_manifest), once. It reports no errors."""
+        return {**sums_of(self._Z_ND, self._T_NC), ERRORS: torch.zeros(len(STRENGTHS), dtype=torch.float64)}
+
+    def models(self, served: Mapping[str, Tensor]) -> dict[str, FittedModel]:
+        """Return the models that follow from served weights, by name; none before the server has any sums.
+
+        With a strength of 0 the device has too few samples for weights of its own, and takes the served ones.
+
+        Args:
+            served: W without the device's own samples, and the strength.
+        """
+        centre_CD = served[WEIGHT]
+        if not bool(centre_CD.any()):
+            return {}
+        if not float(served[STRENGTH]):
+            return {NEAREST: self._model(centre_CD, self._Z_ND @ centre_CD.T)}
+        predicted_LNC = self._out_of_fold(centre_CD)
+        models = {}
+        for (name, strength), predicted_NC in zip(DRAWS.items(), predicted_LNC, strict=True):
+            models[name] = self._model(drawn(self._Z_ND, self._T_NC, strength, centre_CD), predicted_NC)
+        return models
+
+    def _out_of_fold(self, centre_CD: Tensor) -> Tensor:
+        """Return what models without each sample's fold predict of it, (L, N, C); NaN for samples in no fold."""
+        samples = self._samples
+        labels = samples.y if samples.task == "classes" else np.zeros(len(samples.y))
+        folds = folds_of(labels, samples.kind, samples.groups, self._first)
+        fold_N = torch.full((len(samples.y),), -1) if folds is None else torch.from_numpy(folds)
+        return out_of_fold(self._Z_ND, self._T_NC, fold_N, centre_CD, list(DRAWS.values()))
+
+    def _model(self, W_CD: Tensor, predicted_NC: Tensor) -> FittedModel:
+        """Return a model with weights W, which has predicted these values of the training samples, out of fold."""
+        factor, task = 1.0 if self._samples.task == "regression" else SHARPNESS, self._samples.task
+        module, images = self._module, self._samples.kind == "images"
+        tensors = {
+            "frequency": module.frequency,
+            "phase": module.phase,
+            "pixels": torch.tensor(PIXELS if images else (0.0, 1.0), dtype=torch.float64),
+            "weight": factor * W_CD[:, :-1],
+            "bias": factor * W_CD[:, -1],
+            "classes": torch.arange(self._outputs),
+        }
+        evaluator = RandomFeatures(tensors, task, self._outputs, flattened)
+        return FittedModel(tensors, evaluator.answers(factor * predicted_NC))
+
+
+@lru_cache(maxsize=8)
+def _module(kind: Kind, shape: tuple[int, ...], outputs: int) -> ClosedForm:
+    """Return the features of all devices with such samples."""
+    return ClosedForm(ModelSpec("closed-form", kind, shape, outputs), ClosedFormOptions(features=MEMBER_FEATURES - 1))
