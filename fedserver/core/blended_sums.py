@@ -39,8 +39,6 @@ def _lacking(plan: Plan, settings: RoundSettings, profiles: Mapping[str, Profile
         return "with [privacy] no plain sums over samples are handed in"
     if settings.mode == "buffered":
         return "buffered rounds have none"
-    if plan.task == "survival":
-        return "the Cox loss has none"
     if kind == "tokens" or plan.model.per_position:
         return "it is for images, series and tables, with one answer for a sample"
     if math.prod(plan.model.shape) > MOST_INPUTS or plan.model.classes > MOST_OUTPUTS or len(profiles) > MOST_DEVICES:

@@ -121,7 +121,7 @@ class _Exported:
 
     def client_weights(self) -> Iterator[tuple[str, Tensors]]:
         """Yield each client with its own weights, all parts together; empty if all clients are served the same."""
-        for client, parts in self._engine.serve(self._clients, self._founders).items():
+        for client, parts in self._engine.serve(self._clients, self._founders, solved=False).items():
             weights: Tensors = {}
             for part, blob in sorted(parts.items()):
                 if blob != self._slots.get((part, VALUE)):

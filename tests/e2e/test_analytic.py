@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from attune.fedclient.model.artifact import read_info
+from attune.fedserver.home import ServerHome
 from tests.e2e.harness import Federation, digit_shards
 from tests.e2e.test_repeat_and_kill import Outcome, flags
 
@@ -75,3 +77,52 @@ def test_after_forget_nothing_of_the_device_is_left(shards: list[Path], federati
     never = Outcome.simulated(tmp_path / "never", rest, SETTINGS)
     assert Outcome.of(federation, rest).models == never.models
     assert federation.client(gone.name)["state"] == "revoked"
+
+
+BLENDED = ("method.name=fedavg", "model.name=mlr", "round.rounds=2")
+
+
+@pytest.fixture(scope="module")
+def blended(tmp_path_factory: pytest.TempPathFactory, shards: list[Path]) -> Outcome:
+    return Outcome.simulated(tmp_path_factory.mktemp("blended"), shards, BLENDED, "alone")
+
+
+@pytest.mark.parametrize(
+    ("server_fault", "device_fault"),
+    [
+        ("server:1:update-accepted=kill", "*:1:trained=kill"),
+        ("server:1:aggregated=kill", "*:1:uploaded=kill"),
+        ("server:2:evaluation-committed=kill", "*:2:compared=kill"),
+    ],
+)
+def test_a_kill_changes_no_bit_of_the_closed_form_in_other_blends(
+    server_fault: str, device_fault: str, blended: Outcome, shards: list[Path], federation_at
+) -> None:
+    federation: Federation = federation_at("blended")
+    told = (*TOLD, "--baseline", "alone")
+    server = federation.server("--min-clients", "3", *flags(BLENDED), fault=server_fault)
+    killed, *others = (
+        federation.device(shard, *told, fault=device_fault if not place else "") for place, shard in enumerate(shards)
+    )
+    assert killed.code() == -signal.SIGKILL, killed.text
+    killed = federation.device(shards[0], *told)
+    assert server.code() == -signal.SIGKILL, server.text
+    federation.server()
+    assert [process.code() for process in (killed, *others)] == [0, 0, 0], killed.text
+    assert Outcome.of(federation, shards) == blended
+
+
+def test_a_device_that_hands_in_no_sums_is_served_those_of_the_others(shards: list[Path], federation_at) -> None:
+    federation: Federation = federation_at("two")
+    server = federation.server("--exit-when-done", "--min-clients", "3", *flags(BLENDED))
+    silent, *others = shards
+    devices = [federation.device(shard, *TOLD, "--baseline", "alone") for shard in others]
+    devices.append(federation.device(silent, "--disclose", "statistics", "--baseline", "alone"))
+    assert [process.code() for process in (*devices, server)] == [0, 0, 0, 0], server.text
+    solved = {slot.key for slot in ServerHome(federation.home).snapshot().slots if slot.part == "solved"}
+    assert solved == {"start", "total", *(f"sums/{shard.name}" for shard in others)}
+    weights = read_info(federation.model(silent)).weights
+    assert sum(weight for name, weight in weights.items() if name.startswith("closed-form")) > 0
+    assert federation.status()["closed_form"] == "the closed form of the devices' sums joins every device's blend"
+    log = next(federation.folder.glob(f"attune/devices/*/{silent.name}-*/disclosed.jsonl"))
+    assert "solved" not in log.read_text()

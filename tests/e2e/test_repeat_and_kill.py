@@ -12,6 +12,7 @@ import pytest
 import attune
 from attune.common.config import load_settings
 from attune.fedclient.model.artifact import read_info
+from attune.fedclient.options import Baseline
 from tests.e2e.harness import IN_AGGREGATION, IN_COMPARISON, IN_TRAINING, Federation
 
 FEDTP = ("round.rounds=3", "train.local_epochs=1")
@@ -31,9 +32,10 @@ class Outcome:
     metrics: list[dict[str, str]]
 
     @classmethod
-    def simulated(cls, folder: Path, shards: list[Path], settings: tuple[str, ...]) -> Outcome:
+    def simulated(cls, folder: Path, shards: list[Path], settings: tuple[str, ...], baseline: Baseline = "none") -> Outcome:
         """Simulate the same federation in this process, save it in `folder`, and return its outcome."""
-        attune.simulate({shard.name: shard for shard in shards}, settings=load_settings(None, settings, {})).save(folder)
+        members = {shard.name: shard for shard in shards}
+        attune.simulate(members, settings=load_settings(None, settings, {}), baseline=baseline).save(folder)
         files = [path for path in folder.rglob("*.safetensors") if not path.is_relative_to(folder / "models")]
         exported = {str(path.relative_to(folder)): path.read_bytes() for path in files}
         models = {shard.name: (folder / "models" / shard.name / "model.safetensors").read_bytes() for shard in shards}

@@ -196,7 +196,7 @@ def test_the_model_follows_from_the_kind_of_data_and_has_what_the_method_needs(
 @pytest.mark.parametrize(
     ("method", "model", "said"),
     [
-        ("fedtp", None, "the usual model for tabular has no qkv, which method fedtp needs"),
+        ("fedtp", None, "a transformer, because the usual model for tabular has no qkv, which method fedtp needs"),
         ("fedavg", None, ""),
         ("fedtp", "transformer", ""),  # the model was named, so there was no choice
     ],

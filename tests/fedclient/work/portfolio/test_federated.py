@@ -1,0 +1,130 @@
+"""The closed form as models of a device, against independent calculations in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attune.common.methods.ridge import (
+    CROSS,
+    GRAM,
+    MEMBER_FEATURES,
+    SQUARES,
+    STRENGTH,
+    WEIGHT,
+    drawn,
+    nothing_solved,
+    out_of_fold,
+    solved,
+    sums_manifest,
+)
+from attune.common.models.closed_form import PIXELS
+from attune.common.models.registry import default_spec
+from attune.common.wire.tensors import manifest_of
+from attune.fedclient.work.portfolio.evaluators import LEAST, evaluator
+from attune.fedclient.work.portfolio.federated import DRAWS, NEAREST, SHARPNESS, FederatedRidge
+from attune.fedclient.work.portfolio.fitting import Samples
+from attune.fedclient.work.portfolio.folds import folds_of
+from attune.fedclient.work.portfolio.portfolio import Portfolio, fitted_on
+
+NONE = np.zeros(0, np.intp)
+SPEC = default_spec("images", (3, 2, 1), 3, 0, "mlr", {})
+
+
+def images(number: int = 20, seed: int = 0) -> Samples:
+    draws = np.random.default_rng(seed)
+    y = np.arange(number) % 3
+    return Samples((draws.random((number, 6)) + 0.2 * y[:, None]).astype("f4"), y, "classes", "images")
+
+
+def served(seed: int = 1, strength: float = 1.0) -> dict[str, torch.Tensor]:
+    centre = torch.from_numpy(np.random.default_rng(seed).normal(size=(3, MEMBER_FEATURES)) / 30)
+    return {WEIGHT: centre, STRENGTH: torch.tensor(strength, dtype=torch.float64)}
+
+
+def features(ridge: FederatedRidge, x: np.ndarray) -> np.ndarray:
+    """Return z(x) in numpy, with the frequencies and phases of the module."""
+    F, p = ridge._module.frequency.double().numpy(), ridge._module.phase.double().numpy()
+    random = np.cos((x.astype("f8") - PIXELS[0]) / PIXELS[1] @ F + p) * np.sqrt(2 / len(p))
+    return np.concatenate([random, np.ones((len(x), 1))], axis=1)
+
+
+@given(st.integers(1, 12), st.integers(2, 8), st.floats(1e-3, 1e3), st.integers(0, 99))
+def test_weights_from_samples_are_those_from_sums(samples: int, width: int, strength: float, seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    Z, T, centre = (torch.from_numpy(draws.normal(size=size)) for size in ((samples, width), (samples, 2), (2, width)))
+    expected = solved(Z.T @ Z, Z.T @ T, strength, centre)
+    torch.testing.assert_close(drawn(Z, T, strength, centre), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_weight_by_hand() -> None:
+    """One sample z = 2 with t = 3, strength 1, centre 1: (4 w - 6) + (w - 1) = 0."""
+    Z, T, centre = (torch.tensor([[value]], dtype=torch.float64) for value in (2.0, 3.0, 1.0))
+    assert float(drawn(Z, T, 1.0, centre)) == pytest.approx(7 / 5)
+    assert torch.isnan(out_of_fold(Z, T, torch.tensor([-1]), centre, [1.0])).all()
+
+
+def test_sums_are_those_of_all_training_samples() -> None:
+    samples = images()
+    ridge = FederatedRidge(SPEC, samples, NONE)
+    sums, Z, T = ridge.sums(), features(ridge, samples.x), np.eye(3)[samples.y]
+    assert manifest_of(sums) == sums_manifest(3, MEMBER_FEATURES)
+    np.testing.assert_allclose(sums[GRAM], (Z.T @ Z)[np.triu_indices(MEMBER_FEATURES)], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(sums[CROSS], Z.T @ T, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(sums[SQUARES], T.sum(axis=0))
+
+
+def test_each_model_and_its_scores_out_of_fold_are_those_of_numpy() -> None:
+    samples, given_weights = images(), served()
+    ridge = FederatedRidge(SPEC, samples, NONE)
+    Z, T, centre = features(ridge, samples.x), np.eye(3)[samples.y], given_weights[WEIGHT].numpy()
+    folds = folds_of(samples.y, "images", None, NONE)
+    new = images(7, seed=5)
+    models = ridge.models(given_weights)
+    assert list(models) == list(DRAWS)
+
+    def weights(rows: np.ndarray, strength: float) -> np.ndarray:
+        G, B = Z[rows].T @ Z[rows], Z[rows].T @ T[rows]
+        return np.linalg.solve(G + strength * np.eye(len(G)), B + strength * centre.T)
+
+    def log_shares(value: np.ndarray) -> np.ndarray:
+        share = np.exp(SHARPNESS * (value - value.max(axis=1, keepdims=True)))
+        share /= share.sum(axis=1, keepdims=True)
+        return np.log((share + LEAST) / (1 + 3 * LEAST))
+
+    for name, strength in DRAWS.items():
+        module = evaluator(name, models[name].tensors, "classes", 3)
+        expected = log_shares(features(ridge, new.x) @ weights(np.arange(20), strength))
+        np.testing.assert_allclose(module.forward(torch.from_numpy(new.x)), expected, atol=1e-5)
+        for row in range(20):
+            predicted = Z[row : row + 1] @ weights(np.flatnonzero(folds != folds[row]), strength)
+            np.testing.assert_allclose(models[name].scores[row : row + 1], log_shares(predicted), atol=1e-5)
+
+
+def test_before_the_first_sums_there_is_no_model() -> None:
+    assert FederatedRidge(SPEC, images(), NONE).models(nothing_solved(3, MEMBER_FEATURES)) == {}
+
+
+def test_a_device_with_too_few_samples_takes_the_served_weights() -> None:
+    ridge, few = FederatedRidge(SPEC, images(4), NONE), served(strength=0.0)
+    (name, model), *others = ridge.models(few).items()
+    assert (name, others) == (NEAREST, [])
+    np.testing.assert_allclose(model.tensors["weight"], SHARPNESS * few[WEIGHT][:, :-1])
+    assert model.scores.isfinite().all(), "the served weights do not know these samples"
+
+
+def test_a_federated_model_is_never_what_the_device_would_take_alone() -> None:
+    """Its scores are right about every sample here, and those of the fitted models are not."""
+    samples = images()
+    portfolio = Portfolio(fitted_on(samples, 3, NONE), samples, NONE, 3, torch.device("cpu"))
+    before = portfolio.chosen
+    right = torch.from_numpy(np.log(np.eye(3)[samples.y] * 0.98 + 0.01)).float()
+    models = FederatedRidge(SPEC, samples, NONE).models(served())
+    models = {name: type(model)(model.tensors, right) for name, model in models.items()}
+    together = portfolio.joined(models)
+    assert set(together.candidates) == {*portfolio.candidates, *DRAWS}
+    assert together.chosen == before
+    assert set(portfolio.candidates).isdisjoint(DRAWS), "the portfolio itself is as before"

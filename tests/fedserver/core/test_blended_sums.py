@@ -1,0 +1,65 @@
+"""Which federations have a closed form in their devices' blends, and what is said where it is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from attune.common.plan import Columns, Plan, Profile, closed_form_words
+from attune.fedserver.core.planning import make_plan, resolve
+
+IMAGES = Profile("images", (8, 8, 1), [3, 9], 100, 30)
+TABLE = Profile("tabular", (2,), ["no", "yes"], 50, 9)
+SCALED = Profile("tabular", (2,), ["no", "yes"], 50, 9, columns=Columns(50, [0.0, 1.0], [50.0, 90.0]))
+AVERAGE = {"method": {"name": "fedavg"}}
+
+
+def plan_of(profile: Profile, settings: dict[str, Any] | None = None, sums: str = "ab", devices: str = "abc") -> Plan:
+    return make_plan(resolve({**AVERAGE, **(settings or {})}), dict.fromkeys(devices, profile), "f", sums=sums)
+
+
+@pytest.mark.parametrize("profile", [IMAGES, SCALED])
+def test_two_devices_with_sums_are_enough(profile: Profile) -> None:
+    plan = plan_of(profile)
+    assert (plan.closed_form, plan.no_closed_form) == (True, "")
+    assert closed_form_words(plan) == "the closed form of the devices' sums joins every device's blend"
+
+
+@pytest.mark.parametrize(
+    ("profile", "settings", "sums", "why"),
+    [
+        (IMAGES, {}, "a", "fewer than 2 of 3 devices allow it by --disclose sums"),
+        (IMAGES, {}, "xy", "fewer than 2 of 3 devices allow it by --disclose sums"),
+        (TABLE, {}, "ab", "devices have no common scale: they need --disclose statistics"),
+        (IMAGES, {"privacy": {"unit": "example", "noise": 1.0}}, "ab", "with [privacy] no plain sums"),
+        (IMAGES, {"privacy": {"secure_aggregation": True}}, "ab", "with [privacy] no plain sums"),
+        (IMAGES, {"round": {"mode": "buffered"}}, "ab", "buffered rounds have none"),
+        (Profile("tokens", (5,), [0, 1], 50, 9, vocabulary=7), {}, "ab", "it is for images, series and tables"),
+        (Profile("images", (80, 80, 1), [3, 9], 50, 9), {}, "ab", "at most 4,096 numbers of a sample, 100 outputs"),
+        (Profile("images", (8, 8, 1), list(range(101)), 50, 9), {}, "ab", "at most 4,096 numbers of a sample, 100 outputs"),
+        (Profile("tabular", (2,), ["x"], 50, 9, task="regression", columns=SCALED.columns), {}, "ab", "no common scale"),
+    ],
+)
+def test_a_missing_closed_form_is_explained(profile: Profile, settings: dict[str, Any], sums: str, why: str) -> None:
+    plan = plan_of(profile, settings, sums)
+    assert not plan.closed_form and why in plan.no_closed_form
+    assert closed_form_words(plan) == f"no closed form joins the devices' blends: {plan.no_closed_form}"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"round": {"analytic": "off"}},
+        {"train": {"validation": 0.0}},
+        {"method": {"name": "fedavg", "preset": "plain"}},
+        {"method": {"name": "analytic"}},
+    ],
+)
+def test_where_it_is_not_asked_for_nothing_is_said(settings: dict[str, Any]) -> None:
+    assert closed_form_words(plan_of(IMAGES, settings)) == ""
+
+
+def test_a_task_without_a_blend_has_none() -> None:
+    """The Cox loss is no mean over samples."""
+    assert closed_form_words(plan_of(Profile("tabular", (2,), ["time", "event"], 50, 9, task="survival"))) == ""

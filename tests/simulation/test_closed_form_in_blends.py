@@ -1,0 +1,87 @@
+"""The closed form in the blends of other methods, from end to end: what devices are served, and what they keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import attune
+from attune.common.methods.ridge import MEMBER_FEATURES
+from attune.common.models.closed_form import PIXELS
+from attune.common.wire.files import TensorFile
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.model.artifact import Model
+from attune.fedclient.work.portfolio.federated import DRAWS, SHARPNESS, _module
+from attune.fedserver.ports.blobs import blob_of
+
+AVERAGE: dict[str, Any] = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2}}
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Write shards of one task, with few samples each. So a device gains much from what the others know."""
+    images, labels = load_digits(return_X_y=True)
+    images, shards = (images * 16).clip(0, 255).astype(np.uint8).reshape(-1, 8, 8, 1), {}
+    for place in range(4):
+        rows, folder = np.arange(place, len(labels), 4)[:130], tmp_path_factory.mktemp(f"site{place}")
+        for part, some in (("train", rows[:30]), ("test", rows[30:])):
+            np.savez(folder / f"{part}.npz", x=images[some], y=labels[some])
+        shards[f"site{place}"] = folder
+    return shards
+
+
+@pytest.fixture(scope="module")
+def blended(few: dict[str, Path]) -> Any:
+    return attune.simulate(few, settings=AVERAGE, baseline="alone", progress=False)
+
+
+def samples_of(path: Path, classes: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the features and the one-hot labels of a shard's training part, in numpy."""
+    shard, module = load_shard(path), _module("images", (8, 8, 1), len(classes))
+    F, p = module.frequency.double().numpy(), module.phase.double().numpy()
+    flat = (shard.train_x.reshape(len(shard.train_x), -1).astype("f4") / 255).astype("f8")
+    random = np.cos((flat - PIXELS[0]) / PIXELS[1] @ F + p) * np.sqrt(2 / len(p))
+    labels = [classes.index(int(label)) for label in shard.train_y]
+    return np.concatenate([random, np.ones((len(flat), 1))], axis=1), np.eye(len(classes))[labels]
+
+
+def test_a_member_is_an_independent_calculation_from_all_samples(few: dict[str, Path], blended: Any, tmp_path: Path) -> None:
+    """The total is the sum over all training samples, and a device's weights are drawn from those of the other devices."""
+    classes = [int(label) for label in blended._plan.classes]
+    known = {name: samples_of(path, classes) for name, path in few.items()}
+    (slot,) = [slot for slot in blended._outcome.snapshot.slots if (slot.part, slot.key) == ("solved", "total")]
+    with TensorFile(blended._state.storage.blobs.open(blob_of(slot))) as file:
+        total = {name: file[name].numpy() for name in file.manifest}
+    G, B = (sum(Z.T @ right for Z, right in pairs) for pairs in ([(Z, Z) for Z, _ in known.values()], known.values()))
+    np.testing.assert_allclose(total["gram"], G[np.triu_indices(MEMBER_FEATURES)], rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(total["cross"], B, rtol=1e-10, atol=1e-10)
+    identity, checked = np.eye(MEMBER_FEATURES), 0
+    for name, (Z, T) in known.items():
+        members = Model.load(blended.save(tmp_path / name) / "models" / name).members
+        served = np.linalg.solve(G - Z.T @ Z + float(total["gamma"]) * identity, B - Z.T @ T)
+        for member, strength in DRAWS.items():
+            if member in members:
+                own = np.linalg.solve(Z.T @ Z + strength * identity, Z.T @ T + strength * served)
+                np.testing.assert_allclose(members[member].tensors["weight"], SHARPNESS * own.T[:, :-1], atol=1e-8)
+                checked += 1
+    assert checked >= len(few)
+
+
+def test_devices_keep_it_and_predict_better(few: dict[str, Path], blended: Any, tmp_path: Path) -> None:
+    without = attune.simulate(
+        few, settings={**AVERAGE, "round": {"rounds": 2, "analytic": "off"}}, baseline="alone", progress=False
+    )
+    assert blended.status["closed_form"].startswith("the closed form") and without.status["closed_form"] is None
+    kept, before = (np.mean([c["accuracy_kept"] for c in r.status["clients"]]) for r in (blended, without))
+    assert kept > before + 0.02
+    alone = [[client["accuracy_alone"] for client in result.status["clients"]] for result in (blended, without)]
+    assert alone[0] == alone[1], "what a device would take alone does not change"
+    saved = blended.save(tmp_path / "saved") / "models"
+    for client in blended.status["clients"]:
+        model = Model.load(saved / client["name"])
+        assert model.evaluate(load_shard(few[client["name"]]))[0] == pytest.approx(client["accuracy_kept"])
+        assert {"closed-form", "closed-form-near", "closed-form-far"} & set(model.info.weights)
