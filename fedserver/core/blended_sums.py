@@ -7,38 +7,33 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from attune.common.config import RoundSettings
 from attune.common.plan import Plan, Profile
 
 FEWEST_SUMS = 2  # devices; the sums of one device would say nothing that it does not know
-MOST_DEVICES = 1_000  # the server keeps 1 MB of each device
+MOST_DEVICES = 200  # the server keeps 1 MB of each device, and a simulation 2 MB
 MOST_INPUTS, MOST_OUTPUTS = 1 << 12, 100  # numbers of a sample, and scores
 
 
-def with_closed_form(plan: Plan, settings: RoundSettings, profiles: Mapping[str, Profile], sums: Collection[str]) -> Plan:
+def with_closed_form(plan: Plan, profiles: Mapping[str, Profile], sums: Collection[str], without: str = "") -> Plan:
     """Return the plan with the closed form, or with the reason why there is none.
 
     Without a blend on the devices (`train.validation`), or where the method is a closed form itself, nothing is said.
 
     Args:
         plan: The plan without it.
-        settings: The settings of rounds.
         profiles: Descriptions of the devices' data.
         sums: Names of the devices that hand in sums.
+        without: Why the settings rule it out; empty: they do not.
     """
-    if settings.analytic == "off" or not plan.train.validation or plan.model.name == "closed-form":
+    if not plan.train.validation or plan.model.name == "closed-form":
         return plan
-    why = _lacking(plan, settings, profiles, sums)
+    why = without or _lacking(plan, profiles, sums)
     return msgspec.structs.replace(plan, closed_form=not why, no_closed_form=why)
 
 
-def _lacking(plan: Plan, settings: RoundSettings, profiles: Mapping[str, Profile], sums: Collection[str]) -> str:
-    """Return why the federation has no closed form; empty: it has one."""
-    kind, privacy = plan.model.kind, plan.privacy
-    if privacy is not None and (privacy.unit != "none" or privacy.secure_aggregation):
-        return "with [privacy] no plain sums over samples are handed in"
-    if settings.mode == "buffered":
-        return "buffered rounds have none"
+def _lacking(plan: Plan, profiles: Mapping[str, Profile], sums: Collection[str]) -> str:
+    """Return why these data have no closed form; empty: they have one."""
+    kind = plan.model.kind
     if kind == "tokens" or plan.model.per_position:
         return "it is for images, series and tables, with one answer for a sample"
     if math.prod(plan.model.shape) > MOST_INPUTS or plan.model.classes > MOST_OUTPUTS or len(profiles) > MOST_DEVICES:

@@ -16,7 +16,7 @@ from attune.common.methods.private_training import check_private, with_orders
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
 from attune.common.methods.settings.aggregators import ClippedSettings
 from attune.common.models import registry as models
-from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile
+from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile, closed_form_words, standardisation
 from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
@@ -314,7 +314,8 @@ def make_plan(
     if settings.round.mode == "buffered" and "shared" in settings.configured.aggregators:
         returns["shared"] = "change"  # the state may have moved on when it arrives
     plan = weighted(msgspec.structs.replace(plan, plugins=plugins, returns=returns), profiles)
-    plan = with_closed_form(plan, settings.round, profiles, sums)
+    if settings.round.analytic == "auto":
+        plan = with_closed_form(plan, profiles, sums, _no_sums(settings))
     if schema is not None and len(schema.to_json()) > MAX_PLAN_BYTES // 2:
         raise SettingError(
             f"the plan is too long to be sent: its schema has {len(schema.columns)} columns, and categories with many values. "
@@ -326,6 +327,13 @@ def make_plan(
             f"the plan is too long to be sent: it names {len(classes)} classes (most of them from {most}). Declare data.classes"
         )
     return plan
+
+
+def _no_sums(settings: ResolvedSettings) -> str:
+    """Return why no device hands in plain sums over its samples under these settings; empty: it may."""
+    if settings.privacy.unit != "none" or settings.privacy.secure_aggregation:
+        return "with [privacy] no plain sums over samples are handed in"
+    return "buffered rounds have none" if settings.round.mode == "buffered" else ""
 
 
 def _train_of(train: TrainSettings, task: TaskName, dials: bool) -> TrainSettings:
@@ -344,6 +352,11 @@ def pinned(plan: Plan, body_digest: str) -> Plan:
     if not body_digest:
         return plan
     return msgspec.structs.replace(plan, model=msgspec.structs.replace(plan.model, body_digest=body_digest))
+
+
+def notes_on(plan: Plan, settings: ResolvedSettings) -> list[str]:
+    """Return what the operator is told of a new plan: its scales, its closed form, and why it has this model."""
+    return [line for line in (standardisation(plan), closed_form_words(plan), why_this_model(settings, plan)) if line]
 
 
 def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:

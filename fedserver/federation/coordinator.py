@@ -17,7 +17,7 @@ import msgspec
 from attune.common.errors import AttuneError, CertificateRefused, FederationFailed
 from attune.common.exchange.messages import Farewell, Notice, Welcome, WorkName
 from attune.common.faults import SERVER, fail_at
-from attune.common.plan import FEWEST_DEVICES, Plan, Profile, closed_form_words, standardisation
+from attune.common.plan import FEWEST_DEVICES, Plan, Profile
 from attune.common.protocol import SUMS
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core import messages as events
@@ -203,9 +203,7 @@ class Coordinator:
         await self.lab.settle()
         self.plan, self.profiles, self.max_bytes = plan, profiles, started.max_bytes
         LOG.info("plan: %s with a %s, %d classes, %d devices", plan.method, plan.model.name, len(plan.classes), len(profiles))
-        for line in filter(
-            None, (standardisation(plan), closed_form_words(plan), planning.why_this_model(self.settings, plan))
-        ):
+        for line in planning.notes_on(plan, self.settings):
             LOG.info("%s", line)
         for why in self.settings.what_liars_can(len(profiles)) if self.fewest > 1 else ():
             LOG.warning("%s", why)
