@@ -44,7 +44,7 @@ class Course:
 
     def __init__(self, entrants: Sequence[str], rounds: int, left_out: Mapping[str, str] = MappingProxyType({})) -> None:
         self._racing, self._stops = [name for name in entrants if name != ALONE], (*rungs_of(rounds), rounds)
-        self._left_out, self._scores = dict(left_out), dict[str, DeviceScores]()
+        self._entered, self._left_out, self._scores = max(1, len(self._racing)), dict(left_out), dict[str, DeviceScores]()
         self.rungs: list[Rung] = []
         self._stage = 0
 
@@ -102,7 +102,7 @@ class Course:
         last = self._stage == len(self._stops) - 1
         candidates = {name: of for name, of in scores.items() if name != ALONE}
         if last:
-            decision = at_end(scores, [rung.scores for rung in self.rungs])
+            decision = at_end(scores, [rung.scores for rung in self.rungs], self._entered)
         elif candidates:
             decision = at_rung(self._stage, candidates)
             self._racing = list(decision.kept)

@@ -4,8 +4,9 @@ Successive halving (Jamieson, Talwalkar: Non-stochastic Best Arm Identification 
 with two rungs. Early scores say little, because models have learned little: at the first rung a candidate is given up only if
 it is behind the second best by more than two standard errors. At the second one the rule of one standard error (Breiman et al.:
 Classification and Regression Trees, 1984) keeps a candidate that is not clearly worse. At the end the candidates within one
-standard error of the best are told apart by all comparisons together. Scores are log-likelihoods in nats, one for each device:
-the higher, the better.
+standard error of the best are told apart by all comparisons together. The best one then wins only if a paired t test shows that
+it is ahead of training alone (Bonferroni's level for all candidates): else nothing shows that federating pays. Scores are
+log-likelihoods in nats, one for each device: the higher, the better.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from dataclasses import asdict, dataclass, field
 from statistics import stdev
 from typing import Any
 
+from attune.common.statistics import student_p
+
 ALONE = "local"  # the method that trains each device alone; it takes part to the end, whatever its score
 PERCENT = (15, 30)  # shares of the rounds at which the rungs are
 KEPT = 2  # candidates that go on at the second rung, at most; at the first one at least
 FIRST_ERRORS = 2.0  # standard errors by which a candidate must be behind to be given up at the first rung
+FALSE_CHOICES = 0.05  # level of the test against ALONE, divided by the number of candidates
 FEWEST_ROUNDS = 3  # with fewer there is no room for two rungs and an end
 
 NOTHING_HELD_OUT = (
@@ -52,6 +56,13 @@ class PairedDifference:
         return self.error is not None and self.nats > errors * self.error
 
     @property
+    def p(self) -> float:
+        """The one-sided p-value of the paired t test that the first is no better; 1 with one device."""
+        if self.error is None or self.nats <= 0:
+            return 1.0
+        return student_p(self.nats / self.error, self.devices - 1) / 2 if self.error else 0.0
+
+    @property
     def clear(self) -> bool:
         """Whether the difference exceeds one standard error."""
         return self.exceeds(1.0)
@@ -64,14 +75,16 @@ class Decision:
     Attributes:
         totals: Summed score of each candidate, from the best to the worst.
         kept: The candidates that go on; at the end the winner alone.
-        difference: The best candidate against the next one, if there are two.
+        difference: The best candidate against the next one, if there are two; at the end against ALONE.
         evidence: At the end, the sums over all comparisons of the candidates that are not clearly behind the best.
+        level: At the end, the level of the test against ALONE.
     """
 
     totals: Mapping[str, float]
     kept: tuple[str, ...]
     difference: PairedDifference | None
     evidence: Mapping[str, float] = field(default_factory=dict)
+    level: float = 0.0
 
 
 def rungs_of(rounds: int) -> tuple[int, int]:
@@ -113,27 +126,33 @@ def at_rung(rung: int, scores: Mapping[str, DeviceScores]) -> Decision:
     return Decision(totals, tuple(best[:1] if alone else best), difference)
 
 
-def at_end(scores: Mapping[str, DeviceScores], earlier: Sequence[Mapping[str, DeviceScores]] = ()) -> Decision:
-    """Decide who wins: the candidate with the highest sum, if it is clear.
+def at_end(
+    scores: Mapping[str, DeviceScores], earlier: Sequence[Mapping[str, DeviceScores]] = (), entered: int = 1
+) -> Decision:
+    """Decide who wins: the best candidate, if it is ahead of ALONE by a paired t test over devices; else ALONE.
 
-    Of those within one standard error of it, the one with the highest sum over all comparisons. ALONE wins a tie, because it
-    needs no federation.
+    The best candidate has the highest sum. Of those within one standard error of it, it is the one with the highest sum over
+    all comparisons.
 
     Args:
         scores: Of ALONE and of each candidate that is left.
         earlier: Scores at the rungs.
+        entered: Number of candidates at the start of the race. One of so many may be ahead by chance.
     """
-    order = sorted(scores, key=lambda name: name != ALONE)  # stable
-    totals = _totals({name: scores[name] for name in order})
-    names = list(totals)
-    near = [name for name in order if name == names[0] or not paired(names[0], name, scores).clear]
+    totals, level = _totals(scores), FALSE_CHOICES / entered
+    names = [name for name in totals if name != ALONE]
+    if not names:
+        return Decision(totals, (ALONE,), None, {}, level)
+    near = [name for name in scores if name in names and (name == names[0] or not paired(names[0], name, scores).clear)]
     sums = {name: totals[name] for name in near}
     voters = set(scored_by_all(scores))  # devices that have left since, or were revoked, have no vote any more
     for compared in earlier if len(near) > 1 else ():
         then = _totals({name: {who: compared[name][who] for who in compared[name].keys() & voters} for name in near})
         sums = {name: math.fsum((sums[name], then[name])) for name in near}
     evidence = dict(sorted(sums.items(), key=lambda item: -item[1]))
-    return Decision(totals, (next(iter(evidence)),), paired(names[0], names[1], scores) if len(names) > 1 else None, evidence)
+    best = next(iter(evidence))
+    difference = paired(best, ALONE, scores)
+    return Decision(totals, (best if difference.p < level else ALONE,), difference, evidence, level)
 
 
 def scored_by_all(scores: Mapping[str, DeviceScores]) -> list[str]:
@@ -195,7 +214,7 @@ class RaceResult:
         lines = [*self.words_so_far()]
         if self.pays:
             return [*lines, f"auto chooses {self.chosen}"]
-        return [*lines, "auto: federating does not pay here; training alone is best, and devices keep their local models"]
+        return [*lines, "auto: no evidence that federating pays here; devices keep their local models"]
 
     def words_so_far(self) -> list[str]:
         """Return the comparisons so far as lines of text."""
@@ -213,7 +232,9 @@ def _words(rung: Rung, last: bool) -> str:
     if (difference := rung.decision.difference) is None:
         return f"after round {rung.round}: {listed}{then}"
     error = "" if difference.error is None else f" with a standard error of {difference.error:.1f}"
-    between = f"{difference.first} is {difference.nats:.1f} ahead of {difference.second}{error}"
+    ahead = f"{difference.nats:.1f} ahead of" if difference.nats >= 0 else f"{-difference.nats:.1f} behind"
+    between = f"{difference.first} is {ahead} {difference.second}{error}"
+    tested = f" (p = {difference.p:.2g}, wanted below {rung.decision.level:.2g})" if last else ""
     sums = ", ".join(f"{name} {nats:.1f}" for name, nats in rung.decision.evidence.items())
-    together = f"; that is not clear, and over all comparisons: {sums}" if len(rung.decision.evidence) > 1 else ""
-    return f"after round {rung.round}: {listed}; {between}{then}{together}"
+    together = f"; of candidates that are level, over all comparisons: {sums}" if len(rung.decision.evidence) > 1 else ""
+    return f"after round {rung.round}: {listed}; {between}{tested}{then}{together}"
