@@ -18,6 +18,7 @@ from attune.common.config import merge
 from attune.common.errors import AttuneError, FederationFailed, HomeMismatch
 from attune.common.faults import SERVER, fail_at
 from attune.common.methods.registry import AUTO
+from attune.common.protocol import SUMS
 from attune.fedserver import runs
 from attune.fedserver.core import planning
 from attune.fedserver.core.candidates import check_race, common_settings, entrants_of, named_candidates, with_options
@@ -75,7 +76,7 @@ def first_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     common = common_settings(given, check_race(given))
     for name, options in named_candidates(given).items():
         planning.resolve(with_options(common, name, options))
-    return {**common, "method": {"name": ALONE}}
+    return with_options(common, ALONE, {})
 
 
 async def turn_of(home: ServerHome, storage: HomeStorage, given: Mapping[str, Any]) -> Turn | None:
@@ -161,7 +162,9 @@ async def end_leg(ledger: Ledger, turn: Turn, coordinator: Coordinator, error: A
     if error is not None:
         race = race.after(RunLeg(turn.name, until, failed=str(error)))
     elif not until:
-        entrants = await asyncio.to_thread(entrants_of, race.overrides, coordinator.profiles, lambda _, settings: settings)
+        able = [name for name in coordinator.profiles if coordinator.streams.can(name, SUMS)]
+        given, profiles = race.overrides, coordinator.profiles
+        entrants = await asyncio.to_thread(entrants_of, given, profiles, lambda _, settings: settings, able)
         settings = {name: dict(of) for name, of in entrants.settings.items()}
         race = msgspec.structs.replace(race, entrants=settings, left_out=dict(entrants.left_out))
     else:

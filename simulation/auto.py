@@ -41,7 +41,8 @@ def race(simulator: Simulator, overrides: Mapping[str, Any], folder: Path | None
     entrants = entrants_of(
         overrides,
         {name: shard.profile for name, shard in members.items()},
-        lambda name, settings: arguments_of(len(members), name, None, None, None, settings),
+        lambda _, settings: arguments_of(len(members), None, None, None, None, settings),
+        list(members),  # all devices are the caller's own
     )
     course = Course(list(entrants.settings), rounds, entrants.left_out)
     places: dict[str, Path | MemoryState] = {

@@ -137,7 +137,7 @@ def as_options(entrants: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, T
     """
     options: dict[str, dict[str, Any]] = {}
     for name, settings in entrants.items():
-        picked = load_settings(None, chosen[name], {})
+        picked = load_settings(None, chosen.get(name, ()), {})
         method = {key: value for key, value in {**settings["method"], **picked.pop("method", {})}.items() if key != "name"}
         others = {
             f"{section}.{key}": value for section, of in picked.items() if isinstance(of, Mapping) for key, value in of.items()

@@ -5,7 +5,8 @@ Everything is tried before anything trains, so that all problems are named at on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -14,17 +15,17 @@ import msgspec
 
 from attune.common.config import PrivacySettings, RoundSettings, TrainSettings, by_section, convert, merge
 from attune.common.errors import AttuneError, SettingError, together
-from attune.common.methods import registry as methods
 from attune.common.methods.fit import NO_PRIVACY, check_model
-from attune.common.models.registry import lacking, model_for
-from attune.common.plan import Kind, Profile
+from attune.common.models.registry import model_for
+from attune.common.plan import Kind, Plan, Profile
 from attune.fedserver.core import planning
 from attune.fedserver.core.racing import ALONE, FEWEST_ROUNDS, NOTHING_HELD_OUT, rungs_of
 
 Complete = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]  # returns all settings of a method, from its name and settings
 NOWHERE = "tried"  # the federation of a plan that is thrown away
-USUAL: Mapping[str, Mapping[str, Any]] = {"fedavg": {}, "fedper": {}, "fedtp": {}, "fedmcsa": {"dial": True}}
-NEEDS_ATTENTION = "fedtp"  # a usual candidate only where the usual model for the data has attention
+CLOSED = "closed-form"  # the candidate that trains each device alone, beside the closed form of all devices' sums
+USUAL: Mapping[str, Mapping[str, Any]] = {CLOSED: {}, "fedavg": {}, "fedper": {}, "fedtp": {}, "fedmcsa": {"dial": True}}
+NEEDS_ATTENTION = "fedtp"  # no usual candidate for tables, on which attention needs many samples
 OF_THE_RACE = ("round.rounds", "round.mode", "train.score_after", "train.validation")  # by which candidates are compared
 
 
@@ -58,12 +59,14 @@ class Fitting:
         profiles: Description of each device's data.
         model: The model that the user chose for all methods, if any.
         overrides: Function that completes a method's settings.
+        sums: Devices that hand in sums over their samples.
     """
 
     names: Sequence[str]
     profiles: Mapping[str, Profile]
     model: str | None
     overrides: Complete
+    sums: Collection[str] = ()
 
     def fitted(
         self,
@@ -145,15 +148,16 @@ class Fitting:
             raise together(problems)
         return compared
 
-    def check(self, name: str, settings: Mapping[str, Any]) -> None:
-        """Make the plan and the model of a method, as a server does before round 1.
+    def check(self, name: str, settings: Mapping[str, Any]) -> Plan:
+        """Make the plan and the model of a method, as a server does before round 1, and return the plan.
 
         Raises:
             SettingError: The settings do not fit the data, or the model does not fit the method.
         """
         resolved = planning.resolve(self.overrides(name, settings))
-        plan = planning.make_plan(resolved, self.profiles, NOWHERE, fewest=1)
+        plan = planning.make_plan(resolved, self.profiles, NOWHERE, fewest=1, sums=self.sums)
         check_model(plan.model, resolved.configured, resolved.seed, plan.privacy or NO_PRIVACY)
+        return plan
 
 
 def _model_for(kind: Kind, roles: frozenset[str]) -> str:
@@ -214,31 +218,39 @@ def common_settings(overrides: Mapping[str, Any], rounds: int) -> dict[str, Any]
 
 
 def entrants_of(
-    overrides: Mapping[str, Any],
-    profiles: Mapping[str, Profile],
-    complete: Complete,
+    overrides: Mapping[str, Any], profiles: Mapping[str, Profile], complete: Complete, sums: Collection[str]
 ) -> Entrants:
-    """Return the entrants for the devices' data. All that can use one model have the same.
+    """Return the entrants for the devices' data: methods with their models.
+
+    Each method has its usual model for these data, unless the settings name a model: then all that can use it have it.
 
     Args:
         overrides: As in `check_race`.
         profiles: Description of each device's data.
         complete: As `Fitting.overrides`.
+        sums: As `Fitting.sums`.
 
     Raises:
         SettingError: A named candidate, or every usual one, is unknown or cannot be used.
     """
     named, common = named_candidates(overrides), common_settings(overrides, check_race(overrides))
     left_out: dict[str, str] = {}
-    options = named or _usual(common, profiles, complete, left_out)
+    options = named or _usual(common, Fitting((), profiles, None, complete, sums), left_out)
     names = [ALONE, *(name for name in options if name != ALONE)]
     if len(names) < 2:
         raise SettingError(
             "; ".join(dict.fromkeys(left_out.values()))
             or f"auto.candidates names no method beside {ALONE}, which takes part anyway"
         )
-    settings = {name: with_options(common, name, options.get(name, {})) for name in names}
-    compared = Fitting(names, profiles, None, complete).fitted(settings, dict.fromkeys(names, common.get("model", {})))
+    settings, model = {name: with_options(common, name, options.get(name, {})) for name in names}, common.get("model", {})
+    together = [names] if model.get("name") else [[name] for name in names]
+    compared = [
+        method
+        for some in together
+        for method in Fitting(some, profiles, None, complete, sums).fitted(
+            {name: settings[name] for name in some}, dict.fromkeys(some, model)
+        )
+    ]
     return Entrants({method.name: method.settings for method in compared}, left_out)
 
 
@@ -257,28 +269,30 @@ def named_candidates(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def with_options(common: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of one entrant. Options without a dot are settings of its method, the others have a section."""
+    """Return the settings of one entrant. Options without a dot are settings of its method, the others have a section.
+
+    ALONE uses nothing of other devices, and CLOSED nothing but the closed form.
+    """
     method = {key: value for key, value in options.items() if "." not in key}
     others = {key: value for key, value in options.items() if "." in key}
-    return merge({**common, "method": {**method, "name": name}}, by_section(others))
+    settings = merge({**common, "method": {**method, "name": ALONE if name == CLOSED else name}}, by_section(others))
+    return merge(settings, {"round": {"analytic": "off"}}) if name == ALONE else settings
 
 
-def _usual(
-    common: Mapping[str, Any],
-    profiles: Mapping[str, Profile],
-    complete: Complete,
-    left_out: dict[str, str],
-) -> dict[str, Mapping[str, Any]]:
+def _usual(common: Mapping[str, Any], fitting: Fitting, left_out: dict[str, str]) -> dict[str, Mapping[str, Any]]:
     """Return the usual candidates that can be used here, with their settings; the others are added to `left_out`."""
-    kind, chosen = next(iter(profiles.values())).kind, common.get("model", {}).get("name")
-    usable: dict[str, Mapping[str, Any]] = {}
+    model, usable = common.get("model", {}), dict[str, Mapping[str, Any]]()
+    kind = next(iter(fitting.profiles.values())).kind
     for name, options in USUAL.items():
-        if not chosen and name == NEEDS_ATTENTION and lacking(kind, planning.roles_of(methods.get(name))):
-            left_out[name] = f"the usual model for {kind} has no attention"
+        if not model.get("name") and name == NEEDS_ATTENTION and kind == "tabular":
+            left_out[name] = "it needs attention, which the usual model for tables has not"
             continue
         try:
-            settings = {name: {**common, "method": {**options, "name": name}}}
-            Fitting([name], profiles, None, complete).fitted(settings, {name: common.get("model", {})})
+            [method] = dataclasses.replace(fitting, names=[name]).fitted(
+                {name: with_options(common, name, options)}, {name: model}
+            )
+            if name == CLOSED and not (plan := fitting.check(name, method.settings)).closed_form:
+                raise SettingError(plan.no_closed_form or "round.analytic is off")
             usable[name] = options
         except AttuneError as error:
             left_out[name] = str(error)
