@@ -47,7 +47,7 @@ def test_a_method_has_its_usual_model_unless_one_is_named() -> None:
     assert "name" not in usual.settings["fedavg"].get("model", {})
     named = entrants(TABLES, {**RACE, "model": {"name": "mlr"}})
     assert {settings["model"]["name"] for settings in named.settings.values()} == {"mlr"}
-    assert "needs attention" in named.left_out["fedtp"] or "@qkv" in named.left_out["fedtp"]
+    assert "mlr has no tensors of the roles qkv" in named.left_out["fedtp"]
 
 
 def test_named_candidates_may_be_the_closed_form() -> None:
