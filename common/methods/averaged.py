@@ -5,7 +5,12 @@ from __future__ import annotations
 from attune.common.methods.method import Method
 
 # No paper: nothing leaves the device. Every table of results needs this row (errata E6).
-LOCAL = Method(name="local", citation="no paper: training alone", parts=(("*", "private"),))
+LOCAL = Method(
+    name="local",
+    citation="no paper: training alone",
+    parts=(("*", "private"),),
+    defaults={"round": {"analytic": "off"}},  # its blend is the device's alone, too
+)
 
 # McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from Decentralized Data",
 # AISTATS 2017 (Algorithm 1).

@@ -276,6 +276,8 @@ def with_options(common: Mapping[str, Any], name: str, options: Mapping[str, Any
     method = {key: value for key, value in options.items() if "." not in key}
     others = {key: value for key, value in options.items() if "." in key}
     settings = merge({**common, "method": {**method, "name": ALONE if name == CLOSED else name}}, by_section(others))
+    if name == CLOSED:
+        return merge({"round": {"analytic": "auto"}}, settings)
     return merge(settings, {"round": {"analytic": "off"}}) if name == ALONE else settings
 
 
