@@ -53,3 +53,17 @@ def test_a_method_runs_to_the_end_and_every_device_can_use_its_model(
     saved = simulated.save(tmp_path / "saved") / "models"
     assert all(read_info(saved / name).files == read_info(network.model(name)).files for name in shards)
     assert {client["name"]: client["accuracy"] for client in simulated.status["clients"]} == served
+
+
+def test_blends_with_the_closed_form_are_the_same_over_the_network(
+    shards: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    settings = {"method": {"name": "fedper"}, "round": {"rounds": 2}, "train": {"local_epochs": 1}, "model": {"name": "dnn"}}
+    network = host(tmp_path, shards, settings, baseline="alone")
+    simulated = attune.simulate(shards, settings=settings, baseline="alone")
+    assert simulated.digests == network.digests and "solved/total" in network.digests
+    saved = simulated.save(tmp_path / "saved") / "models"
+    for name in shards:
+        info = read_info(network.model(name))
+        assert info.files == read_info(saved / name).files and info.weights["closed-form"] > 0
