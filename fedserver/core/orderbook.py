@@ -154,6 +154,15 @@ def counted(record: Record, device: DeviceRecord | None) -> dict[int, float]:
     return {number: record.weights[number]} if number in record.weights else {}
 
 
+def lacks_sums(record: Record, device: DeviceRecord | None) -> bool:
+    """Return whether a device is to hand in sums over its samples with its next update.
+
+    Sums do not change, so that is once; and again if the state with them was perhaps taken back.
+    """
+    last = device.contributed if device is not None else 0
+    return not last or record.given_up_after < last <= record.given_up
+
+
 def needs_download(device: DeviceRecord | None, work: str, train: Literal["sampled", "all"], evaluate: EvaluatedAs) -> bool:
     """Return whether an order starts from what the server serves, instead of from the device's own state.
 

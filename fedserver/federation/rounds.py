@@ -23,7 +23,7 @@ from attune.common.wire.blobs import Blob
 from attune.fedserver.core.buffered_rounds import staleness_weight
 from attune.fedserver.core.finishing import lengthened, stops_after, trial_round
 from attune.fedserver.core.messages import GoBack, OrderId, Phase, Record, SummedChanges
-from attune.fedserver.core.orderbook import OrderBook, counted, needs_download
+from attune.fedserver.core.orderbook import OrderBook, counted, lacks_sums, needs_download
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.prior import NO_PRIOR, Prior, fitted_of, prior_of, votes_of
@@ -244,8 +244,7 @@ class OrderSender:
         if record.adapting and adaptation is not None:
             return adaptation.trains, [part for part in parts if part in adaptation.returns]
         asked = parts if name in record.cohort or name in record.begun else ()
-        # Sums do not change, so they are handed in once.
-        adds_up = self._streams.can(name, SUMS) and (device is None or not device.contributed)
+        adds_up = self._streams.can(name, SUMS) and lacks_sums(record, device)
         return (), [part for part in asked if part != SOLVED or adds_up]
 
     def _takes(self, served: Mapping[str, Blob], record: Record, device: DeviceRecord | None, work: str) -> dict[str, Blob]:

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from attune.common.plan import Columns, Plan, Profile, closed_form_words
+from attune.fedserver.core.messages import Record
+from attune.fedserver.core.orderbook import lacks_sums
 from attune.fedserver.core.planning import make_plan, resolve
+from attune.fedserver.core.records import DeviceRecord
 
 IMAGES = Profile("images", (8, 8, 1), [3, 9], 100, 30)
 TABLE = Profile("tabular", (2,), ["no", "yes"], 50, 9)
@@ -63,3 +66,13 @@ def test_where_it_is_not_asked_for_nothing_is_said(settings: dict[str, Any]) -> 
 def test_a_task_without_a_blend_has_none() -> None:
     """The Cox loss is no mean over samples."""
     assert closed_form_words(plan_of(Profile("tabular", (2,), ["time", "event"], 50, 9, task="survival"))) == ""
+
+
+def test_sums_are_asked_for_once_and_again_where_the_state_with_them_was_taken_back() -> None:
+    first, later = DeviceRecord("a", "key"), DeviceRecord("a", "key", contributed=4)
+    assert lacks_sums(Record(round=0), None) and lacks_sums(Record(round=0), first)
+    assert not lacks_sums(Record(round=4), later)
+    back = Record(round=6, given_up=5, back_to=2)  # rounds 3 to 5 are given up
+    assert lacks_sums(back, later)
+    assert not lacks_sums(back, DeviceRecord("a", "key", contributed=2))
+    assert not lacks_sums(back, DeviceRecord("a", "key", contributed=6))
