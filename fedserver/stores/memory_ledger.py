@@ -24,7 +24,7 @@ class MemoryDatabase(SqliteDatabase):
 
     def __init__(self) -> None:
         super().__init__(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
-        self.connection.executescript(SCHEMA)
+        self.connection.executescript(f"PRAGMA temp_store = MEMORY; {SCHEMA}")  # large sorts write no file either
 
     @contextmanager
     def synced(self) -> Iterator[None]:
