@@ -78,7 +78,7 @@ class FlowerTraining:
                 "training (fedavg, fedper, fedtp, fedmcsa with mu = 0), or write train(model, data, context)"
             )
         config = dict(self._config(context.round) if callable(self._config) else self._config)
-        arrays = _arrays_of(model)
+        arrays = {name: tensor.detach().cpu().numpy().copy() for name, tensor in model.state_dict().items()}
         context.progress(0.0)
         evaluated = self._side.evaluate(arrays, config, context.round) if self._evaluate else None
         trained, samples, metrics = self._side.fit(arrays, config, context.round)
@@ -191,10 +191,6 @@ def _metrics_of(reply: RecordDict) -> tuple[int | None, dict[str, Any]]:
     metrics = {key: value for name, record in records.items() if not name.endswith(".status") for key, value in record.items()}
     samples = metrics.pop("num-examples", metrics.pop("num_examples", None))
     return samples, metrics
-
-
-def _arrays_of(model: nn.Module) -> Arrays:
-    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in model.state_dict().items()}
 
 
 def _numbered(arrays: Any) -> Arrays:

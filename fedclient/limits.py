@@ -147,7 +147,7 @@ class PrivacyLimits:
         return math.inf if self.epsilon is None else 1 / max(1, samples)
 
     def check_plan(self, plan: Plan, samples: int) -> None:
-        """Check a plan before anything is trained. What it costs these data is checked with their ledger.
+        """Check a plan before anything is trained. The privacy ledger checks what it costs.
 
         Raises:
             LimitExceeded: The plan asks for more; the message has the option that allows it.

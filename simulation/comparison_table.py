@@ -18,7 +18,8 @@ from attune.fedclient.work.comparison import Places, compared
 from attune.fedserver.core.candidates import ComparedMethod
 from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts
 from attune.simulation.over_seeds import SeedResults
-from attune.simulation.result import DeviceRow, SimulationResult, score_text
+from attune.simulation.result import DeviceRow, SimulationResult
+from attune.simulation.result_table import text_of
 
 RIVAL_METHODS: Mapping[str, Rival] = {"local": "local", "fedavg": "common"}  # methods -> what they are rivals as
 HEADS = ("device", "samples", "method", "kept", "alone", "own", "served", "verdict", "harmed", "probably", "keeps")
@@ -164,8 +165,9 @@ def model_lines(methods: Sequence[ComparedMethod], results: Mapping[str, Simulat
 
 
 def _cells(method: str, row: DeviceRow, harm: bool | None, probably: HelpOrHarm | None) -> tuple[str, ...]:
-    scores = map(score_text, (row.kept, row.alone, row.accuracy, row.served))
-    return row.device, str(row.samples), method, *scores, row.verdict or "-", _yes_or_no(harm), probably or "-", row.keeps
+    harmed = None if harm is None else "yes" if harm else "no"
+    scores = row.kept, row.alone, row.accuracy, row.served
+    return tuple(map(text_of, (row.device, row.samples, method, *scores, row.verdict, harmed, probably, row.keeps)))
 
 
 def _means(result: SimulationResult, harm: Mapping[str, bool | None], fleet: Sequence[FleetVerdict]) -> tuple[str, ...]:
@@ -173,7 +175,7 @@ def _means(result: SimulationResult, harm: Mapping[str, bool | None], fleet: Seq
     verdicts = Counter(row.verdict for row in table if row.verdict)
     counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in ("better", "worse", "unclear") if verdicts[verdict])
     known = [value for value in harm.values() if value is not None]
-    scores = (score_text(table.mean(name)) for name in ("kept", "alone", "accuracy", "served"))
+    scores = (text_of(table.mean(name)) for name in ("kept", "alone", "accuracy", "served"))
     harmed = f"{sum(known)} of {len(known)}" if known else "-"
     return "mean", "", result.title, *scores, counts or "-", harmed, _called(fleet), ""
 
@@ -231,7 +233,3 @@ def _rival_words(results: Mapping[str, SimulationResult]) -> str:
     methods = [f"what {left} leaves this device"] if left and len(results) > 1 else []
     alone = any(result.table().mean("alone") is not None for result in results.values())
     return " or than ".join([*methods, *([RIVAL_WORDS["alone"]] if alone else [])])
-
-
-def _yes_or_no(value: bool | None) -> str:
-    return "-" if value is None else "yes" if value else "no"

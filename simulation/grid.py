@@ -65,19 +65,15 @@ def parse_grid(texts: Sequence[str], methods: Sequence[str]) -> dict[str, list[T
         if key in values:
             raise SettingError(f"--grid {key} comes twice: give all its values in one")
         values[key] = [f"{key}={value.strip()}" for value in dict.fromkeys(_COMMA.split(listed))]
-    known = {name: setting_names(get(name)) for name in methods}
+    known = {name: {f"method.{key}" for key in setting_names(get(name))} for name in methods}
     for key in values:
-        if key.startswith("method.") and not any(key.removeprefix("method.") in names for names in known.values()):
+        if key.startswith("method.") and not any(key in names for names in known.values()):
             raise SettingError(f"--grid {key}: none of {', '.join(methods)} has this setting")
     common = [values[key] for key in values if not key.startswith("method.")]
     return {
-        name: trials(name, list(product(*common)), list(product(*(values[key] for key in values if _has(names, key)))))
+        name: trials(name, list(product(*common)), list(product(*(values[key] for key in values if key in names))))
         for name, names in known.items()
     }
-
-
-def _has(names: frozenset[str], key: str) -> bool:
-    return key.startswith("method.") and key.removeprefix("method.") in names
 
 
 def _key(assignment: str) -> str:

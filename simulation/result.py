@@ -32,7 +32,7 @@ from attune.fedserver.core.replayed_rounds import Arrival, arrivals_of
 from attune.fedserver.view.status import status
 from attune.simulation.federation import FederationOutcome
 from attune.simulation.manifest import ResultManifest, result_manifest
-from attune.simulation.result_table import BEST_OF, Cell, ResultTable, scores_of
+from attune.simulation.result_table import BEST_OF, Cell, ResultTable, scores_of, text_of
 from attune.simulation.simulation_state import SimulationState
 
 if TYPE_CHECKING:
@@ -296,8 +296,14 @@ class DeviceTable(Sequence[DeviceRow]):
         """Return an aligned table with a line of means at the end."""
         scores = self.scores()
         names = ["device", "samples", *scores, "interval", "verdict", "probably", "keeps"]
-        means = ["mean", "", *(score_text(self.mean(name)) for name in scores)]
-        return "\n".join(aligned([names, *(_cells(row, scores) for row in self._rows), means]))
+        rows = [
+            (row.device, row.samples, *(getattr(row, name) for name in scores),
+             row.interval and "{:.3f} to {:.3f}".format(*row.interval),
+             row.verdict, row.probably, row.keeps)
+            for row in self._rows
+        ]  # fmt: skip
+        means = ("mean", "", *map(self.mean, scores))
+        return "\n".join(aligned([names, *([text_of(cell) for cell in row] for row in (*rows, means))]))
 
     def scores(self) -> list[str]:
         """Return the columns of scores, without those of models that no device has."""
@@ -371,21 +377,3 @@ def _row_of(name: str, result: OrderResult, served: float | None, probably: Help
         probably=probably,
         keeps=kept_words(result),
     )
-
-
-def _cells(row: DeviceRow, scores: Sequence[str]) -> list[str]:
-    interval = "-" if row.interval is None else f"{row.interval[0]:.3f} to {row.interval[1]:.3f}"
-    return [
-        row.device,
-        str(row.samples),
-        *(score_text(getattr(row, name)) for name in scores),
-        interval,
-        row.verdict or "-",
-        row.probably or "-",
-        row.keeps,
-    ]
-
-
-def score_text(value: float | None) -> str:
-    """Return a score with three digits, or a dash."""
-    return "-" if value is None else f"{value:.3f}"

@@ -144,7 +144,7 @@ class ResultTable:
         return heads, rows
 
     def _marked(self, escape: Callable[[str], str], bold: Callable[[str], str]) -> list[list[str]]:
-        """Return the escaped cells, in which the best mean is bold. Values that look equal are equally good."""
+        """Return the escaped cells, with the best mean in bold. Means that are shown alike are equally good."""
         places = [at for at, head in enumerate(self.heads) if head in self.compared]
         shown = [[_rounded(cell) if at in places else None for at, cell in enumerate(row)] for row in self.rows]
         marked = []

@@ -9,13 +9,13 @@ No torch here: the server reads which transforms a federation has, and what each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, cast
 
 import msgspec
 
-from attune.common.errors import SettingError, UpdateRefused
+from attune.common.errors import UpdateRefused
 
 if TYPE_CHECKING:
     import numpy as np
@@ -284,20 +284,3 @@ class TransformSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     def applies_to(self, part: str) -> bool:
         """Return whether the transform is in the chain of this part."""
         return not self.parts or part in self.parts
-
-
-def check_combination(part: str, excludes: Mapping[str, frozenset[str]], present: Sequence[str]) -> None:
-    """Check that no two transforms of a part exclude each other.
-
-    Args:
-        part: Name of the part in errors.
-        excludes: The names that each transform excludes, by its own name.
-        present: The names of all transforms in the part's chain.
-
-    Raises:
-        SettingError: It names both.
-    """
-    for name, excluded in excludes.items():
-        for other in present:
-            if other in excluded and name in present and other != name:
-                raise SettingError(f"the transforms {name} and {other} cannot be combined ({part})")

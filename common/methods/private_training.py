@@ -1,46 +1,56 @@
-"""Limits of what devices can train with noise: checked by the server before round 1, and by each device again."""
+"""Rows of conflicts with noise on the devices, which the server checks at its start, and each device again."""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import msgspec
 
 from attune.common.config import PrivacySettings, TrainSettings
-from attune.common.errors import SettingError
+from attune.common.conflicts import Conflict, check
 from attune.common.methods.method import ConfiguredMethod
+
+CONFLICTS = [
+    Conflict(
+        'privacy.statistics_epsilon is for noise on the devices (privacy.unit = "example" or "group") without '
+        "privacy.secure_aggregation",
+        lambda s: s.privacy.statistics_epsilon is not None and (not s.privacy.on_devices or s.privacy.secure_aggregation),
+    ),
+    Conflict(
+        "privacy.statistics_epsilon = {s.privacy.statistics_epsilon:g} leaves nothing of privacy.epsilon = "
+        "{s.privacy.epsilon:g} for training",
+        lambda s: (
+            None not in (s.privacy.statistics_epsilon, s.privacy.epsilon) and s.privacy.statistics_epsilon >= s.privacy.epsilon
+        ),
+    ),
+    Conflict(
+        'privacy.unit = "{s.privacy.unit}" needs privacy.epsilon or privacy.noise',
+        lambda s: s.privacy.unit != "none" and s.privacy.epsilon is None and s.privacy.noise is None,
+    ),
+    Conflict(
+        'method {s.configured.method.name} cannot train with privacy.unit = "{s.privacy.unit}": {why}. Take another method',
+        lambda s: s.privacy.on_devices and s.configured.objective.not_private,
+    ),
+    Conflict(
+        'train.finish_stop cannot be combined with privacy.unit = "{s.privacy.unit}": likelihoods without noise would choose '
+        "how long all devices finish. Leave it out",
+        lambda s: s.privacy.on_devices and s.train.finish_stop == "fleet",
+    ),
+    Conflict(
+        'train.mixed_precision = "{s.train.mixed_precision}" is too coarse for privacy.unit = "{s.privacy.unit}": leave it off',
+        lambda s: s.privacy.on_devices and s.train.mixed_precision != "off",
+    ),
+]
 
 
 def check_private(configured: ConfiguredMethod, train: TrainSettings, privacy: PrivacySettings) -> None:
-    """Refuse settings with which devices cannot train with noise.
+    """Refuse settings with which a device cannot train with noise.
 
     Raises:
         SettingError: It names the setting.
     """
-    statistics = privacy.statistics_epsilon
-    if statistics is not None and (not privacy.on_devices or privacy.secure_aggregation):
-        raise SettingError(
-            'privacy.statistics_epsilon is for noise on the devices (privacy.unit = "example" or "group") without '
-            "privacy.secure_aggregation"
-        )
-    if statistics is not None and privacy.epsilon is not None and statistics >= privacy.epsilon:
-        raise SettingError(
-            f"privacy.statistics_epsilon = {statistics:g} leaves nothing of privacy.epsilon = {privacy.epsilon:g} for training"
-        )
-    if not privacy.on_devices:
-        return
-    if privacy.epsilon is None and privacy.noise is None:
-        raise SettingError(f'privacy.unit = "{privacy.unit}" needs privacy.epsilon or privacy.noise')
-    if why := configured.objective.not_private:
-        name = configured.method.name
-        raise SettingError(f'method {name} cannot train with privacy.unit = "{privacy.unit}": {why}. Take another method')
-    if train.finish_stop == "fleet":
-        raise SettingError(
-            f'train.finish_stop cannot be used with privacy.unit = "{privacy.unit}": likelihoods without noise would choose '
-            "how long all devices finish. Leave it out"
-        )
-    if train.mixed_precision != "off":
-        raise SettingError(f"train.mixed_precision = {train.mixed_precision!r} is too coarse for privacy.unit: leave it off")
+    check(CONFLICTS, SimpleNamespace(configured=configured, train=train, privacy=privacy))
 
 
 def steps_per_order(configured: ConfiguredMethod, train: TrainSettings, samples: int) -> int:

@@ -124,7 +124,7 @@ def _blocks(model: nn.Module) -> list[str]:
         first = module[0]
         alike = all(type(child) is type(first) for child in module)
         composite = all(any(True for _ in child.children()) and any(True for _ in child.parameters()) for child in module)
-        repeated = isinstance(module, nn.ModuleList) or len(module) > 1 or _has_attention(module)
+        repeated = isinstance(module, nn.ModuleList) or len(module) > 1 or any(map(_projections, module.modules()))
         if alike and composite and repeated:
             blocks += [_join(path, key) for key, _ in module.named_children()]
     return blocks
@@ -150,10 +150,6 @@ def _projections(module: nn.Module) -> list[str]:
     named = {key: _projection(key) for key in keys}
     kinds = {kind for kind in named.values() if kind}
     return [key for key, kind in named.items() if kind] if any(whole <= kinds for whole in _WHOLE) else []
-
-
-def _has_attention(module: nn.Module) -> bool:
-    return any(_projections(inner) for inner in module.modules())
 
 
 def _attention(model: nn.Module, blocks: list[str]) -> tuple[set[str], set[str]]:

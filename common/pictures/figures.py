@@ -60,6 +60,19 @@ def panels(rows: int, columns: int, count: int) -> tuple[Any, list[Any]]:
     return figure, list(grid.flat[:count])
 
 
+def grid(rows: int, columns: int, count: int, width: float, height: float) -> tuple[Any, Any]:
+    """Make a figure of this size with a grid of axes, of which the first `count` are seen.
+
+    Raises:
+        SettingError: matplotlib is not installed.
+    """
+    figure = new(width, height)
+    axes: Any = figure.subplots(rows, columns, squeeze=False)
+    for empty in axes.flat[count:]:
+        empty.set_visible(False)
+    return figure, axes
+
+
 def file_of(figure: Any, form: Format) -> bytes:
     """Return the figure as a file of this form; the same figure gives the same bytes.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ def evaluate(
     with findings.heard() as strange:
         where = home_of(home, server, Path(data[0]), model=model)
         result = scores.score_on_test_part(where, Path(data[0]), table, allow_models)
-    _say({"": strange})
+    findings.show({"": strange}, err=True)
     click.echo(json.dumps(asdict(result)) if as_json else result)
 
 
@@ -86,7 +86,7 @@ def _evaluate_fleet(
             continue
         if not as_json:
             click.echo(results[-1])
-    _say(strange)
+    findings.show(strange, err=True)
     if results and as_json:
         click.echo(json.dumps({"clients": [asdict(result) for result in results]} | scores.mean_scores(results)))
     elif results:
@@ -94,14 +94,6 @@ def _evaluate_fleet(
         over_samples = f"{mean['over_samples']:.4f} over all test samples"
         click.echo(f"mean of {len(results)} devices: {results[0].metric} {mean['accuracy']:.4f} ({over_samples})")
     return code
-
-
-def _say(strange: Mapping[str, Sequence[str]]) -> None:
-    """Print what is strange about the data on stderr, since stdout may be for machines."""
-    from attune.fedclient.data import findings
-
-    for line in findings.lines(strange):
-        click.echo(line, err=True)
 
 
 @click.command()
@@ -145,6 +137,7 @@ def predict(
     """Label new samples with the finished model, offline."""
     import csv
 
+    from attune.fedclient.data import findings
     from attune.fedclient.data.new_samples import new_samples
     from attune.fedclient.model.artifact import Model
     from attune.fedclient.model.scores import half_widths
@@ -156,7 +149,7 @@ def predict(
     info, options, who = loaded.info, ReadOptions.of(**mapping), ", ".join(data)
     samples = new_samples(data, info.model, info.column_names, info.missing_words, info.table_schema, options, id_column)
     unseen = f"training here knew no value of {listed(loaded.unseen)}, so they change no prediction"
-    _say({"": [*samples.notes, *([unseen] if loaded.unseen else [])]})
+    findings.show({"": [*samples.notes, *([unseen] if loaded.unseen else [])]}, err=True)
     labels = loaded.predict(samples.x, who)
     rows = PredictionLines(info, labels, samples.named_by, samples.names)
     if probabilities:
@@ -255,7 +248,7 @@ def plot(
 
     with findings.heard() as strange:
         written = plots.plot(folders, data, out, images, pictures, allow_models, table, held, formats)
-    _say({"": strange})
+    findings.show({"": strange}, err=True)
     for line in written:
         click.echo(line)
 
@@ -285,6 +278,7 @@ def export(
 ) -> None:
     """Write the finished model as a file for other programs. The file is run once and compared with the original."""
     folder = home_of(home, server, data, model=model).model
+    from attune.fedclient.data import findings
     from attune.fedclient.data.new_samples import new_samples
     from attune.fedclient.data.shard import load_shard
     from attune.fedclient.data.table import may_be_table
@@ -301,7 +295,7 @@ def export(
     elif data is not None:
         shard = load_shard(data, options=info.options_for(data))
         samples, strange = shard.test_x, list(shard.warnings)
-    _say({"": strange})
+    findings.show({"": strange}, err=True)
     written = whole if with_samples else whole.without_samples()
     difference = write(written, out, samples)
     click.echo(f"{out}: probabilities differ from the original's by {difference:.1g} at most")

@@ -43,8 +43,7 @@ def describe(table: Path, out: Path | None, **given: Any) -> None:
         )
     for line in aligned(rows, left=range(5)):
         click.echo(line)
-    for line in findings.lines({"": proposal.warnings}):
-        click.echo(line)
+    findings.show({"": proposal.warnings})
     if options.schema is not None:
         for name, verdict in unit_verdicts(TableEncoder(options.schema).encode(read).x, options.schema).items():
             click.echo(f"unit of {clean(name)}: {verdict}")
@@ -77,7 +76,6 @@ def shard(
 
     made = make(source, MakeOptions.of(read_options(given), text, length, size, grey, classes, tokenizer), out)
     click.echo(made.read)
-    for line in findings.lines({"": made.warnings}):
-        click.echo(line)
+    findings.show({"": made.warnings})
     click.echo(f"{out}: {made.described}")
     click.echo(f"now: fedclient --data {out} --server HOST:PORT")

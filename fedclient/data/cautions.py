@@ -121,7 +121,7 @@ def of_labels(table: DataTable, name: str) -> list[str]:
 
 
 def of_marks(classes: Sequence[int | str]) -> list[str]:
-    """Return which classes may mean that the class is not known."""
+    """Return a note about classes that may stand for a missing class."""
     marks = [str(label) for label in classes if isinstance(label, str) and _PERHAPS_MISSING.fullmatch(label.casefold())]
     numbers = {int(label) for label in classes if INTEGER.fullmatch(str(label))}
     others = sorted(numbers - _NUMBERS_FOR_UNKNOWN)

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import click
+
 from attune.common.text import clean
 
 _SHOWN, _MOST = 3, 12  # sites that a line names, and lines
@@ -31,6 +33,12 @@ def lines(findings: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _by(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_SHOWN])}{' and others' if len(names) > _SHOWN else ''}: " if names[0] else ""
+
+
+def show(findings: Mapping[str, Sequence[str]], err: bool = False) -> None:
+    """Print the lines; `err`: on stderr, because stdout may be for machines."""
+    for line in lines(findings):
+        click.echo(line, err=err)
 
 
 @contextmanager

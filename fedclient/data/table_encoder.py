@@ -189,7 +189,7 @@ def value_of(cell: Any) -> str:
     """Return the value of a category in a cell that is not missing, as a schema lists it.
 
     Raises:
-        ValueError: It can be none.
+        ValueError: The cell holds no such value.
     """
     return str(cell_rules.label_of(cell))
 

@@ -107,8 +107,7 @@ def confusions(counts: Sequence[tuple[str, Ints]], names: Sequence[str]) -> Sect
     columns = min(COLUMNS, len(counts))
     rows = -(-len(counts) // columns)
     side = min(max(2.6, 0.42 * len(names) + 1.2), 7.0)
-    figure = figures.new(0.8 + (side + 0.2) * columns, 0.6 + (side + 0.3) * rows)
-    grid: Any = figure.subplots(rows, columns, squeeze=False)
+    figure, grid = figures.grid(rows, columns, len(counts), 0.8 + (side + 0.2) * columns, 0.6 + (side + 0.3) * rows)
     for axes, (title, count_CC) in zip(grid.flat, counts, strict=False):
         share_CC = count_CC / np.maximum(count_CC.sum(axis=1, keepdims=True), 1)
         axes.imshow(share_CC, cmap="Blues", vmin=0, vmax=1)
@@ -123,8 +122,6 @@ def confusions(counts: Sequence[tuple[str, Ints]], names: Sequence[str]) -> Sect
             for i, k in np.argwhere(count_CC):
                 colour = "white" if share_CC[i, k] > 0.55 else "black"
                 axes.text(k, i, str(count_CC[i, k]), ha="center", va="center", fontsize=8, color=colour)
-    for axes in grid.flat[len(counts) :]:
-        axes.set_visible(False)
     caption = "How many test samples of each label (rows) were taken for which (columns). Darker: a larger share of the row."
     table: list[list[Cell]] = [
         [title, names[i], names[k], int(count_CC[i, k])] for title, count_CC in counts for i, k in np.argwhere(count_CC)
@@ -187,8 +184,7 @@ def predicted(true_NK: Floats, names: Sequence[str], models: Sequence[Predicted]
     count = len(names) * len(models)
     columns = min(COLUMNS, count) if len(names) > 1 and len(models) == 1 else min(COLUMNS, len(models))
     rows = -(-count // columns)
-    figure = figures.new(0.4 + (SIDE + 0.5) * columns, 0.6 + (SIDE + 0.5) * rows)
-    grid: Any = figure.subplots(rows, columns, squeeze=False)
+    figure, grid = figures.grid(rows, columns, count, 0.4 + (SIDE + 0.5) * columns, 0.6 + (SIDE + 0.5) * rows)
     drawn = [(k, model) for k in range(len(names)) for model in models]
     ends = [_ends(np.concatenate([true_NK[:, k], *(model.numbers[:, k] for model in models)])) for k in range(len(names))]
     table: list[list[Cell]] = []
@@ -196,8 +192,6 @@ def predicted(true_NK: Floats, names: Sequence[str], models: Sequence[Predicted]
         table.append(_line(model.title, names[k], true_NK[:, k], model.numbers[:, k], float(model.std[k])))
         _panel(axes, true_NK[:, k], model.numbers[:, k], names[k], ends[k])
         axes.set_title(f"{model.title}: R2 {table[-1][3]:.3f}", fontsize=10)
-    for axes in grid.flat[count:]:
-        axes.set_visible(False)
     caption = (
         "Each point is a test sample; on the line the prediction is right. R2 is by the federation's variance of the target, "
         f"as in status and verdicts ({TASKS['regression'].best}). The errors are in the target's own unit."

@@ -53,10 +53,8 @@ class Holdings:
         """
         refs = {ref.digest: ref for ref in (*self.cold_start(order), *order.downloads)}
         wanted = [(ref, self.expected(ref.part)) for ref in refs.values() if self.served.get(ref.part) != ref.digest]
-        return [(ref if self._can_use(ref) else ref.whole, expected) for ref, expected in wanted]
-
-    def _can_use(self, ref: BlobRef) -> bool:
-        return ref.sent.encoding in ENCODINGS and ref.base in ("", self.served.get(ref.part))
+        usable = [ref.sent.encoding in ENCODINGS and ref.base in ("", self.served.get(ref.part)) for ref, _ in wanted]
+        return [(ref if use else ref.whole, expected) for use, (ref, expected) in zip(usable, wanted, strict=True)]
 
 
 def manifests_of(part_of: Mapping[str, str], tensors: Tensors) -> dict[str, Manifest]:

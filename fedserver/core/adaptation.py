@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from attune.common.errors import SettingError
 from attune.common.methods.method import ConfiguredMethod, PartKind
 
 Adapt = Literal["personal", "embedding", "hypernetwork", "all"]
@@ -22,11 +21,7 @@ class AdaptationSpec:
 
 
 def adaptation_of(configured: ConfiguredMethod, adapt: Adapt) -> AdaptationSpec | None:
-    """Return how newcomers are fitted; None if the method has nothing of a device's own, so that there is nothing to fit.
-
-    Raises:
-        SettingError: If an embedding is to be fitted and there is none, or it is fixed.
-    """
+    """Return how newcomers are fitted; None if the method has nothing of a device's own, so that there is nothing to fit."""
     method, objective = configured.method, configured.objective
     sent: tuple[PartKind, ...] = tuple(sorted(kind for kind in method.kinds if kind != "private"))
     generated = configured.aggregators.get("generated")
@@ -35,10 +30,6 @@ def adaptation_of(configured: ConfiguredMethod, adapt: Adapt) -> AdaptationSpec 
     if adapt == "all":
         return AdaptationSpec((), sent, common)
     if adapt != "personal":
-        if embeddings == "none":
-            raise SettingError(f'round.adapt = "{adapt}": method {method.name} generates nothing; take "personal"')
-        if embeddings == "fixed" and not common:
-            raise SettingError('round.adapt = "embedding": embeddings are fixed (method.embedding); take "hypernetwork"')
         return AdaptationSpec(("generated",), ("generated",), common)
     moved = {kind for selector, kind in method.parts if selector != "@head" or objective.uses_head}
     personal = [

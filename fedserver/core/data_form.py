@@ -26,7 +26,7 @@ from attune.common.task import TASKS, TIME_AND_EVENT, TaskName, asked
 from attune.common.text import listed
 from attune.fedserver.core.scale import check_columns, check_targets
 from attune.fedserver.core.table_schemas import OPTION, in_schema, without_schema
-from attune.fedserver.core.voices import usual_and_most, votes_of
+from attune.fedserver.core.voices import majority, usual_and_most, votes_of
 
 MAX_LABELS = 1 << 16
 LONGEST_LABEL = 256  # characters
@@ -65,9 +65,8 @@ def agree(profiles: Mapping[str, Profile], tokens: Mapping[str, str] | None = No
         groups[form_of(profiles[name])].append(name)
     if not groups:
         return Agreement()
-    votes_for = {form: sum(votes[name] for name in names) for form, names in groups.items()}
-    largest = max(groups, key=lambda form: votes_for[form])
-    if 2 * votes_for[largest] <= sum(votes.values()):
+    largest = majority({name: form_of(profiles[name]) for name in sorted(profiles)}, votes)
+    if largest is None:
         forms = "; ".join(f"{_words(form)}: {len(names)} devices" for form, names in list(groups.items())[:NAMED])
         columns = _unlike_columns({name: profiles[name] for name in sorted(profiles) if profiles[name].column_names})
         return Agreement(
@@ -81,7 +80,7 @@ def agree(profiles: Mapping[str, Profile], tokens: Mapping[str, str] | None = No
         name: _unlike(profiles[name], reference, name) for name in sorted(profiles) if name not in agreed
     }
     named = {name: profile for name, profile in agreed.items() if profile.column_names}
-    usual = _majority({name: tuple(profile.column_names) for name, profile in named.items()}, votes)
+    usual = majority({name: tuple(profile.column_names) for name, profile in named.items()}, votes)
     if named and usual is None:
         return Agreement(
             tie="no majority of the devices that name their columns has the same ones in the same order: "
@@ -111,16 +110,7 @@ def one_token(tokens: Mapping[str, str]) -> str:
 def columns_of(profiles: Mapping[str, Profile]) -> list[str]:
     """Return the column names that more than half of the devices have; none without such a majority."""
     votes = dict.fromkeys(profiles, Fraction(1))
-    return list(_majority({name: tuple(profile.column_names) for name, profile in profiles.items()}, votes) or ())
-
-
-def _majority(values: Mapping[str, tuple[str, ...]], votes: Mapping[str, Fraction]) -> tuple[str, ...] | None:
-    """Return the value of more than half of the votes, if there is one."""
-    votes_for: dict[tuple[str, ...], Fraction] = defaultdict(Fraction)
-    for name, value in values.items():
-        votes_for[value] += votes[name]
-    most = max(votes_for, key=lambda value: votes_for[value], default=())
-    return most if 2 * votes_for[most] > sum(votes_for.values()) else None
+    return list(majority({name: tuple(profile.column_names) for name, profile in profiles.items()}, votes) or ())
 
 
 def too_many_classes(profiles: Mapping[str, Profile], tokens: Mapping[str, str]) -> dict[str, AttuneError]:

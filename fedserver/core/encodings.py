@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from attune.common.config import RoundSettings
 from attune.common.errors import SettingError, nearest
 from attune.common.exchange.registry import SECURE_SUM, SPOKEN_AS
-from attune.common.exchange.transform import TransformSettings, check_combination
-from attune.common.methods.method import PartKind
-from attune.common.methods.settings.aggregators import AggregatorSettings
+from attune.common.exchange.transform import TransformSettings
 from attune.common.protocol import ENCODINGS, EXTRAS, PACKED, PER_PART, RELATIVE
 
 
@@ -72,29 +70,6 @@ class Encodings:
             raise SettingError(
                 f"{name} cannot write each part in its own encoding (round.encodings of this federation): update fedclient"
             )
-
-    def check_combinations(self, aggregators: Mapping[PartKind, AggregatorSettings], max_norm: float) -> None:
-        """Check, part by part, that no transform excludes another one.
-
-        Raises:
-            SettingError: It names both.
-        """
-        for part, settings in aggregators.items():
-            steps = {
-                self.handed_in[part]: self.handed_in[part],
-                "sample-bound": settings.bound_samples,
-                "change-bound": settings.bound,
-                "votes": settings.no_vote,
-                "norm-limit": max_norm,
-            }
-            chosen = {name: transform for name, transform in self.transforms.items() if transform.applies_to(part)}
-            present = [*(name for name, used in steps.items() if used), *chosen]
-            check_combination(part, {name: transform.excludes for name, transform in chosen.items()}, present)
-            if wrong := sorted(settings.excludes.intersection(present)):
-                raise SettingError(
-                    f"{wrong[0]} cannot be combined with this method, whose {part} part is handed in as exact sums: leave it "
-                    "out (round.encoding, round.encodings, server.max_update_norm)"
-                )
 
     def _needed(self) -> Iterable[tuple[str, str]]:
         """Return (the setting that asks for it, the encoding), each encoding once."""

@@ -80,7 +80,7 @@ def layout_of(
     without = {name: f"it has no column {clean(gone[0])!r} of the masked sum" for name, gone in lacking.items() if gone}
     sites = [profile for name, profile in profiles.items() if name not in without]
     classes = {tuple(map(str, site.labels)) if site.task == "classes" else () for site in sites}
-    features = {() if _proposes(site) else tuple(scaled_of(site)[0]) for site in sites}
+    features = {() if site.proposal is not msgspec.UNSET else tuple(scaled_of(site)[0]) for site in sites}
     targets = {tuple(scaled_of(site)[1]) for site in sites}
     ranges = _ranges(sites)
     layout = MaskedLayout(
@@ -96,10 +96,6 @@ def scaled_of(profile: Profile) -> tuple[list[str], list[str]]:
     targets = list(map(str, profile.labels)) if profile.task == "regression" else []
     columns = columns_of(profile)
     return columns[: len(columns) - len(output_columns(profile.task, profile.labels))], targets
-
-
-def _proposes(profile: Profile) -> bool:
-    return profile.proposal is not msgspec.UNSET
 
 
 def _ranges(sites: Sequence[Profile]) -> dict[str, Centre]:

@@ -10,9 +10,9 @@ import msgspec
 
 from attune.common.config import PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
-from attune.common.exchange.registry import settings_of
+from attune.common.exchange.registry import SECURE_SUM, settings_of
 from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method
-from attune.common.methods.private_training import check_private, with_orders
+from attune.common.methods.private_training import with_orders
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
 from attune.common.methods.settings.aggregators import ClippedSettings
 from attune.common.models import registry as models
@@ -22,17 +22,16 @@ from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
 from attune.fedserver.core.blended_sums import with_closed_form
 from attune.fedserver.core.buffered_rounds import BufferedRounds
-from attune.fedserver.core.buffered_settings import check_buffered
 from attune.fedserver.core.client_settings import (
-    check_client,
     check_public,
     client_defaults,
     drawn_rate,
     expected_devices,
     with_noise,
 )
+from attune.fedserver.core.conflicts import check_conflicts
 from attune.fedserver.core.data_form import columns_of
-from attune.fedserver.core.embedding_settings import check_embedding, device_defaults
+from attune.fedserver.core.embedding_settings import device_defaults
 from attune.fedserver.core.encodings import Encodings, encodings_of
 from attune.fedserver.core.finishing import trial_round
 from attune.fedserver.core.masked_statistics import MaskedScales
@@ -42,8 +41,7 @@ from attune.fedserver.core.policy import SUSPECTED, Synchronous, heard_as, outvo
 from attune.fedserver.core.replayed_rounds import Arrival, ReplayedRounds
 from attune.fedserver.core.same_cohort import SameCohortRounds
 from attune.fedserver.core.scale import check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
-from attune.fedserver.core.secure_settings import check_settings, defaults_of, transform_of, weighted
-from attune.fedserver.core.survival_settings import check_task_settings
+from attune.fedserver.core.secure_settings import ON, defaults_of, transform_of, weighted
 from attune.fedserver.core.united_classes import united_classes
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
@@ -166,26 +164,20 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     models.check_options(name, model)
     models.check_roles(name, roles_of(method), method.name)
     rounds = convert(RoundSettings, full.get("round", {}), "round.")
-    check_settings(privacy, configured, rounds, full.get("transforms", {}))
+    if SECURE_SUM in full.get("transforms", {}):
+        raise SettingError(f"transforms.{SECURE_SUM} is set by {ON}; set that one")
     transforms = {**full.get("transforms", {}), **transform_of(privacy, configured)}
-    server = convert(ServerSettings, full.get("server", {}), "server.")
-    check_embedding(configured, rounds, privacy)
     encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
-    check_buffered(rounds, configured, privacy, encodings)
     encodings.check_here()
-    encodings.check_combinations(configured.aggregators, server.max_update_norm)
-    train = convert(TrainSettings, full.get("train", {}), "train.")
-    check_client(privacy, configured, rounds, server, train)
-    check_private(configured, train, privacy)
-    return ResolvedSettings(
+    resolved = ResolvedSettings(
         configured=configured,
         method_options=options,
         model_name=name,
         model_options=model,
-        train=train,
+        train=convert(TrainSettings, full.get("train", {}), "train."),
         round=rounds,
         encodings=encodings,
-        server=server,
+        server=convert(ServerSettings, full.get("server", {}), "server."),
         privacy=privacy,
         data=convert(DataSettings, full.get("data", {}), "data."),
         seed=int(full.get("seed", 0)),
@@ -193,6 +185,8 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         adaptation=adaptation_of(configured, rounds.adapt),
         preset=preset,
     )
+    check_conflicts(resolved)
+    return resolved
 
 
 def reconcile(recorded: Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,7 +259,7 @@ def make_plan(
     declared, privacy = settings.data, with_noise(settings.privacy, settings.round)
     first = ordered[0]
     check_public(privacy, declared, first)
-    check_task_settings(first.task, settings.configured, settings.train, privacy)
+    check_conflicts(settings, first.task)
     # In other tasks the same on all devices, in the order of the columns of y.
     classes = united_classes(profiles, declared.classes) if first.task == "classes" else first.labels
     if settings.train.augment and first.kind != "images":

@@ -22,7 +22,7 @@ from attune.fedserver.core.table_schemas import (
     merged,
     without_schema,
 )
-from attune.fedserver.core.voices import usual_and_most, votes_of
+from attune.fedserver.core.voices import majority, usual_and_most, votes_of
 
 FEWEST_VOICES = 3  # with fewer no site is outvoted
 OTHERS = "most other devices"
@@ -81,7 +81,15 @@ def _decided(
             for name in brought
         }
     elif brought:
-        return _brought(brought, len(proposals), votes), {}
+        # a table without a schema has a vote as well
+        digest = majority({name: brought[name].digest if name in brought else "" for name in tables}, votes)
+        if not digest:
+            different = len({schema.digest for schema in brought.values()})
+            raise SettingError(
+                f"devices bring {different} different schemas, and {len(proposals)} propose one: declare the schema in the "
+                f"settings of the server (data.columns), or start all devices with {OPTION}"
+            )
+        return next(schema for schema in brought.values() if schema.digest == digest), {}
     schema, contradicting = _of_proposals(proposals, tokens)
     return schema, outvoted | contradicting
 
@@ -98,24 +106,6 @@ def _bounded(proposal: Schema) -> Schema:
         for name, column in proposal.columns.items()
     }
     return Schema(columns)
-
-
-def _brought(brought: Mapping[str, Schema], proposing: int, votes: Votes) -> Schema:
-    """Return the schema that more than half of the tables bring.
-
-    Raises:
-        SettingError: No schema has so many.
-    """
-    votes_for: dict[str, Fraction] = defaultdict(Fraction)
-    for name, schema in brought.items():
-        votes_for[schema.digest] += votes[name]
-    most = max(votes_for, key=lambda digest: votes_for[digest])
-    if 2 * votes_for[most] <= sum(votes.values()):
-        raise SettingError(
-            f"devices bring {len(votes_for)} different schemas, and {proposing} propose one: declare the schema in the "
-            f"settings of the server (data.columns), or start all devices with {OPTION}"
-        )
-    return next(schema for schema in brought.values() if schema.digest == most)
 
 
 def _of_proposals(proposals: Mapping[str, Schema], tokens: Mapping[str, str]) -> tuple[Schema, dict[str, AttuneError]]:

@@ -1,4 +1,4 @@
-"""Secure aggregation in the settings of a run: what it turns off, and what it cannot be combined with."""
+"""Secure aggregation in the settings of a run: what it turns off, and what the plan says of it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from attune.common.config import PrivacySettings, RoundSettings, merge
+from attune.common.config import PrivacySettings, merge
 from attune.common.errors import SettingError
 from attune.common.exchange.registry import SECURE_SUM
 from attune.common.methods.method import ConfiguredMethod, Method
-from attune.common.methods.settings.aggregators import HypernetworkSettings, MeanSettings
+from attune.common.methods.settings.aggregators import AggregatorSettings, HypernetworkSettings, MeanSettings
 from attune.common.plan import Plan, Profile
-from attune.common.protocol import MOST_MEMBERS, SPARE
+from attune.common.protocol import SPARE
 
 ON = "privacy.secure_aggregation"
 TENTH = 0.1 * (1 - 1e-9)  # of a usual step, with the error of rounding
@@ -58,58 +58,7 @@ def transform_of(privacy: PrivacySettings, configured: ConfiguredMethod) -> dict
     }
 
 
-def check_settings(
-    privacy: PrivacySettings, configured: ConfiguredMethod, rounds: RoundSettings, given: Mapping[str, Any]
-) -> None:
-    """Check what secure aggregation cannot be combined with.
-
-    Args:
-        privacy: The section [privacy].
-        configured: The method.
-        rounds: The section [round].
-        given: The names of the transforms that were given.
-
-    Raises:
-        SettingError: It names the setting.
-    """
-    if SECURE_SUM in given:
-        raise SettingError(f"transforms.{SECURE_SUM} is set by {ON}; set that one")
-    if not privacy.secure_aggregation:
-        if privacy.same_cohort or rounds.left_out:
-            raise SettingError(f"privacy.same_cohort and round.left_out are for secure sums: they need {ON} = true")
-        return
-    for part, settings in configured.aggregators.items():
-        on_device = isinstance(settings, HypernetworkSettings) and settings.on_device
-        if not isinstance(settings, MeanSettings) and not on_device:
-            other = 'set method.embedding = "device", or ' if isinstance(settings, HypernetworkSettings) else ""
-            raise SettingError(
-                f"{ON} gives the server sums alone, and method {configured.method.name} has {part} parts that are no means: "
-                f"{other}choose a method with shared parts, such as fedavg, fedper or fedbn"
-            )
-        if isinstance(settings, MeanSettings) and settings.robust != "none":
-            raise SettingError(f"{ON} and method.robust cannot be combined: a robust rule compares single updates")
-        if isinstance(settings, (MeanSettings, HypernetworkSettings)) and (why := short_step(settings)):
-            raise SettingError(f"{ON} needs steps of the server that are a tenth of the usual ones or more, and {why}")
-    least, spare = privacy.secure_devices, privacy.secure_spare
-    wrong = {
-        "round.take_back: it looks at losses of single devices": rounds.take_back > 0,
-        'round.train = "all": each round must start from what the server serves': rounds.train == "all",
-        "round.adapt_rounds: few newcomers make no sum": rounds.adapt_rounds > 0,
-        f"privacy.secure_spare = {spare}: set privacy.secure_devices to {2 * spare + 1} or more": least <= 2 * spare,
-        "round.left_out without privacy.same_cohort": bool(rounds.left_out) and not privacy.same_cohort,
-        "round.over_selection and privacy.same_cohort: no device takes another one's place": privacy.same_cohort
-        and rounds.over_selection > 0,
-        f"round.min_clients = {rounds.min_clients}: sums have at least {least} devices": rounds.min_clients < least,
-        f"round.quorum = {rounds.quorum}: sums have at least {least} devices": 0 < rounds.quorum < least,
-        f"round.clients = {rounds.clients}: sums have {least} to {MOST_MEMBERS} devices": bool(rounds.clients)
-        and not least <= rounds.clients * (1 + rounds.over_selection) <= MOST_MEMBERS,
-    }
-    for why, is_wrong in wrong.items():
-        if is_wrong:
-            raise SettingError(f"{ON} cannot be combined with {why}")
-
-
-def short_step(settings: MeanSettings | HypernetworkSettings) -> str:
+def short_step(settings: AggregatorSettings) -> str:
     """Explain why the server's step is below a tenth of the usual; empty if it is not.
 
     Sums of the same updates over other devices, from starts that are nearly the same, tell single updates.
@@ -117,6 +66,8 @@ def short_step(settings: MeanSettings | HypernetworkSettings) -> str:
     if isinstance(settings, HypernetworkSettings):
         named, step, usual = "server_lr", settings.lr, msgspec.structs.replace(settings, server_lr=None).lr
         return _below(named, step, usual, step)
+    if not isinstance(settings, MeanSettings):
+        return ""
     optimiser, adaptivity = settings.shared_optimiser, settings.shared_adaptivity
     if optimiser == "none":
         return _below("server_mix", settings.server_mix, 1.0, settings.server_mix)

@@ -12,13 +12,22 @@ RATIO, FEW = 10, 100  # a device may declare so many times the usual number of c
 MOST_VOTE = 5  # bound on a vote by scores, in medians of all devices; `method.bound_samples` bounds weights by as many
 FEWEST_VOTES = 3  # of fewer devices none is unusual
 
-Option = TypeVar("Option")  # between which the scores choose
+Option = TypeVar("Option")  # between which votes or scores choose
 
 
 def votes_of(names: Collection[str], tokens: Mapping[str, str]) -> dict[str, Fraction]:
     """Return the weight of each device's vote; the devices of one token have the weight 1 together."""
     sizes = Counter(tokens[name] for name in names if tokens.get(name))
     return {name: Fraction(1, sizes.get(tokens.get(name, ""), 1)) for name in names}
+
+
+def majority(values: Mapping[str, Option], votes: Mapping[str, Fraction]) -> Option | None:
+    """Return the value of more than half of the votes of those that have one; None if there is none."""
+    votes_for: dict[Option, Fraction] = defaultdict(Fraction)
+    for name, value in values.items():
+        votes_for[value] += votes[name]
+    most = max(votes_for, key=lambda value: votes_for[value], default=None)
+    return most if most is not None and 2 * votes_for[most] > sum(votes_for.values()) else None
 
 
 def usual_and_most(counts: Mapping[str, int], tokens: Mapping[str, str]) -> tuple[int, int]:

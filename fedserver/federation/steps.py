@@ -108,7 +108,7 @@ class Turns:
     def _unheard(self, task: asyncio.Task[Any]) -> None:
         """Take the result of work whose caller is gone. A store that fails is a trouble; the caller comes again.
 
-        A refusal is no news, for it is about what the caller has sent: a peer that hangs up early must not fill the log.
+        A refusal is not logged: it is about what the caller has sent, and a peer that hangs up early must not fill the log.
         """
         if task.cancelled() or (error := task.exception()) is None or self.met(error):
             return

@@ -12,9 +12,9 @@ from attune.common.models.registry import size_bytes
 from attune.common.plan import ModelSpec, Profile
 from attune.common.task import TASKS, TIME_AND_EVENT
 from attune.fedserver.core.client_settings import with_noise
+from attune.fedserver.core.conflicts import check_conflicts
 from attune.fedserver.core.planning import ResolvedSettings, make_plan, roles_of
 from attune.fedserver.core.scale import check_bounds
-from attune.fedserver.core.survival_settings import check_task_settings
 
 CLASSES, VOCABULARY = 2, 100  # for the trial, where the operator does not declare them
 
@@ -32,7 +32,7 @@ def check_declared(settings: ResolvedSettings) -> list[str]:
     """
     data, privacy = settings.data, settings.privacy
     if data.task is not None:
-        check_task_settings(data.task, settings.configured, settings.train, privacy)
+        check_conflicts(settings, data.task)
     check_bounds(privacy, data.schema)
     with_noise(privacy, settings.round)
     if (profile := _profile(settings)) is not None:

@@ -34,7 +34,7 @@ class TableLedger(ABC):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
 
     @abstractmethod
-    def _errors(self) -> AbstractContextManager[None]:
+    def _errors(self) -> AbstractContextManager[Any]:
         """Turn errors of the database that pass into LedgerBusy."""
 
     async def _do(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:

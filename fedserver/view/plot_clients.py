@@ -37,14 +37,11 @@ def attention(matrices: Mapping[str, Matrix], clients: Sequence[str], groups: Ma
     shown = list(sorted_SS)[::step]
     columns = min(COLUMNS, len(shown))
     rows = math.ceil(len(shown) / columns)
-    figure = figures.new(2.4 + 2.7 * columns, 1.2 + 2.75 * rows)
-    grid: Any = figure.subplots(rows, columns, squeeze=False)
+    figure, grid = figures.grid(rows, columns, len(shown), 2.4 + 2.7 * columns, 1.2 + 2.75 * rows)
     for number, (axes, unit) in enumerate(zip(grid.flat, shown, strict=False)):
         image = axes.imshow(sorted_SS[unit], cmap="viridis", norm=_root(), interpolation="nearest")
         axes.set_title("mean of all components" if unit == "mean" else unit, fontsize=9)
         _ticks(axes, names, kinds, below=number + columns >= len(shown), left=number % columns == 0)
-    for axes in grid.flat[len(shown) :]:
-        axes.set_visible(False)
     figure.supylabel("client that is served", fontsize=10)
     figure.supxlabel("client it learns from", fontsize=10)
     figure.suptitle(f"Which client learns from which, {when}", fontsize=12)

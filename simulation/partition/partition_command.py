@@ -77,8 +77,7 @@ def partition(
     made = split.partition(source, scheme, clients, seed, normalise=normalise, noise=noise, **settings)
     split.write_shards(out, made)
     click.echo(table(made))
-    for line in findings.lines({"": made.dataset.findings}):
-        click.echo(line)
+    findings.show({"": made.dataset.findings})
     for note in made.notes:
         click.echo(f"note: {note}")
     save_picture(made, out / "partition.png")

@@ -30,7 +30,7 @@ class World:
 
 @pytest.fixture(params=["memory", "disk"])
 def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """Return a state in memory, for which neither a database nor a file may be opened, or one on disk."""
+    """Return a state in memory, for which no file may be opened, or one on disk."""
     if request.param == "memory":
 
         def refuse(*arguments: Any, **more: Any) -> Any:
@@ -40,9 +40,9 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         from attune.common.models.registry import build, default_spec
 
         build(default_spec("tabular", (3,), 2, 0, "mlr", {}), seed=0)
+        storage = MemoryStorage()  # its tables are SQLite's, in memory
         for target in ("sqlite3.connect", "builtins.open", "io.open", "os.open", "pathlib.Path.open"):
             monkeypatch.setattr(target, refuse)
-        storage = MemoryStorage()
         return World(lambda: storage.ledger, storage)
     return world_on_disk(tmp_path)
 

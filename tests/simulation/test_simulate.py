@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -44,14 +45,19 @@ CLOUDS = {f"site{n}": cloud(n, 40 + n) for n in range(3)}
 
 @pytest.fixture
 def nothing_opens(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Refuse to open files and databases, and to make folders, from the call on."""
+    """Refuse to open files and databases that are files, and to make folders, from the call on."""
+    connect = sqlite3.connect
 
     def refuse(*arguments: Any, **more: Any) -> Any:
         raise AssertionError(f"opened by a federation in memory: {arguments}")
 
+    def in_memory(place: str, **more: Any) -> sqlite3.Connection:
+        return connect(place, **more) if place == ":memory:" else refuse(place)
+
     def begin() -> None:
+        monkeypatch.setattr("sqlite3.connect", in_memory)
         names = ("builtins.open", "io.open", "os.open", "os.mkdir", "os.rename", "os.link", "pathlib.Path.open")
-        for target in ("sqlite3.connect", *names):
+        for target in names:
             monkeypatch.setattr(target, refuse)
 
     return begin

@@ -295,9 +295,9 @@ class HypernetworkSettings(ClippedSettings, frozen=True, forbid_unknown_fields=T
 class ClosedFormSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
     """Closed form: docs/methods/analytic.md. Sums have no direction to bound. The samples behind them are bounded."""
 
-    excludes: ClassVar[frozenset[str]] = frozenset({"bf16", "int8", "norm-limit"})
+    excludes: ClassVar[frozenset[str]] = frozenset({"bf16", "int8", "norm-limit", "change-bound"})
 
-    # No effect: the server checks sums instead.
+    # Must be 0: the server checks sums instead.
     bound_change: NonNegative = 0.0
 
 

@@ -130,7 +130,7 @@ def _visible_folders(path: Path) -> list[Path]:
 
 
 def _is_part(folder: Path) -> bool:
-    """Return whether the folder holds images only in folders, so that it is no class."""
+    """Return whether a folder holds images in its subfolders alone, so that it is not a class."""
     images = [file for file in files_below(folder) if is_image(file) and not is_hidden(file.relative_to(folder))]
     return bool(images) and all(file.parent != folder for file in images)
 

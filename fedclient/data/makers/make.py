@@ -77,7 +77,7 @@ def _read(path: Path, options: MakeOptions) -> DataSource:
     if images.recognises(path):
         check_applicable(path, "images", options)
         return images.read(path, options)
-    if _is_text(path):
+    if path.is_file() and plain_suffix(path) == ".txt":
         check_applicable(path, "text", options)
         return _windows(path, options)
     raise ShardError(f"{path} has no form that a shard can be made from; give {FORMS}")
@@ -189,10 +189,6 @@ def _says_table(path: Path, options: MakeOptions) -> bool:
             "class. To take it as a text, say its --length"
         )
     return False
-
-
-def _is_text(path: Path) -> bool:
-    return path.is_file() and plain_suffix(path) == ".txt"
 
 
 def _windows(path: Path, options: MakeOptions) -> DataSource:

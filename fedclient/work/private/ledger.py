@@ -291,7 +291,7 @@ class PrivacyLedger:
         metrics: float,
         reserved: Sequence[NoisySteps],
     ) -> tuple[float, int]:
-        """Return the noise, and the orders that the budget allows with it."""
+        """Return the noise, and how many orders the budget allows with it."""
         spent = (*(cost for charges in content.runs if charges.attempts for cost in charges.spent()), *reserved)
         if privacy.epsilon is None or not left:
             return privacy.noise or 0.0, left

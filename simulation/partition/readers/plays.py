@@ -25,7 +25,7 @@ _DIRECTION = re.compile(r"\[[^\]]*\]")
 def recognises(path: Path) -> bool:
     """Return whether this reader can read the path, by names or a first line."""
     if path.is_file():
-        return plain_suffix(path) == ".txt" or (plain_suffix(path) == ".tsv" and _is_lines(_head(path)))
+        return plain_suffix(path) == ".txt" or (plain_suffix(path) == ".tsv" and {"role", "line"} <= {*_head(path).split("\t")})
     return path.is_dir() and any(plain_suffix(file) == ".txt" for file in files_in(path))
 
 
@@ -59,10 +59,6 @@ def _gather(lines: dict[str, list[str]], prefix: str, said: Iterator[tuple[str, 
 
 def _head(path: Path) -> str:
     return read_text(path).partition("\n")[0]
-
-
-def _is_lines(head: str) -> bool:
-    return {"role", "line"} <= set(head.split("\t"))
 
 
 def _table(path: Path, text: str) -> Iterator[tuple[str, str]]:

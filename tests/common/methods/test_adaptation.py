@@ -23,6 +23,7 @@ from attune.fedclient.work.objectives.domain_bias import SHIFT
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.trainer import Trainer
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
+from attune.fedserver.core.planning import resolve
 
 IMAGES = ModelSpec("vit", "images", (4, 4, 1), 3, options={"width": 8, "heads": 2, "depth": 1, "patch": 2})
 NORMED = ModelSpec("convnet-bn", "images", (16, 16, 1), 3)
@@ -71,12 +72,12 @@ def test_embedding_and_hypernetwork_are_for_methods_that_generate(name: str) -> 
             assert adaptation_of(configure(method, {}), adapt) == AdaptationSpec(("generated",), ("generated",), common)
         else:
             with pytest.raises(SettingError, match=f'"{adapt}".*{name.replace("+", ".")}'):
-                adaptation_of(configure(method, {}), adapt)
+                resolve({"method": {"name": name}, "round": {"adapt": adapt}})
 
 
 def test_an_embedding_that_is_fixed_cannot_be_fitted() -> None:
     with pytest.raises(SettingError, match="fixed"):
-        adaptation_of(configure(get("fedtp"), {"embedding": "fixed"}), "embedding")
+        resolve({"method": {"name": "fedtp", "embedding": "fixed"}, "round": {"adapt": "embedding"}})
     assert adaptation_of(configure(get("fedtp"), {"embedding": "fixed"}), "personal") is None
     assert adaptation_of(configure(get("fedtp"), {"embedding": "fixed"}), "hypernetwork") is not None
 

@@ -261,7 +261,7 @@ def test_a_plan_without_privacy_keeps_its_bytes_and_the_section_is_checked() -> 
 @pytest.mark.parametrize(
     ("privacy", "named"),
     [
-        ({"unit": "example", "epsilon": 4.0}, 'embedding = "described" cannot be combined with privacy.unit'),
+        ({"unit": "example", "epsilon": 4.0}, 'embedding = "described" cannot be combined with privacy.unit = "example"'),
         (
             {"unit": "client", "epsilon": 4.0, "devices": 100},
             'embedding = "described" cannot be combined with privacy.unit',

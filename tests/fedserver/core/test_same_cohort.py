@@ -75,8 +75,11 @@ def test_who_is_left_out_may_change_at_a_restart() -> None:
     [
         ({"privacy": {"same_cohort": True}}, "they need privacy.secure_aggregation = true"),
         ({"round": {"left_out": ["a"]}}, "they need privacy.secure_aggregation = true"),
-        ({"privacy": {"secure_aggregation": True}, "round": {"left_out": ["a"]}}, "left_out without privacy.same_cohort"),
-        (HOME | {"round": {"clients": 8, "over_selection": 0.2}}, "round.over_selection and privacy.same_cohort"),
+        ({"privacy": {"secure_aggregation": True}, "round": {"left_out": ["a"]}}, "left_out needs privacy.same_cohort"),
+        (
+            HOME | {"round": {"clients": 8, "over_selection": 0.2}},
+            "same_cohort cannot be combined with round.over_selection",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_by_name(settings: dict[str, object], said: str) -> None:

@@ -116,15 +116,21 @@ def test_a_plan_of_survival_has_one_output_and_holds_no_sample_out() -> None:
 
 CLIP = {"privacy": {"unit": "example", "noise": 1.0}, "method": {"name": "fedavg"}}
 NOT_FOR_SURVIVAL = {
-    "example": (CLIP, 'privacy.unit = "example" .*so no sample has a gradient .*Take privacy.unit = "client"'),
-    "group": ({**CLIP, "privacy": {"unit": "group", "noise": 1.0}}, 'privacy.unit = "group" cannot be used for survival'),
+    "example": (CLIP, 'survival.* privacy.unit = "example": .*no sample has a gradient .*Take privacy.unit = "client"'),
+    "group": (
+        {**CLIP, "privacy": {"unit": "group", "noise": 1.0}},
+        'survival" cannot be combined with privacy.unit = "group"',
+    ),
     "dial": (
         {"method": {"name": "fedmcsa", "dial": True}},
-        "method.dial cannot be used for survival: it chooses by how likely",
+        'data.task = "survival" cannot be combined with method.dial: it chooses by how likely',
     ),
-    "auto": ({"train": {"score_after": [1]}}, "train.score_after .*in place of --method auto name a method"),
-    "finish": ({"train": {"finish": "auto"}}, r"train.finish cannot .*Leave it out, or take the method fedavg\+ft"),
-    "stop": ({"train": {"finish_stop": "fleet"}}, "train.finish_stop cannot be used for survival"),
+    "auto": ({"train": {"score_after": [1]}}, "survival.* train.score_after: .*in place of --method auto name a method"),
+    "finish": (
+        {"train": {"finish": "auto"}},
+        r'train.finish = "auto": .*Leave it out, or take the method fedavg\+ft',
+    ),
+    "stop": ({"train": {"finish_stop": "fleet"}}, 'data.task = "survival" cannot be combined with train.finish_stop'),
 }
 
 

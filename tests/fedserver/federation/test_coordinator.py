@@ -728,29 +728,26 @@ def test_the_watchdog_barks_at_a_step_without_headway_and_is_quiet_again(world: 
 
 
 @pytest.mark.parametrize("inline", [False, True])
-def test_work_in_turns_is_done_in_the_order_asked_and_carried_through(inline: bool) -> None:
+async def test_work_in_turns_is_done_in_the_order_asked_and_carried_through(inline: bool) -> None:
     from attune.fedserver.federation.steps import InlineTurns, Turns
 
-    async def scenario() -> None:
-        turns, done = InlineTurns() if inline else Turns(), list[str]()
+    turns, done = InlineTurns() if inline else Turns(), list[str]()
 
-        def work(name: str) -> Callable[[], Coroutine[Any, Any, None]]:
-            async def do() -> None:
-                await asyncio.sleep(0.01)
-                done.append(name)
+    def work(name: str) -> Callable[[], Coroutine[Any, Any, None]]:
+        async def do() -> None:
+            await asyncio.sleep(0.01)
+            done.append(name)
 
-            return do
+        return do
 
-        callers = [asyncio.create_task(turns.take(work(name))) for name in "abc"]
-        await asyncio.sleep(0)
-        if not inline:  # in one process no caller goes away before its work is done
-            callers[1].cancel()
-        await asyncio.gather(*callers, return_exceptions=True)
-        await turns.take(work("d"))
-        assert done == ["a", "b", "c", "d"]
-        assert turns.busy_s == 0.0
-
-    aio.run(scenario())
+    callers = [asyncio.create_task(turns.take(work(name))) for name in "abc"]
+    await asyncio.sleep(0)
+    if not inline:  # in one process no caller goes away before its work is done
+        callers[1].cancel()
+    await asyncio.gather(*callers, return_exceptions=True)
+    await turns.take(work("d"))
+    assert done == ["a", "b", "c", "d"]
+    assert turns.busy_s == 0.0
 
 
 def test_a_ledger_that_is_older_than_the_state_is_refused_and_nothing_is_swept_away(world: World) -> None:

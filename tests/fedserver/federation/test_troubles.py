@@ -40,15 +40,12 @@ def test_a_watch_that_fails_is_started_again_and_said(
     assert "Traceback" in caplog.text
 
 
-def test_a_watch_ends_when_the_server_does() -> None:
-    async def scenario() -> None:
-        watching = asyncio.create_task(Troubles().keep_up("the watch on streams", asyncio.Event().wait))
-        await asyncio.sleep(0)
-        watching.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await watching
-
-    aio.run(scenario())
+async def test_a_watch_ends_when_the_server_does() -> None:
+    watching = asyncio.create_task(Troubles().keep_up("the watch on streams", asyncio.Event().wait))
+    await asyncio.sleep(0)
+    watching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watching
 
 
 class Called:
@@ -88,17 +85,14 @@ LOST = [
 
 
 @pytest.mark.parametrize(("error", "store"), LOST)
-def test_a_store_s_failure_in_a_device_s_call_is_cleared_by_no_other_call(
+async def test_a_store_s_failure_in_a_device_s_call_is_cleared_by_no_other_call(
     monkeypatch: pytest.MonkeyPatch, error: Exception, store: str
 ) -> None:
-    async def scenario() -> None:
-        called = Called(monkeypatch)
-        await called.call(error)
-        await called.call()  # of a device that needs no store
-        assert called.troubles.lines == [f"{store}: {error}"]
-        assert called.troubles.keeping_out() == called.troubles.lines
-
-    aio.run(scenario())
+    called = Called(monkeypatch)
+    await called.call(error)
+    await called.call()  # of a device that needs no store
+    assert called.troubles.lines == [f"{store}: {error}"]
+    assert called.troubles.keeping_out() == called.troubles.lines
 
 
 @pytest.mark.parametrize(("error", "store"), LOST)
@@ -130,19 +124,15 @@ def test_a_step_that_succeeds_clears_no_other_store(monkeypatch: pytest.MonkeyPa
     assert troubles.lines == ["blobs: s3://bucket cannot be used now"]
 
 
-def test_a_store_in_trouble_is_used_until_a_call_is_good(tmp_path: Path) -> None:
+async def test_a_store_in_trouble_is_used_until_a_call_is_good(tmp_path: Path) -> None:
     """A disk without room for an update stays in trouble, although there is room for less."""
-
-    async def scenario() -> None:
-        troubles, storage = Troubles(), DiskStorage(tmp_path)
-        storage.create()
-        for error, _ in LOST[:3]:
-            troubles.met(error)
-        await try_stores(troubles, storage, 1 << 60)
-        assert [line.partition(":")[0] for line in troubles.lines] == ["disk"]
-        await try_stores(troubles, storage, 1 << 10)
-        assert troubles.lines == []
-        assert not [name for name in storage.blobs.names("") if "tried" in name], "nothing is left of the calls"
-        await storage.close()
-
-    aio.run(scenario())
+    troubles, storage = Troubles(), DiskStorage(tmp_path)
+    storage.create()
+    for error, _ in LOST[:3]:
+        troubles.met(error)
+    await try_stores(troubles, storage, 1 << 60)
+    assert [line.partition(":")[0] for line in troubles.lines] == ["disk"]
+    await try_stores(troubles, storage, 1 << 10)
+    assert troubles.lines == []
+    assert not [name for name in storage.blobs.names("") if "tried" in name], "nothing is left of the calls"
+    await storage.close()

@@ -104,49 +104,42 @@ def test_a_decision_goes_on_when_its_caller_vanishes_after_the_line_in_the_audit
     process(world, scenario)
 
 
-def test_an_action_of_the_page_goes_on_when_its_caller_vanishes() -> None:
-    async def scenario() -> None:
-        begun, goes_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+async def test_an_action_of_the_page_goes_on_when_its_caller_vanishes() -> None:
+    begun, goes_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-        async def revoke(asked: DeviceName, by: str) -> dict[str, Any]:
-            begun.set()
-            await goes_on.wait()
-            done.set()
-            return {}
+    async def revoke(asked: DeviceName, by: str) -> dict[str, Any]:
+        begun.set()
+        await goes_on.wait()
+        done.set()
+        return {}
 
-        actions = Actions({"revoke": revoke}, asyncio.get_running_loop())
-        await vanish(actions.do("revoke", b'{"name": "a"}', "ada"), begun, goes_on)
-        async with aio.timeout(10):
-            await done.wait()
-
-    aio.run(scenario())
+    actions = Actions({"revoke": revoke}, asyncio.get_running_loop())
+    await vanish(actions.do("revoke", b'{"name": "a"}', "ada"), begun, goes_on)
+    async with aio.timeout(10):
+        await done.wait()
 
 
 @pytest.mark.parametrize("call", ["enrol", "renew"])
-def test_a_certificate_is_issued_to_its_end_when_the_device_vanishes(call: str) -> None:
+async def test_a_certificate_is_issued_to_its_end_when_the_device_vanishes(call: str) -> None:
     """Vanish while the ledger is written: the audit log has the line already. A readmitted name is let in at once."""
+    begun, goes_on, issued, readmitted = asyncio.Event(), asyncio.Event(), asyncio.Event(), list[str]()
 
-    async def scenario() -> None:
-        begun, goes_on, issued, readmitted = asyncio.Event(), asyncio.Event(), asyncio.Event(), list[str]()
+    async def issue(*_: Any) -> bytes:
+        begun.set()
+        await goes_on.wait()
+        issued.set()
+        return b"a certificate"
 
-        async def issue(*_: Any) -> bytes:
-            begun.set()
-            await goes_on.wait()
-            issued.set()
-            return b"a certificate"
-
-        registrar = SimpleNamespace(enrol=issue, renew=issue, authority=SimpleNamespace(certificate_pem=b"of the authority"))
-        members, nobody = SimpleNamespace(readmit=readmitted.append), cast(Any, None)
-        service = FederationService(cast(Any, members), nobody, cast(Any, registrar), nobody, nobody, Turns())
-        CALLER.set(Caller("device", "ada", "print"))
-        request = {"enrol": EnrolRequest("ada", b"csr"), "renew": b"csr"}[call]
-        await vanish(getattr(service, call)(request, nobody), begun, goes_on)
-        async with aio.timeout(10):
-            await issued.wait()
-        await asyncio.sleep(0)
-        assert readmitted == (["ada"] if call == "enrol" else [])
-
-    aio.run(scenario())
+    registrar = SimpleNamespace(enrol=issue, renew=issue, authority=SimpleNamespace(certificate_pem=b"of the authority"))
+    members, nobody = SimpleNamespace(readmit=readmitted.append), cast(Any, None)
+    service = FederationService(cast(Any, members), nobody, cast(Any, registrar), nobody, nobody, Turns())
+    CALLER.set(Caller("device", "ada", "print"))
+    request = {"enrol": EnrolRequest("ada", b"csr"), "renew": b"csr"}[call]
+    await vanish(getattr(service, call)(request, nobody), begun, goes_on)
+    async with aio.timeout(10):
+        await issued.wait()
+    await asyncio.sleep(0)
+    assert readmitted == (["ada"] if call == "enrol" else [])
 
 
 @pytest.mark.parametrize(

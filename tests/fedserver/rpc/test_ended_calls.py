@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import pytest
 
-from attune.common import aio
 from attune.common.errors import SettingError
 from attune.common.grpc_errors import abort
 
@@ -20,9 +19,6 @@ class Ended:
         raise grpc.aio.InternalError("the batch failed")
 
 
-def test_an_error_that_cannot_be_answered_any_more_cancels_the_handler() -> None:
-    async def answered() -> None:
-        with pytest.raises(asyncio.CancelledError):
-            await abort(Ended(), SettingError("too late"))  # type: ignore[arg-type]
-
-    aio.run(answered())
+async def test_an_error_that_cannot_be_answered_any_more_cancels_the_handler() -> None:
+    with pytest.raises(asyncio.CancelledError):
+        await abort(Ended(), SettingError("too late"))  # type: ignore[arg-type]

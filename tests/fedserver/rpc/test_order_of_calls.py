@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from attune.common import aio
 from attune.fedserver.federation.steps import Troubles
 from attune.fedserver.identity.registrar import Caller
 from attune.fedserver.rpc import auth
@@ -30,29 +29,25 @@ class SlowOnce:
         return Caller("device", "kiel", fingerprint)
 
 
-def test_an_update_does_not_overtake_its_upload_and_others_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_update_does_not_overtake_its_upload_and_others_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "peer_fingerprint", lambda shown: "ab")
+    ready, registrar, answered = asyncio.Event(), SlowOnce(), list[str]()
+    ready.set()
+    limiter = cast(Any, SimpleNamespace(came=lambda peer, fingerprint: None, accepted=contextlib.nullcontext))
+    checked = auth.Auth(cast(Any, registrar), Troubles(), cast(Any, None), limiter, ready)
 
-    async def scenario() -> None:
-        ready, registrar, answered = asyncio.Event(), SlowOnce(), list[str]()
-        ready.set()
-        limiter = cast(Any, SimpleNamespace(came=lambda peer, fingerprint: None, accepted=contextlib.nullcontext))
-        checked = auth.Auth(cast(Any, registrar), Troubles(), cast(Any, None), limiter, ready)
+    def call(method: str, peer: str) -> asyncio.Task[Any]:
+        async def answer(request: object, context: object) -> None:
+            assert auth.caller().name == "kiel"
+            answered.append(f"{method} of {peer}")
 
-        def call(method: str, peer: str) -> asyncio.Task[Any]:
-            async def answer(request: object, context: object) -> None:
-                assert auth.caller().name == "kiel"
-                answered.append(f"{method} of {peer}")
+        context = SimpleNamespace(peer=lambda: f"ipv4:127.0.0.1:{peer}", auth_context=dict)
+        return asyncio.create_task(checked._wrap(method, answer, None)(None, context))
 
-            context = SimpleNamespace(peer=lambda: f"ipv4:127.0.0.1:{peer}", auth_context=dict)
-            return asyncio.create_task(checked._wrap(method, answer, None)(None, context))
-
-        slow = [call(UPLOAD, "1"), call(SUBMIT, "1")]
-        await call(SUBMIT, "2")
-        await asyncio.sleep(0.05)
-        assert answered == [f"{SUBMIT} of 2"]
-        registrar.end.set()
-        await asyncio.gather(*slow)
-        assert answered[1:] == [f"{UPLOAD} of 1", f"{SUBMIT} of 1"]
-
-    aio.run(scenario())
+    slow = [call(UPLOAD, "1"), call(SUBMIT, "1")]
+    await call(SUBMIT, "2")
+    await asyncio.sleep(0.05)
+    assert answered == [f"{SUBMIT} of 2"]
+    registrar.end.set()
+    await asyncio.gather(*slow)
+    assert answered[1:] == [f"{UPLOAD} of 1", f"{SUBMIT} of 1"]

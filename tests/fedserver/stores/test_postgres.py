@@ -107,23 +107,20 @@ def test_a_url_with_a_password_is_refused_and_not_repeated(url: str, message: st
     assert "secret" not in str(caught.value)
 
 
-def test_a_row_that_was_changed_by_hand_is_named(database: PostgresDatabase) -> None:
-    async def scenario() -> None:
-        ledger = PostgresLedger(database)
-        await ledger.enrol("kiel", "key", Certificate("f", "kiel", "device", 1e9), 1.5)
-        await ledger.update_device("kiel", revoked=True, progress=0.1)
-        await ledger.commit_round(
-            Record(round=1), [Slot("p", "k", "f", "d", 1)], [Report(round=1, work="train", client="kiel")], {}
-        )
-        await ledger.note("made", "a test")
-        with closing(PostgresReader(database.url)) as reader:
-            reader.check()
-        with psycopg.connect(database.url) as db:
-            db.execute("UPDATE devices SET revoked = 0")
-        with closing(PostgresReader(database.url)) as reader, pytest.raises(HomeMismatch, match=r"row of devices.*kiel"):
-            reader.check()
-
-    aio.run(scenario())
+async def test_a_row_that_was_changed_by_hand_is_named(database: PostgresDatabase) -> None:
+    ledger = PostgresLedger(database)
+    await ledger.enrol("kiel", "key", Certificate("f", "kiel", "device", 1e9), 1.5)
+    await ledger.update_device("kiel", revoked=True, progress=0.1)
+    await ledger.commit_round(
+        Record(round=1), [Slot("p", "k", "f", "d", 1)], [Report(round=1, work="train", client="kiel")], {}
+    )
+    await ledger.note("made", "a test")
+    with closing(PostgresReader(database.url)) as reader:
+        reader.check()
+    with psycopg.connect(database.url) as db:
+        db.execute("UPDATE devices SET revoked = 0")
+    with closing(PostgresReader(database.url)) as reader, pytest.raises(HomeMismatch, match=r"row of devices.*kiel"):
+        reader.check()
 
 
 def test_text_that_postgresql_cannot_hold_does_not_stop_the_server(database: PostgresDatabase) -> None:
@@ -138,28 +135,24 @@ def test_text_that_postgresql_cannot_hold_does_not_stop_the_server(database: Pos
     assert aio.run(scenario()) == "a\N{REPLACEMENT CHARACTER}b"
 
 
-def test_two_servers_change_one_after_the_other(database: PostgresDatabase) -> None:
+async def test_two_servers_change_one_after_the_other(database: PostgresDatabase) -> None:
     """Let two processes' worth of threads take uses of one token: none is lost."""
+    ledgers = [PostgresLedger(PostgresDatabase(database.url)) for _ in range(2)]
+    await ledgers[0].add_token(Token("t", b"pem", 100, 1e9, "operator"))
 
-    async def scenario() -> None:
-        ledgers = [PostgresLedger(PostgresDatabase(database.url)) for _ in range(2)]
-        await ledgers[0].add_token(Token("t", b"pem", 100, 1e9, "operator"))
+    async def enrol(ledger: PostgresLedger, which: int) -> None:
+        for number in range(10):
+            name = f"{which}-{number}"
+            await ledger.enrol(name, name, Certificate(name, name, "device", 1e9), 1.0, "t")
+            await ledger.note("enrolled", "a test", name=name)
 
-        async def enrol(ledger: PostgresLedger, which: int) -> None:
-            for number in range(10):
-                name = f"{which}-{number}"
-                await ledger.enrol(name, name, Certificate(name, name, "device", 1e9), 1.0, "t")
-                await ledger.note("enrolled", "a test", name=name)
-
-        await asyncio.gather(*(enrol(ledger, which) for which, ledger in enumerate(ledgers)))
-        token = await ledgers[0].token("t")
-        assert token is not None and token.uses_left == 80
-        with closing(PostgresReader(database.url)) as reader:
-            assert len(list(reader.audit())) == 20
-        for ledger in ledgers:
-            await ledger.close()
-
-    aio.run(scenario())
+    await asyncio.gather(*(enrol(ledger, which) for which, ledger in enumerate(ledgers)))
+    token = await ledgers[0].token("t")
+    assert token is not None and token.uses_left == 80
+    with closing(PostgresReader(database.url)) as reader:
+        assert len(list(reader.audit())) == 20
+    for ledger in ledgers:
+        await ledger.close()
 
 
 @pytest.mark.parametrize("counts", [True, False])

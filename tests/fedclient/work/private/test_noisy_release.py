@@ -183,5 +183,5 @@ def test_settings_that_cannot_be_are_refused_by_name(said: dict[str, Any], why: 
 @pytest.mark.parametrize("unit", ["example", "group"])
 def test_no_likelihood_without_noise_chooses_how_long_all_finish(unit: Any) -> None:
     fleet = TrainSettings(finish="auto", finish_stop="fleet")
-    with pytest.raises(SettingError, match=f'train.finish_stop cannot be used with privacy.unit = "{unit}"'):
+    with pytest.raises(SettingError, match=f'train.finish_stop cannot be combined with privacy.unit = "{unit}"'):
         check_private(configured_from({"name": "fedavg"}), fleet, PrivacySettings(unit=unit, epsilon=4.0))
