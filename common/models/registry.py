@@ -66,15 +66,18 @@ _BUILT_IN = {
     "closed-form": ModelEntry(
         "attune.common.models.closed_form:ClosedForm", ClosedFormOptions, ("images", "series", "tabular"), _HEAD
     ),
-    "convnet": ModelEntry("attune.common.models.convnet:make_convnet", ConvNetOptions, ("images",), _HEAD),
-    "convnet-bn": ModelEntry("attune.common.models.convnet:make_convnet_bn", ConvNetOptions, ("images",), _HEAD | {"norm"}),
+    "convnet": ModelEntry("attune.common.models.convnet:make_convnet", ConvNetOptions, ("images", "series"), _HEAD),
+    "convnet-bn": ModelEntry(
+        "attune.common.models.convnet:make_convnet_bn", ConvNetOptions, ("images", "series"), _HEAD | {"norm"}
+    ),
     "lstm": ModelEntry("attune.common.models.lstm:StackedLstm", LstmOptions, ("tokens", "series"), _HEAD),
     "dnn": ModelEntry("attune.common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular"), _HEAD),
     "huggingface": ModelEntry("attune.common.models.hugging_face:make", HuggingFaceOptions, ("images", "tokens"), None),
     "mlr": ModelEntry("attune.common.models.dnn:make_mlr", MlrOptions, ("images", "series", "tabular"), _HEAD),
 }
 MODELS: PluginRegistry[ModelEntry] = PluginRegistry("models", ModelEntry, _BUILT_IN)
-_DEFAULTS: dict[Kind, str] = {"images": "vit", "tokens": "transformer", "series": "transformer", "tabular": "dnn"}
+# Those that learn most from few samples (benchmarks/results/default_training.csv).
+_DEFAULTS: dict[Kind, str] = {"images": "convnet", "tokens": "transformer", "series": "convnet", "tabular": "dnn"}
 _RANKS: dict[Kind, int] = {"images": 3, "tokens": 1, "series": 2, "tabular": 1}
 MAX_SAMPLE_VALUES = 1 << 26  # of one sample, as peers declare it: the size of the model follows from it
 MAX_VOCABULARY = 1 << 20
@@ -99,7 +102,7 @@ def model_for(kind: Kind, roles: frozenset[str]) -> str:
         if kind in _BUILT_IN[name].kinds and has is not None and roles <= has:
             return name
     raise SettingError(
-        f"no built-in model for {kind} has tensors of the roles {', '.join(lacking(kind, roles))}: "
+        f"no built-in model for {kind} has tensors of all these roles: {', '.join(sorted(roles))}; "
         "choose another method, or a model of your own"
     )
 
@@ -123,9 +126,11 @@ def check_options(name: str | None, options: Mapping[str, Any]) -> None:
             raise SettingError(str(error)) from None
 
 
-def lacking(kind: Kind, roles: frozenset[str]) -> list[str]:
-    """Return the roles that no tensor of the default model for this kind of data has, sorted."""
-    return sorted(roles - (_BUILT_IN[_DEFAULTS[kind]].roles or frozenset()))
+def why_not_usual(kind: Kind, roles: frozenset[str], method: str) -> str:
+    """Explain why the default model for this kind of data does not suit a method that needs these roles; empty if it does."""
+    usual = _DEFAULTS[kind]
+    missing = sorted(roles - (_BUILT_IN[usual].roles or frozenset()))
+    return f"the usual model for {kind}, {usual}, has no {', '.join(missing)}, which method {method} needs" if missing else ""
 
 
 def check_roles(name: str | None, roles: frozenset[str], method: str) -> None:

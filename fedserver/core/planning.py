@@ -33,8 +33,9 @@ from attune.fedserver.core.client_settings import (
 from attune.fedserver.core.data_form import columns_of
 from attune.fedserver.core.embedding_settings import check_embedding, device_defaults
 from attune.fedserver.core.encodings import Encodings, encodings_of
-from attune.fedserver.core.finishing import trial_round
+from attune.fedserver.core.finishing import trial_round, usual_epochs
 from attune.fedserver.core.masked_statistics import MaskedScales
+from attune.fedserver.core.patience import round_settings, with_scores
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.poisson_rounds import PoissonRounds
 from attune.fedserver.core.policy import SUSPECTED, Synchronous, heard_as, outvoted
@@ -69,6 +70,7 @@ class ResolvedSettings:
     transforms: dict[str, dict[str, Any]]  # name -> settings
     adaptation: AdaptationSpec | None  # how newcomers are fitted; None: the method has nothing personal to fit
     preset: str = EVERYDAY
+    sets_epochs: bool = True  # else the devices' samples decide, when the plan is made
     until: int | None = None  # of one process, not of the run: no round opens after this one
     arrivals: Sequence[Arrival] | None = None  # of one process: buffered rounds repeat an earlier run
 
@@ -164,7 +166,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     name = model.pop("name", None)
     models.check_options(name, model)
     models.check_roles(name, roles_of(method), method.name)
-    rounds = convert(RoundSettings, full.get("round", {}), "round.")
+    rounds = round_settings(full.get("round", {}))
     check_settings(privacy, configured, rounds, full.get("transforms", {}))
     transforms = {**full.get("transforms", {}), **transform_of(privacy, configured)}
     server = convert(ServerSettings, full.get("server", {}), "server.")
@@ -173,7 +175,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     check_buffered(rounds, configured, privacy, encodings)
     encodings.check_here()
     encodings.check_combinations(configured.aggregators, server.max_update_norm)
-    train = convert(TrainSettings, full.get("train", {}), "train.")
+    train = with_scores(convert(TrainSettings, full.get("train", {}), "train."), rounds, privacy)
     check_client(privacy, configured, rounds, server, train)
     check_private(configured, train, privacy)
     return ResolvedSettings(
@@ -191,6 +193,8 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         transforms=transforms,
         adaptation=adaptation_of(configured, rounds.adapt),
         preset=preset,
+        # Each step costs a share of a privacy budget, so there only the operator asks for more.
+        sets_epochs=privacy.unit != "none" or bool({"local_epochs", "local_steps"} & full.get("train", {}).keys()),
     )
 
 
@@ -273,7 +277,7 @@ def make_plan(
         first.shape,
         TASKS[first.task].width(len(classes)),
         declared.vocabulary or max(profile.vocabulary for profile in ordered),
-        settings.model_name or models.model_for(first.kind, roles_of(settings.method)),
+        settings.model_name or models.model_for(first.kind, roles_of(settings.method, privacy)),
         settings.model_options,
         first.per_position,
     )
@@ -288,7 +292,7 @@ def make_plan(
         classes=classes,
         method=settings.method.name,
         method_options=settings.method_options,
-        train=_train_of(settings.train, first.task, settings.configured.dial is not None),
+        train=_train_of(settings, first.task, ordered),
         scale=declared_scale(privacy, first) if privacy.unit != "none" else masked.features or scale_of(profiles, fewest),
         column_names=declared.names or columns_of(profiles),
         task=first.task,
@@ -323,15 +327,17 @@ def make_plan(
     return plan
 
 
-def _train_of(train: TrainSettings, task: TaskName, dials: bool) -> TrainSettings:
-    """Return the settings of training as the plan has them: the orders tell of finishing.
+def _train_of(settings: ResolvedSettings, task: TaskName, profiles: Sequence[Profile]) -> TrainSettings:
+    """Return the settings of training as the plan has them, with the number of epochs; the orders tell of finishing.
 
     Devices with a dial must know from the beginning that they will finish. Then they blend another model, and they vote.
     Where samples have no likelihood, by which devices choose between models, none is held out.
     """
+    train = settings.train
     validation = train.validation if TASKS[task].by_sample else 0.0
-    finish = train.finish if dials else msgspec.UNSET
-    return msgspec.structs.replace(train, finish=finish, finish_stop=msgspec.UNSET, validation=validation)
+    finish = train.finish if settings.configured.dial is not None else msgspec.UNSET
+    epochs = train.local_epochs if settings.sets_epochs else usual_epochs(train, (profile.samples for profile in profiles))
+    return msgspec.structs.replace(train, finish=finish, finish_stop=msgspec.UNSET, validation=validation, local_epochs=epochs)
 
 
 def pinned(plan: Plan, body_digest: str) -> Plan:
@@ -343,12 +349,15 @@ def pinned(plan: Plan, body_digest: str) -> Plan:
 
 def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:
     """Explain why the model is not the usual one for this kind of data; empty if it is, or if it was set."""
-    lacking = models.lacking(plan.model.kind, roles_of(settings.method))
-    if settings.model_name or not lacking:
-        return ""
-    return f"the usual model for {plan.model.kind} has no {', '.join(lacking)}, which method {plan.method} needs"
+    needs = roles_of(settings.method, settings.privacy)
+    return "" if settings.model_name else models.why_not_usual(plan.model.kind, needs, plan.method)
 
 
-def roles_of(method: Method) -> frozenset[str]:
-    """Return the roles (common.models.structure) that the method's selectors need in a model."""
-    return frozenset(selector[1:] for selector, _ in method.parts if selector.startswith("@"))
+def roles_of(method: Method, privacy: PrivacySettings | None = None) -> frozenset[str]:
+    """Return the roles (common.models.structure) that the method's selectors need in a model.
+
+    BatchNorm counts batches, which cannot be generated, and its statistics are not private. LayerNorm is in encoders alone.
+    """
+    needs = frozenset(selector[1:] for selector, _ in method.parts if selector.startswith("@"))
+    plain = "norm" in needs and ((privacy is not None and privacy.on_devices) or ("@norm", "generated") in method.parts)
+    return needs | {"encoder"} if plain else needs
