@@ -114,7 +114,7 @@ class Fitting:
         kind = next(iter(self.profiles.values())).kind
         free = [name for name, of in settings.items() if not of.get("model", {}).get("name")]
         roles = {name: planning.roles_of(resolved[name].method, resolved[name].privacy) for name in free}
-        whys = {name: why for name, of in roles.items() if (why := why_not_usual(kind, of, name))}
+        whys = {name: why for name, of in roles.items() if _model_for(kind, of) and (why := why_not_usual(kind, of, name))}
         if len({_model_for(kind, of) for of in roles.values()}) <= 1:
             return None, whys
         common = _model_for(kind, frozenset().union(*roles.values()))
@@ -288,8 +288,7 @@ def _usual(
     kind, chosen = next(iter(profiles.values())).kind, common.get("model", {}).get("name")
     usable: dict[str, Mapping[str, Any]] = {}
     for name, options in USUAL.items():
-        why = why_not_usual(kind, planning.roles_of(methods.get(name)), name) if name == NEEDS_ATTENTION and not chosen else ""
-        if why:
+        if not chosen and name == NEEDS_ATTENTION and (why := why_not_usual(kind, planning.roles_of(methods.get(name)), name)):
             left_out[name] = why
             continue
         try:

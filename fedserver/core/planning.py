@@ -277,7 +277,7 @@ def make_plan(
         first.shape,
         TASKS[first.task].width(len(classes)),
         declared.vocabulary or max(profile.vocabulary for profile in ordered),
-        settings.model_name or models.model_for(first.kind, roles_of(settings.method, privacy)),
+        settings.model_name or models.model_for(first.kind, roles_of(settings.method, privacy), settings.model_options),
         settings.model_options,
         first.per_position,
     )
@@ -350,7 +350,7 @@ def pinned(plan: Plan, body_digest: str) -> Plan:
 def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:
     """Explain why the model is not the usual one for this kind of data; empty if it is, or if it was set."""
     needs = roles_of(settings.method, settings.privacy)
-    return "" if settings.model_name else models.why_not_usual(plan.model.kind, needs, plan.method)
+    return "" if settings.model_name else models.why_not_usual(plan.model.kind, needs, plan.method, settings.model_options)
 
 
 def roles_of(method: Method, privacy: PrivacySettings | None = None) -> frozenset[str]:
