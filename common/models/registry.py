@@ -77,7 +77,7 @@ _BUILT_IN = {
 }
 MODELS: PluginRegistry[ModelEntry] = PluginRegistry("models", ModelEntry, _BUILT_IN)
 # Those that learn most from few samples (benchmarks/results/default_training.csv).
-_DEFAULTS: dict[Kind, str] = {"images": "convnet", "tokens": "transformer", "series": "convnet", "tabular": "dnn"}
+_DEFAULTS: dict[Kind, str] = {"images": "convnet", "tokens": "transformer", "series": "dnn", "tabular": "dnn"}
 _OTHERS = ("convnet-bn", "vit", "transformer")  # the first that fits, where a method or an option needs more
 _RANKS: dict[Kind, int] = {"images": 3, "tokens": 1, "series": 2, "tabular": 1}
 MAX_SAMPLE_VALUES = 1 << 26  # of one sample, as peers declare it: the size of the model follows from it

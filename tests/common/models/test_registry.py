@@ -93,7 +93,7 @@ def test_weights_depend_on_the_seed_alone(name, kind, shape, vocabulary):
         ("images", {"norm"}, "convnet-bn"),
         ("images", {"norm", "encoder"}, "vit"),
         ("images", {"qkv"}, "vit"),
-        ("series", {"head"}, "convnet"),
+        ("series", {"head"}, "dnn"),
         ("tabular", {"head"}, "dnn"),
         ("tabular", {"norm"}, "transformer"),
         ("series", {"norm", "qkv"}, "transformer"),
@@ -164,7 +164,7 @@ def test_the_papers_vit_has_59_percent_in_qkv():
 def test_usual_models():
     shapes = {"images": (8, 8, 1), "tokens": (5,), "series": (5, 2), "tabular": (5,)}
     chosen = {kind: registry.default_spec(kind, shape, 2, 9, None, {}).name for kind, shape in shapes.items()}
-    assert chosen == {"images": "convnet", "tokens": "transformer", "series": "convnet", "tabular": "dnn"}
+    assert chosen == {"images": "convnet", "tokens": "transformer", "series": "dnn", "tabular": "dnn"}
     assert registry.names() == [
         "closed-form",
         "convnet",

@@ -186,7 +186,7 @@ def test_the_plan_unites_labels_sorted_whatever_the_order_of_arrival() -> None:
         (Profile("images", (8, 8, 1), [0, 1], 9, 3), "fedbn", "convnet-bn"),
         (Profile("images", (8, 8, 1), [0, 1], 9, 3), "fedtp", "vit"),
         (Profile("images", (8, 8, 1), [0, 1], 9, 3), "fedtp-norm", "vit"),  # a BatchNorm's count cannot be generated
-        (Profile("series", (16, 3), [0, 1], 9, 3), "fedavg", "convnet"),
+        (Profile("series", (16, 3), [0, 1], 9, 3), "fedavg", "dnn"),
         (Profile("series", (16, 3), [0, 1], 9, 3), "fedtp", "transformer"),
         (Profile("tabular", (13,), ["no", "yes"], 9, 3), "fedavg", "dnn"),
         (Profile("tabular", (13,), ["no", "yes"], 9, 3), "fedtp", "transformer"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 import pytest
 
+from attune.common import aio
 from attune.fedserver.core.messages import Aggregated, Record
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Report
@@ -37,7 +37,7 @@ def ended(scores: Callable[[int], Scores], restarts: bool = False, **rounds: Any
             await ledger.commit_round(record, [], rows, {})
         return record
 
-    return asyncio.run(run())
+    return aio.run(run())
 
 
 def report(number: int, name: str, nats: float) -> Report:
@@ -97,5 +97,5 @@ def test_states_that_were_taken_back_are_not_compared_with() -> None:
         await ledger.commit_round(record, [], rows, {})
         return await aggregated(ledger, settings, record, ClosedRound(21, [], {}, RoundOutcome({}, [])), 0.0)
 
-    event = asyncio.run(run())
+    event = aio.run(run())
     assert (event.likeliest, event.last) == (20, 0)
