@@ -1,7 +1,8 @@
 """Training enough: the defaults, rounds that end by held-out likelihood, and ten times the rounds, at points of recipes.
 
-`python -m benchmarks.enough --out FILE --data wisdm=PATH --data hospitals=PATH`. Only the data are a recipe's: model, rate, epochs
-and rounds are the defaults of `attune.simulate`. Runs that the file has are left out; `--point` and `--method` run a part.
+`python -m benchmarks.enough --out FILE --data wisdm=PATH --data hospitals=PATH`. Only the data are a recipe's; model, rate,
+epochs and rounds are the defaults of `attune.simulate`. Runs that the file has are left out. `--point`
+and `--method` run a part.
 """
 
 from __future__ import annotations

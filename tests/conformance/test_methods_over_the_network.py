@@ -65,7 +65,7 @@ def test_an_early_end_is_the_same_over_the_network_and_simulated(
         "method": {"name": "fedavg"},
         "model": {"name": "mlr"},
         "round": EARLY,
-        "train": {"local_epochs": 10, "lr": 4.0},
+        "train": {"local_epochs": 5, "lr": 1000.0},
     }
     network, simulated = host(tmp_path, shards, settings), attune.simulate(shards, settings=settings)
     ends = [(status["state"], status["round"], status["rounds"]) for status in (status_of(network.home), simulated.status)]
