@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from attune.common.config import PrivacySettings, RoundSettings, TrainSettings, convert
+from attune.common.config import RoundSettings, TrainSettings, convert
 from attune.common.errors import SettingError
-from attune.fedserver.core.racing import DeviceScores
 from attune.fedserver.core.voices import bounded
 
 AUTO = "auto"  # as `round.rounds`
@@ -29,7 +28,7 @@ def round_settings(given: Mapping[str, Any]) -> RoundSettings:
     return convert(RoundSettings, given, "round.")
 
 
-def with_scores(train: TrainSettings, rounds: RoundSettings, privacy: PrivacySettings) -> TrainSettings:
+def with_scores(train: TrainSettings, rounds: RoundSettings) -> TrainSettings:
     """Return the settings of training, in which devices report likelihoods if these may end the federation.
 
     Raises:
@@ -37,20 +36,15 @@ def with_scores(train: TrainSettings, rounds: RoundSettings, privacy: PrivacySet
     """
     if not rounds.patience:
         return train
-    if privacy.unit != "none":
-        raise SettingError(
-            'round.patience (or round.rounds = "auto") does not go with privacy.unit: the likelihoods by which rounds end have '
-            "no noise, and a budget is for a number of rounds. Set round.rounds"
-        )
     if rounds.mode != "synchronous":
-        raise SettingError('round.patience compares states that all devices evaluate: leave it out, or round.mode = "buffered"')
+        raise SettingError('round.patience compares states that all devices evaluate: set round.mode = "synchronous"')
     if not train.validation:
         raise SettingError("round.patience needs held-out samples: set train.validation above 0, or set round.rounds")
     scored = sorted({*train.scored_rounds, *range(EVERY, rounds.rounds + 1, EVERY)})
     return msgspec.structs.replace(train, score_after=tuple(scored))
 
 
-def improves(now: DeviceScores, best: DeviceScores) -> bool:
+def improves(now: Mapping[str, float], best: Mapping[str, float]) -> bool:
     """Return whether the fleet explains held-out samples better than after the best round so far.
 
     It counts the devices that have scored both, each with a bounded vote. If these are less than half of the devices of one of

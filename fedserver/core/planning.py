@@ -175,7 +175,12 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     check_buffered(rounds, configured, privacy, encodings)
     encodings.check_here()
     encodings.check_combinations(configured.aggregators, server.max_update_norm)
-    train = with_scores(convert(TrainSettings, full.get("train", {}), "train."), rounds, privacy)
+    train = with_scores(convert(TrainSettings, full.get("train", {}), "train."), rounds)
+    if rounds.patience and privacy.unit != "none":
+        raise SettingError(
+            'round.patience (or round.rounds = "auto") does not go with privacy.unit: each likelihood would cost a part of the '
+            "budget, which is for a number of rounds. Set round.rounds"
+        )
     check_client(privacy, configured, rounds, server, train)
     check_private(configured, train, privacy)
     return ResolvedSettings(

@@ -28,7 +28,7 @@ from attune.fedserver.core.round import left_s, next_wake, step
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.device_activity import DeviceActivity, DeviceStage
-from attune.fedserver.federation.early_end import aggregated
+from attune.fedserver.federation.early_end import likeliest_and_last
 from attune.fedserver.federation.exchanger import ExchangeAccount
 from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.rounds import ClosedRound, OrderSender, RoundCloser, taken_up
@@ -299,11 +299,9 @@ class Coordinator:
         """Aggregate, or go back, without a turn, so that devices come and go meanwhile. Commit in a turn."""
         self._closing_since = self.clock.monotonic()
         self.book.withdraw(self.round.training)
-        step_name = f"closing round {number}"
+        what = f"closing round {number}"
         try:
-            closing = await self.troubles.overcome(
-                step_name, lambda: self._closer.make(self.round, number, cohort, back, self._run)
-            )
+            closing = await self.troubles.overcome(what, lambda: self._closer.make(self.round, number, cohort, back, self._run))
         except Exception as error:
             await self.turn(self._fail, error)
             return
@@ -318,9 +316,11 @@ class Coordinator:
 
     async def _commit(self, closing: ClosedRound) -> bool:
         """Commit a round: the new state, the record and the metrics become durable together. Return True."""
-        done, before, now = closing.outcome, self.round.record, self.clock.monotonic()
-        trying = f"committing round {closing.number}"
-        event = await self.troubles.overcome(trying, lambda: aggregated(self._ledger, self.settings, before, closing, now))
+        done, before, trying = closing.outcome, self.round.record, f"committing round {closing.number}"
+        ending = before.likeliest, before.last
+        if self.settings.round.patience and not before.last and not closing.setback:
+            ending = await self.troubles.overcome(trying, lambda: likeliest_and_last(self._ledger, self.settings, before))
+        event = events.Aggregated(self.clock.monotonic(), closing.setback, done.weight, closing.summed, *ending)
         taken = step(self._rules, self.round, event, self.clock.unix())
         record, commit = taken.state.record, self._ledger.commit_round
         await self.troubles.overcome(trying, lambda: commit(record, done.slots, closing.rows, closing.marks))

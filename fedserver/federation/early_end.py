@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
-from attune.fedserver.core.messages import Aggregated, Record
+from attune.fedserver.core.messages import Record
 from attune.fedserver.core.patience import improves
 from attune.fedserver.core.planning import ResolvedSettings
-from attune.fedserver.core.racing import DeviceScores
-from attune.fedserver.federation.rounds import ClosedRound
 from attune.fedserver.ports.ledger import Ledger
 
 LOG = logging.getLogger("fedserver")
 
 
-async def aggregated(
-    ledger: Ledger, settings: ResolvedSettings, record: Record, closing: ClosedRound, now: float
-) -> Aggregated:
-    """Return the event that a round is closed, and whether the federation ends early.
-
-    Args:
-        ledger: The ledger.
-        settings: The settings.
-        record: The record before.
-        closing: The round.
-        now: As in the event.
-    """
-    ending = record.likeliest, record.last
-    if settings.round.patience and not record.last and not closing.setback:
-        ending = await _likeliest_and_last(ledger, settings, record)
-    return Aggregated(now, closing.setback, closing.outcome.weight, closing.summed, *ending)
-
-
-async def _likeliest_and_last(ledger: Ledger, settings: ResolvedSettings, record: Record) -> tuple[int, int]:
+async def likeliest_and_last(ledger: Ledger, settings: ResolvedSettings, record: Record) -> tuple[int, int]:
     """Return the likeliest round so far, and the last round if the federation ends early (0: not decided).
 
     Both follow from rows that are durable, so they are the same after a restart. The last round is the one after that which is
     closed now: all devices evaluate both, as at every end.
+
+    Args:
+        ledger: The ledger.
+        settings: The settings, with a patience.
+        record: The record before the round that is closed now, in which no end is decided.
     """
     now, best = record.round, record.likeliest
     if now not in settings.train.scored_rounds or now >= settings.round.rounds - 1:
@@ -54,7 +40,7 @@ async def _likeliest_and_last(ledger: Ledger, settings: ResolvedSettings, record
     return best, now + 2
 
 
-async def _scores(ledger: Ledger, number: int) -> DeviceScores:
+async def _scores(ledger: Ledger, number: int) -> Mapping[str, float]:
     """Return the likelihoods that devices have reported after a round, without revoked devices."""
     rows = await ledger.last_evaluations(number + 1)
     scored = {row.client: row.likelihood_kept for row in rows if row.round == number}

@@ -67,7 +67,7 @@ def test_the_course_is_that_of_the_decisions_from_the_scores(chosen: SimulationR
     assert [rung.round for rung in race.rungs] == [*RUNGS, ROUNDS]
     first, second, last = race.rungs
     assert list(first.scores) == ["local", "fedavg", "fedper", "fedmcsa"]
-    assert race.left_out == {"fedtp": "the usual model for tabular has no attention"}
+    assert race.left_out == {"fedtp": "the usual model for tabular, dnn, has no qkv, which method fedtp needs"}
     for number, rung in enumerate((first, second)):
         assert rung.decision == at_rung(number, {name: of for name, of in rung.scores.items() if name != "local"})
     assert list(second.scores) == ["local", *first.decision.kept]
