@@ -20,9 +20,9 @@ from attune.simulation.simulate import simulate
 from benchmarks.result_file import Results
 
 Arrays = tuple[np.ndarray, np.ndarray]
-KEY = ("task", "method", "model", "lr", "epochs", "samples")
-COLUMNS = (*KEY, "devices", "rounds", "accuracy", "kept")
-DEVICES, CLASSES, HELD, ROUNDS = 8, 6, 60, 15
+KEY = ("task", "method", "model", "lr", "epochs", "samples", "rounds")
+COLUMNS = (*KEY, "devices", "accuracy", "kept")
+DEVICES, CLASSES, HELD, FEW_ROUNDS, ROUNDS = 8, 6, 60, 15, 40
 RATES, EPOCHS, BATCH = (0.01, 0.03, 0.1), (5, 10, 25, 50), 32
 USUAL_RATE, USUAL_EPOCHS = 0.03, 10
 
@@ -117,15 +117,16 @@ def devices(task: str, samples: int) -> dict[str, tuple[np.ndarray, ...]]:
 
 
 def wanted() -> Iterator[dict[str, Any]]:
-    """Yield what is run: every rate for every model, and every number of epochs for the default models."""
+    """Yield what is run: every rate for every model; the default models with all rounds; and every number of epochs."""
+    few = {"method": "fedavg", "lr": USUAL_RATE, "epochs": USUAL_EPOCHS, "samples": 40, "rounds": FEW_ROUNDS}
+    usual = {task: "convnet" if models is IMAGES else "dnn" for task, (_, models) in TASKS.items()}
     for task, (_, models) in TASKS.items():
         for model, lr in product(models, RATES):
-            yield {"task": task, "method": "fedavg", "model": model, "lr": lr, "epochs": USUAL_EPOCHS, "samples": 40}
-    for task, (_, models) in TASKS.items():
-        for samples, epochs in product((20, 80), EPOCHS):
-            model = "convnet" if models is IMAGES else "dnn"
-            key = {"task": task, "model": model, "lr": USUAL_RATE, "epochs": epochs, "samples": samples}
-            yield key | {"method": "fedavg"}
+            yield few | {"task": task, "model": model, "lr": lr}
+    for task, lr in product(TASKS, RATES[1:]):
+        yield few | {"task": task, "model": usual[task], "lr": lr, "rounds": ROUNDS}
+    for task, samples, epochs in product(TASKS, (20, 80), EPOCHS):
+        yield few | {"task": task, "model": usual[task], "epochs": epochs, "samples": samples}
 
 
 @click.command()
@@ -140,10 +141,10 @@ def main(out: Path) -> None:
         settings = {"train.lr": key["lr"], "train.local_epochs": key["epochs"], "train.batch_size": BATCH}
         data = devices(key["task"], key["samples"])
         table = simulate(
-            data, key["method"], key["model"], ROUNDS, 0, settings, "none", executor="stacked", progress=False
+            data, key["method"], key["model"], key["rounds"], 0, settings, "none", executor="stacked", progress=False
         ).table()  # fmt: skip
         row = {name: round(table.mean(name) or 0.0, 4) for name in ("accuracy", "kept")}
-        results.add([{**key, "devices": len(data), "rounds": ROUNDS, **row}])
+        results.add([{**key, "devices": len(data), **row}])
         click.echo({**key, **row})
 
 
