@@ -125,6 +125,8 @@ class ResolvedSettings:
             "round": {key: value for key, value in msgspec.structs.asdict(self.round).items() if key not in CHANGEABLE},
             "privacy": msgspec.structs.asdict(self.privacy),
         }
+        if not self.sets_epochs:
+            sections["train"]["local_epochs"] = "by samples"
         sections |= {f"transforms.{name}": {"in force": True, **values} for name, values in self.transforms.items()}
         return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()} | {
             "seed": self.seed
@@ -199,7 +201,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         adaptation=adaptation_of(configured, rounds.adapt),
         preset=preset,
         # Each step costs a share of a privacy budget, so there only the operator asks for more.
-        sets_epochs=privacy.unit != "none" or bool({"local_epochs", "local_steps"} & full.get("train", {}).keys()),
+        sets_epochs=privacy.unit != "none" or "local_epochs" in full.get("train", {}) or train.local_steps > 0,
     )
 
 

@@ -133,6 +133,12 @@ def test_the_same_flags_again_or_none_are_no_contradiction() -> None:
     assert reconcile(recorded, {"server": {"keepalive_s": 5.0}})["server"] == {"keepalive_s": 5.0}
 
 
+def test_epochs_that_the_samples_decide_cannot_be_set_at_a_restart() -> None:
+    with pytest.raises(HomeMismatch, match=r"train\.local_epochs is 'by samples' here, not 9"):
+        reconcile({"train": {"lr": 0.1}}, {"train": {"local_epochs": 9}})
+    assert reconcile({"train": {"local_epochs": 9}}, {"train": {"local_epochs": 9}}) == {"train": {"local_epochs": 9}}
+
+
 def test_what_is_done_with_newcomers_can_be_said_when_the_end_is_there() -> None:
     recorded = {"method": {"name": "fedper"}, "round": {"rounds": 3}}
     merged = reconcile(recorded, {"round": {"adapt_rounds": 5, "adapt": "all"}})
@@ -237,6 +243,7 @@ def test_devices_with_noise_get_no_batch_statistics() -> None:
 def test_the_median_device_takes_fifty_steps_a_round(samples: list[int], epochs: int) -> None:
     profiles = {f"d{n}": msgspec.structs.replace(IMAGES, samples=count) for n, count in enumerate(samples)}
     assert make_plan(resolve({}), profiles, "f").train.local_epochs == epochs
+    assert make_plan(resolve({"train": {"local_steps": 0}}), profiles, "f").train.local_epochs == epochs
     assert make_plan(resolve({"train": {"local_epochs": 5}}), profiles, "f").train.local_epochs == 5
     assert make_plan(resolve({"train": {"local_steps": 9}}), profiles, "f").train.local_epochs == 5
     noisy = {"privacy": {"unit": "example", "noise": 1.0}}
