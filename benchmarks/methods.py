@@ -85,6 +85,7 @@ def main(
     ):
         if shards is None:
             shards = Path(folder) / "shards"
+            settings = ("model.name=vit", "train.local_epochs=5", *settings)
             write_shards(shards, partition(load_source("digits", 0), "pathological", 10, 0, classes_per_client=2))
         for seed in seeds:
             for method in methods or [name for name in names() if "lora" not in name]:  # the model has no adapters

@@ -23,6 +23,7 @@ from benchmarks.federation import Home
 from benchmarks.result_file import Results
 
 PARTITION = "--scheme pathological --clients 10 --classes-per-client 2"
+NAMED = ("model.name=vit", "train.local_epochs=5")  # for images; `--set` overrides them
 MARGIN = 0.02  # points of accuracy: parity is this near to the old devices' mean
 CASES = (
     ("fedtp", "embedding"),
@@ -55,7 +56,9 @@ def case(shards: Path, method: str, adapt: str, rounds: int, adapt_rounds: int, 
     home, started = Home(folder), time.monotonic()
     parts = {part: sorted(path.name for path in (shards / part).iterdir()) for part in ("old", "new")}
     settings = [
-        word for text in (f"round.adapt={adapt}", f"round.adapt_rounds={adapt_rounds}", *flags) for word in ("--set", text)
+        word
+        for text in (f"round.adapt={adapt}", f"round.adapt_rounds={adapt_rounds}", *NAMED, *flags)
+        for word in ("--set", text)
     ]
     try:
         old = ("--method", method, "--rounds", rounds, "--min-clients", len(parts["old"]), *settings)

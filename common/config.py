@@ -36,9 +36,9 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     momentum: Share = 0.9
     # L2 penalty of local SGD. 0: none.
     weight_decay: NonNegative = 0.0
-    # Samples in a step. More than the device has: one step for each epoch, with all samples.
+    # Samples in a step. More than the device has: all samples.
     batch_size: Count = 32
-    # Passes over the data in an order. Not used when `local_steps` is set.
+    # Passes over the data in an order. Not set, and without `privacy.unit`: 50 steps of the median device, 5 to 25 passes.
     local_epochs: Count = 5
     # Mini-batch steps in an order, instead of epochs. 0: by epochs.
     local_steps: CountOrZero = 0
@@ -60,8 +60,7 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Changes of each batch of training images, in this order: mirror half of them, shift by up to an eighth, noise of
     # deviation 0.05, blank a quarter of the area. none: no change.
     augment: tuple[Literal["flip", "crop", "noise", "erase"], ...] | msgspec.UnsetType = msgspec.UNSET
-    # Score the test part before and after local training. false: only in evaluations of all devices, which saves two passes
-    # over the test part in each order. none: true.
+    # Score the test part before and after local training. false: only in evaluations of all devices. none: true.
     evaluate: bool | msgspec.UnsetType = msgspec.UNSET
     # auto: before its last evaluation a device fine-tunes its models for 20 to 60 epochs, for itself alone
     # (docs/does-it-help.md#finishing). none: off.
@@ -170,10 +169,12 @@ Days = Annotated[float, msgspec.Meta(ge=0.0007)]  # a minute
 class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Participation in a round, its closing, its encodings and its evaluations."""
 
-    # Number of rounds. After the last one the federation is done.
+    # Number of rounds. After the last one the federation is done. auto: at most 200, with `patience` 10.
     rounds: Count = 40
     # auto: a closed form joins every blend where devices disclose sums (docs/methods/analytic.md#in-every-blend). off: none.
     analytic: Literal["auto", "off"] = "auto"
+    # Rounds without a gain in the likelihood of held-out samples, known every fifth round, that end the federation. 0: never.
+    patience: CountOrZero = 0
     # buffered: devices train without waiting for one another, and each `round.buffer` updates make the next state
     # (docs/operations/rounds.md#buffered-rounds).
     mode: Literal["synchronous", "buffered"] = "synchronous"

@@ -26,7 +26,7 @@ from benchmarks import (
     target_tables,
 )
 from benchmarks.measure import read_limits
-from docs import alone_tables, disclosed, settings_tables, tables
+from docs import alone_tables, disclosed, settings_tables, tables, training_tables
 from docs.markdown import table
 
 ROOT = Path(__file__).parents[1]
@@ -83,6 +83,8 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "schemas": schemas.lines,
     "shared-optimisers": shared_optimiser_tables.lines,
     "targets": target_tables.targets,
+    "default-training": training_tables.models,
+    "enough": training_tables.enough,
 }
 
 

@@ -94,11 +94,12 @@ def outcome_of(shards: Sequence[Path], fedtp: Federation, fedavg: Federation, an
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("demo-out"), show_default=True, help="Folder; it is emptied first."
 )
+@click.option("--model", default="vit", show_default=True, help="Model of FedTP and FedAvg.")
 @click.option("--devices", type=click.IntRange(2), default=20, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=30, show_default=True)
 @click.option("--samples", type=click.IntRange(10), default=1500, show_default=True, help="Training samples of all devices.")
 @click.option("--seed", type=int, default=0, show_default=True)
-def main(data: str, out: Path, devices: int, rounds: int, samples: int, seed: int) -> None:
+def main(data: str, out: Path, model: str, devices: int, rounds: int, samples: int, seed: int) -> None:
     """Run the demo."""
     started = time.monotonic()
     shutil.rmtree(out.resolve(), ignore_errors=True)
@@ -108,7 +109,8 @@ def main(data: str, out: Path, devices: int, rounds: int, samples: int, seed: in
     runs = {method: Federation(out / method, method, shards, watch.of(method, work)) for method, work in WORK.items()}
     for method, run in runs.items():
         baseline = "alone+local" if method == "fedtp" else "none"
-        run.to_the_end(rounds, seed, (f"train.local_epochs={EPOCHS}",), ("--baseline", baseline))
+        settings = (f"model.name={model}", f"train.local_epochs={EPOCHS}")
+        run.to_the_end(rounds, seed, settings, ("--baseline", baseline))
     analytic = Federation(out / "analytic", "analytic", shards, watch.of("analytic", 0.0))
     analytic.to_the_end(2, seed, (), ("--baseline", "none", "--disclose", "sums"))
     click.echo(f"[fedavg] tuning the common model on each of {len(shards)} devices")

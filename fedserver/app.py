@@ -275,8 +275,8 @@ async def _begun(options: ServerOptions, opened: _Opened) -> str:
 
 
 def _state_of(coordinator: Coordinator) -> str:
-    record = coordinator.round.record
-    return f"{record.phase}, {record.round} of {coordinator.settings.round.rounds} rounds, {len(coordinator.streams)} devices"
+    record, most = coordinator.round.record, coordinator.settings.round.rounds
+    return f"{record.phase}, {record.round} of {record.last or most} rounds, {len(coordinator.streams)} devices"
 
 
 def _address(options: ServerOptions, before: ServedAddress | None) -> ServedAddress:

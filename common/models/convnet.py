@@ -1,11 +1,13 @@
 """Convolutional network with two convolutions for images, plain (FedTP's baselines) or with batch normalisation (FedBN).
 
-B samples, C channels, H height, W width.
+A time series has convolutions along its steps. B samples, C channels, H height, W width, T steps.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from math import prod
 
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
@@ -19,8 +21,15 @@ _KERNEL = 5  # pixels a side
 _SMALL = 16  # pixels: along a shorter side, two unpadded convolutions and poolings leave nothing
 
 
+class ChannelsFirst(nn.Module):
+    """Layer that turns a series as devices prepare it (B, T, C) into (B, C, T), the form in which it is convolved."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2)
+
+
 class BatchNorm(_BatchNorm):
-    """Batch normalisation of (B, C, H, W) or (B, C) that accepts a training batch of one sample.
+    """Batch normalisation of (B, C, H, W), (B, C, T) or (B, C) that accepts a training batch of one sample.
 
     A shard's last batch may be one sample, which has no variance. torch refuses it after a fully connected layer, and after a
     convolution it would normalise the image by itself. Here such a batch is normalised with the running statistics, which
@@ -37,11 +46,11 @@ class BatchNorm(_BatchNorm):
 
 
 def make_convnet(spec: ModelSpec, options: ConvNetOptions) -> nn.Sequential:
-    """Return a network (B, C, H, W) -> logits (B, classes).
+    """Return a network (B, C, H, W), or a series (B, T, C) -> logits (B, classes).
 
     It has two convolutions, each with ReLU and pooling, then fully connected layers with ReLU, and `head`. Along a side of 16
-    pixels or more the convolutions have no padding, as in the paper. Along a shorter side they pad 2 zeros at each end, so that
-    images of any size fit. Poolings are 2 x 2 and keep the last pixel of an odd side.
+    pixels or steps or more the convolutions have no padding, as in the paper. Along a shorter side they pad 2 zeros at each
+    end, so that samples of any size fit. Poolings are over 2 along each side and keep the last pixel of an odd side.
     """
     return _make(spec, options, normalised=False)
 
@@ -55,18 +64,22 @@ def make_convnet_bn(spec: ModelSpec, options: ConvNetOptions) -> nn.Sequential:
 
 
 def _make(spec: ModelSpec, options: ConvNetOptions, normalised: bool) -> nn.Sequential:
-    height, width, channels = spec.shape
-    padding = _padding(height), _padding(width)
+    *sides, channels = spec.shape
+    padding = tuple(map(_padding, sides))
+    convolution: Callable[..., nn.Module] = nn.Conv2d if len(sides) > 1 else nn.Conv1d
+    pooling: Callable[..., nn.Module] = nn.MaxPool2d if len(sides) > 1 else nn.MaxPool1d
     layers: OrderedDict[str, nn.Module] = OrderedDict()
+    if len(sides) == 1:
+        layers["channels"] = ChannelsFirst()
     for position, filters in enumerate(options.channels):
-        layers[f"conv{position}"] = nn.Conv2d(channels, filters, _KERNEL, padding=padding, bias=not normalised)
+        layers[f"conv{position}"] = convolution(channels, filters, _KERNEL, padding=padding, bias=not normalised)
         if normalised:
             layers[f"norm{position}"] = BatchNorm(filters)
         layers[f"relu{position}"] = nn.ReLU()
-        layers[f"pool{position}"] = nn.MaxPool2d(2, ceil_mode=True)
-        height, width, channels = _halved(height, padding[0]), _halved(width, padding[1]), filters
+        layers[f"pool{position}"] = pooling(2, ceil_mode=True)
+        sides, channels = [_halved(side, pad) for side, pad in zip(sides, padding, strict=True)], filters
     layers["flatten"] = nn.Flatten()
-    features = height * width * channels
+    features = prod(sides) * channels
     for position, hidden in enumerate(options.hidden, start=len(options.channels)):
         layers[f"hidden{position}"] = nn.Linear(features, hidden, bias=not normalised)
         if normalised:
@@ -95,7 +108,7 @@ def _initialise(model: nn.Sequential) -> None:
     """
     initialise(model)
     for name, layer in model.named_children():
-        if isinstance(layer, nn.Conv2d | nn.Linear) and name != "head":
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear) and name != "head":
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)

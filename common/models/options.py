@@ -109,7 +109,7 @@ class TransformerOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
 
 
 class ConvNetOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
-    """Options of the convolutional network: two 5 x 5 convolutions with poolings, then fully connected layers."""
+    """Options of the convolutional network: two convolutions over 5 (x 5) with poolings, then fully connected layers."""
 
     # Filters of the two convolutions.
     channels: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)] = msgspec.field(default_factory=lambda: [16, 32])

@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -66,15 +66,19 @@ _BUILT_IN = {
     "closed-form": ModelEntry(
         "attune.common.models.closed_form:ClosedForm", ClosedFormOptions, ("images", "series", "tabular"), _HEAD
     ),
-    "convnet": ModelEntry("attune.common.models.convnet:make_convnet", ConvNetOptions, ("images",), _HEAD),
-    "convnet-bn": ModelEntry("attune.common.models.convnet:make_convnet_bn", ConvNetOptions, ("images",), _HEAD | {"norm"}),
+    "convnet": ModelEntry("attune.common.models.convnet:make_convnet", ConvNetOptions, ("images", "series"), _HEAD),
+    "convnet-bn": ModelEntry(
+        "attune.common.models.convnet:make_convnet_bn", ConvNetOptions, ("images", "series"), _HEAD | {"norm"}
+    ),
     "lstm": ModelEntry("attune.common.models.lstm:StackedLstm", LstmOptions, ("tokens", "series"), _HEAD),
     "dnn": ModelEntry("attune.common.models.dnn:make_dnn", DnnOptions, ("images", "series", "tabular"), _HEAD),
     "huggingface": ModelEntry("attune.common.models.hugging_face:make", HuggingFaceOptions, ("images", "tokens"), None),
     "mlr": ModelEntry("attune.common.models.dnn:make_mlr", MlrOptions, ("images", "series", "tabular"), _HEAD),
 }
 MODELS: PluginRegistry[ModelEntry] = PluginRegistry("models", ModelEntry, _BUILT_IN)
-_DEFAULTS: dict[Kind, str] = {"images": "vit", "tokens": "transformer", "series": "transformer", "tabular": "dnn"}
+# Those that learn most from few samples (benchmarks/results/default_training.csv).
+_DEFAULTS: dict[Kind, str] = {"images": "convnet", "tokens": "transformer", "series": "dnn", "tabular": "dnn"}
+_OTHERS = ("convnet-bn", "vit", "transformer")  # the first that fits, where a method or an option needs more
 _RANKS: dict[Kind, int] = {"images": 3, "tokens": 1, "series": 2, "tabular": 1}
 MAX_SAMPLE_VALUES = 1 << 26  # of one sample, as peers declare it: the size of the model follows from it
 MAX_VOCABULARY = 1 << 20
@@ -88,20 +92,30 @@ def names() -> list[str]:
     return sorted(_BUILT_IN)
 
 
-def model_for(kind: Kind, roles: frozenset[str]) -> str:
-    """Return the default model for this kind of data if its tensors have all these roles, else the first that has them.
+def model_for(kind: Kind, roles: frozenset[str], options: Collection[str] = ()) -> str:
+    """Return the default model for this kind of data if it has all these roles and options, else the first that has them.
+
+    If none has all the options, they do not count.
 
     Raises:
-        SettingError: No built-in model has them.
+        SettingError: No built-in model has tensors of all these roles.
     """
-    for name in [_DEFAULTS[kind], *names()]:
-        has = _BUILT_IN[name].roles
-        if kind in _BUILT_IN[name].kinds and has is not None and roles <= has:
-            return name
-    raise SettingError(
-        f"no built-in model for {kind} has tensors of the roles {', '.join(lacking(kind, roles))}: "
-        "choose another method, or a model of your own"
-    )
+    having = [name for name in [_DEFAULTS[kind], *_OTHERS, *names()] if kind in _BUILT_IN[name].kinds and _has(name, roles)]
+    if not having:
+        raise SettingError(
+            f"no built-in model for {kind} has tensors of the roles {', '.join(sorted(roles))}: "
+            "choose another method, or a model of your own"
+        )
+    return next((name for name in having if set(options) <= _options_of(name)), having[0])
+
+
+def _has(name: str, roles: frozenset[str]) -> bool:
+    has = _BUILT_IN[name].roles
+    return has is not None and roles <= has
+
+
+def _options_of(name: str) -> set[str]:
+    return set(_BUILT_IN[name].options.__struct_fields__)
 
 
 def check_options(name: str | None, options: Mapping[str, Any]) -> None:
@@ -111,7 +125,7 @@ def check_options(name: str | None, options: Mapping[str, Any]) -> None:
         SettingError: The model is unknown, lacks an option, or a value has a wrong type or range.
     """
     if name is None:
-        known = {field for usual in _DEFAULTS.values() for field in _BUILT_IN[usual].options.__struct_fields__}
+        known = set[str]().union(*map(_options_of, {*_DEFAULTS.values(), *_OTHERS}))
         for key in options.keys() - known:
             raise SettingError(f"unknown setting model.{key}{nearest(key, known)}")
     elif ":" not in name:
@@ -123,9 +137,18 @@ def check_options(name: str | None, options: Mapping[str, Any]) -> None:
             raise SettingError(str(error)) from None
 
 
-def lacking(kind: Kind, roles: frozenset[str]) -> list[str]:
-    """Return the roles that no tensor of the default model for this kind of data has, sorted."""
-    return sorted(roles - (_BUILT_IN[_DEFAULTS[kind]].roles or frozenset()))
+def why_not_usual(kind: Kind, roles: frozenset[str], method: str, options: Collection[str] = ()) -> str:
+    """Explain why `model_for` does not return the default model for this kind of data; empty if it does."""
+    usual, chosen = _DEFAULTS[kind], model_for(kind, roles, options)
+    if chosen == usual:
+        return ""
+    missing = sorted(roles - (_BUILT_IN[usual].roles or frozenset()))
+    lacks = (
+        f"{', '.join(missing)}, which method {method} needs"
+        if missing
+        else f"option {sorted({*options} - _options_of(usual))[0]}"
+    )
+    return f"the usual model for {kind}, {usual}, has no {lacks}"
 
 
 def check_roles(name: str | None, roles: frozenset[str], method: str) -> None:
@@ -159,7 +182,7 @@ def default_spec(
         shape: Shape of one sample: (H, W, C), (T,), (T, C) or (F,).
         classes: The number of outputs.
         vocabulary: The number of tokens; 0 for other kinds.
-        name: The model; None takes the default one for the kind.
+        name: The model; None takes that of `model_for`.
         options: Its options, without `name`. Those of a user's `package.module:factory` are not checked.
         per_position: Every token has a label, not every sample.
 
@@ -168,7 +191,9 @@ def default_spec(
     """
     given = dict(options)
     pin = given.pop(BODY_DIGEST, msgspec.UNSET) if ":" in (name or "") else msgspec.UNSET
-    spec = ModelSpec(name or _DEFAULTS[kind], kind, tuple(shape), classes, vocabulary, given, per_position, pin)
+    spec = ModelSpec(
+        name or model_for(kind, frozenset(), given), kind, tuple(shape), classes, vocabulary, given, per_position, pin
+    )
     if ":" in spec.name:
         _check_data(spec)
         return spec

@@ -5,20 +5,21 @@ Everything is tried before anything trains, so that all problems are named at on
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from attune.common.config import PrivacySettings, RoundSettings, TrainSettings, by_section, convert, merge
+from attune.common.config import PrivacySettings, TrainSettings, by_section, convert, merge
 from attune.common.errors import AttuneError, SettingError, together
+from attune.common.methods import registry as methods
 from attune.common.methods.fit import NO_PRIVACY, check_model
-from attune.common.models.registry import model_for
+from attune.common.models.registry import model_for, why_not_usual
 from attune.common.plan import Kind, Plan, Profile
 from attune.fedserver.core import planning
+from attune.fedserver.core.patience import round_settings
 from attune.fedserver.core.racing import ALONE, FEWEST_ROUNDS, NOTHING_HELD_OUT, rungs_of
 
 Complete = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]  # returns all settings of a method, from its name and settings
@@ -26,7 +27,13 @@ NOWHERE = "tried"  # the federation of a plan that is thrown away
 CLOSED = "closed-form"  # the candidate that trains each device alone, beside the closed form of all devices' sums
 USUAL: Mapping[str, Mapping[str, Any]] = {CLOSED: {}, "fedavg": {}, "fedper": {}, "fedtp": {}, "fedmcsa": {"dial": True}}
 NEEDS_ATTENTION = "fedtp"  # no usual candidate for tables, on which attention needs many samples
-OF_THE_RACE = ("round.rounds", "round.mode", "train.score_after", "train.validation")  # by which candidates are compared
+OF_THE_RACE = (
+    "round.rounds",
+    "round.patience",
+    "round.mode",
+    "train.score_after",
+    "train.validation",
+)  # by which candidates are compared
 
 
 class AutoSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,7 +49,7 @@ class ComparedMethod:
 
     Attributes:
         settings: By section, in the shape of a federation.toml.
-        why: Why it cannot use the model of the other methods; empty if it has it.
+        why: Why it cannot use the model of the other methods, or why all have its model; empty: neither.
     """
 
     name: str
@@ -94,21 +101,27 @@ class Fitting:
                 problems[name] = error
         if problems:
             raise together({name: hinted(error, list(resolved)) for name, error in problems.items()})
-        chosen = self.model or self._usual_for_all(resolved, settings)
+        chosen, why = (self.model, {}) if self.model else self._usual_for_all(resolved, settings)
         for name in self.names if chosen else ():
             settings[name] = merge(settings[name], {"model": {"name": models[name].get("name", chosen)}})
-        return self._tried(settings, models, "" if self.model else chosen or "")
+        tried = self._tried(settings, models, "" if self.model else chosen or "")
+        return [method if method.why else replace(method, why=why.get(method.name, "")) for method in tried]
 
     def _usual_for_all(
         self, resolved: Mapping[str, planning.ResolvedSettings], settings: Mapping[str, Mapping[str, Any]]
-    ) -> str | None:
-        """Return a model for all methods whose settings name none; None if the usual model of all of them is the same."""
+    ) -> tuple[str | None, dict[str, str]]:
+        """Return a model for all methods whose settings name none, and by method why all have it if it is not the usual one.
+
+        None if the usual model of all of them is the same.
+        """
         kind = next(iter(self.profiles.values())).kind
         free = [name for name, of in settings.items() if not of.get("model", {}).get("name")]
-        roles = [planning.roles_of(resolved[name].method) for name in free]
-        if len({_model_for(kind, of) for of in roles}) <= 1:
-            return None
-        return _model_for(kind, frozenset().union(*roles)) or model_for(kind, frozenset())
+        roles = {name: planning.roles_of(resolved[name].method, resolved[name].privacy) for name in free}
+        whys = {name: why for name, of in roles.items() if _model_for(kind, of) and (why := why_not_usual(kind, of, name))}
+        if len({_model_for(kind, of) for of in roles.values()}) <= 1:
+            return None, whys
+        common = _model_for(kind, frozenset().union(*roles.values()))
+        return (common, whys) if common else (model_for(kind, frozenset()), {})
 
     def _tried(
         self, settings: Mapping[str, Mapping[str, Any]], models: Mapping[str, Mapping[str, Any]], chosen: str
@@ -177,7 +190,7 @@ def check_race(overrides: Mapping[str, Any]) -> int:
     Raises:
         SettingError: They allow no race.
     """
-    settings = convert(RoundSettings, overrides.get("round", {}), "round.")
+    settings = round_settings(overrides.get("round", {}))
     if settings.mode != "synchronous":
         raise SettingError(
             'round.mode = "buffered": --method auto compares candidates after rounds of all devices: leave it out'
@@ -214,6 +227,8 @@ def common_settings(overrides: Mapping[str, Any], rounds: int) -> dict[str, Any]
     """Return the settings of all entrants: those given, with finishing, and with scores after each rung."""
     given = {key: value for key, value in overrides.items() if key != "auto"}
     scored = [*rungs_of(rounds), rounds]
+    if round_settings(given.get("round", {})).patience:  # all candidates train as long
+        given = merge(given, {"round": {"rounds": rounds, "patience": 0}})
     return merge(merge({"train": {"finish": "auto"}}, given), {"train": {"score_after": scored}})
 
 
@@ -287,12 +302,10 @@ def _usual(common: Mapping[str, Any], fitting: Fitting, left_out: dict[str, str]
     kind = next(iter(fitting.profiles.values())).kind
     for name, options in USUAL.items():
         if not model.get("name") and name == NEEDS_ATTENTION and kind == "tabular":
-            left_out[name] = "it needs attention, which the usual model for tables has not"
+            left_out[name] = why_not_usual(kind, planning.roles_of(methods.get(name)), name)
             continue
         try:
-            [method] = dataclasses.replace(fitting, names=[name]).fitted(
-                {name: with_options(common, name, options)}, {name: model}
-            )
+            [method] = replace(fitting, names=[name]).fitted({name: with_options(common, name, options)}, {name: model})
             if name == CLOSED and not (plan := fitting.check(name, method.settings)).closed_form:
                 raise SettingError(plan.no_closed_form or "round.analytic is off")
             usable[name] = options

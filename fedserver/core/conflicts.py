@@ -53,6 +53,14 @@ PAIRS = [
     (BUFFERED, EMBEDDED, "a device steps its embedding as if its update were fresh"),
     (BUFFERED, ALL, SERVED),
     (BUFFERED, "round.over_selection", "no update is left over (round.clients is how many devices train at a time)"),
+    *(
+        (
+            "round.patience",
+            f'privacy.unit = "{unit}"',
+            "each likelihood would cost a part of the budget, which is for a number of rounds. Set round.rounds",
+        )
+        for unit in ("example", "group", "client")
+    ),
     (CLIENT, SECURE, "the server clips single updates"),
     (CLIENT, "method.bound_change", SINGLE),
     (CLIENT, "method.bound_samples", SINGLE),

@@ -1,9 +1,10 @@
-"""Finishing: for how many epochs devices fine-tune their models for themselves, before an evaluation."""
+"""How long devices train: the epochs of an order where none are set, and of finishing, their own fine-tuning at the end."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from statistics import median_low
 
 import msgspec
 
@@ -17,6 +18,7 @@ FINISH_EPOCHS = FINISH_STOPS[-1]  # before the last evaluation
 # (docs/does-it-help.md#finishing). Such devices take up to three times as many.
 FINISH_STEPS = 120
 MOST_EPOCHS = 3 * FINISH_EPOCHS
+FEWEST_STEPS, MOST_USUAL_EPOCHS = 50, 25  # of an order, where no epochs are set
 SCORE_EPOCHS = 5  # before an evaluation that scores what the device would keep if training ended there
 
 
@@ -63,8 +65,22 @@ def lengthened(stops: tuple[int, ...], train: TrainSettings, samples: int) -> tu
     """
     if not stops or stops[-1] < FINISH_EPOCHS:
         return stops
-    batches = max(1, math.ceil(samples * (1 - train.validation) / train.batch_size))
-    return (*stops[:-1], min(max(FINISH_EPOCHS, math.ceil(FINISH_STEPS / batches)), MOST_EPOCHS))
+    return (*stops[:-1], min(max(FINISH_EPOCHS, epochs_for(FINISH_STEPS, train, samples)), MOST_EPOCHS))
+
+
+def epochs_for(steps: int, train: TrainSettings, samples: int) -> int:
+    """Return the fewest epochs in which a device with so many training samples takes so many steps."""
+    return math.ceil(steps / max(1, math.ceil(samples * (1 - train.validation) / train.batch_size)))
+
+
+def usual_epochs(train: TrainSettings, samples: Iterable[int]) -> int:
+    """Return the epochs of an order where none are set: a device of the median size takes FEWEST_STEPS steps, within bounds.
+
+    Args:
+        train: The settings; `local_epochs` is the fewest epochs.
+        samples: Training samples of each device. Their median is no single device's choice.
+    """
+    return min(max(train.local_epochs, epochs_for(FEWEST_STEPS, train, median_low(samples))), MOST_USUAL_EPOCHS)
 
 
 def likeliest(tried: Sequence[Report]) -> int | None:

@@ -119,6 +119,8 @@ class Aggregated:
     setback: str = ""
     weight: float = 0.0  # of all updates together that made it, where devices keep their embeddings
     summed: SummedChanges | None = None  # under secure aggregation
+    likeliest: int = 0  # as in the record
+    last: int = 0
 
 
 @dataclass(frozen=True)
@@ -326,6 +328,8 @@ class Record(msgspec.Struct, frozen=True):
     weights: Mapping[int, float] = {}  # by round, the weight of its updates together, where devices keep their embeddings
     summed: SummedChanges | None = None  # by the latest sum of secure aggregation
     releases: int = 0  # noisy sums that were released, or may have been, under client-level privacy
+    likeliest: int = 0  # the round after which held-out samples were likeliest, under `round.patience`
+    last: int = 0  # the last round, once the federation is to end early; 0: `round.rounds`
     # Buffered rounds:
     begun: Mapping[str, int] = {}  # device -> round of its training order, until its update is in the state
     arrived: tuple[str, ...] = ()  # those of them whose update is in the inbox, in the order of arrival

@@ -245,7 +245,8 @@ class EvaluationPhase(OpenPhase):
             return Step(state)
         if back := spoiled(state, rules.settings.take_back, complete=False):
             return Step(state.noting(spoiled=back.why, back_to=back.to), then=PhaseKey.AGGREGATING)
-        then = PhaseKey.WAITING if state.record.round < rules.settings.rounds else PhaseKey.DONE
+        over = state.record.round >= (state.record.last or rules.settings.rounds)
+        then = PhaseKey.DONE if over else PhaseKey.WAITING
         return Step(closing(rules, state, now), then=then)
 
 
@@ -298,6 +299,8 @@ class AggregatingPhase(PhaseVerbs):
                 fixed=None,
                 weights={**record.weights, number: event.weight} if event.weight else record.weights,
                 summed=event.summed or record.summed,
+                likeliest=event.likeliest,
+                last=event.last,
                 releases=record.releases + (rules.noisy and not setback),
                 setback=f"round {number}: {setback}" if setback else record.setback,
             ),
@@ -308,7 +311,7 @@ class AggregatingPhase(PhaseVerbs):
             # If the adaptation changed what the other devices are served, these evaluate it when they come back.
             finished = NOBODY if rules.common else state.finished
             return Step(replace(state.noting(adapting=counts), finished=finished), then=PhaseKey.ADAPTATION)
-        evaluated = rules.policy.evaluates(state.record.round)
+        evaluated = rules.policy.evaluates(state.record.round, state.record.last)
         return Step(state, then=PhaseKey.EVALUATION if evaluated else PhaseKey.WAITING)
 
 

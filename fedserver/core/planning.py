@@ -33,8 +33,9 @@ from attune.fedserver.core.conflicts import check_conflicts
 from attune.fedserver.core.data_form import columns_of
 from attune.fedserver.core.embedding_settings import device_defaults
 from attune.fedserver.core.encodings import Encodings, encodings_of
-from attune.fedserver.core.finishing import trial_round
+from attune.fedserver.core.finishing import trial_round, usual_epochs
 from attune.fedserver.core.masked_statistics import MaskedScales
+from attune.fedserver.core.patience import round_settings, with_scores
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.poisson_rounds import PoissonRounds
 from attune.fedserver.core.policy import SUSPECTED, Synchronous, heard_as, outvoted
@@ -68,6 +69,7 @@ class ResolvedSettings:
     transforms: dict[str, dict[str, Any]]  # name -> settings
     adaptation: AdaptationSpec | None  # how newcomers are fitted; None: the method has nothing personal to fit
     preset: str = EVERYDAY
+    sets_epochs: bool = True  # else the devices' samples decide, when the plan is made
     until: int | None = None  # of one process, not of the run: no round opens after this one
     arrivals: Sequence[Arrival] | None = None  # of one process: buffered rounds repeat an earlier run
 
@@ -122,6 +124,8 @@ class ResolvedSettings:
             "round": {key: value for key, value in msgspec.structs.asdict(self.round).items() if key not in CHANGEABLE},
             "privacy": msgspec.structs.asdict(self.privacy),
         }
+        if not self.sets_epochs:
+            sections["train"]["local_epochs"] = "by samples"
         sections |= {f"transforms.{name}": {"in force": True, **values} for name, values in self.transforms.items()}
         return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()} | {
             "seed": self.seed
@@ -163,18 +167,19 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     name = model.pop("name", None)
     models.check_options(name, model)
     models.check_roles(name, roles_of(method), method.name)
-    rounds = convert(RoundSettings, full.get("round", {}), "round.")
+    rounds = round_settings(full.get("round", {}))
     if SECURE_SUM in full.get("transforms", {}):
         raise SettingError(f"transforms.{SECURE_SUM} is set by {ON}; set that one")
     transforms = {**full.get("transforms", {}), **transform_of(privacy, configured)}
     encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
     encodings.check_here()
+    train = with_scores(convert(TrainSettings, full.get("train", {}), "train."), rounds)
     resolved = ResolvedSettings(
         configured=configured,
         method_options=options,
         model_name=name,
         model_options=model,
-        train=convert(TrainSettings, full.get("train", {}), "train."),
+        train=train,
         round=rounds,
         encodings=encodings,
         server=convert(ServerSettings, full.get("server", {}), "server."),
@@ -184,6 +189,8 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         transforms=transforms,
         adaptation=adaptation_of(configured, rounds.adapt),
         preset=preset,
+        # Each step costs a share of a privacy budget, so there only the operator asks for more.
+        sets_epochs=privacy.unit != "none" or "local_epochs" in full.get("train", {}) or train.local_steps > 0,
     )
     check_conflicts(resolved)
     return resolved
@@ -271,7 +278,7 @@ def make_plan(
         first.shape,
         TASKS[first.task].width(len(classes)),
         declared.vocabulary or max(profile.vocabulary for profile in ordered),
-        settings.model_name or models.model_for(first.kind, roles_of(settings.method)),
+        settings.model_name or models.model_for(first.kind, roles_of(settings.method, privacy), settings.model_options),
         settings.model_options,
         first.per_position,
     )
@@ -286,7 +293,7 @@ def make_plan(
         classes=classes,
         method=settings.method.name,
         method_options=settings.method_options,
-        train=_train_of(settings.train, first.task, settings.configured.dial is not None),
+        train=_train_of(settings, first.task, ordered),
         scale=declared_scale(privacy, first) if privacy.unit != "none" else masked.features or scale_of(profiles, fewest),
         column_names=declared.names or columns_of(profiles),
         task=first.task,
@@ -330,15 +337,17 @@ def _no_sums(settings: ResolvedSettings) -> str:
     return "buffered rounds have none" if settings.round.mode == "buffered" else ""
 
 
-def _train_of(train: TrainSettings, task: TaskName, dials: bool) -> TrainSettings:
-    """Return the settings of training as the plan has them: the orders tell of finishing.
+def _train_of(settings: ResolvedSettings, task: TaskName, profiles: Sequence[Profile]) -> TrainSettings:
+    """Return the settings of training as the plan has them, with the number of epochs; the orders tell of finishing.
 
     Devices with a dial must know from the beginning that they will finish. Then they blend another model, and they vote.
     Where samples have no likelihood, by which devices choose between models, none is held out.
     """
+    train = settings.train
     validation = train.validation if TASKS[task].by_sample else 0.0
-    finish = train.finish if dials else msgspec.UNSET
-    return msgspec.structs.replace(train, finish=finish, finish_stop=msgspec.UNSET, validation=validation)
+    finish = train.finish if settings.configured.dial is not None else msgspec.UNSET
+    epochs = train.local_epochs if settings.sets_epochs else usual_epochs(train, (profile.samples for profile in profiles))
+    return msgspec.structs.replace(train, finish=finish, finish_stop=msgspec.UNSET, validation=validation, local_epochs=epochs)
 
 
 def pinned(plan: Plan, body_digest: str) -> Plan:
@@ -355,13 +364,16 @@ def notes_on(plan: Plan, settings: ResolvedSettings) -> list[str]:
 
 def why_this_model(settings: ResolvedSettings, plan: Plan) -> str:
     """Explain why the model is not the usual one for this kind of data; empty if it is, or if it was set."""
-    lacking = models.lacking(plan.model.kind, roles_of(settings.method))
-    if settings.model_name or not lacking:
-        return ""
-    name, kind = plan.model.name, plan.model.kind
-    return f"a {name}, because the usual model for {kind} has no {', '.join(lacking)}, which method {plan.method} needs"
+    needs = roles_of(settings.method, settings.privacy)
+    why = models.why_not_usual(plan.model.kind, needs, plan.method, settings.model_options)
+    return f"a {plan.model.name}, because {why}" if why and not settings.model_name else ""
 
 
-def roles_of(method: Method) -> frozenset[str]:
-    """Return the roles (common.models.structure) that the method's selectors need in a model."""
-    return frozenset(selector[1:] for selector, _ in method.parts if selector.startswith("@"))
+def roles_of(method: Method, privacy: PrivacySettings | None = None) -> frozenset[str]:
+    """Return the roles (common.models.structure) that the method's selectors need in a model.
+
+    BatchNorm counts batches, which cannot be generated, and its statistics are not private. LayerNorm is in encoders alone.
+    """
+    needs = frozenset(selector[1:] for selector, _ in method.parts if selector.startswith("@"))
+    plain = "norm" in needs and ((privacy is not None and privacy.on_devices) or ("@norm", "generated") in method.parts)
+    return needs | {"encoder"} if plain else needs

@@ -46,8 +46,8 @@ class Policy(Protocol):
     def ask_to_evaluate(self, state: Round) -> frozenset[str]:
         """Choose the devices that evaluate the state of the round that has just closed."""
 
-    def evaluates(self, closed: int) -> bool:
-        """Return whether the state after round `closed` is evaluated."""
+    def evaluates(self, closed: int, last: int = 0) -> bool:
+        """Return whether the state after round `closed` is evaluated; `last` is as in the record."""
 
     def complete(self, state: Round, now: float) -> bool:
         """Return whether the open round closes and is aggregated."""
@@ -184,15 +184,15 @@ class Synchronous:
     def ask_to_evaluate(self, state: Round) -> frozenset[str]:
         return (state.connected | frozenset(state.record.devices)) - passed_over(state, "evaluate")
 
-    def evaluates(self, closed: int) -> bool:
-        settings = self.settings
-        late_enough = not settings.evaluate_last or closed > settings.rounds - settings.evaluate_last
+    def evaluates(self, closed: int, last: int = 0) -> bool:
+        settings, rounds = self.settings, last or self.settings.rounds
+        late_enough = not settings.evaluate_last or closed > rounds - settings.evaluate_last
         periodic = bool(settings.evaluate_every) and closed % settings.evaluate_every == 0 and late_enough
         return (
             periodic
             or closed in self.score_after
-            or closed > settings.rounds - settings.evaluate_each_last
-            or closed >= settings.rounds
+            or closed > rounds - settings.evaluate_each_last
+            or closed >= rounds - bool(last)
         )
 
     def complete(self, state: Round, now: float) -> bool:
@@ -286,7 +286,7 @@ class Synchronous:
 
     def _finishes(self, state: Round) -> bool:
         """Return whether the last evaluation is open. Devices may finish their models in it: it has a pace of its own."""
-        return state.work == "evaluate" and state.record.round >= self.settings.rounds
+        return state.work == "evaluate" and state.record.round >= (state.record.last or self.settings.rounds)
 
     def _closes_at(self, state: Round) -> float:
         """Return when a step stops waiting: earlier than the deadline if few devices are missing, by the fleet's pace.

@@ -20,7 +20,7 @@ class SameCohortRounds(Synchronous):
     """
 
     def refuses(self, state: Round) -> str:
-        if state.record.phase is not Phase.WAITING or state.record.round >= self.settings.rounds:
+        if state.record.phase is not Phase.WAITING or state.record.round >= (state.record.last or self.settings.rounds):
             return ""
         cohort = state.record.same_cohort
         left, least = sorted({*cohort} & {*self.settings.left_out}), len(cohort) // 2 + 1

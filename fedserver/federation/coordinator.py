@@ -29,6 +29,7 @@ from attune.fedserver.core.round import left_s, next_wake, step
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.device_activity import DeviceActivity, DeviceStage
+from attune.fedserver.federation.early_end import likeliest_and_last
 from attune.fedserver.federation.exchanger import ExchangeAccount
 from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.rounds import ClosedRound, OrderSender, RoundCloser, taken_up
@@ -298,11 +299,9 @@ class Coordinator:
         """Aggregate, or go back, without a turn, so that devices come and go meanwhile. Commit in a turn."""
         self._closing_since = self.clock.monotonic()
         self.book.withdraw(self.round.training)
-        step_name = f"closing round {number}"
+        what = f"closing round {number}"
         try:
-            closing = await self.troubles.overcome(
-                step_name, lambda: self._closer.make(self.round, number, cohort, back, self._run)
-            )
+            closing = await self.troubles.overcome(what, lambda: self._closer.make(self.round, number, cohort, back, self._run))
         except Exception as error:
             await self.turn(self._fail, error)
             return
@@ -317,27 +316,28 @@ class Coordinator:
 
     async def _commit(self, closing: ClosedRound) -> bool:
         """Commit a round: the new state, the record and the metrics become durable together. Return True."""
-        event = events.Aggregated(self.clock.monotonic(), closing.setback, closing.outcome.weight, closing.summed)
+        done, before, trying = closing.outcome, self.round.record, f"committing round {closing.number}"
+        ending = before.likeliest, before.last
+        if self.settings.round.patience and not before.last and not closing.setback:
+            ending = await self.troubles.overcome(trying, lambda: likeliest_and_last(self._ledger, self.settings, before))
+        event = events.Aggregated(self.clock.monotonic(), closing.setback, done.weight, closing.summed, *ending)
         taken = step(self._rules, self.round, event, self.clock.unix())
-        record = taken.state.record
-        await self.troubles.overcome(
-            f"committing round {closing.number}",
-            lambda: self._ledger.commit_round(record, closing.outcome.slots, closing.rows, closing.marks),
-        )
+        record, commit = taken.state.record, self._ledger.commit_round
+        await self.troubles.overcome(trying, lambda: commit(record, done.slots, closing.rows, closing.marks))
         self.activity.close_round(closing.number)
         fail_at(SERVER, closing.number, "committed")
         self.round, self._saved_record = taken.state, record
         await self.lab.settle(sorted(taken.state.training))
         await self.lab.forget(record.oldest_kept)
         fail_at(SERVER, closing.number, "settled")
-        number, rounds = closing.number, self.settings.round.rounds
+        number, rounds = closing.number, record.last or self.settings.round.rounds
         which = f"round {number}/{rounds}" if number <= rounds else f"newcomers' round {number}"
         LOG.info("%s closed: %s", which, summary(closing.rows, self.settings.method.evaluate, TASKS[self.task].metric))
-        LOG.debug("round %d: %s", number, closing.outcome.metrics)
+        LOG.debug("round %d: %s", number, done.metrics)
         if closing.setback:
             LOG.warning("round %d counts for nothing: %s", number, closing.setback)
         self.troubles.show("taking the state back", often_taken_back(record, self.clock.unix()))
-        await self._passed_over.bounded(number, closing.outcome.bounded, closing.outcome.without_vote)
+        await self._passed_over.bounded(number, done.bounded, done.without_vote)
         await self._follow(taken.effects)
         return True
 
@@ -361,7 +361,7 @@ class Coordinator:
 
     def _finish(self, devices: Iterable[str]) -> None:
         for name in devices if self.settings.until is None else ():  # else not all runs of a race are over
-            self.streams.send(name, Farewell(f"all {self.settings.round.rounds} rounds are done"))
+            self.streams.send(name, Farewell(f"all {self.round.record.last or self.settings.round.rounds} rounds are done"))
         if self.round.record.phase is events.Phase.DONE and self.settings.until is None:
             self.finished.set()  # else newcomers are given rounds of their own first
 

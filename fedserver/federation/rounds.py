@@ -93,7 +93,7 @@ class OrderSender:
         served = await self._lab.serve(sorted(receivers), _founders(known, receivers), earlier, work == "evaluate")
         cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         prior = await self._prior(record, number) if work == "evaluate" else NO_PRIOR
-        finish_stops = await self._finish_stops(number, task) if work == "evaluate" else ()
+        finish_stops = await self._finish_stops(number, task, record.last) if work == "evaluate" else ()
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         takes = {name: self._takes(served[name], record, known.get(name), work) for name in devices}
         smaller = await self._smaller(version, record, known, takes, cold_start)
@@ -119,7 +119,7 @@ class OrderSender:
                 smaller[name],
                 changes,
                 prior.of(name),
-                self._stops_of(known.get(name), number, finish_stops),
+                self._stops_of(known.get(name), number, finish_stops, record.last),
                 counted(record, known.get(name)),
             )
             inline = self._inline(name, order)
@@ -131,13 +131,13 @@ class OrderSender:
                 self._activity.enter(name, WORK[work] if whole else DeviceStage.WAITING, "" if whole else HAS_ORDER)
             self._streams.send(name, order.carrying({digest: data[digest] for digest in inline}))
 
-    async def _finish_stops(self, number: int, task: TaskName) -> tuple[int, ...]:
+    async def _finish_stops(self, number: int, task: TaskName, last: int) -> tuple[int, ...]:
         """Return the numbers of epochs for which devices fine-tune their models before the evaluation after round `number`.
 
         They are chosen once, by rows that change only when a device is revoked, so they are the same after a restart.
         """
         if number not in self._stops:
-            train, rounds = self._settings.train, self._settings.round.rounds
+            train, rounds = self._settings.train, last or self._settings.round.rounds
             # The few held-out numbers of one device cannot show that a finished model is overfitted (docs/does-it-help.md).
             # With privacy likelihoods, which have no noise, choose nothing that the operator has not asked for.
             by_default = task == "regression" and self._settings.privacy.unit == "none"
@@ -146,9 +146,9 @@ class OrderSender:
             self._stops = {number: stops_after(train, rounds, trial, number, [row for row in tried if row.round == trial])}
         return self._stops[number]
 
-    def _stops_of(self, device: DeviceRecord | None, number: int, stops: tuple[int, ...]) -> tuple[int, ...]:
+    def _stops_of(self, device: DeviceRecord | None, number: int, stops: tuple[int, ...], last: int) -> tuple[int, ...]:
         """Return the stops of one device: in the last evaluation few samples take more epochs."""
-        if number < self._settings.round.rounds or device is None or device.samples is None:
+        if number < (last or self._settings.round.rounds) or device is None or device.samples is None:
             return stops
         return lengthened(stops, self._settings.train, device.samples)
 
@@ -394,6 +394,6 @@ def _finished(snapshot: Snapshot, rules: Rules) -> set[str]:
 
     If adaptations change what all devices are served, the latest adaptation counts as the end.
     """
-    rounds = rules.settings.rounds
+    rounds = snapshot.record.last or rules.settings.rounds
     first = max(snapshot.record.round, rounds) if rules.common else rounds
     return {row.client for row in snapshot.rows if row.work == "evaluate" and row.round >= first}

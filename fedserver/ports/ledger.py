@@ -12,7 +12,7 @@ revocations and tokens. Each call may raise LedgerBusy: the caller decides wheth
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -97,8 +97,12 @@ class Snapshot:
 
     @cached_property
     def settings(self) -> ResolvedSettings:
-        """The overrides over all defaults, typed; parsed once for each snapshot. Raises SettingError."""
-        return resolve(self.overrides or {})
+        """The overrides over all defaults, typed; parsed once for each snapshot. Raises SettingError.
+
+        If the federation ends early, `round.rounds` is the round at which it does.
+        """
+        settings, last = resolve(self.overrides or {}), self.record.last
+        return replace(settings, round=msgspec.structs.replace(settings.round, rounds=last)) if last else settings
 
     @property
     def certificate_ends(self) -> dict[str, float]:

@@ -19,6 +19,7 @@ from tests.common.methods.rows import ADAPTED
 from tests.e2e.harness import digit_shards
 from tests.e2e.hosted import host
 
+EARLY = {"rounds": 30, "patience": 5}
 LORA = "attune.tests.e2e.adapted:lora"
 
 
@@ -67,3 +68,21 @@ def test_blends_with_the_closed_form_are_the_same_over_the_network(
     for name in shards:
         info = read_info(network.model(name))
         assert info.files == read_info(saved / name).files and info.weights["closed-form"] > 0
+
+
+def test_an_early_end_is_the_same_over_the_network_and_simulated(
+    shards: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rate is too large, so that held-out samples do not become likelier from round to round."""
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    settings = {
+        "method": {"name": "fedavg"},
+        "model": {"name": "mlr"},
+        "round": EARLY,
+        "train": {"local_epochs": 5, "lr": 1000.0},
+    }
+    network, simulated = host(tmp_path, shards, settings), attune.simulate(shards, settings=settings)
+    ends = [(status["state"], status["round"], status["rounds"]) for status in (status_of(network.home), simulated.status)]
+    _, last, _ = ends[0]
+    assert ends == [("done", last, last)] * 2 and last < EARLY["rounds"]
+    assert simulated.digests == network.digests

@@ -156,6 +156,38 @@ def test_kill_in_mid_run_where_all_train_gives_the_same_bits(fedmcsa, federation
     assert Outcome.of(federation, three_shards) == fedmcsa
 
 
+def test_kill_around_an_early_end_changes_neither_the_last_round_nor_a_bit(federation_at, three_shards, tmp_path):
+    """The rate is too large, so that held-out samples do not become likelier from round to round, and fewer than 30 are done.
+
+    The server is killed when the evaluation that ends the federation is committed, and when it has decided and not committed.
+    """
+    settings = (
+        "method.name=fedavg",
+        "model.name=mlr",
+        "round.rounds=30",
+        "round.patience=5",
+        "train.lr=4",
+        "train.local_epochs=10",
+    )
+    simulated = Outcome.simulated(tmp_path / "simulated", three_shards, settings)
+    last = max(int(row["round"]) for row in simulated.metrics)
+    assert last < 30
+    federation = federation_at("early")
+    server = federation.server("--min-clients", "3", *flags(settings), fault=f"server:{last - 2}:evaluation-committed=hang")
+    devices = [federation.device(shard, *TOLD) for shard in three_shards]
+    server.await_fault()
+    server.kill()
+    server = federation.server(fault=f"server:{last - 1}:aggregated=hang")
+    server.await_fault()
+    server.kill()
+    server = federation.server()
+    assert [process.code() for process in devices] == [0, 0, 0], [process.text for process in devices]
+    status = federation.status()
+    assert (status["state"], status["round"], status["rounds"]) == ("done", last, last)
+    assert Outcome.of(federation, three_shards) == simulated
+    assert server.stop() == 0
+
+
 def test_kill_of_a_device_that_has_fitted_ordinary_models_changes_no_model(federation_at, three_shards, tmp_path):
     """Fitted models are in the home before the device answers. It is killed when they are there, and fits none again."""
     settings = ("method.name=fedavg", "model.name=mlr", "round.rounds=2", "train.local_epochs=1")

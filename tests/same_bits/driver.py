@@ -98,7 +98,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "multilabel": ("fedper", {}, {"task": "multilabel"}),
 }
 SEED, ROUNDS, DEVICES = 5, 3, 4
+# Models and epochs are named: the revisions may have other defaults.
 SMALL = {"train.local_epochs": 1, "train.batch_size": 8}
+MODELS = {"tabular": "dnn", "tokens": "transformer", "regression": "dnn", "multilabel": "dnn"}  # of variants; else IMAGES
+IMAGES = "vit"
 PATIENCE_S = 180.0  # longest time of a federation over the network, which needs ten seconds on a quiet machine
 LENGTH = 8  # bytes of a safetensors file with the length of its header
 # Keys of JSON that differ between runs although no bit of a model does.
@@ -156,6 +159,7 @@ def simulated(folder: Path, method: str, kind: str, settings: Mapping[str, Any],
     attune.simulate(
         shards(kind),
         method=method,
+        model=MODELS.get(kind, IMAGES),
         rounds=ROUNDS,
         seed=SEED,
         settings={**SMALL, **settings},
@@ -181,7 +185,18 @@ def networked(folder: Path, method: str) -> dict[str, str]:
         np.savez(files / f"{name}.npz", train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y)
     server = place / "attune" / "server"
     flags = ["--host", "127.0.0.1", "--port", "0", "--dashboard", "off", "--exit-when-done", "--join-uses", str(DEVICES)]
-    flags += ["--method", method, "--rounds", str(ROUNDS), "--seed", str(SEED), "--min-clients", str(DEVICES)]
+    flags += [
+        "--method",
+        method,
+        "--model",
+        IMAGES,
+        "--rounds",
+        str(ROUNDS),
+        "--seed",
+        str(SEED),
+        "--min-clients",
+        str(DEVICES),
+    ]
     for key, value in {**SMALL, "server.threads": 1}.items():
         flags += ["--set", f"{key}={value}"]
     with running(place) as start:

@@ -69,7 +69,7 @@ def test_the_course_is_that_of_the_decisions_from_the_scores(chosen: SimulationR
     assert list(first.scores) == ["local", "fedavg", "fedper", "fedmcsa"]
     assert race.left_out == {
         "closed-form": "devices have no common scale: they need --disclose statistics",
-        "fedtp": "it needs attention, which the usual model for tables has not",
+        "fedtp": "the usual model for tabular, dnn, has no qkv, which method fedtp needs",
     }
     for number, rung in enumerate((first, second)):
         assert rung.decision == at_rung(number, {name: of for name, of in rung.scores.items() if name != "local"})

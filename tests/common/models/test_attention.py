@@ -47,7 +47,7 @@ def test_attention_has_second_derivatives():
 
 
 def test_same_bits_twice():
-    model = registry.build(registry.default_spec("images", (28, 28, 1), 10, 0, None, {}), 0)
+    model = registry.build(registry.default_spec("images", (28, 28, 1), 10, 0, "vit", {}), 0)
     x = torch.rand(64, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     runs = []
     for _ in range(2):
@@ -76,7 +76,7 @@ def test_tokens_are_read_at_the_last_position_and_order_counts():
 
 @pytest.mark.parametrize(("kind", "shape"), [("tokens", (5,)), ("series", (5, 2))])
 def test_any_length(kind, shape):
-    model = registry.build(registry.default_spec(kind, shape, 3, 9, None, {}), 0)
+    model = registry.build(registry.default_spec(kind, shape, 3, 9, "transformer", {}), 0)
     for steps in (1, 5, 40):
         x = torch.zeros(2, steps, dtype=torch.int64) if kind == "tokens" else torch.zeros(2, steps, 2)
         assert model(x).shape == (2, 3)

@@ -42,6 +42,24 @@ def test_the_first_convolution_by_hand():
     assert np.abs(model[:3](x)[0].detach().numpy() - pooled).max() < 1e-12  # 13 rows pool to 7: the last window has one
 
 
+def test_a_series_is_convolved_along_its_steps_by_hand():
+    spec = registry.default_spec("series", (17, 3), 10, 0, "convnet", {})
+    model = registry.build(spec, 0).double()
+    x = torch.randn(1, 17, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weight, bias, series = model.conv0.weight.detach().numpy(), model.conv0.bias.detach().numpy(), x[0].numpy().T
+    conv = np.array([[(weight[f] * series[:, t : t + 5]).sum() + bias[f] for t in range(13)] for f in range(16)]).clip(min=0)
+    pooled = np.array([[conv[f, 2 * t : 2 * t + 2].max() for t in range(7)] for f in range(16)])
+    assert np.abs(model[:4](x)[0].detach().numpy() - pooled).max() < 1e-12
+    assert model(x).shape == (1, 10)
+
+
+@pytest.mark.parametrize("name", ["convnet", "convnet-bn"])
+@pytest.mark.parametrize("steps", [1, 2, 5, 15, 16, 17, 40])
+def test_any_number_of_steps(name, steps):
+    spec = registry.default_spec("series", (steps, 3), 4, 0, name, {})
+    assert registry.build(spec, 0)(torch.rand(2, steps, 3)).shape == (2, 4)
+
+
 @pytest.mark.parametrize("name", ["convnet", "convnet-bn"])
 @pytest.mark.parametrize("height", [1, 2, 5, 8, 15, 16, 17, 18, 19, 28, 33])
 def test_any_side(name, height):

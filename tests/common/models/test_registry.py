@@ -27,6 +27,8 @@ CASES = [
     ("convnet", "images", (8, 8, 1), 0),
     ("convnet", "images", (1, 1, 2), 0),
     ("convnet", "images", (17, 30, 3), 0),
+    ("convnet", "series", (5, 2), 0),
+    ("convnet-bn", "series", (16, 1), 0),
     ("convnet-bn", "images", (8, 8, 1), 0),
     ("convnet-bn", "images", (16, 5, 2), 0),
     ("lstm", "tokens", (6,), 20),
@@ -87,8 +89,11 @@ def test_weights_depend_on_the_seed_alone(name, kind, shape, vocabulary):
 @pytest.mark.parametrize(
     ("kind", "needed", "chosen"),
     [
-        ("images", {"head"}, "vit"),
-        ("images", {"norm"}, "vit"),
+        ("images", {"head"}, "convnet"),
+        ("images", {"norm"}, "convnet-bn"),
+        ("images", {"norm", "encoder"}, "vit"),
+        ("images", {"qkv"}, "vit"),
+        ("series", {"head"}, "dnn"),
         ("tabular", {"head"}, "dnn"),
         ("tabular", {"norm"}, "transformer"),
         ("series", {"norm", "qkv"}, "transformer"),
@@ -97,6 +102,21 @@ def test_weights_depend_on_the_seed_alone(name, kind, shape, vocabulary):
 )
 def test_the_usual_model_that_has_the_roles(kind, needed, chosen):
     assert registry.model_for(kind, frozenset(needed)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "chosen"),
+    [
+        ("images", {"channels"}, "convnet"),
+        ("images", {"width"}, "vit"),
+        ("series", {"width", "heads"}, "transformer"),
+        ("series", {"embedding"}, "lstm"),
+        ("tabular", {"depth"}, "transformer"),
+        ("images", {"widht"}, "convnet"),  # the error names the option later
+    ],
+)
+def test_the_usual_model_that_has_the_options(kind, options, chosen):
+    assert registry.model_for(kind, frozenset(), options) == chosen
 
 
 def test_no_model_has_such_a_role():
@@ -118,7 +138,7 @@ def test_the_spec_says_everything_and_survives_json():
     ("shape", "patch"), [((8, 8, 1), 2), ((28, 28, 1), 7), ((32, 32, 3), 8), ((30, 30, 3), 8), ((1, 1, 1), 1), ((4, 64, 1), 4)]
 )
 def test_patches_are_about_sixteen(shape, patch):
-    spec = registry.default_spec("images", shape, 2, 0, None, {})
+    spec = registry.default_spec("images", shape, 2, 0, "vit", {})
     assert spec.options["patch"] == patch
     model = registry.build(spec, 0)
     assert model.position.shape[1] - 1 <= 16 and model(batch("images", shape)).shape == (6, 2)
@@ -131,7 +151,7 @@ def test_patches_by_hand():
 
 
 def test_the_papers_vit_has_59_percent_in_qkv():
-    spec = registry.default_spec("images", (32, 32, 3), 10, 0, None, {"preset": "paper"})
+    spec = registry.default_spec("images", (32, 32, 3), 10, 0, "vit", {"preset": "paper"})
     model = registry.build(spec, 0)
     qkv = sum(tensors_of(model)[name].numel() for name, what in roles(model).items() if "qkv" in what)
     assert qkv == 8 * 3 * 512 * 128  # 1.57 M: errata E5
@@ -144,7 +164,7 @@ def test_the_papers_vit_has_59_percent_in_qkv():
 def test_usual_models():
     shapes = {"images": (8, 8, 1), "tokens": (5,), "series": (5, 2), "tabular": (5,)}
     chosen = {kind: registry.default_spec(kind, shape, 2, 9, None, {}).name for kind, shape in shapes.items()}
-    assert chosen == {"images": "vit", "tokens": "transformer", "series": "transformer", "tabular": "dnn"}
+    assert chosen == {"images": "convnet", "tokens": "transformer", "series": "dnn", "tabular": "dnn"}
     assert registry.names() == [
         "closed-form",
         "convnet",
@@ -164,7 +184,7 @@ def test_usual_models():
         ("images", (8, 8, 1), "vti", {}, "did you mean 'vit'"),
         ("tokens", (8,), "dnn", {}, "dnn does not take tokens; models that do: huggingface, lstm, transformer"),
         ("tabular", (8,), "vit", {}, "models that do: closed-form, dnn, mlr, transformer"),
-        ("images", (8, 8, 1), None, {"widht": 3}, "model.widht .did you mean 'width'"),
+        ("images", (8, 8, 1), "vit", {"widht": 3}, "model.widht .did you mean 'width'"),
         ("images", (8, 8, 1), None, {"width": 30}, "not a multiple of model.heads = 4"),
         ("images", (8, 8, 1), None, {"width": -1}, ">= 0"),
         ("images", (8, 8, 1), None, {"preset": "big"}, "preset"),
@@ -172,7 +192,7 @@ def test_usual_models():
         ("tabular", (8,), None, {"hidden": []}, "length >= 1"),
         ("tabular", (8,), None, {"hidden": [0]}, ">= 1"),
         ("tabular", (8,), "mlr", {"hidden": [1]}, "unknown setting"),
-        ("series", (8, 2), "convnet", {}, "does not take series"),
+        ("series", (8, 2), "vit", {}, "does not take series"),
         ("tabular", (8,), "lstm", {}, "does not take tabular"),
         ("images", (8, 8, 1), "convnet", {"channels": [4]}, "length >= 2"),
         ("images", (8, 8, 1), "convnet-bn", {"hidden": [0]}, ">= 1"),

@@ -15,7 +15,8 @@ def named(model: nn.Module, role: str) -> set[str]:
 
 
 def ours(kind: str, shape: tuple[int, ...], name: str | None = None, **options: object) -> nn.Module:
-    return registry.build(registry.default_spec(kind, shape, 3, 9, name, options), 0)
+    usual = "vit" if kind == "images" else "transformer"
+    return registry.build(registry.default_spec(kind, shape, 3, 9, name or usual, options), 0)
 
 
 def modules(**children: nn.Module) -> nn.Module:

@@ -133,6 +133,12 @@ def test_the_same_flags_again_or_none_are_no_contradiction() -> None:
     assert reconcile(recorded, {"server": {"keepalive_s": 5.0}})["server"] == {"keepalive_s": 5.0}
 
 
+def test_epochs_that_the_samples_decide_cannot_be_set_at_a_restart() -> None:
+    with pytest.raises(HomeMismatch, match=r"train\.local_epochs is 'by samples' here, not 9"):
+        reconcile({"train": {"lr": 0.1}}, {"train": {"local_epochs": 9}})
+    assert reconcile({"train": {"local_epochs": 9}}, {"train": {"local_epochs": 9}}) == {"train": {"local_epochs": 9}}
+
+
 def test_what_is_done_with_newcomers_can_be_said_when_the_end_is_there() -> None:
     recorded = {"method": {"name": "fedper"}, "round": {"rounds": 3}}
     merged = reconcile(recorded, {"round": {"adapt_rounds": 5, "adapt": "all"}})
@@ -182,6 +188,11 @@ def test_the_plan_unites_labels_sorted_whatever_the_order_of_arrival() -> None:
     ("profile", "method", "model"),
     [
         (Profile("tokens", (16,), [0, 1], 9, 3, vocabulary=50), "fedavg", "transformer"),
+        (Profile("images", (8, 8, 1), [0, 1], 9, 3), "fedavg", "convnet"),
+        (Profile("images", (8, 8, 1), [0, 1], 9, 3), "fedbn", "convnet-bn"),
+        (Profile("images", (8, 8, 1), [0, 1], 9, 3), "fedtp", "vit"),
+        (Profile("images", (8, 8, 1), [0, 1], 9, 3), "fedtp-norm", "vit"),  # a BatchNorm's count cannot be generated
+        (Profile("series", (16, 3), [0, 1], 9, 3), "fedavg", "dnn"),
         (Profile("series", (16, 3), [0, 1], 9, 3), "fedtp", "transformer"),
         (Profile("tabular", (13,), ["no", "yes"], 9, 3), "fedavg", "dnn"),
         (Profile("tabular", (13,), ["no", "yes"], 9, 3), "fedtp", "transformer"),
@@ -196,7 +207,7 @@ def test_the_model_follows_from_the_kind_of_data_and_has_what_the_method_needs(
 @pytest.mark.parametrize(
     ("method", "model", "said"),
     [
-        ("fedtp", None, "a transformer, because the usual model for tabular has no qkv, which method fedtp needs"),
+        ("fedtp", None, "a transformer, because the usual model for tabular, dnn, has no qkv, which method fedtp needs"),
         ("fedavg", None, ""),
         ("fedtp", "transformer", ""),  # the model was named, so there was no choice
     ],
@@ -205,6 +216,40 @@ def test_a_model_that_is_not_the_usual_one_is_explained(method: str, model: str 
     settings = resolve({"method": {"name": method}} | ({"model": {"name": model}} if model else {}))
     plan = make_plan(settings, {"a": Profile("tabular", (6,), [0, 1], 50, 9)}, "f")
     assert why_this_model(settings, plan) == said
+
+
+def test_a_model_that_an_option_asks_for_is_explained() -> None:
+    settings = resolve({"method": {"name": "fedavg"}, "model": {"width": 8}})
+    plan = make_plan(settings, {"a": IMAGES}, "f")
+    assert plan.model.name == "vit"
+    assert why_this_model(settings, plan) == "the usual model for images, convnet, has no option width"
+
+
+def test_devices_with_noise_get_no_batch_statistics() -> None:
+    settings = resolve({"method": {"name": "fedbn"}, "privacy": {"unit": "example", "noise": 1.0}})
+    assert make_plan(settings, {"a": IMAGES}, "f").model.name == "vit"
+
+
+@pytest.mark.parametrize(
+    ("samples", "epochs"),
+    [
+        ([10, 10, 10], 25),  # one batch an epoch: at most 25 epochs
+        ([100, 100, 5000], 17),  # 90 are not held out: 3 batches of 32, ceil(50 / 3)
+        ([5, 100, 100], 17),  # the median, so that no single device decides
+        ([400, 400, 400], 5),  # 360: 12 batches, and 5 epochs are 60 steps
+        ([1000], 5),  # never fewer than 5
+    ],
+)
+def test_the_median_device_takes_fifty_steps_a_round(samples: list[int], epochs: int) -> None:
+    profiles = {f"d{n}": msgspec.structs.replace(IMAGES, samples=count) for n, count in enumerate(samples)}
+    assert make_plan(resolve({}), profiles, "f").train.local_epochs == epochs
+    assert make_plan(resolve({"train": {"local_steps": 0}}), profiles, "f").train.local_epochs == epochs
+    assert make_plan(resolve({"train": {"local_epochs": 5}}), profiles, "f").train.local_epochs == 5
+    assert make_plan(resolve({"train": {"local_steps": 9}}), profiles, "f").train.local_epochs == 5
+    noisy = {"privacy": {"unit": "example", "noise": 1.0}}
+    assert make_plan(resolve(noisy), profiles, "f").train.local_epochs == 5, "each step costs a part of a budget"
+    published = resolve({"method": {"name": "fedtp", "preset": "published"}})
+    assert make_plan(published, profiles, "f").train.local_epochs == 5
 
 
 def test_what_does_not_fit_the_plan_is_refused_with_what_was_expected() -> None:
