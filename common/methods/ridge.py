@@ -56,6 +56,16 @@ def solved(G_DD: Tensor, B_DC: Tensor, strength: float, centre_CD: Tensor | None
     return torch.cholesky_solve(right_DC, torch.linalg.cholesky(ridge_DD)).T.contiguous()
 
 
+def drawn(Z_ND: Tensor, T_NC: Tensor, strength: float, centre_CD: Tensor) -> Tensor:
+    """Return W of `solved` from samples, by the smaller of two systems.
+
+    Of fewer samples than features that of N equations: W' = C' + Z' (Z Z' + strength I)^-1 (T - Z C').
+    """
+    if len(Z_ND) >= Z_ND.shape[1]:
+        return solved(Z_ND.T @ Z_ND, Z_ND.T @ T_NC, strength, centre_CD)
+    return centre_CD + solved(Z_ND @ Z_ND.T, T_NC - Z_ND @ centre_CD.T, strength) @ Z_ND
+
+
 def squared_error(W_CD: Tensor, G_DD: Tensor, B_DC: Tensor, squares_C: Tensor) -> float:
     """Return the squared error of W over the samples of these sums: s - 2 <W', B> + <W', G W'>."""
     return float(squares_C.sum() - 2 * (W_CD.T * B_DC).sum() + ((W_CD @ G_DD) * W_CD).sum())

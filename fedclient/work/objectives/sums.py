@@ -70,11 +70,16 @@ def out_of_fold(Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, s
     It is NaN for samples in no fold (-1). There is a model for each of the L strengths.
     """
     predicted_LNC = T_NC.new_full((len(strengths), *T_NC.shape), torch.nan)
-    G_DD, B_DC = Z_ND.T @ Z_ND, Z_ND.T @ T_NC
+    by_centre_NC = Z_ND @ centre_CD.T
+    gap_NC, few = T_NC - by_centre_NC, len(Z_ND) < Z_ND.shape[1]  # few: X are the N samples, as in `drawn`, else D features
+    G_XX, B_XC = (Z_ND @ Z_ND.T, gap_NC) if few else (Z_ND.T @ Z_ND, Z_ND.T @ gap_NC)
     for fold in fold_N[fold_N >= 0].unique():
-        left_N = fold_N == fold
-        left_MD, target_MC = Z_ND[left_N], T_NC[left_N]
-        rest_DD, rest_DC = G_DD - left_MD.T @ left_MD, B_DC - left_MD.T @ target_MC
+        left_N, rest_N = fold_N == fold, fold_N != fold
+        if few:
+            left_MX, rest_XX, rest_XC = G_XX[left_N][:, rest_N], G_XX[rest_N][:, rest_N], B_XC[rest_N]
+        else:
+            left_MX = Z_ND[left_N]
+            rest_XX, rest_XC = G_XX - left_MX.T @ left_MX, B_XC - left_MX.T @ gap_NC[left_N]
         for place, strength in enumerate(strengths):
-            predicted_LNC[place, left_N] = left_MD @ solved(rest_DD, rest_DC, strength, centre_CD).T
+            predicted_LNC[place, left_N] = by_centre_NC[left_N] + left_MX @ solved(rest_XX, rest_XC, strength).T
     return predicted_LNC

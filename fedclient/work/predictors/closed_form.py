@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attune.common.methods.ridge import STRENGTH, WEIGHT, solved
+from attune.common.methods.ridge import STRENGTH, WEIGHT, drawn
 from attune.common.methods.settings.predictors import ClosedFormPredictorSettings
 from attune.fedclient.work.objectives.base import LocalTask, Tensors, split
 from attune.fedclient.work.objectives.sums import closed_form_of, features_and_targets, out_of_fold
@@ -21,7 +21,7 @@ class ClosedFormPredictor(Predictor[ClosedFormPredictorSettings]):
         if not (strength := float(model[STRENGTH])):
             return model
         Z_ND, T_NC = features_and_targets(task)
-        return model | {WEIGHT: solved(Z_ND.T @ Z_ND, Z_ND.T @ T_NC, strength, model[WEIGHT])}
+        return model | {WEIGHT: drawn(Z_ND, T_NC, strength, model[WEIGHT])}
 
     def out_of_fold(self, task: LocalTask) -> torch.Tensor:
         Z_ND, T_NC = features_and_targets(task)
