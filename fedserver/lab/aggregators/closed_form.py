@@ -54,6 +54,7 @@ class ClosedFormSums:
     ) -> None:
         self._vault = vault
         self._read: tuple[Tensor, Tensors] | None = None  # G of the total, and all of it
+        self._has_total = False  # once it has, it stays so: a vault lists its keys once, not for each client
 
     def start(self, initial: Mapping[str, Tensor]) -> None:
         write(self._vault, START, initial)
@@ -62,7 +63,8 @@ class ClosedFormSums:
         """Store nothing: a client counts from its first sums on."""
 
     def slot(self, client: str) -> str | None:
-        return None if TOTAL in self._vault.keys() else START  # noqa: SIM118 - a vault is not a mapping
+        self._has_total = self._has_total or TOTAL in set(self._vault.keys())
+        return None if self._has_total else START
 
     def cold_start(self) -> str | Tensors:
         return START if self.slot("") else self._served(*self._known(), strength=0.0)

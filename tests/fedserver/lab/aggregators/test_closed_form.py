@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
@@ -111,6 +113,17 @@ def test_the_newest_sums_of_a_client_take_the_place_of_older_ones():
     for client in ("ann", "bob", "cid", "dora"):
         first, second = served(one, client)[client], served(two, client)[client]
         assert all(torch.equal(first[name], second[name]) for name in first), client
+
+
+def test_the_vault_is_not_listed_for_each_client():
+    """With 10,000 clients that took minutes: a vault sorts its keys."""
+    vault = MemoryVault()
+    made = aggregator(vault)
+    made.close_round([update(f"c{n}", samples(n, 10)) for n in range(3)])
+    with patch.object(vault, "keys", wraps=vault.keys) as listed:
+        assert [made.slot(f"c{n}") for n in range(30)] == [None] * 30
+        served(made, *(f"c{n}" for n in range(30)))
+    assert listed.call_count <= 2
 
 
 def test_a_restart_serves_the_same_bits():
