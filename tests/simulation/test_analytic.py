@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 import attune
 from attune.common.errors import AttuneError
@@ -120,6 +122,20 @@ def test_a_saved_model_predicts_alone(digits: dict[str, Path], tmp_path: Path):
         accuracy = Model.load(saved / name).evaluate(load_shard(path))[0]
         assert accuracy == pytest.approx(next(row.accuracy_kept for row in last(result) if row.client == name))
         assert read_info(saved / name).files.keys() & {"forest.safetensors", "logistic.safetensors"}
+
+
+def test_the_operator_sees_whose_labels_contradict_all_others(tmp_path: Path):
+    images, labels = load_digits(return_X_y=True)
+    data = {f"s{n}": (images[n::20].reshape(-1, 8, 8, 1).astype("f4") / 16, labels[n::20]) for n in range(6)}
+    data["s2"] = (data["s2"][0], 9 - data["s2"][1])
+    out = attune.simulate(data, settings=ANALYTIC, progress=False).save(tmp_path / "saved")
+    with (out / "left_out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["client"] for row in rows} == set(data)
+    misfits = [float(row["misfit"]) for row in rows]
+    assert rows[0]["client"] == "s2" and misfits == sorted(misfits, reverse=True)
+    assert misfits[0] > 1 > 0.8 > misfits[1]
+    assert all(0 < int(row["samples"]) < 90 for row in rows)
 
 
 @pytest.mark.parametrize(

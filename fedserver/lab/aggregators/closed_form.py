@@ -5,7 +5,7 @@ He et al., AFL, CVPR 2025; docs/methods/analytic.md. The letters are those of co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -135,6 +135,22 @@ class ClosedFormSums:
     def _served(self, G_DD: Tensor, sums: Mapping[str, Tensor], strength: float) -> Tensors:
         W_CD = solved(G_DD, sums[CROSS], float(sums[GAMMA]))
         return {WEIGHT: W_CD, STRENGTH: torch.tensor(strength, dtype=torch.float64)}
+
+
+def left_out(total: Mapping[str, Tensor], sums: Iterable[tuple[str, Mapping[str, Tensor]]]) -> list[tuple[str, int, float]]:
+    """Return for each client (its name, samples, misfit), the largest misfit first.
+
+    The misfit is the squared error of all other clients' weights on the client's samples, as a share of its targets' squares:
+    an answer of 0 to all has 1. Labels that contradict all others' have more; so have samples of which nobody else has any.
+    """
+    G_DD, gamma, rows = whole(total[GRAM], len(total[CROSS])), float(total[GAMMA]), []
+    for client, own in sums:
+        own_DD = whole(own[GRAM], len(G_DD))
+        W_CD = solved(G_DD - own_DD, total[CROSS] - own[CROSS], gamma)
+        squares = max(float(own[SQUARES].sum()), torch.finfo(torch.float64).tiny)
+        misfit = squared_error(W_CD, own_DD, own[CROSS], own[SQUARES]) / squares
+        rows.append((client, round(float(own_DD[-1, -1])), misfit))
+    return sorted(rows, key=lambda row: -row[2])
 
 
 def _gamma(total: Tensors, groups: Sequence[Tensors]) -> float:

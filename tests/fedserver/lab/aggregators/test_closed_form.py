@@ -22,7 +22,7 @@ from attune.common.methods.ridge import (
 )
 from attune.common.methods.settings.aggregators import ClosedFormSettings
 from attune.fedserver.lab.aggregators.base import MemoryVault, Tensors
-from attune.fedserver.lab.aggregators.closed_form import FEWEST, USUAL_STRENGTH, ClosedFormSums
+from attune.fedserver.lab.aggregators.closed_form import FEWEST, OF, TOTAL, USUAL_STRENGTH, ClosedFormSums, left_out
 
 FEATURES, CLASSES = 6, 3
 START = {WEIGHT: torch.zeros(CLASSES, FEATURES, dtype=torch.float64), STRENGTH: torch.zeros((), dtype=torch.float64)}
@@ -156,6 +156,21 @@ def test_the_fleet_chooses_the_strength_and_no_client_alone():
     more = made.close_round([update(f"c{n}", samples(n, 10), [0.1, 0.8, 0.9, 0.9, 0.9, 0.9]) for n in range(12)])
     assert more["strength"] == STRENGTHS[0]
     assert float(served(made, "c0")["c0"][STRENGTH]) == STRENGTHS[0]
+
+
+def test_a_misfit_is_the_error_of_all_others_weights():
+    """By another library, from the samples: c1 has its classes in another order."""
+    fleet = {f"c{n}": samples(n, 12 + n) for n in range(4)}
+    fleet["c1"] = (fleet["c1"][0], fleet["c1"][1].roll(1, dims=1))
+    vault = MemoryVault()
+    gamma = aggregator(vault).close_round([update(client, of, weight=1e9) for client, of in fleet.items()])["gamma"]
+    rows = left_out(vault.read(TOTAL), ((client, vault.read(f"{OF}{client}")) for client in fleet))
+    assert [row[2] for row in rows] == sorted((row[2] for row in rows), reverse=True)
+    for client, number, misfit in rows:
+        Z, T = fleet[client]
+        W = pooled([of for other, of in fleet.items() if other != client], gamma)
+        assert number == len(Z)
+        assert misfit == pytest.approx(np.square(T.numpy() - Z.numpy() @ W.T).sum() / np.square(T.numpy()).sum(), rel=1e-9)
 
 
 def test_newcomers_to_a_finished_federation_move_nothing():
