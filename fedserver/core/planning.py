@@ -277,7 +277,8 @@ def make_plan(
         settings.model_options,
         first.per_position,
     )
-    if spec.name == "closed-form" and spec.options["sharpness"] is None and first.task != "regression":
+    closed = spec.name == "closed-form" or (settings.method.predictor == "closed-form" and ":" in spec.name)
+    if closed and spec.options.get("sharpness") is None and first.task != "regression":
         spec = msgspec.structs.replace(spec, options={**spec.options, "sharpness": CLOSED_FORM_SHARPNESS})
     if schema is not None and schema.embedded:
         spec = msgspec.structs.replace(spec, embedded=schema.embedded)
