@@ -21,6 +21,7 @@ from attune.common.models.closed_form import ClosedFormOnBody
 from attune.common.models.registry import build, default_spec
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model.artifact import Model, read_info
+from tests.e2e.adapted import closed_form
 from tests.e2e.hosted import host
 
 ANALYTIC: dict[str, Any] = {"method": {"name": "analytic"}, "model": {"features": 60}}
@@ -119,6 +120,14 @@ def test_the_outputs_of_a_frozen_body_are_features_on_the_network_too(
     network = host(tmp_path, digits, settings, keep="personalized", allow_models=(ON_BODY,))
     assert network.digests == result.digests
     assert all(read_info(saved / name).files == read_info(network.model(name)).files for name in digits)
+
+
+def test_a_body_drops_nothing_whatever_the_mode():
+    spec = default_spec("images", (8, 8, 1), 3, 0, None, {})
+    model, x = closed_form(spec), torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    before = model.features(x)
+    assert torch.equal(model.train().features(x), before) and before.count_nonzero() > 5
+    assert torch.equal(model.features(x[:2]), before[:2]), "statistics are those of the body, not of the batch"
 
 
 def test_a_body_that_cannot_be_used_is_refused():

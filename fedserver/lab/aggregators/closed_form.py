@@ -144,11 +144,11 @@ def left_out(total: Mapping[str, Tensor], sums: Iterable[tuple[str, Mapping[str,
     an answer of 0 to all has 1. Labels that contradict all others' have more; so have samples of which nobody else has any.
     """
     G_DD, gamma, rows = whole(total[GRAM], len(total[CROSS])), float(total[GAMMA]), []
-    for client, own in sums:
-        own_DD = whole(own[GRAM], len(G_DD))
-        W_CD = solved(G_DD - own_DD, total[CROSS] - own[CROSS], gamma)
-        squares = max(float(own[SQUARES].sum()), torch.finfo(torch.float64).tiny)
-        misfit = squared_error(W_CD, own_DD, own[CROSS], own[SQUARES]) / squares
+    for client, own_sums in sums:
+        own_DD, own_DC, squares_C = whole(own_sums[GRAM], len(G_DD)), own_sums[CROSS], own_sums[SQUARES]
+        W_CD = solved(G_DD - own_DD, total[CROSS] - own_DC, gamma)
+        squares = max(float(squares_C.sum()), torch.finfo(torch.float64).tiny)
+        misfit = squared_error(W_CD, own_DD, own_DC, squares_C) / squares
         rows.append((client, round(float(own_DD[-1, -1])), misfit))
     return sorted(rows, key=lambda row: -row[2])
 
