@@ -119,10 +119,10 @@ class ClosedFormOnBody(ClosedForm):
         return super().train(False)
 
     def features(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        outputs_BF, announced = self.body(x), (len(x), self.head.in_features - 1)
-        if outputs_BF.shape != announced:
+        outputs_BF, announced = self.body(x), self.head.in_features - 1
+        if outputs_BF.shape[1:] != (announced,):
             raise SettingError(
-                f"the body of the closed form gives {tuple(outputs_BF.shape)} for {len(x)} samples, and {announced} was "
+                f"the body of the closed form gives {tuple(outputs_BF.shape)} numbers, and {announced} for each sample were "
                 "announced: correct the model's factory"
             )
         outputs_BF = nn.functional.normalize(outputs_BF.to(dtype), dim=1)

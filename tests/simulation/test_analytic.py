@@ -20,6 +20,7 @@ from attune.common.methods.ridge import GAMMAS, STRENGTHS, WEIGHT
 from attune.common.models.closed_form import ClosedFormOnBody
 from attune.common.models.registry import build, default_spec
 from attune.fedclient.data.shard import load_shard
+from attune.fedclient.model import portable
 from attune.fedclient.model.artifact import Model, read_info
 from tests.e2e.adapted import closed_form
 from tests.e2e.hosted import host
@@ -116,6 +117,9 @@ def test_the_outputs_of_a_frozen_body_are_features_on_the_network_too(
         return np.hstack([f / np.linalg.norm(f, axis=1, keepdims=True), np.ones((len(f), 1))])
 
     saved = check_kept(result, tmp_path / "saved", digits, features)
+    first, *_ = digits
+    kept = Model.load(saved / first, allow_models=[ON_BODY])
+    assert portable.export(kept, tmp_path / "model.pt2") <= portable.TOLERANCE
     monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
     network = host(tmp_path, digits, settings, keep="personalized", allow_models=(ON_BODY,))
     assert network.digests == result.digests
@@ -137,7 +141,7 @@ def test_a_body_that_cannot_be_used_is_refused():
             ClosedFormOnBody(msgspec.structs.replace(spec, classes=classes), nn.Linear(2, width), width)
     with pytest.raises(SettingError, match="every token has a label"):
         ClosedFormOnBody(msgspec.structs.replace(spec, per_position=True), nn.Linear(2, 8), 8)
-    with pytest.raises(SettingError, match=r"gives \(5, 3\) for 5 samples, and \(5, 8\) was announced"):
+    with pytest.raises(SettingError, match=r"gives \(5, 3\) numbers, and 8 for each sample were announced"):
         ClosedFormOnBody(spec, nn.Linear(2, 3), 8).features(torch.rand(5, 2))
 
 
