@@ -202,6 +202,8 @@ def test_the_operator_sees_whose_labels_contradict_all_others(tmp_path: Path):
         ({"privacy": {"unit": "example", "epsilon": 2.0}}, "its sums have no noise"),
         ({"privacy": {"unit": "client", "epsilon": 2.0}}, "analytic"),
         ({"model": {"name": "dnn"}}, "'strength'"),
+        ({"model": {"features": 4001}}, "model.features"),
+        ({"data": {"classes": [str(number) for number in range(1001)]}}, "at most 4,000 features and 1,000 outputs"),
         ({"server": {"max_update_norm": 3.0}}, "norm-limit"),
         ({"method": {"name": "analytic", "robust": "median"}}, "robust"),
     ],
