@@ -38,7 +38,7 @@ Report = dict[str, Any]
 CLASSES, SAMPLES, INPUTS = 10, 40, 20  # of each of many devices; a quarter is for testing
 OUTPUTS, FEATURES, OF_OUTPUTS = 1_000, 500, 20  # outputs, random features, devices
 POINTS = (("digits", 40.0), ("label-shift", 0.1))
-LIARS = 3  # of ten
+LIARS, SEEDS = 3, (0, 1, 2)  # of ten
 
 
 def devices(number: int = 10_000, features: int = 200) -> Report:
@@ -84,7 +84,7 @@ def flipped() -> Report:
     """Run each point with and without wrong labels."""
     rows = []
     for recipe, x in POINTS:
-        for seed in range(3):
+        for seed in SEEDS:
             clean, wrong = _run(recipe, x, seed, 0), _run(recipe, x, seed, LIARS)
             rows.append({"recipe": recipe, "x": x, "seed": seed, "clean": clean, "flipped": wrong})
     return {"liars": LIARS, "rows": rows}
