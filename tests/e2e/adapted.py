@@ -48,6 +48,24 @@ def closed_form(spec: ModelSpec) -> nn.Module:
     return ClosedFormOnBody(spec, nn.Sequential(_frozen(spec), nn.Dropout(0.5)), 8)
 
 
+class _Bag(nn.Module):
+    """Mean of drawn embeddings of a sequence's tokens (B, T)."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        drawn = torch.randn(vocabulary, width, generator=torch.Generator().manual_seed(3))
+        self.embedding = nn.Embedding.from_pretrained(drawn)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean: torch.Tensor = self.embedding(x).mean(dim=1)
+        return mean
+
+
+def of_tokens(spec: ModelSpec) -> nn.Module:
+    """Make a closed form on the mean of embeddings."""
+    return ClosedFormOnBody(spec, _Bag(spec.vocabulary, 12), 12)
+
+
 def _frozen(spec: ModelSpec) -> nn.Module:
     body = table_body(spec)
     with torch.random.fork_rng(devices=[]):

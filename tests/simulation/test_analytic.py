@@ -126,6 +126,22 @@ def test_the_outputs_of_a_frozen_body_are_features_on_the_network_too(
     assert all(read_info(saved / name).files == read_info(network.model(name)).files for name in digits)
 
 
+def test_tokens_have_a_closed_form_on_a_body():
+    """Their ordinary models see what enters the head, as with any frozen body."""
+    draws, data = np.random.default_rng(0), {}
+    for site in range(4):
+        y = draws.integers(3, size=60)
+        data[f"s{site}"] = ((draws.integers(10, size=(60, 6)) + 10 * y[:, None]).astype("i8"), y)
+    settings = {
+        "method": {"name": "analytic"},
+        "model": {"name": "attune.tests.e2e.adapted:of_tokens"},
+        "data": {"kind": "tokens"},
+    }
+    rows = last(attune.simulate(data, settings=settings, baseline="alone", progress=False))
+    assert np.mean([row.accuracy_before for row in rows]) > 0.9
+    assert np.mean([row.accuracy_alone for row in rows]) > 0.9
+
+
 def test_a_body_drops_nothing_whatever_the_mode():
     spec = default_spec("images", (8, 8, 1), 3, 0, None, {})
     model, x = closed_form(spec), torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
