@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from benchmarks import (
+    closed_form_tables,
     described_tables,
     method_tables,
     paper_findings,
@@ -82,6 +83,8 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "described": described_tables.lines,
     "schemas": schemas.lines,
     "shared-optimisers": shared_optimiser_tables.lines,
+    "closed-form-costs": closed_form_tables.costs,
+    "flipped-sums": closed_form_tables.flipped,
     "targets": target_tables.targets,
     "default-training": training_tables.models,
     "enough": training_tables.enough,

@@ -65,12 +65,13 @@ def solved(G_DD: Tensor, B_DC: Tensor, strength: float, centre_CD: Tensor | None
 
 
 def drawn(Z_ND: Tensor, T_NC: Tensor, strength: float, centre_CD: Tensor) -> Tensor:
-    """Return `solved` for the sums of these samples, by the smaller of two systems: of D features or of N samples."""
+    """Return W of `solved` from samples, by the smaller of two systems.
+
+    Of fewer samples than features that of N equations: W' = C' + Z' (Z Z' + strength I)^-1 (T - Z C').
+    """
     if len(Z_ND) >= Z_ND.shape[1]:
         return solved(Z_ND.T @ Z_ND, Z_ND.T @ T_NC, strength, centre_CD)
-    ridge_NN = Z_ND @ Z_ND.T + strength * torch.eye(len(Z_ND), dtype=Z_ND.dtype, device=Z_ND.device)
-    share_NC = torch.cholesky_solve(T_NC - Z_ND @ centre_CD.T, torch.linalg.cholesky(ridge_NN))
-    return centre_CD + share_NC.T @ Z_ND
+    return centre_CD + solved(Z_ND @ Z_ND.T, T_NC - Z_ND @ centre_CD.T, strength) @ Z_ND
 
 
 def out_of_fold(Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, strengths: Sequence[float]) -> Tensor:
@@ -79,11 +80,18 @@ def out_of_fold(Z_ND: Tensor, T_NC: Tensor, fold_N: Tensor, centre_CD: Tensor, s
     It is NaN for samples in no fold (-1). There are weights for each of the L strengths.
     """
     predicted_LNC = T_NC.new_full((len(strengths), *T_NC.shape), torch.nan)
+    by_centre_NC = Z_ND @ centre_CD.T
+    gap_NC, few = T_NC - by_centre_NC, len(Z_ND) < Z_ND.shape[1]  # few: X are the N samples, as in `drawn`, else D features
+    G_XX, B_XC = (Z_ND @ Z_ND.T, gap_NC) if few else (Z_ND.T @ Z_ND, Z_ND.T @ gap_NC)
     for fold in fold_N[fold_N >= 0].unique():
-        left_N = fold_N == fold
+        left_N, rest_N = fold_N == fold, fold_N != fold
+        if few:
+            left_MX, rest_XX, rest_XC = G_XX[left_N][:, rest_N], G_XX[rest_N][:, rest_N], B_XC[rest_N]
+        else:
+            left_MX = Z_ND[left_N]
+            rest_XX, rest_XC = G_XX - left_MX.T @ left_MX, B_XC - left_MX.T @ gap_NC[left_N]
         for place, strength in enumerate(strengths):
-            W_CD = drawn(Z_ND[~left_N], T_NC[~left_N], strength, centre_CD)
-            predicted_LNC[place, left_N] = Z_ND[left_N] @ W_CD.T
+            predicted_LNC[place, left_N] = by_centre_NC[left_N] + left_MX @ solved(rest_XX, rest_XC, strength).T
     return predicted_LNC
 
 

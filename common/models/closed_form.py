@@ -1,4 +1,4 @@
-"""A linear model on fixed random features, whose weights follow from sums over samples: the model of `--method analytic`.
+"""Linear models on fixed features, whose weights follow from sums over samples: the models of `--method analytic`.
 
 B samples, I numbers of a sample, D features with the constant one, C outputs.
 """
@@ -10,22 +10,61 @@ import math
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from attune.common.errors import SettingError
 from attune.common.models.options import ClosedFormOptions
 from attune.common.plan import ModelSpec
 
 WIDTH = 0.5  # of the frequencies, for inputs of variance 1
-MOST_INPUTS, MOST_OUTPUTS = 1 << 14, 1_000
+MOST_INPUTS, MOST_FEATURES, MOST_OUTPUTS = 1 << 14, 4_000, 1_000
 PIXELS = (0.5, 0.3)  # mean and deviation by which images enter, the same on all devices
 
 
 class ClosedForm(nn.Module):
-    """Scores W z(x), with z(x) = [sqrt(2 / R) cos(F x + p), 1], R random features.
+    """Scores W z(x) of fixed features z(x), (D), the last of which is 1.
+
+    The state is `head.weight`, W (C, D), float64, and `strength`: the ridge strength with which a device draws its own weights
+    from W (0: it keeps W).
+
+    Args:
+        spec: The model.
+        features: D - 1.
+
+    Raises:
+        SettingError: There are too many features or outputs, or a label for each position.
+    """
+
+    strength: Tensor
+
+    def __init__(self, spec: ModelSpec, features: int) -> None:
+        super().__init__()
+        if features > MOST_FEATURES or spec.classes > MOST_OUTPUTS:
+            raise SettingError(
+                f"a closed form takes at most {MOST_FEATURES:,} features and {MOST_OUTPUTS:,} outputs, and here are "
+                f"{features:,} and {spec.classes:,}: take another method"
+            )
+        if spec.per_position:
+            raise SettingError("a closed form gives one answer for a sample, and here every token has a label")
+        self.sharpness = float(spec.options.get("sharpness") or 1.0)
+        self.head = nn.Linear(features + 1, spec.classes, bias=False, dtype=torch.float64)
+        nn.init.zeros_(self.head.weight)
+        self.register_buffer("strength", torch.zeros((), dtype=torch.float64))
+
+    def features(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return z(x), (B, D), computed in `dtype`, for samples (B, ...)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.features(x).double())  # a call of the head, at which ordinary models read features
+        return self.sharpness * scores.float()
+
+
+class RandomFeatures(ClosedForm):
+    """Closed form with z(x) = [sqrt(2 / R) cos(F x + p), 1], R random features.
 
     Source: Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007. F and p follow from
-    `options.seed` alone, and never travel. The state is `head.weight`, W (C, D), float64, and `strength`: the ridge strength
-    with which a device draws its own weights from W (0: it keeps W).
+    `options.seed` alone, and never travel.
 
     Raises:
         SettingError: There are too many inputs or outputs.
@@ -33,34 +72,59 @@ class ClosedForm(nn.Module):
 
     frequency: Tensor
     phase: Tensor
-    strength: Tensor
 
     def __init__(self, spec: ModelSpec, options: ClosedFormOptions) -> None:
-        super().__init__()
+        super().__init__(spec, options.features)
         inputs = math.prod(spec.shape)
-        if inputs > MOST_INPUTS or spec.classes > MOST_OUTPUTS:
+        if inputs > MOST_INPUTS:
             raise SettingError(
-                f"model closed-form takes at most {MOST_INPUTS:,} numbers of a sample and {MOST_OUTPUTS:,} outputs, and here "
-                f"are {inputs:,} and {spec.classes:,}: take another method, or smaller images"
+                f"model closed-form takes at most {MOST_INPUTS:,} numbers of a sample, and here are {inputs:,}: take another "
+                "method, or smaller images"
             )
         draws = np.random.RandomState(options.seed)  # numpy promises that its numbers never change
         frequency_IR = draws.standard_normal((inputs, options.features)) * WIDTH / math.sqrt(inputs)
         phase_R = draws.uniform(0, 2 * math.pi, options.features)
-        self.sharpness = options.sharpness or 1.0
         self.images = spec.kind == "images"
         for name, drawn in (("frequency", frequency_IR), ("phase", phase_R)):
             self.register_buffer(name, torch.tensor(drawn, dtype=torch.float32), persistent=False)
-        self.head = nn.Linear(options.features + 1, spec.classes, bias=False, dtype=torch.float64)
-        nn.init.zeros_(self.head.weight)
-        self.register_buffer("strength", torch.zeros((), dtype=torch.float64))
 
     def features(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return z(x), (B, D), computed in `dtype`, for samples (B, ...)."""
         flat_BI = x.flatten(1).to(dtype)
         if self.images:
             flat_BI = (flat_BI - PIXELS[0]) / PIXELS[1]
         random_BR = torch.cos(flat_BI @ self.frequency.to(dtype) + self.phase.to(dtype)) * math.sqrt(2 / len(self.phase))
         return torch.cat([random_BR, torch.ones_like(flat_BI[:, :1])], dim=1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.sharpness * (self.features(x) @ self.head.weight.float().T)
+
+class ClosedFormOnBody(ClosedForm):
+    """Closed form with z(x) = [f(x) / |f(x)|, 1], f(x) the outputs of a frozen body: for factories of one's own.
+
+    Outputs have a length of 1, like random features, so that the same ridge strengths fit any body. docs/adapters.md says how
+    devices come to the same body.
+
+    Args:
+        spec: The model, as the factory got it.
+        body: Module from samples (B, ...) to (B, `features`). It never trains: dropout is off, and statistics stay.
+        features: Number of its outputs.
+
+    Raises:
+        SettingError: As ClosedForm; at a call, if the body has other outputs.
+    """
+
+    def __init__(self, spec: ModelSpec, body: nn.Module, features: int) -> None:
+        super().__init__(spec, features)
+        self.body = body.requires_grad_(False)
+        self.eval()
+
+    def train(self, mode: bool = True) -> Self:
+        return super().train(False)
+
+    def features(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        outputs_BF, announced = self.body(x), self.head.in_features - 1
+        if outputs_BF.shape[1:] != (announced,):
+            raise SettingError(
+                f"the body of the closed form gives {tuple(outputs_BF.shape)} numbers, and {announced} for each sample were "
+                "announced: correct the model's factory"
+            )
+        outputs_BF = nn.functional.normalize(outputs_BF.to(dtype), dim=1)
+        return torch.cat([outputs_BF, torch.ones_like(outputs_BF[:, :1])], dim=1)

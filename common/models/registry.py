@@ -64,7 +64,7 @@ _BUILT_IN = {
         _TRANSFORMER,
     ),
     "closed-form": ModelEntry(
-        "attune.common.models.closed_form:ClosedForm", ClosedFormOptions, ("images", "series", "tabular"), _HEAD
+        "attune.common.models.closed_form:RandomFeatures", ClosedFormOptions, ("images", "series", "tabular"), _HEAD
     ),
     "convnet": ModelEntry("attune.common.models.convnet:make_convnet", ConvNetOptions, ("images", "series"), _HEAD),
     "convnet-bn": ModelEntry(

@@ -17,7 +17,7 @@ MOST_INPUTS, MOST_OUTPUTS = 1 << 12, 100  # numbers of a sample, and scores
 def with_closed_form(plan: Plan, profiles: Mapping[str, Profile], sums: Collection[str], without: str = "") -> Plan:
     """Return the plan with the closed form, or with the reason why there is none.
 
-    Without a blend on the devices (`train.validation`), or where the method is a closed form itself, nothing is said.
+    Without a blend on the devices (`train.validation`) nothing is said.
 
     Args:
         plan: The plan without it.
@@ -25,7 +25,7 @@ def with_closed_form(plan: Plan, profiles: Mapping[str, Profile], sums: Collecti
         sums: Names of the devices that hand in sums.
         without: Why the settings rule it out; empty: they do not.
     """
-    if not plan.train.validation or plan.model.name == "closed-form":
+    if not plan.train.validation:
         return plan
     why = without or _lacking(plan, profiles, sums)
     return msgspec.structs.replace(plan, closed_form=not why, no_closed_form=why)

@@ -282,7 +282,8 @@ def make_plan(
         settings.model_options,
         first.per_position,
     )
-    if spec.name == "closed-form" and spec.options["sharpness"] is None and first.task != "regression":
+    closed = spec.name == "closed-form" or (settings.method.predictor == "closed-form" and ":" in spec.name)
+    if closed and spec.options.get("sharpness") is None and first.task != "regression":
         spec = msgspec.structs.replace(spec, options={**spec.options, "sharpness": CLOSED_FORM_SHARPNESS})
     if schema is not None and schema.embedded:
         spec = msgspec.structs.replace(spec, embedded=schema.embedded)
@@ -315,7 +316,7 @@ def make_plan(
     if settings.round.mode == "buffered" and "shared" in settings.configured.aggregators:
         returns["shared"] = "change"  # the state may have moved on when it arrives
     plan = weighted(msgspec.structs.replace(plan, plugins=plugins, returns=returns), profiles)
-    if settings.round.analytic == "auto":
+    if settings.round.analytic == "auto" and not settings.configured.objective.adds_up:
         plan = with_closed_form(plan, profiles, sums, _no_sums(settings))
     if schema is not None and len(schema.to_json()) > MAX_PLAN_BYTES // 2:
         raise SettingError(

@@ -86,7 +86,8 @@ class MemoryBlobs(CheckedBlobs):
 
     def names(self, prefix: str) -> list[str]:
         with self._lock:
-            rest = itertools.islice(self._sorted, bisect.bisect_left(self._sorted, prefix), None)
+            first = bisect.bisect_left(self._sorted, prefix)  # islice would pass all names before it
+            rest = (self._sorted[place] for place in range(first, len(self._sorted)))
             return list(itertools.takewhile(lambda name: name.startswith(prefix), rest))
 
     def remove(self, names: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from attune.common.wire.files import read_tensors, write_tensors
 from attune.common.wire.tensors import Tensors
 from attune.fedserver.consent import check_consent
 from attune.fedserver.home import ServerHome
+from attune.fedserver.lab.aggregators.closed_form import OF, TOTAL, left_out
 from attune.fedserver.lab.aggregators.mean import VALUE
 from attune.fedserver.lab.aggregators.stored import MATRICES, NETWORK
 from attune.fedserver.lab.engine import Engine
@@ -26,6 +27,7 @@ from attune.fedserver.stores.disk import scratch_blobs
 from attune.fedserver.view import summary
 from attune.fedserver.view.status import status
 
+LEFT_OUT = ("client", "samples", "misfit")
 ORDER_COLUMNS = ("round", "work", "client", "samples", "staleness", "arrival")
 
 
@@ -119,6 +121,15 @@ class _Exported:
                 file.writelines(read_frames(self._blobs.open(blob), 0))
         return blob is not None
 
+    def left_out(self) -> list[tuple[str, int, float]]:
+        """Return the rows of left_out.csv; empty where no client has handed in sums."""
+        sums = {key.removeprefix(OF): blob for (_, key), blob in sorted(self._slots.items()) if key.startswith(OF)}
+        total = next((blob for (_, key), blob in self._slots.items() if sums and key == TOTAL), None)
+        if total is None:
+            return []
+        of_clients = ((client, read_tensors(self._blobs.open(blob))) for client, blob in sums.items())
+        return left_out(read_tensors(self._blobs.open(total)), of_clients)
+
     def client_weights(self) -> Iterator[tuple[str, Tensors]]:
         """Yield each client with its own weights, all parts together; empty if all clients are served the same."""
         for client, parts in self._engine.serve(self._clients, self._founders, solved=False).items():
@@ -147,3 +158,8 @@ def _tensors(state: _Exported, out: Path) -> Iterator[str]:
         yield f"{out / 'hypernetwork.safetensors'}: the hypernetwork, from which each device generates its weights"
     if state.copy("generated", NETWORK, out / "server.safetensors"):
         yield f"{out / 'server.safetensors'}: hypernetwork, embeddings and optimiser"
+    if rows := state.left_out():
+        with (out / "left_out.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([LEFT_OUT, *((csv_cell(client), *numbers) for client, *numbers in rows)])
+        first = ", ".join(f"{client} ({misfit:.2f})" for client, _, misfit in rows[:3])
+        yield f"{out / 'left_out.csv'}: how little the sums of all others explain a client's, the least first: {first}"

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from attune.common.models.body import load_body
+from attune.common.models.closed_form import ClosedFormOnBody
 from attune.common.models.registry import build
 from attune.common.plan import ModelSpec
 
@@ -37,6 +38,35 @@ def table_body(spec: ModelSpec) -> nn.Module:
 
 def layered(spec: ModelSpec) -> nn.Module:
     """Make a body with running statistics, an adapter and a head. The environment may name a file with the body's weights."""
+    body = _frozen(spec)
+    body[1] = Adapted(body[1])
+    return nn.Sequential(body, nn.Linear(8, spec.classes))
+
+
+def closed_form(spec: ModelSpec) -> nn.Module:
+    """Make a closed form on the outputs of the same body, which drops half of them in training."""
+    return ClosedFormOnBody(spec, nn.Sequential(_frozen(spec), nn.Dropout(0.5)), 8)
+
+
+class _Bag(nn.Module):
+    """Mean of drawn embeddings of a sequence's tokens (B, T)."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        drawn = torch.randn(vocabulary, width, generator=torch.Generator().manual_seed(3))
+        self.embedding = nn.Embedding.from_pretrained(drawn)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean: torch.Tensor = self.embedding(x).mean(dim=1)
+        return mean
+
+
+def of_tokens(spec: ModelSpec) -> nn.Module:
+    """Make a closed form on the mean of embeddings."""
+    return ClosedFormOnBody(spec, _Bag(spec.vocabulary, 12), 12)
+
+
+def _frozen(spec: ModelSpec) -> nn.Module:
     body = table_body(spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
@@ -44,9 +74,7 @@ def layered(spec: ModelSpec) -> nn.Module:
             nn.init.uniform_(parameter, -1, 1)
     if where := os.environ.get(BODY):
         load_body(body, where)
-    body.requires_grad_(False)
-    body[1] = Adapted(body[1])
-    return nn.Sequential(body, nn.Linear(8, spec.classes))
+    return body.requires_grad_(False)
 
 
 def vit(spec: ModelSpec) -> nn.Module:

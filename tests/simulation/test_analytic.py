@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,22 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
+from torch import nn
 
 import attune
-from attune.common.errors import AttuneError
+from attune.common.errors import AttuneError, SettingError
 from attune.common.methods.ridge import GAMMAS, STRENGTHS, WEIGHT
-from attune.common.models.registry import build
+from attune.common.models.closed_form import ClosedFormOnBody
+from attune.common.models.registry import build, default_spec
 from attune.fedclient.data.shard import load_shard
+from attune.fedclient.model import portable
 from attune.fedclient.model.artifact import Model, read_info
+from tests.e2e.adapted import closed_form
+from tests.e2e.hosted import host
 
 ANALYTIC: dict[str, Any] = {"method": {"name": "analytic"}, "model": {"features": 60}}
+ON_BODY = "attune.tests.e2e.adapted:closed_form"
 
 
 def sites(folder: Path, task: str, y_of: Callable[[np.ndarray, int], np.ndarray]) -> dict[str, Path]:
@@ -61,32 +69,96 @@ def last(result: Any) -> list[Any]:
     return [row for row in rows if row.round == max(row.round for row in rows)]
 
 
-def test_what_a_device_keeps_is_an_independent_calculation_from_all_samples(digits: dict[str, Path], tmp_path: Path):
-    """The strength of the common weights, the weights without the device, and the device's own, in numpy from the samples."""
-    result = attune.simulate(digits, settings=ANALYTIC, keep="personalized", progress=False)
-    assert result.status["round"] == 2
-    saved, model = result.save(tmp_path / "saved") / "models", build(result._plan.model, 0)
-    Z, T, classes = {}, {}, [int(label) for label in result._plan.classes]
-    for name, path in digits.items():
+def check_kept(result: Any, folder: Path, shards: dict[str, Path], features: Callable[[torch.Tensor], np.ndarray]) -> Path:
+    """Compare what devices keep with numpy: common strength, weights without the device, its own. Return their folder."""
+    saved, classes = result.save(folder) / "models", [int(label) for label in result._plan.classes]
+    Z, T = {}, {}
+    for name, path in shards.items():
         shard = load_shard(path)
-        x = torch.from_numpy(shard.train_x).permute(0, 3, 1, 2).float() / 255
-        Z[name] = model.features(x, torch.float64).numpy()
+        Z[name] = features(torch.from_numpy(shard.train_x).permute(0, 3, 1, 2).float() / 255)
         T[name] = np.eye(len(classes))[[classes.index(int(label)) for label in shard.train_y]]
-    identity = np.eye(61)
+    identity = np.eye(Z[name].shape[1])
 
     def without(name: str, gamma: float) -> np.ndarray:
-        others = [other for other in digits if other != name]
+        others = [other for other in shards if other != name]
         G, B = (sum(left[o].T @ right[o] for o in others) for left, right in ((Z, Z), (Z, T)))
         return np.linalg.solve(G + gamma * identity, B)
 
-    errors = [sum(np.square(T[name] - Z[name] @ without(name, gamma)).sum() for name in digits) for gamma in GAMMAS]
+    errors = [sum(np.square(T[name] - Z[name] @ without(name, gamma)).sum() for name in shards) for gamma in GAMMAS]
     gamma = GAMMAS[int(np.argmin(errors))]
-    for name in digits:
-        kept = Model.load(saved / name).tensors
+    for name in shards:
+        kept = Model.load(saved / name, allow_models=[ON_BODY]).tensors
         strength = float(kept["strength"])
         own = np.linalg.solve(Z[name].T @ Z[name] + strength * identity, Z[name].T @ T[name] + strength * without(name, gamma))
         np.testing.assert_allclose(kept[WEIGHT].numpy(), own.T, rtol=0, atol=1e-8)
         assert strength in STRENGTHS
+    return saved
+
+
+def test_what_a_device_keeps_is_an_independent_calculation_from_all_samples(digits: dict[str, Path], tmp_path: Path):
+    result = attune.simulate(digits, settings=ANALYTIC, keep="personalized", progress=False)
+    assert result.status["round"] == 2
+    model = build(result._plan.model, 0)
+    check_kept(result, tmp_path, digits, lambda x: model.features(x, torch.float64).numpy())
+
+
+def test_the_outputs_of_a_frozen_body_are_features_on_the_network_too(
+    digits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Features are the body's outputs with their length divided away, and a constant one. Nothing is dropped."""
+    settings = {"method": {"name": "analytic"}, "model": {"name": ON_BODY}}
+    result = attune.simulate(digits, settings=settings, keep="personalized", progress=False)
+    spec = result._plan.model
+    assert spec.body_digest and spec.options["sharpness"] == 8
+    body = build(spec, 0).body.eval()
+
+    def features(x: torch.Tensor) -> np.ndarray:
+        f = body(x).double().numpy()
+        return np.hstack([f / np.linalg.norm(f, axis=1, keepdims=True), np.ones((len(f), 1))])
+
+    saved = check_kept(result, tmp_path / "saved", digits, features)
+    first, *_ = digits
+    kept = Model.load(saved / first, allow_models=[ON_BODY])
+    assert portable.export(kept, tmp_path / "model.pt2") <= portable.TOLERANCE
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    network = host(tmp_path, digits, settings, keep="personalized", allow_models=(ON_BODY,))
+    assert network.digests == result.digests
+    assert all(read_info(saved / name).files == read_info(network.model(name)).files for name in digits)
+
+
+def test_tokens_have_a_closed_form_on_a_body():
+    """Their ordinary models see what enters the head, as with any frozen body."""
+    draws, data = np.random.default_rng(0), {}
+    for site in range(4):
+        y = draws.integers(3, size=60)
+        data[f"s{site}"] = ((draws.integers(10, size=(60, 6)) + 10 * y[:, None]).astype("i8"), y)
+    settings = {
+        "method": {"name": "analytic"},
+        "model": {"name": "attune.tests.e2e.adapted:of_tokens"},
+        "data": {"kind": "tokens"},
+    }
+    rows = last(attune.simulate(data, settings=settings, baseline="alone", progress=False))
+    assert np.mean([row.accuracy_before for row in rows]) > 0.9
+    assert np.mean([row.accuracy_alone for row in rows]) > 0.9
+
+
+def test_a_body_drops_nothing_whatever_the_mode():
+    spec = default_spec("images", (8, 8, 1), 3, 0, None, {})
+    model, x = closed_form(spec), torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    before = model.features(x)
+    assert torch.equal(model.train().features(x), before) and before.count_nonzero() > 5
+    assert torch.equal(model.features(x[:2]), before[:2]), "statistics are those of the body, not of the batch"
+
+
+def test_a_body_that_cannot_be_used_is_refused():
+    spec = default_spec("images", (8, 8, 1), 3, 0, "", {})
+    for width, classes, said in ((4001, 3, "4,000 features"), (8, 1001, "1,000 outputs")):
+        with pytest.raises(SettingError, match=said):
+            ClosedFormOnBody(msgspec.structs.replace(spec, classes=classes), nn.Linear(2, width), width)
+    with pytest.raises(SettingError, match="every token has a label"):
+        ClosedFormOnBody(msgspec.structs.replace(spec, per_position=True), nn.Linear(2, 8), 8)
+    with pytest.raises(SettingError, match=r"gives \(5, 3\) numbers, and 8 for each sample were announced"):
+        ClosedFormOnBody(spec, nn.Linear(2, 3), 8).features(torch.rand(5, 2))
 
 
 def test_what_devices_keep_is_better_than_the_common_model_and_alone(digits: dict[str, Path]):
@@ -122,6 +194,20 @@ def test_a_saved_model_predicts_alone(digits: dict[str, Path], tmp_path: Path):
         assert read_info(saved / name).files.keys() & {"forest.safetensors", "logistic.safetensors"}
 
 
+def test_the_operator_sees_whose_labels_contradict_all_others(tmp_path: Path):
+    images, labels = load_digits(return_X_y=True)
+    data = {f"s{n}": (images[n::20].reshape(-1, 8, 8, 1).astype("f4") / 16, labels[n::20]) for n in range(6)}
+    data["s2"] = (data["s2"][0], 9 - data["s2"][1])
+    out = attune.simulate(data, settings=ANALYTIC, progress=False).save(tmp_path / "saved")
+    with (out / "left_out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["client"] for row in rows} == set(data)
+    misfits = [float(row["misfit"]) for row in rows]
+    assert rows[0]["client"] == "s2" and misfits == sorted(misfits, reverse=True)
+    assert misfits[0] > 1 > 0.8 > misfits[1]
+    assert all(0 < int(row["samples"]) < 90 for row in rows)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -132,6 +218,8 @@ def test_a_saved_model_predicts_alone(digits: dict[str, Path], tmp_path: Path):
         ({"privacy": {"unit": "example", "epsilon": 2.0}}, "its sums have no noise"),
         ({"privacy": {"unit": "client", "epsilon": 2.0}}, "analytic"),
         ({"model": {"name": "dnn"}}, "'strength'"),
+        ({"model": {"features": 4001}}, "model.features"),
+        ({"data": {"classes": [str(number) for number in range(1001)]}}, "at most 4,000 features and 1,000 outputs"),
         ({"server": {"max_update_norm": 3.0}}, "norm-limit"),
         ({"method": {"name": "analytic", "robust": "median"}}, "robust"),
     ],

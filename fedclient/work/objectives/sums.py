@@ -24,6 +24,8 @@ from attune.fedclient.work.measures import Labels
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Objective, Tensors, Trained
 from attune.fedclient.work.objectives.network import Network
 
+BATCH = 256  # samples that pass a frozen body together
+
 
 class SampleSums(Objective[SumsSettings]):
     """G, B and s over all training samples, and the errors of models that are drawn from the served weights.
@@ -53,10 +55,9 @@ class SampleSums(Objective[SumsSettings]):
 
 def features_and_targets(task: LocalTask) -> tuple[Tensor, Tensor]:
     """Return Z (N, D) and T (N, C) of the training samples, float64."""
-    x, y = task.x.to(task.device), task.y.to(task.device)
-    return closed_form_of(task.network).features(x, torch.float64), targets_of(
-        y, len(task.start[WEIGHT]), isinstance(task.measure, Labels)
-    )
+    model, batches = closed_form_of(task.network), task.x.split(BATCH)
+    Z_ND = torch.cat([model.features(some_x.to(task.device), torch.float64) for some_x in batches])
+    return Z_ND, targets_of(task.y.to(task.device), len(task.start[WEIGHT]), isinstance(task.measure, Labels))
 
 
 def closed_form_of(network: Network) -> ClosedForm:

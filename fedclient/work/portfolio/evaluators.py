@@ -80,7 +80,7 @@ class LinearModel(_Fitted):
         return self.scores(value_BK)
 
 
-class RandomFeatures(LinearModel):
+class FourierModel(LinearModel):
     """Linear model on the features sqrt(2 / R) cos(F x + p), in which x is scaled by its mean and deviation.
 
     Tensors beside the linear model's: frequency (I, R), phase (R,), pixels (2,).
@@ -170,5 +170,5 @@ def evaluator(
     if "root" in tensors:
         return Trees(tensors, task, outputs, read, softmax=name == "boosting" and task == "classes")
     if "frequency" in tensors:
-        return RandomFeatures(tensors, task, outputs, flattened)  # of the samples' own numbers, also beside a frozen body
+        return FourierModel(tensors, task, outputs, flattened)  # of the samples' own numbers, also beside a frozen body
     return LinearModel(tensors, task, outputs, read)

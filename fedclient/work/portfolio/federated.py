@@ -24,10 +24,10 @@ from attune.common.methods.ridge import (
     sums_of,
     targets_of,
 )
-from attune.common.models.closed_form import PIXELS, ClosedForm
+from attune.common.models.closed_form import PIXELS, RandomFeatures
 from attune.common.models.options import ClosedFormOptions
 from attune.common.plan import Kind, ModelSpec
-from attune.fedclient.work.portfolio.evaluators import RandomFeatures, flattened
+from attune.fedclient.work.portfolio.evaluators import FourierModel, flattened
 from attune.fedclient.work.portfolio.fitting import Samples
 from attune.fedclient.work.portfolio.folds import folds_of
 from attune.fedclient.work.portfolio.portfolio import FittedModel
@@ -97,11 +97,11 @@ class FederatedRidge:
             "bias": factor * W_CD[:, -1],
             "classes": torch.arange(self._outputs),
         }
-        evaluator = RandomFeatures(tensors, task, self._outputs, flattened)
+        evaluator = FourierModel(tensors, task, self._outputs, flattened)
         return FittedModel(tensors, evaluator.answers(factor * predicted_NC))
 
 
 @lru_cache(maxsize=8)
-def _module(kind: Kind, shape: tuple[int, ...], outputs: int) -> ClosedForm:
+def _module(kind: Kind, shape: tuple[int, ...], outputs: int) -> RandomFeatures:
     """Return the features of all devices with such samples."""
-    return ClosedForm(ModelSpec("closed-form", kind, shape, outputs), ClosedFormOptions(features=MEMBER_FEATURES - 1))
+    return RandomFeatures(ModelSpec("closed-form", kind, shape, outputs), ClosedFormOptions(features=MEMBER_FEATURES - 1))

@@ -5,7 +5,7 @@ He et al., AFL, CVPR 2025; docs/methods/analytic.md. The letters are those of co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -54,6 +54,7 @@ class ClosedFormSums:
     ) -> None:
         self._vault = vault
         self._read: tuple[Tensor, Tensors] | None = None  # G of the total, and all of it
+        self._has_total = False  # once it has, it stays so: a vault lists its keys once, not for each client
 
     def start(self, initial: Mapping[str, Tensor]) -> None:
         write(self._vault, START, initial)
@@ -62,7 +63,8 @@ class ClosedFormSums:
         """Store nothing: a client counts from its first sums on."""
 
     def slot(self, client: str) -> str | None:
-        return None if TOTAL in self._vault.keys() else START  # noqa: SIM118 - a vault is not a mapping
+        self._has_total = self._has_total or TOTAL in set(self._vault.keys())
+        return None if self._has_total else START
 
     def cold_start(self) -> str | Tensors:
         return START if self.slot("") else self._served(*self._known(), strength=0.0)
@@ -133,6 +135,22 @@ class ClosedFormSums:
     def _served(self, G_DD: Tensor, sums: Mapping[str, Tensor], strength: float) -> Tensors:
         W_CD = solved(G_DD, sums[CROSS], float(sums[GAMMA]))
         return {WEIGHT: W_CD, STRENGTH: torch.tensor(strength, dtype=torch.float64)}
+
+
+def left_out(total: Mapping[str, Tensor], sums: Iterable[tuple[str, Mapping[str, Tensor]]]) -> list[tuple[str, int, float]]:
+    """Return for each client (its name, samples, misfit), the largest misfit first.
+
+    The misfit is the squared error of all other clients' weights on the client's samples, as a share of its targets' squares:
+    an answer of 0 to all has 1. Labels that contradict all others' have more; so have samples of which nobody else has any.
+    """
+    G_DD, gamma, rows = whole(total[GRAM], len(total[CROSS])), float(total[GAMMA]), []
+    for client, own_sums in sums:
+        own_DD, own_DC, squares_C = whole(own_sums[GRAM], len(G_DD)), own_sums[CROSS], own_sums[SQUARES]
+        W_CD = solved(G_DD - own_DD, total[CROSS] - own_DC, gamma)
+        squares = max(float(squares_C.sum()), torch.finfo(torch.float64).tiny)
+        misfit = squared_error(W_CD, own_DD, own_DC, squares_C) / squares
+        rows.append((client, round(float(own_DD[-1, -1])), misfit))
+    return sorted(rows, key=lambda row: -row[2])
 
 
 def _gamma(total: Tensors, groups: Sequence[Tensors]) -> float:

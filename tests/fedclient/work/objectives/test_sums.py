@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
+import pytest
 import torch
 
 from attune.common.methods.ridge import ERRORS, STRENGTHS, WEIGHT
@@ -17,15 +20,19 @@ from tests.fedclient.work.objectives.conftest import MakeTask
 
 OBJECTIVE, PREDICTOR = SampleSums(SumsSettings()), ClosedFormPredictor(ClosedFormPredictorSettings())
 N, D, C = 23, 9, 3  # 8 random features, and the constant
+MANY = 41  # features: more than samples
 
 
-def task_of(make_task: MakeTask, strength: float = 1.0, fold: torch.Tensor | None = None, served: bool = True) -> LocalTask:
-    model = build(default_spec("tabular", (4,), C, 0, "closed-form", {"features": 8, "sharpness": 4.0}), seed=0)
+def task_of(
+    make_task: MakeTask, strength: float = 1.0, fold: torch.Tensor | None = None, served: bool = True, features: int = D
+) -> LocalTask:
+    options = {"features": features - 1, "sharpness": 4.0}
+    model = build(default_spec("tabular", (4,), C, 0, "closed-form", options), seed=0)
     draws = torch.Generator().manual_seed(5)
     x, y = torch.randn(N, 4, generator=draws), torch.randint(C, (N,), generator=draws)
     start = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
     if served:
-        start[WEIGHT] = torch.randn(C, D, generator=draws, dtype=torch.float64)
+        start[WEIGHT] = torch.randn(C, features, generator=draws, dtype=torch.float64)
     start |= {"strength": torch.tensor(strength, dtype=torch.float64)}
     task = make_task(model, x, y, start | OBJECTIVE.extras(start, None))
     return LocalTask(**{**vars(task), "fold": fold})
@@ -50,10 +57,11 @@ def test_the_sums_are_those_of_all_samples(make_task: MakeTask):
     assert torch.equal(made.tensors[WEIGHT], task.start[WEIGHT])
 
 
-def test_errors_are_those_of_models_without_each_fold(make_task: MakeTask):
+@pytest.mark.parametrize("features", [D, MANY])
+def test_errors_are_those_of_models_without_each_fold(features: int, make_task: MakeTask):
     fold = torch.arange(N) % 5
     fold[3] = -1  # in no fold: always fitted, never scored
-    task = task_of(make_task, fold=fold)
+    task = task_of(make_task, fold=fold, features=features)
     Z, T, W = arrays(task)
     errors = OBJECTIVE.run(task).tensors[PERSONAL + ERRORS]
     for place, strength in enumerate(STRENGTHS):
@@ -61,7 +69,7 @@ def test_errors_are_those_of_models_without_each_fold(make_task: MakeTask):
         for number in range(5):
             left = fold.numpy() == number
             A, B = Z[~left], T[~left]
-            own = np.linalg.solve(A.T @ A + strength * np.eye(D), A.T @ B + strength * W.T)
+            own = np.linalg.solve(A.T @ A + strength * np.eye(features), A.T @ B + strength * W.T)
             expected += np.square(T[left] - Z[left] @ own).sum()
         np.testing.assert_allclose(float(errors[place]), expected, rtol=1e-9)
 
@@ -71,15 +79,25 @@ def test_nothing_is_known_out_of_fold_before_weights_are_served(make_task: MakeT
     assert errors.tolist() == [0] * len(STRENGTHS)
 
 
-def test_the_device_draws_its_own_weights_from_the_served_ones(make_task: MakeTask):
-    task = task_of(make_task, strength=0.3)
+@pytest.mark.parametrize("features", [D, MANY])
+def test_the_device_draws_its_own_weights_from_the_served_ones(features: int, make_task: MakeTask):
+    task = task_of(make_task, strength=0.3, features=features)
     Z, T, W = arrays(task)
     made = PREDICTOR.prepare(task)
-    expected = np.linalg.solve(Z.T @ Z + 0.3 * np.eye(D), Z.T @ T + 0.3 * W.T).T
+    expected = np.linalg.solve(Z.T @ Z + 0.3 * np.eye(features), Z.T @ T + 0.3 * W.T).T
     np.testing.assert_allclose(made[WEIGHT].numpy(), expected, atol=1e-10)
     assert set(made) == {WEIGHT, "strength"}
     scores = PREDICTOR.logits(task.network, made, task.x)
     np.testing.assert_allclose(scores.numpy(), 4 * Z @ expected.T, atol=1e-4)
+
+
+def test_no_system_is_larger_than_the_samples_of_a_device(make_task: MakeTask):
+    """Most devices have fewer samples than features: 30 systems of 500 equations took them most of their time."""
+    task, sizes = task_of(make_task, fold=torch.arange(N) % 5, features=MANY), []
+    solve = torch.linalg.cholesky
+    with patch.object(torch.linalg, "cholesky", lambda matrix: sizes.append(len(matrix)) or solve(matrix)):
+        OBJECTIVE.run(task), PREDICTOR.prepare(task), PREDICTOR.out_of_fold(task)
+    assert sizes and max(sizes) <= N
 
 
 def test_with_strength_0_it_keeps_what_is_served(make_task: MakeTask):

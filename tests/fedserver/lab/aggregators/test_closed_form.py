@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ from attune.common.methods.ridge import (
 )
 from attune.common.methods.settings.aggregators import ClosedFormSettings
 from attune.fedserver.lab.aggregators.base import MemoryVault, Tensors
-from attune.fedserver.lab.aggregators.closed_form import FEWEST, USUAL_STRENGTH, ClosedFormSums
+from attune.fedserver.lab.aggregators.closed_form import FEWEST, OF, TOTAL, USUAL_STRENGTH, ClosedFormSums, left_out
 
 FEATURES, CLASSES = 6, 3
 START = {WEIGHT: torch.zeros(CLASSES, FEATURES, dtype=torch.float64), STRENGTH: torch.zeros((), dtype=torch.float64)}
@@ -113,6 +115,17 @@ def test_the_newest_sums_of_a_client_take_the_place_of_older_ones():
         assert all(torch.equal(first[name], second[name]) for name in first), client
 
 
+def test_the_vault_is_not_listed_for_each_client():
+    """With 10,000 clients that took minutes: a vault sorts its keys."""
+    vault = MemoryVault()
+    made = aggregator(vault)
+    made.close_round([update(f"c{n}", samples(n, 10)) for n in range(3)])
+    with patch.object(vault, "keys", wraps=vault.keys) as listed:
+        assert [made.slot(f"c{n}") for n in range(30)] == [None] * 30
+        served(made, *(f"c{n}" for n in range(30)))
+    assert listed.call_count <= 2
+
+
 def test_a_restart_serves_the_same_bits():
     vault = MemoryVault()
     made = aggregator(vault)
@@ -143,6 +156,21 @@ def test_the_fleet_chooses_the_strength_and_no_client_alone():
     more = made.close_round([update(f"c{n}", samples(n, 10), [0.1, 0.8, 0.9, 0.9, 0.9, 0.9]) for n in range(12)])
     assert more["strength"] == STRENGTHS[0]
     assert float(served(made, "c0")["c0"][STRENGTH]) == STRENGTHS[0]
+
+
+def test_a_misfit_is_the_error_of_all_others_weights():
+    """By another library, from the samples: c1 has its classes in another order."""
+    fleet = {f"c{n}": samples(n, 12 + n) for n in range(4)}
+    fleet["c1"] = (fleet["c1"][0], fleet["c1"][1].roll(1, dims=1))
+    vault = MemoryVault()
+    gamma = aggregator(vault).close_round([update(client, of, weight=1e9) for client, of in fleet.items()])["gamma"]
+    rows = left_out(vault.read(TOTAL), ((client, vault.read(f"{OF}{client}")) for client in fleet))
+    assert [row[2] for row in rows] == sorted((row[2] for row in rows), reverse=True)
+    for client, number, misfit in rows:
+        Z, T = fleet[client]
+        W = pooled([of for other, of in fleet.items() if other != client], gamma)
+        assert number == len(Z)
+        assert misfit == pytest.approx(np.square(T.numpy() - Z.numpy() @ W.T).sum() / np.square(T.numpy()).sum(), rel=1e-9)
 
 
 def test_newcomers_to_a_finished_federation_move_nothing():

@@ -1,0 +1,147 @@
+"""Cost and weak points of `--method analytic`: many devices, many outputs, and devices whose labels are wrong.
+
+- `devices`: a simulation of 10,000 devices from end to end, with 200 features: time, and the peak of the process.
+- `outputs`: the server's part of a federation with the most outputs (1,000), from sums that are drawn.
+- `flipped`: three of ten devices have the label 9 - y: what the others lose, and how far down left_out.csv they are.
+
+Each runs by itself in a new process: `python -m benchmarks.closed_form devices --out closed_form_devices.json`.
+"""
+
+from __future__ import annotations
+
+import csv
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+import msgspec
+import numpy as np
+import torch
+
+import attune
+from attune.common.exchange.transform import PartUpdate
+from attune.common.methods.ridge import ERRORS, STRENGTHS, WEIGHT, check_sums, sums_of, targets_of
+from attune.common.methods.settings.aggregators import ClosedFormSettings
+from attune.common.wire.tensors import Tensors
+from attune.fedserver.lab.aggregators.closed_form import ClosedFormSums
+from attune.fedserver.lab.vault import StateVault
+from attune.fedserver.stores.disk import scratch_blobs
+from attune.simulation.recipes.catalogue import get
+from benchmarks.machine import machine
+
+Report = dict[str, Any]
+CLASSES, SAMPLES, INPUTS = 10, 40, 20  # of each of many devices; a quarter is for testing
+OUTPUTS, FEATURES, OF_OUTPUTS = 1_000, 500, 20  # outputs, random features, devices
+POINTS = (("digits", 40.0), ("label-shift", 0.1))
+LIARS, SEEDS = 3, (0, 1, 2)  # of ten
+
+
+def devices(number: int = 10_000, features: int = 200) -> Report:
+    """Simulate a federation of very many devices: ten clouds of points."""
+    draws = np.random.default_rng(0)
+    centres = draws.normal(size=(CLASSES, INPUTS))
+    shards = {}
+    for place in range(number):
+        y = draws.integers(CLASSES, size=SAMPLES)
+        x = (centres[y] + draws.normal(size=(SAMPLES, INPUTS))).astype("f4")
+        shards[f"device{place:05}"] = (x.reshape(SAMPLES, 4, 5, 1), y)  # images: all devices scale them alike
+    before = peak_mib()
+    result = attune.simulate(shards, "analytic", settings={"model.features": features}, baseline="none", progress=False)
+    accuracy = round(result.table().mean("accuracy"), 4)
+    return {"devices": number, "features": features, "before_mib": before, "mean_accuracy": accuracy}
+
+
+def outputs() -> Report:
+    """Take in the sums of some devices, close the round, and make what is served."""
+    draws = torch.Generator().manual_seed(0)
+
+    def sums() -> Tensors:
+        Z_ND = torch.randn(2 * OUTPUTS, FEATURES + 1, generator=draws, dtype=torch.float64) / FEATURES**0.5
+        Z_ND[:, -1] = 1
+        y_N = torch.randint(OUTPUTS, (len(Z_ND),), generator=draws)
+        return {**sums_of(Z_ND, targets_of(y_N, OUTPUTS)), ERRORS: torch.ones(len(STRENGTHS), dtype=torch.float64)}
+
+    with tempfile.TemporaryDirectory() as folder, scratch_blobs(Path(folder)) as blobs:
+        made = ClosedFormSums(ClosedFormSettings(), StateVault(blobs, "attended", [], 0), 0, {})
+        made.start({WEIGHT: torch.zeros(OUTPUTS, FEATURES + 1, dtype=torch.float64), "strength": torch.zeros(()).double()})
+        updates = [PartUpdate(f"device{place:02}", 2.0 * OUTPUTS, sums()) for place in range(OF_OUTPUTS)]
+        before = peak_mib()
+        seconds = {
+            "check_s": timed(lambda: check_sums(dict(updates[0].source), True, "device")),
+            "close_s": timed(lambda: made.close_round(updates)),
+            "serve_s": timed(lambda: list(made.generate([update.client for update in updates]))) / OF_OUTPUTS,
+        }
+    rounded = {name: round(spent, 3) for name, spent in seconds.items()}
+    return {"outputs": OUTPUTS, "features": FEATURES, "devices": OF_OUTPUTS, "before_mib": before, **rounded}
+
+
+def flipped() -> Report:
+    """Run each point with and without wrong labels."""
+    rows = []
+    for recipe, x in POINTS:
+        for seed in SEEDS:
+            clean, wrong = _run(recipe, x, seed, 0), _run(recipe, x, seed, LIARS)
+            rows.append({"recipe": recipe, "x": x, "seed": seed, "clean": clean, "flipped": wrong})
+    return {"liars": LIARS, "rows": rows}
+
+
+def _run(recipe: str, x: float, seed: int, liars: int) -> Mapping[str, Any]:
+    """Return mean accuracies of the honest devices, and the places of the liars in left_out.csv (1: the first)."""
+    source = get(recipe).load(None, seed)
+    point = next(point for point in get(recipe).points if point.x == x)
+    with tempfile.TemporaryDirectory() as folder:
+        shards = point.write(Path(folder), source, seed)
+        liars_drawn = {shards[place].name for place in np.random.default_rng(seed).permutation(len(shards))[:LIARS]}
+        for shard in shards if liars else []:
+            if shard.name in liars_drawn:
+                arrays = dict(np.load(shard / "train.npz"))
+                np.savez(shard / "train.npz", **(arrays | {"y": 9 - arrays["y"]}))
+        named = {shard.name: shard for shard in shards}
+        result = attune.simulate(named, "analytic", seed=seed, keep="personalized", baseline="none", progress=False)
+        with (result.save(Path(folder) / "saved") / "left_out.csv").open(newline="") as file:
+            listed = list(csv.DictReader(file))
+    honest = [client for client in result.status["clients"] if client["name"] not in liars_drawn]
+    report: Report = {
+        "personal": round(fmean(client["accuracy"] for client in honest), 4),
+        "common": round(fmean(client["accuracy_common"] for client in honest), 4),
+        "largest_honest_misfit": round(max(float(row["misfit"]) for row in listed if row["client"] not in liars_drawn), 3),
+    }
+    if liars:
+        of_liars = [place for place, row in enumerate(listed) if row["client"] in liars_drawn]
+        report["places"] = [place + 1 for place in of_liars]
+        report["misfits"] = [round(float(listed[place]["misfit"]), 3) for place in of_liars]
+    return report
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Return the seconds of processor time of the work."""
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
+
+
+def peak_mib() -> int:
+    """Return the most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+
+@click.command()
+@click.argument("what", type=click.Choice(["devices", "outputs", "flipped"]))
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+def main(what: str, out: Path) -> None:
+    """Measure it, and write the file."""
+    torch.set_num_threads(1)
+    of_machine, wall, spent = machine(), time.perf_counter(), time.process_time()
+    report = {"devices": devices, "outputs": outputs, "flipped": flipped}[what]()
+    spent = time.process_time() - spent
+    times = {"wall_s": round(time.perf_counter() - wall, 1), "processor_s": round(spent, 1), "peak_mib": peak_mib()}
+    out.write_bytes(msgspec.json.format(msgspec.json.encode({"machine": of_machine, **report, **times})) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

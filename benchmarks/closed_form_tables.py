@@ -1,0 +1,49 @@
+"""Figures of benchmarks/closed_form.py for docs/methods/analytic.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from docs.markdown import table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def costs(folder: Path = RESULTS) -> Iterator[str]:
+    """Yield a row for each measured federation."""
+    rows = []
+    for what in ("devices", "outputs"):
+        of = _read(folder, what)
+        outputs, seconds = of.get("outputs", 10), of["processor_s"]
+        memory = f"{of['peak_mib'] - of['before_mib']:,} MiB"
+        whole = "simulated, from end to end"
+        if what == "outputs":
+            whole, seconds = "the server's part of a round", of["close_s"] + of["devices"] * (of["check_s"] + of["serve_s"])
+        rows.append((f"{of['devices']:,}", str(of["features"]), f"{outputs:,}", whole, f"{seconds:.0f} s", memory))
+    yield from table(("devices", "features", "outputs", "what", "processor time", "memory beside the data"), rows)
+
+
+def flipped(folder: Path = RESULTS) -> Iterator[str]:
+    """Yield a row for each recipe: accuracies without and with wrong labels, and the places of the liars."""
+    rows = []
+    for (recipe, x), of in groupby(_read(folder, "flipped")["rows"], lambda row: (row["recipe"], row["x"])):
+        seeds = list(of)
+
+        def both(name: str, seeds: list[dict[str, Any]] = seeds) -> str:
+            return " / ".join(f"{100 * fmean(row[run][name] for row in seeds):.1f}" for run in ("clean", "flipped"))
+
+        places = "; ".join(", ".join(map(str, row["flipped"]["places"])) for row in seeds)
+        rows.append((f"`{recipe}`", f"{x:g}", both("common"), both("personal"), places))
+    heads = ("recipe", "x", "common model, without / with, %", "own models, %", "places of the three, by seed")
+    yield from table(heads, rows)
+
+
+def _read(folder: Path, what: str) -> dict[str, Any]:
+    report: dict[str, Any] = msgspec.json.decode((folder / f"closed_form_{what}.json").read_bytes())
+    return report
