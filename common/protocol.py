@@ -48,6 +48,10 @@ STATISTICS_ORDER = "statistics-"  # before the id of a question, in the exchange
 MOST_MOMENTS = 1 << 14  # numbers of a description of a device's data
 # How a device begins its refusal of a secure sum: the server serves another start, or asks for the cohort that it is told.
 SUMMED_BEFORE = "this device was in a sum over other devices from the same start"
+SAMPLES_BEFORE = (
+    "sums over its samples are in one sum already, and a home has one in its life: its model is that of round 1, or take part "
+    "in another federation with a new home"
+)
 OTHER_COHORT = "this device is in sums with the devices of its first one alone"
 SPARE = 1  # devices beyond the threshold in a sum of secure aggregation, unless the plan asks for more
 MOST_MEMBERS = 256  # devices of a round of secure aggregation, whatever the plan says

@@ -25,7 +25,8 @@ class ClosedForm(nn.Module):
 
     Source: Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007. F and p follow from
     `options.seed` alone, and never travel. The state is `head.weight`, W (C, D), float64, and `strength`: the ridge strength
-    with which a device draws its own weights from W (0: it keeps W).
+    with which a device draws its own weights from W (0: it keeps W). With `options.one_sum` it also has the sums of which W is
+    made (attune.common.methods.ridge), from which a device takes its own.
 
     Raises:
         SettingError: There are too many inputs or outputs.
@@ -52,7 +53,11 @@ class ClosedForm(nn.Module):
             self.register_buffer(name, torch.tensor(drawn, dtype=torch.float32), persistent=False)
         self.head = nn.Linear(options.features + 1, spec.classes, bias=False, dtype=torch.float64)
         nn.init.zeros_(self.head.weight)
-        self.register_buffer("strength", torch.zeros((), dtype=torch.float64))
+        size, sums = options.features + 1, dict[str, tuple[int, ...]]()
+        if options.one_sum:
+            sums = {"gram": (size * (size + 1) // 2,), "cross": (size, spec.classes), "gamma": (), "counted": ()}
+        for name, shape in {"strength": (), **sums}.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
 
     def features(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return z(x), (B, D), computed in `dtype`, for samples (B, ...)."""

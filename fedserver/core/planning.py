@@ -277,6 +277,8 @@ def make_plan(
         settings.model_options,
         first.per_position,
     )
+    if spec.name == "closed-form":
+        spec = msgspec.structs.replace(spec, options={**spec.options, "one_sum": settings.privacy.secure_aggregation})
     if spec.name == "closed-form" and spec.options["sharpness"] is None and first.task != "regression":
         spec = msgspec.structs.replace(spec, options={**spec.options, "sharpness": CLOSED_FORM_SHARPNESS})
     if schema is not None and schema.embedded:

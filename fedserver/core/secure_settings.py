@@ -11,8 +11,8 @@ from attune.common.config import PrivacySettings, RoundSettings, merge
 from attune.common.errors import SettingError
 from attune.common.exchange.registry import SECURE_SUM
 from attune.common.methods.method import ConfiguredMethod, Method
-from attune.common.methods.settings.aggregators import HypernetworkSettings, MeanSettings
-from attune.common.plan import Plan, Profile
+from attune.common.methods.settings.aggregators import ClosedFormSettings, HypernetworkSettings, MeanSettings
+from attune.common.plan import FEWEST_DEVICES, Plan, Profile
 from attune.common.protocol import MOST_MEMBERS, SPARE
 
 ON = "privacy.secure_aggregation"
@@ -44,7 +44,8 @@ def transform_of(privacy: PrivacySettings, configured: ConfiguredMethod) -> dict
     """Return the transform that carries secure aggregation out, as [transforms] has it; empty without it."""
     if not privacy.secure_aggregation:
         return {}
-    more = {"spare": privacy.secure_spare, "same_cohort": privacy.same_cohort} if knows_more(privacy) else {}
+    more: dict[str, Any] = {"spare": privacy.secure_spare, "same_cohort": privacy.same_cohort} if knows_more(privacy) else {}
+    more |= {"exact": True} if configured.objective.adds_up else {}
     uniform = {settings.uniform for settings in configured.aggregators.values() if isinstance(settings, MeanSettings)}
     return {
         SECURE_SUM: {
@@ -80,7 +81,7 @@ def check_settings(
         return
     for part, settings in configured.aggregators.items():
         on_device = isinstance(settings, HypernetworkSettings) and settings.on_device
-        if not isinstance(settings, MeanSettings) and not on_device:
+        if not isinstance(settings, (ClosedFormSettings, MeanSettings)) and not on_device:
             other = 'set method.embedding = "device", or ' if isinstance(settings, HypernetworkSettings) else ""
             raise SettingError(
                 f"{ON} gives the server sums alone, and method {configured.method.name} has {part} parts that are no means: "
@@ -91,7 +92,9 @@ def check_settings(
         if isinstance(settings, (MeanSettings, HypernetworkSettings)) and (why := short_step(settings)):
             raise SettingError(f"{ON} needs steps of the server that are a tenth of the usual ones or more, and {why}")
     least, spare = privacy.secure_devices, privacy.secure_spare
+    few = f"privacy.secure_devices = {least}: sums over samples have at least {FEWEST_DEVICES} devices"
     wrong = {
+        few: configured.objective.adds_up and least < FEWEST_DEVICES,
         "round.take_back: it looks at losses of single devices": rounds.take_back > 0,
         'round.train = "all": each round must start from what the server serves': rounds.train == "all",
         "round.adapt_rounds: few newcomers make no sum": rounds.adapt_rounds > 0,

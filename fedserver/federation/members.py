@@ -82,10 +82,11 @@ class Members:
         self._settings.encodings.check_device(name, hello.encodings)
         if self._settings.privacy.on_devices and NOISE not in hello.encodings:
             raise SettingError(f"{name} cannot train with noise (privacy.unit of this federation): update fedclient")
-        if self._settings.configured.objective.adds_up and SUMS not in hello.encodings:
+        in_sums = SUMS in hello.encodings or self._settings.privacy.secure_aggregation
+        if self._settings.configured.objective.adds_up and not in_sums:
             raise SettingError(
                 f"{name} hands in no sums over its samples, which method {self._settings.method.name} needs: its owner allows "
-                "that by fedclient --disclose sums"
+                "that by fedclient --disclose sums, or privacy.secure_aggregation sums them behind masks"
             )
         if embeds_on_devices(self._settings.configured) and EMBEDDING not in hello.encodings:
             raise SettingError(f"{name} cannot keep its embedding (method.embedding of this federation): update fedclient")
