@@ -252,7 +252,8 @@ def accept_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None
     if configured_on_device(plan).objective.adds_up and not in_sums:
         raise LimitExceeded(
             f"this federation's method {plan.method} asks for sums over this device's samples, from which single samples can "
-            "be computed; the owner of the data allows that by --disclose sums, and need not behind masks (privacy.secure_aggregation)"
+            "be computed; the owner of the data allows that by --disclose sums, or the operator masks them "
+            "(privacy.secure_aggregation)"
         )
     return before
 

@@ -92,7 +92,10 @@ def check_settings(
         if isinstance(settings, (MeanSettings, HypernetworkSettings)) and (why := short_step(settings)):
             raise SettingError(f"{ON} needs steps of the server that are a tenth of the usual ones or more, and {why}")
     least, spare = privacy.secure_devices, privacy.secure_spare
-    few = f"privacy.secure_devices = {least}: sums over samples have at least {FEWEST_DEVICES} devices"
+    few = (
+        f"privacy.secure_devices = {least}: sums over samples have at least {FEWEST_DEVICES} devices. With fewer, do without "
+        "(fedclient --disclose sums), or take another method"
+    )
     wrong = {
         few: configured.objective.adds_up and least < FEWEST_DEVICES,
         "round.take_back: it looks at losses of single devices": rounds.take_back > 0,
