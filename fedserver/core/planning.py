@@ -10,7 +10,7 @@ import msgspec
 
 from attune.common.config import PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
-from attune.common.exchange.registry import settings_of
+from attune.common.exchange.registry import SECURE_SUM, settings_of
 from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method
 from attune.common.methods.private_training import check_private, with_orders
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
@@ -239,6 +239,20 @@ def _changes(key: str, here: Any, now: Any) -> Iterator[str]:
 def _short(value: Any) -> str:
     text = "not set" if value is None else repr(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
+
+
+def check_one_sum(plan: Plan | None, transforms: Mapping[str, Any]) -> None:
+    """Check that a run after this plan's asks for no second sum over samples.
+
+    Raises:
+        SettingError: It does.
+    """
+    if plan is not None and all(of.get(SECURE_SUM, {}).get("exact") for of in (plan.transforms, transforms)):
+        raise SettingError(
+            "behind masks a device hands in to one sum over its samples in the life of its home, and nothing is taken out of "
+            f"it: method {plan.method} gets no other. Revoke a device that is to be forgotten (fedserver revoke), and begin a "
+            "new federation, with new homes of the others"
+        )
 
 
 def make_plan(

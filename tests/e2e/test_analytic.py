@@ -97,7 +97,9 @@ def masked(tmp_path_factory: pytest.TempPathFactory, five: list[Path]) -> Outcom
 EXCHANGES = ("keys", "shares", "masked", "survivors", "unmasking")
 
 
-def test_a_server_that_is_killed_at_each_step_of_the_sum_changes_no_bit(masked: Outcome, five: list[Path], federation_at) -> None:
+def test_a_server_that_is_killed_at_each_step_of_the_sum_changes_no_bit(
+    masked: Outcome, five: list[Path], federation_at
+) -> None:
     federation: Federation = federation_at("server")
     steps = [*(f"1:secure-{exchange}" for exchange in EXCHANGES), "1:aggregated", "1:settled", "2:secure-masked", "2:settled"]
     server = federation.server("--min-clients", "5", *flags(MASKED), fault=f"server:{steps[0]}=kill")
@@ -109,11 +111,19 @@ def test_a_server_that_is_killed_at_each_step_of_the_sum_changes_no_bit(masked: 
     assert Outcome.of(federation, five) == masked
 
 
-def test_a_device_that_is_killed_at_each_step_of_the_sum_changes_no_bit(masked: Outcome, five: list[Path], federation_at) -> None:
+def test_a_device_that_is_killed_at_each_step_of_the_sum_changes_no_bit(
+    masked: Outcome, five: list[Path], federation_at
+) -> None:
     federation: Federation = federation_at("device")
     server = federation.server("--min-clients", "5", *flags(MASKED), "--exit-when-done")
     others = [federation.device(shard, *STATISTICS) for shard in five[1:]]
-    steps = ["1:order-committed", *(f"1:secure-{exchange}" for exchange in EXCHANGES), "2:trained", "2:secure-masked", "2:compared"]
+    steps = [
+        "1:order-committed",
+        *(f"1:secure-{exchange}" for exchange in EXCHANGES),
+        "2:trained",
+        "2:secure-masked",
+        "2:compared",
+    ]
     for step in steps:
         killed = federation.device(five[0], *STATISTICS, fault=f"*:{step}=kill")
         assert killed.code() == -signal.SIGKILL, killed.text
@@ -149,10 +159,13 @@ def test_a_device_that_drops_out_of_the_sum_is_told_whether_it_counts(
 
 
 def test_a_second_run_gets_no_second_sum(five: list[Path], federation_at) -> None:
-    """Nor does a run without a device, so `forget` says what it cannot do."""
+    """A run without a device neither: so `forget` says what it cannot do, before it revokes the device."""
     federation: Federation = federation_at("second")
     server = federation.server("--min-clients", "5", *flags(MASKED), "--exit-when-done")
     devices = [federation.device(shard, *STATISTICS) for shard in five]
     assert [process.code() for process in (*devices, server)] == [0] * 6, server.text
-    refused = federation.command("fedserver", "forget", five[0].name, check=False)
-    assert refused.returncode == 1 and "is in the one sum of this federation" in refused.stderr
+    for command in (("forget", five[0].name), ("run", "new", "second", *flags(MASKED))):
+        refused = federation.command("fedserver", *command, code=2)
+        assert "nothing is taken out of it: method analytic gets no other" in refused.stderr
+    assert federation.client(five[0].name)["state"] != "revoked"
+    federation.command("fedserver", "run", "new", "other", "--set", "method.name=fedavg")
