@@ -27,6 +27,7 @@ SCORES = "scores"  # a device that lists this scores what it would keep where th
 SAME_COHORT = "same-cohort"  # a device that lists this knows privacy.same_cohort and privacy.secure_spare
 DESCRIPTION = "description"  # a device that lists this describes its data where embeddings start from it: its owner allows it
 SUMS = "sums"  # a device that lists this hands in sums over its samples (--method analytic): its owner allows it
+EXACT_SUMS = "exact-sums"  # a device that lists this hands them in behind masks, where its owner need not allow it
 SPENT = "its privacy budget is spent"  # the trouble of a device that trains no more, and does all else
 SPOKEN = (
     *ENCODINGS,
@@ -39,6 +40,7 @@ SPOKEN = (
     EMBEDDING,
     SCORES,
     SAME_COHORT,
+    EXACT_SUMS,
     *([CHANGE] if PACKED in ENCODINGS else []),
 )  # what Hello.encodings lists
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)
