@@ -146,7 +146,8 @@ class SecureSum(Unchanged):
         total = (UnmaskedSums if exact else Unmasked)(
             cohort, self.name, context.manifest, before, context.unmasking, self._settings.clip
         )
-        facts = total.means | {above(cohort.part, reach): count for reach, count in zip(REACHES, total.above, strict=True)}
+        reached = () if exact else zip(REACHES, total.above, strict=True)  # sums are not clipped
+        facts = total.means | {above(cohort.part, reach): count for reach, count in reached}
         members = tuple(update.client for update in cohort.updates) if exact else ()
         one = PartUpdate("the sum of the cohort", total.weight / ONE, total, facts=facts, members=members)
         return Cohort(cohort.part, (one,))

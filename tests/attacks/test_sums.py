@@ -144,6 +144,14 @@ def test_all_other_devices_together_see_the_sample(model: ClosedForm, digits: to
     assert np.abs(inverted(model, one_honest) - digits[0].flatten().numpy()).max() > 0.3
 
 
+def test_a_class_of_one_device_alone_shows_in_the_sum(model: ClosedForm, digits: torch.Tensor, read: Read) -> None:
+    """Masks hide who gave what, and nobody else gave anything to this column: docs/methods/analytic.md says so."""
+    others = torch.from_numpy(load_digits().images[6:36, None].astype("f4") / 16)
+    rest = sums_of(model.features(others, torch.float64), targets_of(LABELS.clamp(min=1).repeat(5), 3))
+    total = read.given["ada"][CROSS] + rest[CROSS]
+    np.testing.assert_allclose(inverted(model, total), digits[0].flatten().numpy(), atol=1e-3)
+
+
 class Held(TensorSource):
     """Tensors of a peer, in memory."""
 

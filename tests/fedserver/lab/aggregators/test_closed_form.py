@@ -225,8 +225,8 @@ def test_the_first_sum_stays():
     made.close_round([one_sum()])
     before = vault.read("total")[GRAM]
     errors = torch.ones(len(GAMMAS), 1 + len(STRENGTHS), dtype=torch.float64)
-    later = one_sum(errors, clients=("c3", "c4", "c5", "c6", "c7"))
-    made.close_round([PartUpdate(later.client, 3.0, {**one_sum().tensors, ERRORS: errors}, members=later.members)])
+    later = one_sum(clients=("c3", "c4", "c5", "c6", "c7"))
+    made.close_round([PartUpdate(later.client, 3.0, {**later.tensors, ERRORS: errors}, members=later.members)])
     assert torch.equal(vault.read("total")[GRAM], before)
     assert (made.slot("c0"), made.slot("c7")) == ("members", "total")
 
