@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 
 import attune
 from attune.common.errors import AttuneError
-from attune.common.methods.ridge import GAMMAS, STRENGTHS, WEIGHT
+from attune.common.methods.ridge import GAMMAS, STRENGTHS, WEIGHT, sums_of
 from attune.common.models.registry import build
 from attune.common.wire.files import read_tensors
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model.artifact import Model, read_info
+from attune.fedclient.work.objectives import sums
 from tests.e2e.harness import digit_shards
 
 ANALYTIC: dict[str, Any] = {"method": {"name": "analytic"}, "model": {"features": 60}}
@@ -255,3 +256,18 @@ def test_a_device_that_is_not_in_the_sum_takes_nothing_out(five: dict[str, Path]
     members, total = served(tmp_path / "home", "members"), served(tmp_path / "home", "total")
     assert (float(members["counted"]), float(total["counted"])) == (1.0, 0.0)
     assert all(torch.equal(members[name], total[name]) for name in total if name != "counted")
+
+
+def test_a_device_that_lies_spoils_the_sum_for_good(five: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nobody knows who it was, and all have been in their one sum. The federation ends, with what devices fit alone."""
+    lies = iter([-10.0, *[1.0] * 100])
+
+    def given(Z_ND: torch.Tensor, T_NC: torch.Tensor) -> dict[str, torch.Tensor]:
+        made = sums_of(Z_ND, T_NC)
+        return {**made, "cross": next(lies) * made["cross"]}
+
+    monkeypatch.setattr(sums, "sums_of", given)
+    result = attune.simulate(five, settings=MASKED, baseline="alone", home=tmp_path / "home", progress=False)
+    assert not list((tmp_path / "home" / "server" / "state").glob("attended.total*"))
+    assert result.status["round"] == 2
+    assert all(row.accuracy_kept == row.accuracy_alone for row in last(result))
