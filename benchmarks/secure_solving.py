@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from attune import simulate
-from attune.common.exchange.transform import Cohort, DeviceContext, PartUpdate, RoundContext
-from attune.common.secure.secure_sum import NotASum, SecureSum
+from attune.common.exchange.transform import Cohort, DeviceContext, NotASum, PartUpdate, RoundContext
+from attune.common.secure.secure_sum import SecureSum
 from attune.fedclient.sum_book import SumBook
 from attune.fedserver.lab.aggregators.mean import VALUE, Mean
 

@@ -28,6 +28,7 @@ SAME_COHORT = "same-cohort"  # a device that lists this knows privacy.same_cohor
 DESCRIPTION = "description"  # a device that lists this describes its data where embeddings start from it: its owner allows it
 SUMS = "sums"  # a device that lists this hands in sums over its samples (--method analytic): its owner allows it
 CLOSED_FORM = "closed-form"  # a device that lists this takes a closed form into its blend (Plan.closed_form)
+EXACT_SUMS = "exact-sums"  # a device that lists this hands them in behind masks, where its owner need not allow it
 SPENT = "its privacy budget is spent"  # the trouble of a device that trains no more, and does all else
 SPOKEN = (
     *ENCODINGS,
@@ -41,6 +42,7 @@ SPOKEN = (
     SCORES,
     SAME_COHORT,
     CLOSED_FORM,
+    EXACT_SUMS,
     *([CHANGE] if PACKED in ENCODINGS else []),
 )  # what Hello.encodings lists
 UPLOAD_KEY = "attune-upload-bin"  # the metadata key of an upload: which blob it is (UploadTarget, serialized)
@@ -50,6 +52,10 @@ STATISTICS_ORDER = "statistics-"  # before the id of a question, in the exchange
 MOST_MOMENTS = 1 << 14  # numbers of a description of a device's data
 # How a device begins its refusal of a secure sum: the server serves another start, or asks for the cohort that it is told.
 SUMMED_BEFORE = "this device was in a sum over other devices from the same start"
+SAMPLES_BEFORE = (
+    "sums over its samples are in one sum already, and a home has one in its life: its model is that of round 1, or take part "
+    "in another federation with a new home"
+)
 OTHER_COHORT = "this device is in sums with the devices of its first one alone"
 SPARE = 1  # devices beyond the threshold in a sum of secure aggregation, unless the plan asks for more
 MOST_MEMBERS = 256  # devices of a round of secure aggregation, whatever the plan says

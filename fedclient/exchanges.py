@@ -14,7 +14,7 @@ from attune.common.exchange.registry import SecureSumSettings, secure_sum_in
 from attune.common.faults import fail_at
 from attune.common.identity.certificates import subject
 from attune.common.identity.credential import Credential, load_certificate
-from attune.common.plan import Plan
+from attune.common.plan import FEWEST_DEVICES, Plan
 from attune.common.protocol import OTHER_COHORT
 from attune.common.text import clean, from_json
 from attune.common.wire.blobs import Buffer
@@ -25,7 +25,7 @@ from attune.fedclient.messages import OrderResult, Part, SendRefused
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.secure_member import MaskableOrder, MemberState, Participant
 from attune.fedclient.store import Store
-from attune.fedclient.sum_book import SumBook, digest_of_text
+from attune.fedclient.sum_book import OF_SAMPLES, SumBook, digest_of_text
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.worker import LearnerSlot, Worker
 
@@ -121,6 +121,7 @@ class Exchanges:
         identity, plan = self._signer(), self._plan
         if self._participant is None or self._participant[0] != identity:
             of, least = (identity.name, identity.credential, identity.ca_pem), (self._settings.devices, self._settings.spare)
+            least = (max(least[0], FEWEST_DEVICES if self._settings.exact else 0), least[1])
             member = Participant(*of, plan.federation, plan.run, *least, self._settings.same_cohort)
             self._participant = identity, member
         return self._participant[1]
@@ -202,6 +203,8 @@ def _trained(result: OrderResult | None, book: SumBook) -> MaskableOrder:
     vector = " ".join(f"{part.part}={part.digest}" for part in result.parts)
     served = {part.part: result.served.get(part.part, "") for part in result.parts}
     start = digest_of_text(msgspec.json.encode(served, order="sorted"))
+    if result.of_samples:
+        start = f"{OF_SAMPLES}{vector}"
     return MaskableOrder(result.order_id, result.round, vector, start, book)
 
 

@@ -249,10 +249,13 @@ def accept_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None
     for package in packages_on_devices(plan.method, plan.method_options, plan.model.name, plan.device_transforms):
         if package.name not in plan.plugins:
             raise WireError(f"the server's plan uses the plug-in {package.name}, which it does not list; update the server")
-    if configured_on_device(plan).objective.adds_up and "sums" not in options.disclose:
+    secure = secure_sum_in(plan.transforms)
+    in_sums = "sums" in options.disclose or (secure is not None and secure.exact)
+    if configured_on_device(plan).objective.adds_up and not in_sums:
         raise LimitExceeded(
             f"this federation's method {plan.method} asks for sums over this device's samples, from which single samples can "
-            "be computed; the owner of the data allows that by --disclose sums"
+            "be computed; the owner of the data allows that by --disclose sums, or the operator masks them "
+            "(privacy.secure_aggregation)"
         )
     return before
 

@@ -49,6 +49,7 @@ class OrderResult(Metrics, frozen=True, kw_only=True):
     noisy: Mapping[str, float] = msgspec.field(
         default_factory=dict
     )  # metrics of training with noise, in place of the real ones
+    of_samples: bool = False  # what is handed in are sums over samples, which depend on nothing that was served
     check: str = ""  # digest of all the rest of this file
 
     @property

@@ -12,9 +12,10 @@ from collections.abc import Collection
 import msgspec
 from typing_extensions import Self
 
-from attune.common.protocol import OTHER_COHORT, SUMMED_BEFORE
+from attune.common.protocol import OTHER_COHORT, SAMPLES_BEFORE, SUMMED_BEFORE
 
 MOST_STARTS = 1000  # the newest, which are remembered
+OF_SAMPLES = "samples:"  # begins the start of sums over samples, before what the device hands in
 
 
 class SumBook(msgspec.Struct, frozen=True):
@@ -23,10 +24,12 @@ class SumBook(msgspec.Struct, frozen=True):
     Attributes:
         starts: Digest of a start -> digest of the survivors of the sum from it, the newest last.
         cohorts: The survivors of sums under `privacy.same_cohort`, each once, the newest last.
+        samples: Digest of the one sum over samples, of its survivors and of what the device handed in; empty: there was none.
     """
 
     starts: dict[str, str] = {}
     cohorts: tuple[tuple[str, ...], ...] = ()
+    samples: str = ""
 
     def refuses(self, start: str, names: Collection[str], same_cohort: bool) -> str:
         """Explain why the device takes no part in a sum over these devices; empty if it does.
@@ -44,6 +47,8 @@ class SumBook(msgspec.Struct, frozen=True):
                         f"{OTHER_COHORT} (privacy.same_cohort), and another cohort must have lost at least {least} of these "
                         f"{len(cohort)}, not {lost}"
                     )
+        if start.startswith(OF_SAMPLES):
+            return SAMPLES_BEFORE if self.samples not in ("", digest_of_names([start, *names])) else ""
         if start and self.starts.get(start, digest_of_names(names)) != digest_of_names(names):
             return f"{SUMMED_BEFORE}; it waits for another start"
         return ""
@@ -52,6 +57,8 @@ class SumBook(msgspec.Struct, frozen=True):
         """Return the book with a sum that the device is about to answer."""
         starts = {known: digest for known, digest in self.starts.items() if known != start}
         starts = dict([*starts.items(), *([(start, digest_of_names(survivors))] if start else [])][-MOST_STARTS:])
+        if start.startswith(OF_SAMPLES):
+            return msgspec.structs.replace(self, samples=digest_of_names([start, *survivors]))
         names = tuple(sorted(survivors))
         cohorts = (*(cohort for cohort in self.cohorts if cohort != names), names) if same_cohort else self.cohorts
         return msgspec.structs.replace(self, starts=starts, cohorts=cohorts)

@@ -63,7 +63,7 @@ async def _begin(home: ServerHome, name: str, given: Mapping[str, Any], by: str)
         _check_new(home, snapshot, name)
         kept = {key: value for key, value in (snapshot.overrides or {}).items() if key in KEPT_SECTIONS}
         settings = merge(kept, given)
-        planning.resolve(settings)
+        planning.check_one_sum(snapshot.plan, planning.resolve(settings).transforms)
         place = _put_aside(home, storage, snapshot) if snapshot.plan is not None else None
         await storage.ledger.note("run begun", by, run=name, before=run_name(snapshot.run), settings=flat(settings))
         await storage.ledger.set_race(None)  # before the run: a race that is over would take its winner's run back

@@ -28,6 +28,7 @@ class SecureSumSettings(TransformSettings, frozen=True, forbid_unknown_fields=Tr
         norm: Largest L2 norm of a device's change; 0: no bound.
         most_samples: The training samples that have the weight 1.
         uniform: Every device has the weight 1.
+        exact: Updates are sums over samples, whose sum is exact. A device is in one such sum.
     """
 
     implementation: ClassVar[str] = "attune.common.secure.secure_sum:SecureSum"
@@ -44,6 +45,7 @@ class SecureSumSettings(TransformSettings, frozen=True, forbid_unknown_fields=Tr
     norm: NonNegative = 0.0
     most_samples: CountOrZero = 0
     uniform: bool = False
+    exact: bool = False
 
 
 TRANSFORMS: PluginRegistry[type[TransformSettings]] = PluginRegistry(

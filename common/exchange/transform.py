@@ -9,7 +9,7 @@ No torch here: the server reads which transforms a federation has, and what each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, cast
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from attune.common.wire.tensors import TensorSource
 
 
+class NotASum(ArithmeticError):
+    """Unmasked numbers that cannot be the sum of a cohort: a device has handed in something else than it should."""
+
+
 @dataclass(frozen=True)
 class PartUpdate:
     """One part of one device's update; `tensors` may be read or computed at each access."""
@@ -35,6 +39,7 @@ class PartUpdate:
     absent: int = 0  # how many more of its cohort have no vote
     fresh: float = 1.0  # weight by its staleness for the other devices, where values are handed in (buffered rounds)
     facts: Mapping[str, float] = field(default_factory=dict)  # what transforms found out when it arrived, such as "norm"
+    members: tuple[str, ...] = ()  # of an exact sum of several devices: their names
 
     @property
     def source(self) -> TensorSource:
@@ -164,6 +169,10 @@ class ArrivalContext:
 
 class MaskRemover(Protocol):
     """Secrets that take the masks off the sum of a cohort (attune.common.secure)."""
+
+    @property
+    def seeds(self) -> Sequence[tuple[bytes, bool]]:
+        """The seed of each mask to add to the sum, and whether it is subtracted instead."""
 
     def mask(self, part: str, tensor: int, size: int) -> np.ndarray:
         """Return what must be added to the sum of a part's tensor, (size,) uint32; `tensor` is its number in the part."""

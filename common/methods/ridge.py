@@ -17,16 +17,23 @@ from attune.common.wire.tensors import Tensors
 
 WEIGHT, STRENGTH = "head.weight", "strength"  # names in the model of common.models.closed_form
 GRAM, CROSS, SQUARES, ERRORS = "gram", "cross", "squares", "errors"  # what a device hands in
+# In that model, where devices are served one sum of all: the strength of the common weights, and 1 for a device in the sum.
+GAMMA, COUNTED = "gamma", "counted"
 GAMMAS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # strengths between which the server chooses for the common weights
 STRENGTHS = (100.0, 10.0, 1.0, 1e-1, 1e-2, 1e-3)  # and the fleet for the devices' own; of equal ones the first
 MEMBER_FEATURES = 501  # D of the closed form that joins the blends of other methods
+FEWEST = 5  # samples with which a device draws weights of its own
 ROUNDING = 1e-9  # share of the largest diagonal element by which sums of true samples may miss to be positive semi-definite
 
 
-def sums_manifest(outputs: int, features: int) -> Manifest:
-    """Return the tensors that a device hands in: the triangle of G, B, s, and its error with each of STRENGTHS."""
+def sums_manifest(outputs: int, features: int, *, one_sum: bool = False) -> Manifest:
+    """Return the tensors that a device hands in: the triangle of G, B, s, and its error with each of STRENGTHS.
+
+    With `one_sum` the errors have a row for each of GAMMAS, whose first number is the error of the weights of all others.
+    """
+    errors = (len(GAMMAS), 1 + len(STRENGTHS)) if one_sum else (len(STRENGTHS),)
     shapes = {GRAM: (features * (features + 1) // 2,), CROSS: (features, outputs), SQUARES: (outputs,)}
-    return {name: TensorSpec("F64", shape) for name, shape in {**shapes, ERRORS: (len(STRENGTHS),)}.items()}
+    return {name: TensorSpec("F64", shape) for name, shape in {**shapes, ERRORS: errors}.items()}
 
 
 def nothing_solved(outputs: int, features: int) -> Tensors:

@@ -64,7 +64,8 @@ class RandomFeatures(ClosedForm):
     """Closed form with z(x) = [sqrt(2 / R) cos(F x + p), 1], R random features.
 
     Source: Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007. F and p follow from
-    `options.seed` alone, and never travel.
+    `options.seed` alone, and never travel. With `options.one_sum` the state also has the sums of which W is made
+    (attune.common.methods.ridge), from which a device takes its own.
 
     Raises:
         SettingError: There are too many inputs or outputs.
@@ -87,6 +88,11 @@ class RandomFeatures(ClosedForm):
         self.images = spec.kind == "images"
         for name, drawn in (("frequency", frequency_IR), ("phase", phase_R)):
             self.register_buffer(name, torch.tensor(drawn, dtype=torch.float32), persistent=False)
+        size, sums = options.features + 1, dict[str, tuple[int, ...]]()
+        if options.one_sum:
+            sums = {"gram": (size * (size + 1) // 2,), "cross": (size, spec.classes), "gamma": (), "counted": ()}
+        for name, shape in sums.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
 
     def features(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         flat_BI = x.flatten(1).to(dtype)

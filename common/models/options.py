@@ -148,6 +148,8 @@ class ClosedFormOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     sharpness: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None
     # Seed from which they are drawn, the same on all devices.
     seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] = 0
+    # Devices are served one sum of all, which it has room for. The server sets it.
+    one_sum: bool = False
 
 
 class HuggingFaceOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):

@@ -117,16 +117,17 @@ def unpacked(layout: MaskedLayout, total: bytes, devices: int) -> list[SlotValue
     return values
 
 
-def plus_masks(number: bytes, seeds: Sequence[tuple[bytes, bool]]) -> bytes:
+def plus_masks(number: bytes, seeds: Sequence[tuple[bytes, bool]], purpose: str = "statistics") -> bytes:
     """Return a number with masks added, modulo 256^len(number).
 
     Args:
         number: Little-endian.
         seeds: Seed of each mask, and whether it is subtracted.
+        purpose: What the number is; numbers of one purpose have the same masks.
     """
     total = int.from_bytes(number, "little")
     for seed, subtract in seeds:
-        mask = int.from_bytes(masks.stream(seed, "statistics", len(number)), "little")
+        mask = int.from_bytes(masks.stream(seed, purpose, len(number)), "little")
         total += -mask if subtract else mask
     return (total % (1 << 8 * len(number))).to_bytes(len(number), "little")
 

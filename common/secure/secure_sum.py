@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +24,15 @@ from attune.common.exchange.transform import (
     Cohort,
     DeviceContext,
     MaskRemover,
+    NotASum,
     PartUpdate,
     RoundContext,
     SealedTensors,
     Unchanged,
     above,
 )
-from attune.common.secure.fixed_point import ONE, decode, encode, weight_units
+from attune.common.secure.fixed_point import EXACT_BYTES, ONE, decode, decode_exactly, encode, encode_exactly, weight_units
+from attune.common.secure.masked_sums import added, plus_masks
 from attune.common.secure.masks import add_masks, mask_ciphers
 from attune.common.wire.blobs import LocalFile, Readable
 from attune.common.wire.checks import check_manifest
@@ -46,14 +49,15 @@ REPORTED = (
     *(f"above {reach:g}" for reach in REACHES),
 )
 NUMBERS = "I32"
+EXACT = "+sums"  # sums over samples, in the order of their names: one whole number (attune.common.secure.masked_sums)
+EXACT_MASKS = "sums over samples"
 
 
-class NotASum(ArithmeticError):
-    """Unmasked numbers that cannot be the sum of a cohort: a device has handed in something else than it should."""
-
-
-def sealed_manifest(manifest: Mapping[str, TensorSpec]) -> Manifest:
+def sealed_manifest(manifest: Mapping[str, TensorSpec], exact: bool = False) -> Manifest:
     """Return the manifest of a masked part. Whole-number tensors, such as counters of batches, are not handed in."""
+    if exact:
+        digits = sum(math.prod(spec.shape) for spec in manifest.values()) * EXACT_BYTES // 4
+        return {EXACT: TensorSpec(NUMBERS, (digits,)), REPORT: TensorSpec(NUMBERS, (len(REPORTED),))}
     floating = {name: spec for name, spec in manifest.items() if DTYPES[spec.dtype].is_floating_point}
     report = TensorSpec(NUMBERS, (len(REPORTED),))
     return {name: TensorSpec(NUMBERS, spec.shape) for name, spec in floating.items()} | {REPORT: report}
@@ -76,6 +80,9 @@ def masked(part: str, where: Path | Readable, seeds: Sequence[tuple[bytes, bool]
     spans, ciphers = layout_in(memoryview(blob_B), Limits(), source.name).spans, mask_ciphers(seeds, part)
     for number, name in enumerate(sorted(spans)):
         start, end = spans[name]
+        if name == EXACT:
+            blob_B[start:end] = plus_masks(bytes(blob_B[start:end]), seeds, EXACT_MASKS)
+            continue
         add_masks(np.frombuffer(blob_B, np.uint8)[start:end].view("<u4"), ciphers, number)
     return blob_B
 
@@ -89,7 +96,7 @@ class SecureSum(Unchanged):
         self.name, self._settings = name, settings
 
     def on_device(self, update: PartUpdate, context: DeviceContext) -> PartUpdate:
-        """Return the change from what was served, as whole numbers, with the weight.
+        """Return the change from what was served, as whole numbers, with the weight; or sums over samples as they are.
 
         Raises:
             UpdateRefused: The device has fewer samples than the plan demands, was served nothing, or its change is not finite.
@@ -100,6 +107,10 @@ class SecureSum(Unchanged):
                 f"{update.client} has {update.weight:.0f} training samples; secure aggregation here takes devices with at "
                 f"least {settings.samples} (privacy.secure_samples)"
             )
+        weight, draws = weight_of(settings, update.weight), np.random.PCG64(context.seed("secure rounding"))
+        if settings.exact:
+            sums_N = torch.cat([update.tensors[name].reshape(-1) for name in sorted(update.tensors)])
+            return replace(update, tensors={EXACT: encode_exactly(sums_N), REPORT: _report(weight, context.measured, 0.0)})
         change = {name: tensor for name, tensor in update.tensors.items() if tensor.is_floating_point()}
         if not context.change:
             if context.before is None:
@@ -110,14 +121,13 @@ class SecureSum(Unchanged):
             raise UpdateRefused(f"{update.client}'s update has numbers that are not finite: a smaller train.lr may help")
         # A change that is reduced to the norm counts up to a larger bound, of which the same share is left.
         clip = settings.clip / (_bounded(change, settings.norm) if settings.norm else 1.0)
-        weight, draws = weight_of(settings, update.weight), np.random.PCG64(context.seed("secure rounding"))
         numbers = {name: encode(change[name], weight, clip, draws) for name in sorted(change)}
         reached = max(largest, default=0.0) / clip
         return replace(update, tensors=numbers | {REPORT: _report(weight, context.measured, reached)})
 
     def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
         """Check the form. Values behind masks can be any numbers."""
-        check_manifest(update.source.manifest, sealed_manifest(context.manifest), context.who)
+        check_manifest(update.source.manifest, sealed_manifest(context.manifest, self._settings.exact), context.who)
         return update
 
     def on_cohort(self, cohort: Cohort, context: RoundContext) -> Cohort:
@@ -131,10 +141,16 @@ class SecureSum(Unchanged):
             return cohort
         if context.unmasking is None:
             raise UpdateRefused(f"nothing can unmask the {cohort.part} updates of this cohort")
-        before = context.before(cohort.updates[0].client)
-        total = Unmasked(cohort, self.name, context.manifest, before, context.unmasking, self._settings.clip)
-        facts = total.means | {above(cohort.part, reach): count for reach, count in zip(REACHES, total.above, strict=True)}
-        return Cohort(cohort.part, (PartUpdate("the sum of the cohort", total.weight / ONE, total, facts=facts),))
+        exact = self._settings.exact
+        before = None if exact else context.before(cohort.updates[0].client)
+        total = (UnmaskedSums if exact else Unmasked)(
+            cohort, self.name, context.manifest, before, context.unmasking, self._settings.clip
+        )
+        reached = () if exact else zip(REACHES, total.above, strict=True)  # sums are not clipped
+        facts = total.means | {above(cohort.part, reach): count for reach, count in reached}
+        members = tuple(update.client for update in cohort.updates) if exact else ()
+        one = PartUpdate("the sum of the cohort", total.weight / ONE, total, facts=facts, members=members)
+        return Cohort(cohort.part, (one,))
 
 
 def weight_of(settings: SecureSumSettings, samples: float) -> int:
@@ -218,3 +234,20 @@ class Unmasked(TensorSource):
         for source in self._sources:
             total_N += source[name].reshape(-1).numpy().view(np.uint32)
         return torch.from_numpy(total_N.view(np.int32)).long()
+
+
+class UnmaskedSums(Unmasked):
+    """Sums over the samples of a whole cohort, float64. The arguments are those of Unmasked."""
+
+    @cached_property
+    def _total(self) -> dict[str, torch.Tensor]:
+        number = bytes(4 * self._sources[0].manifest[EXACT].shape[0])
+        for source in self._sources:
+            number = added(number, source[EXACT].numpy().tobytes())
+        sums_N = decode_exactly(plus_masks(number, self._unmasking.seeds, EXACT_MASKS), len(self._sources))
+        names, shapes = sorted(self._manifest), {name: spec.shape for name, spec in self._manifest.items()}
+        pieces = sums_N.split([math.prod(shapes[name]) for name in names])
+        return {name: piece.view(shapes[name]) for name, piece in zip(names, pieces, strict=True)}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._total[name]

@@ -181,11 +181,11 @@ class Learner:
             result, state = yield from self._trained(result, state, work)
         else:
             result, kept = yield from self._compared(result, state, fetched, work)
-        state, parts = self._handed_in(state, order, result)
+        state, parts, tells = self._handed_in(state, order, result)
         if work.cancelled():
             raise Cancelled("this work was replaced")
         fail_at(self.name, order.round, "trained")
-        result = msgspec.structs.replace(result, seconds=time.monotonic() - started)
+        result = msgspec.structs.replace(result, seconds=time.monotonic() - started, of_samples=tells)
         beside = state.beside(self.keeps_received) | {KEPT.format(name): tensors for name, tensors in kept.items()}
         self.newest = self.orders.commit(result, state.theta, beside, parts)
         fail_at(self.name, order.round, "order-committed")
@@ -307,9 +307,9 @@ class Learner:
         """
         return [part for part in order.returns if self.holdings.expected(part)] if order.work == "train" else []
 
-    def _handed_in(self, state: DeviceState, order: Order, result: OrderResult) -> tuple[DeviceState, dict[str, Tensors]]:
-        """Return the state after handing in, and the encoded tensors of each part of the update."""
-        parts, owed, embedding = {}, dict(state.owed), state.embedding
+    def _handed_in(self, state: DeviceState, order: Order, result: OrderResult) -> tuple[DeviceState, dict[str, Tensors], bool]:
+        """Return the state after handing in, the encoded tensors of each part, and whether they are sums over samples."""
+        parts, owed, embedding, of_samples = {}, dict(state.owed), state.embedding, False
         for part in self._returned(order):
             change = self.returns[part] == "change"
             before = state.received if change or any(ref.part == part for ref in order.downloads) else None
@@ -319,13 +319,13 @@ class Learner:
                 before = embedding.network
                 values, embedding = embedding.handed_in(state.theta, state.received, order.round)
             elif self.hands_in:
-                values = {name: state.theta[kept] for name, kept in self.hands_in.items()}
+                values, of_samples = self.trainer.objective.handed_in(state.theta)
             else:
                 names = self.holdings.expected(part)
                 values = {name: state.theta[name] - state.received[name] if change else state.theta[name] for name in names}
             parts[part], errors = self._written(part, values, before, order, result)
             owed |= errors
-        return replace(state, owed=owed, embedding=embedding), parts
+        return replace(state, owed=owed, embedding=embedding), parts, of_samples
 
     def _common(self, order: Order, fetched: Mapping[str, Tensors]) -> Tensors:
         """Return the cold-start model; empty if the order does not name it."""

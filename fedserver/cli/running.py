@@ -146,11 +146,14 @@ def forget(home: Path | None, name: str, config: Path | None, assignments: tuple
     """Revoke the device NAME, and begin a run without it, by the present settings and these: the others compute again."""
     from attune.common.config import merge
     from attune.fedserver import runs
+    from attune.fedserver.core import planning
     from attune.fedserver.identity.admin import user
     from attune.fedserver.serve import of_flags
 
     place, admin = admin_of(home)
-    settings = merge(place.snapshot().overrides or {}, load_settings(config, assignments, of_flags(**flags)))
+    snapshot = place.snapshot()
+    settings = merge(snapshot.overrides or {}, load_settings(config, assignments, of_flags(**flags)))
+    planning.check_one_sum(snapshot.plan, planning.resolve(settings).transforms)
     with place.locked():  # no server runs
         aio.run(admin.revoke(name))
     kept = runs.begin(place, f"without-{name}", settings, f"operator {user()}")

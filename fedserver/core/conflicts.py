@@ -17,7 +17,8 @@ from attune.common.errors import SettingError
 from attune.common.exchange.registry import SECURE_SUM
 from attune.common.methods.method import check_task
 from attune.common.methods.private_training import CONFLICTS as OF_DEVICES
-from attune.common.methods.settings.aggregators import VOTES, HypernetworkSettings, MeanSettings
+from attune.common.methods.settings.aggregators import VOTES, ClosedFormSettings, HypernetworkSettings, MeanSettings
+from attune.common.plan import FEWEST_DEVICES
 from attune.common.protocol import MOST_MEMBERS
 from attune.common.task import TaskName
 from attune.fedserver.core.secure_settings import short_step
@@ -107,6 +108,11 @@ NEEDS = [
             and s.privacy.secure_devices <= 2 * s.privacy.secure_spare
             and 2 * s.privacy.secure_spare + 1
         ),
+    ),
+    Conflict(
+        f"{SECURE} cannot be combined with privacy.secure_devices = {{s.privacy.secure_devices}}: sums over samples have at "
+        f"least {FEWEST_DEVICES} devices. With fewer, do without (fedclient --disclose sums), or take another method",
+        lambda s: s.privacy.secure_aggregation and s.configured.objective.adds_up and s.privacy.secure_devices < FEWEST_DEVICES,
     ),
     Conflict(
         f"{SECURE} cannot be combined with {{why}}: sums have at least {{s.privacy.secure_devices}} devices",
@@ -200,7 +206,8 @@ def is_on(s: Any, feature: str) -> bool:
 
 def _is_summed(part: Any) -> bool:
     """Return whether a sum of devices' updates is all that the server needs of a part."""
-    return isinstance(part, MeanSettings) or (isinstance(part, HypernetworkSettings) and part.on_device)
+    on_device = isinstance(part, HypernetworkSettings) and part.on_device
+    return isinstance(part, (ClosedFormSettings, MeanSettings)) or on_device
 
 
 def _too_few(s: Any) -> str:

@@ -243,6 +243,20 @@ def _short(value: Any) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
+def check_one_sum(plan: Plan | None, transforms: Mapping[str, Any]) -> None:
+    """Check that a run after this plan's asks for no second sum over samples.
+
+    Raises:
+        SettingError: It does.
+    """
+    if plan is not None and all(of.get(SECURE_SUM, {}).get("exact") for of in (plan.transforms, transforms)):
+        raise SettingError(
+            "behind masks a device hands in to one sum over its samples in the life of its home, and nothing is taken out of "
+            f"it: method {plan.method} gets no other. Revoke a device that is to be forgotten (fedserver revoke), and begin a "
+            "new federation, with new homes of the others"
+        )
+
+
 def make_plan(
     settings: ResolvedSettings,
     profiles: Mapping[str, Profile],
@@ -282,6 +296,8 @@ def make_plan(
         settings.model_options,
         first.per_position,
     )
+    if spec.name == "closed-form":
+        spec = msgspec.structs.replace(spec, options={**spec.options, "one_sum": settings.privacy.secure_aggregation})
     closed = spec.name == "closed-form" or (settings.method.predictor == "closed-form" and ":" in spec.name)
     if closed and spec.options.get("sharpness") is None and first.task != "regression":
         spec = msgspec.structs.replace(spec, options={**spec.options, "sharpness": CLOSED_FORM_SHARPNESS})

@@ -44,7 +44,8 @@ def transform_of(privacy: PrivacySettings, configured: ConfiguredMethod) -> dict
     """Return the transform that carries secure aggregation out, as [transforms] has it; empty without it."""
     if not privacy.secure_aggregation:
         return {}
-    more = {"spare": privacy.secure_spare, "same_cohort": privacy.same_cohort} if knows_more(privacy) else {}
+    more: dict[str, Any] = {"spare": privacy.secure_spare, "same_cohort": privacy.same_cohort} if knows_more(privacy) else {}
+    more |= {"exact": True} if configured.objective.adds_up else {}
     uniform = {settings.uniform for settings in configured.aggregators.values() if isinstance(settings, MeanSettings)}
     return {
         SECURE_SUM: {

@@ -12,7 +12,18 @@ from typing import Any
 from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, ShapeMismatch, UpdateRefused
 from attune.common.exchange.messages import Description, Hello, Notice, SecureMessage, read_profile
 from attune.common.plan import Profile
-from attune.common.protocol import DESCRIPTION, EMBEDDING, LOCAL_SCALE, NOISE, SAME_COHORT, SCORES, SHARED_CHANGE, SPENT, SUMS
+from attune.common.protocol import (
+    DESCRIPTION,
+    EMBEDDING,
+    EXACT_SUMS,
+    LOCAL_SCALE,
+    NOISE,
+    SAME_COHORT,
+    SCORES,
+    SHARED_CHANGE,
+    SPENT,
+    SUMS,
+)
 from attune.common.schema import UNIT_VERDICTS, Schema
 from attune.common.text import listed
 from attune.fedserver.core import data_form
@@ -82,10 +93,11 @@ class Members:
         self._settings.encodings.check_device(name, hello.encodings)
         if self._settings.privacy.on_devices and NOISE not in hello.encodings:
             raise SettingError(f"{name} cannot train with noise (privacy.unit of this federation): update fedclient")
-        if self._settings.configured.objective.adds_up and SUMS not in hello.encodings:
+        needed = EXACT_SUMS if self._settings.privacy.secure_aggregation else SUMS
+        if self._settings.configured.objective.adds_up and needed not in hello.encodings:
             raise SettingError(
-                f"{name} hands in no sums over its samples, which method {self._settings.method.name} needs: its owner allows "
-                "that by fedclient --disclose sums"
+                f"{name} hands in no sums over its samples, which method {self._settings.method.name} needs: "
+                + ("update fedclient" if needed == EXACT_SUMS else "its owner allows that by fedclient --disclose sums")
             )
         if embeds_on_devices(self._settings.configured) and EMBEDDING not in hello.encodings:
             raise SettingError(f"{name} cannot keep its embedding (method.embedding of this federation): update fedclient")

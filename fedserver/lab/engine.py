@@ -13,7 +13,7 @@ from typing import cast, get_args
 import msgspec
 
 from attune.common.exchange.registry import growth_of, settings_of
-from attune.common.exchange.transform import ArrivalContext, Cohort, PartUpdate, RoundContext, SealedTensors
+from attune.common.exchange.transform import ArrivalContext, Cohort, NotASum, PartUpdate, RoundContext, SealedTensors
 from attune.common.faults import SERVER, fail_at
 from attune.common.methods.hypernetwork import travelling
 from attune.common.methods.method import SOLVED, PartKind, assign
@@ -23,7 +23,6 @@ from attune.common.models.body import body_of, forget
 from attune.common.models.registry import build
 from attune.common.models.structure import components_by_part, tensors_of
 from attune.common.plan import Plan
-from attune.common.secure.secure_sum import NotASum
 from attune.common.wire.blobs import Blob
 from attune.common.wire.files import TensorFile, TensorWriter, write_tensors
 from attune.common.wire.header import Manifest, layout_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.e2e.test_repeat_and_kill import Outcome, flags
 
 SETTINGS = ("method.name=analytic", "model.features=50")
 TOLD = ("--disclose", "statistics", "--disclose", "sums")
+MASKED = (*SETTINGS, "privacy.secure_aggregation=true", "privacy.secure_wait_s=60")
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +128,95 @@ def test_a_device_that_hands_in_no_sums_is_served_those_of_the_others(shards: li
     assert federation.status()["closed_form"] == "the closed form of the devices' sums joins every device's blend"
     log = next(federation.folder.glob(f"attune/devices/*/{silent.name}-*/disclosed.jsonl"))
     assert "solved" not in log.read_text()
+
+
+# --- behind masks, where no owner has to allow it
+
+STATISTICS = ("--disclose", "statistics")  # as all devices of a simulation do
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return digit_shards(tmp_path_factory.mktemp("five"), 5, 24, 12)
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory, five: list[Path]) -> Outcome:
+    return Outcome.simulated(tmp_path_factory.mktemp("masked"), five, MASKED)
+
+
+EXCHANGES = ("keys", "shares", "masked", "survivors", "unmasking")
+
+
+def test_a_server_that_is_killed_at_each_step_of_the_sum_changes_no_bit(
+    masked: Outcome, five: list[Path], federation_at
+) -> None:
+    federation: Federation = federation_at("server")
+    steps = [*(f"1:secure-{exchange}" for exchange in EXCHANGES), "1:aggregated", "1:settled", "2:secure-masked", "2:settled"]
+    server = federation.server("--min-clients", "5", *flags(MASKED), fault=f"server:{steps[0]}=kill")
+    devices = [federation.device(shard, *STATISTICS) for shard in five]
+    for step in (*steps[1:], ""):
+        assert server.code() == -signal.SIGKILL, server.text
+        server = federation.server(fault=f"server:{step}=kill") if step else federation.server("--exit-when-done")
+    assert [process.code() for process in (*devices, server)] == [0] * 6, server.text
+    assert Outcome.of(federation, five) == masked
+
+
+def test_a_device_that_is_killed_at_each_step_of_the_sum_changes_no_bit(
+    masked: Outcome, five: list[Path], federation_at
+) -> None:
+    federation: Federation = federation_at("device")
+    server = federation.server("--min-clients", "5", *flags(MASKED), "--exit-when-done")
+    others = [federation.device(shard, *STATISTICS) for shard in five[1:]]
+    steps = [
+        "1:order-committed",
+        *(f"1:secure-{exchange}" for exchange in EXCHANGES),
+        "2:trained",
+        "2:secure-masked",
+        "2:compared",
+    ]
+    for step in steps:
+        killed = federation.device(five[0], *STATISTICS, fault=f"*:{step}=kill")
+        assert killed.code() == -signal.SIGKILL, killed.text
+    last = federation.device(five[0], *STATISTICS)
+    assert [process.code() for process in (*others, last, server)] == [0] * 6, server.text
+    assert Outcome.of(federation, five) == masked
+    assert "in a sum" not in last.text
+
+
+@pytest.mark.parametrize(("exchange", "counted"), [("masked", 5), ("survivors", 6)])
+def test_a_device_that_drops_out_of_the_sum_is_told_whether_it_counts(
+    exchange: str, counted: int, five: list[Path], federation_at, tmp_path: Path
+) -> None:
+    """It cannot know: the others take its masks off without it. A device that comes later is in no sum at all."""
+    sixth = shutil.copytree(five[0], tmp_path / "sixth")
+    federation: Federation = federation_at("dropped")
+    settings = (*SETTINGS, "privacy.secure_aggregation=true", "privacy.secure_wait_s=4", "round.grace_s=2.0")
+    server = federation.server("--min-clients", "6", *flags(settings), "--exit-when-done", fault="server:1:settled=hang")
+    gone = federation.device(sixth, *STATISTICS, fault=f"*:1:secure-{exchange}=kill")
+    devices = [federation.device(shard, *STATISTICS) for shard in five]
+    assert gone.code() == -signal.SIGKILL, gone.text
+    server.wait_for(f"round 1: {counted} of 6 updates are summed")
+    server.await_fault()
+    server.kill()
+    server = federation.server("--exit-when-done")
+    back = federation.device(sixth, *STATISTICS)
+    late = federation.device(shutil.copytree(five[1], tmp_path / "late"), *STATISTICS)
+    assert [process.code() for process in (*devices, back, late, server)] == [0] * 8, server.text
+    state = federation.home / "state"
+    markers = {path.name.split(".")[1] for path in state.glob("attended.sums~*")}
+    assert markers == {f"sums~{shard.name}" for shard in five} | ({"sums~sixth"} if counted == 6 else set())
+    assert federation.client("late")["accuracy"] is not None
+
+
+def test_a_second_run_gets_no_second_sum(five: list[Path], federation_at) -> None:
+    """A run without a device neither: so `forget` says what it cannot do, before it revokes the device."""
+    federation: Federation = federation_at("second")
+    server = federation.server("--min-clients", "5", *flags(MASKED), "--exit-when-done")
+    devices = [federation.device(shard, *STATISTICS) for shard in five]
+    assert [process.code() for process in (*devices, server)] == [0] * 6, server.text
+    for command in (("forget", five[0].name), ("run", "new", "second", *flags(MASKED))):
+        refused = federation.command("fedserver", *command, code=2)
+        assert "nothing is taken out of it: method analytic gets no other" in refused.stderr
+    assert federation.client(five[0].name)["state"] != "revoked"
+    federation.command("fedserver", "run", "new", "other", "--set", "method.name=fedavg")

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from attune.common.config import TrainSettings
-from attune.common.errors import HomeMismatch, LimitExceeded, SettingError
+from attune.common.errors import HomeMismatch, LimitExceeded, SettingError, UpdateRefused
 from attune.common.exchange.messages import SecureMessage
+from attune.common.exchange.registry import SecureSumSettings
 from attune.common.plan import ModelSpec, Plan
 from attune.fedclient.address import ServerAddress
-from attune.fedclient.exchanges import _kept, report_of, signer_of
+from attune.fedclient.exchanges import Exchanges, _kept, _trained, report_of, signer_of
 from attune.fedclient.home import Identity
 from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.messages import OrderResult, Part
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.secure_member import MaskableOrder, MemberState, Participant
 from attune.fedclient.session import Session
+from attune.fedclient.sum_book import OF_SAMPLES, SumBook
 from attune.fedclient.work.state import FolderOrders
 from tests.common.secure.cohort import Authority, credential_of, the_authority
 
@@ -109,3 +112,27 @@ def test_the_report_of_a_masked_order_says_that_it_is_done_and_nothing_else() ->
 
 def test_before_a_plan_no_message_is_answered() -> None:
     assert Session().on(SecureMessage("train-1-ada", 1, "keys")) == []
+
+
+def test_sums_over_samples_follow_from_nothing_that_is_served() -> None:
+    """So a server that serves another start gets no second sum of them."""
+    first = OrderResult(
+        order_id="train-1-ada", round=1, trained=True, samples=60, of_samples=True, served={"attended": "sha256:2"},
+        parts=(Part("attended", "sha256:1", 8),),
+    )  # fmt: skip
+    later = replace(first, order_id="train-9-ada", round=9, served={"attended": "sha256:3"})
+    starts = {_trained(result, SumBook()).start for result in (first, later)}
+    assert starts == {f"{OF_SAMPLES}attended=sha256:1"}
+    errors = [_trained(replace(result, of_samples=False), SumBook()).start for result in (first, later)]
+    assert len({*errors, *starts}) == 3
+
+
+@pytest.mark.parametrize(("exact", "least"), [(False, 3), (True, 5)])
+def test_sums_over_samples_have_five_devices_whatever_the_plan_says(exact: bool, least: int) -> None:
+    spec = ModelSpec("dnn", "tabular", (4,), 2, 0, {})
+    plan = Plan("fed", 0, spec, [0, 1], "analytic", {}, TrainSettings())
+    settings = SecureSumSettings(devices=3, exact=exact)
+    member = Exchanges(plan, settings, lambda: AT_THE_SERVER, *[cast(Any, None)] * 4)._member()
+    member._check_number(least, 2)
+    with pytest.raises(UpdateRefused, match=rf"a sum over {least - 1} devices .* at least {least}"):
+        member._check_number(least - 1, 2)

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from attune.common.errors import UpdateRefused
-from attune.common.protocol import OTHER_COHORT, SUMMED_BEFORE
+from attune.common.protocol import OTHER_COHORT, SAMPLES_BEFORE, SUMMED_BEFORE
 from attune.common.text import from_json
 from attune.fedclient import sum_book
-from attune.fedclient.sum_book import SumBook
+from attune.fedclient.sum_book import OF_SAMPLES, SumBook
 from attune.fedserver.core.collector import AFTER
 from tests.common.secure.cohort import NAMES, Cohort
 
@@ -26,6 +26,21 @@ def test_from_one_start_there_is_one_sum_unless_the_survivors_are_exactly_the_sa
         assert book.refuses("w1", others, same_cohort=False) == ""
         assert book.refuses("", others, same_cohort=False) == ""
     assert from_json(msgspec.json.encode(book), SumBook) == book
+
+
+def test_sums_over_samples_are_in_one_sum_of_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is served, and however many rounds are in between. Sums of new data over the same devices differ by the news."""
+    monkeypatch.setattr(sum_book, "MOST_STARTS", 3)
+    first, other = f"{OF_SAMPLES}of-monday", f"{OF_SAMPLES}of-tuesday"
+    assert SumBook().refuses(first, NAMES, same_cohort=False) == ""
+    book = SumBook().noting(first, NAMES, same_cohort=False)
+    for start in "abcdef":
+        book = book.noting(start, NAMES[:4], same_cohort=False)
+    book = from_json(msgspec.json.encode(book), SumBook)
+    assert book.refuses(first, NAMES[::-1], same_cohort=False) == "", "the same sum again, after a restart"
+    assert book.refuses("g", NAMES[:3], same_cohort=False) == ""
+    for start, names in ((first, NAMES[1:]), (first, (*NAMES, "new")), (other, NAMES)):
+        assert book.refuses(start, names, same_cohort=False) == SAMPLES_BEFORE
 
 
 def test_the_oldest_starts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +13,35 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch import nn
 
 import attune
 from attune.common.errors import AttuneError, SettingError
-from attune.common.methods.ridge import GAMMAS, STRENGTHS, WEIGHT
+from attune.common.methods.ridge import GAMMAS, STRENGTHS, WEIGHT, sums_of
 from attune.common.models.closed_form import ClosedFormOnBody
 from attune.common.models.registry import build, default_spec
+from attune.common.wire.files import read_tensors
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model import portable
 from attune.fedclient.model.artifact import Model, read_info
+from attune.fedclient.work.objectives import sums
 from tests.e2e.adapted import closed_form
+from tests.e2e.harness import digit_shards
 from tests.e2e.hosted import host
 
 ANALYTIC: dict[str, Any] = {"method": {"name": "analytic"}, "model": {"features": 60}}
+MASKED: dict[str, Any] = {**ANALYTIC, "privacy": {"secure_aggregation": True}}
 ON_BODY = "attune.tests.e2e.adapted:closed_form"
 
 
 def sites(folder: Path, task: str, y_of: Callable[[np.ndarray, int], np.ndarray]) -> dict[str, Path]:
-    """Write four shards of three columns, with y by `y_of` (columns, number of the site)."""
+    """Write five shards of three columns, with y by `y_of` (columns, number of the site)."""
     shards = {}
-    for site in range(4):
+    for site in range(5):
         x = np.random.default_rng(site).normal(size=(60, 3)).astype("f4")
         y, place = y_of(x, site), folder / f"s{site}"
         place.mkdir()
@@ -41,6 +50,12 @@ def sites(folder: Path, task: str, y_of: Callable[[np.ndarray, int], np.ndarray]
         (place / "meta.json").write_bytes(msgspec.json.encode({"task": task, "standardise": "federation"}))
         shards[place.name] = place
     return shards
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Write five shards of images."""
+    return {path.name: path for path in digit_shards(tmp_path_factory.mktemp("five"), 5, 24, 10)}
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +194,15 @@ def test_numbers(numbers: dict[str, Path]):
     assert all(row.accuracy_alone is not None for row in rows)
 
 
+def test_numbers_whose_scales_are_a_sum_behind_masks_too(numbers: dict[str, Path]):
+    """The scales come from one masked sum, which the devices have made before round 1, and the weights from another."""
+    plain, masked = (attune.simulate(numbers, settings=of, baseline="none", progress=False) for of in (ANALYTIC, MASKED))
+    assert masked._plan.scale is not None and masked._plan.targets is not None
+    for one, other in zip(last(plain), last(masked), strict=True):
+        assert one.accuracy_before == pytest.approx(other.accuracy_before, abs=1e-6)
+        assert one.accuracy_before > 0.5
+
+
 def test_labels_that_may_go_together(labelled: dict[str, Path]):
     rows = last(attune.simulate(labelled, settings=ANALYTIC, baseline="alone", progress=False))
     assert np.mean([row.accuracy_before for row in rows]) > 0.85
@@ -214,7 +238,8 @@ def test_the_operator_sees_whose_labels_contradict_all_others(tmp_path: Path):
         ({"round": {"mode": "buffered"}}, "buffered"),
         ({"round": {"encoding": "bf16"}}, "bf16"),
         ({"round": {"encodings": {"attended": "int8"}}}, "int8"),
-        ({"privacy": {"secure_aggregation": True}}, "secure"),
+        ({"privacy": {"secure_aggregation": True, "secure_devices": 4}}, "sums over samples have at least 5 devices"),
+        ({"privacy": {"secure_aggregation": True}}, "round.min_clients = 4: sums have at least 5 devices"),
         ({"privacy": {"unit": "example", "epsilon": 2.0}}, "its sums have no noise"),
         ({"privacy": {"unit": "client", "epsilon": 2.0}}, "analytic"),
         ({"model": {"name": "dnn"}}, "'strength'"),
@@ -247,3 +272,90 @@ def test_tables_of_sites_whose_columns_are_scaled_together(tmp_path: Path):
     result = attune.simulate(tables, settings=ANALYTIC, label="event", table={"standardise": "federation"}, progress=False)
     assert result._plan.scale is not None and result._plan.column_names == ["age", "dose"]
     assert np.mean([row.accuracy_before for row in last(result)]) > 0.8
+
+
+# --- behind masks: what devices learn is their sum, what the server learns is no more
+
+
+def cut_at(folder: Path, cuts: list[int]) -> dict[str, Path]:
+    """Write the same table of 120 rows with two classes, cut at these rows."""
+    draws = np.random.default_rng(4)
+    x = draws.normal(size=(120, 3)).astype("f4")
+    y = (np.sin(2 * x[:, 0]) + x[:, 1] > 0).astype("i8")
+    shards = {}
+    for site, (start, end) in enumerate(pairwise([0, *cuts, 120])):
+        place = folder / f"s{site}"
+        place.mkdir(parents=True)
+        np.savez(place / "train.npz", x=x[start:end], y=y[start:end])
+        np.savez(place / "test.npz", x=x[:20], y=y[:20])
+        (place / "meta.json").write_bytes(msgspec.json.encode({"classes": [0, 1], "standardise": False}))
+        shards[place.name] = place
+    return shards
+
+
+def served(home: Path, key: str) -> dict[str, torch.Tensor]:
+    """Return what the server keeps under a key of its vault after the last round."""
+    return read_tensors(max((home / "server" / "state").glob(f"attended.{key}.*.safetensors")))
+
+
+@examples(max_examples=6, deadline=None)
+@given(cuts=st.lists(st.integers(8, 112), min_size=4, max_size=6, unique=True).map(sorted))
+def test_the_sum_is_that_of_the_pooled_samples_for_any_split(cuts: list[int], tmp_path_factory: pytest.TempPathFactory):
+    """Each device's numbers are exact to 2^-80, so what is left is the rounding of float64 in its own sums."""
+    folder = tmp_path_factory.mktemp("split")
+    shards = cut_at(folder, cuts)
+    result = attune.simulate(shards, settings=MASKED, baseline="none", home=folder / "home", progress=False)
+    model = build(result._plan.model, 0)
+    whole = [load_shard(path) for path in shards.values()]
+    Z = model.features(torch.from_numpy(np.concatenate([shard.train_x for shard in whole])), torch.float64).numpy()
+    T = np.eye(2)[np.concatenate([shard.train_y for shard in whole])]
+    total = served(folder / "home", "total")
+    np.testing.assert_allclose(total["gram"].numpy(), (Z.T @ Z)[np.triu_indices(61)], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(total["cross"].numpy(), Z.T @ T, rtol=0, atol=1e-12)
+    gamma = float(total["gamma"])
+    pooled = np.linalg.solve(Z.T @ Z + gamma * np.eye(61), Z.T @ T).T
+    np.testing.assert_allclose(total[WEIGHT].numpy(), pooled, rtol=0, atol=1e-9)
+
+
+def test_devices_keep_what_they_keep_without_masks(five: dict[str, Path], tmp_path: Path):
+    """The device takes its own sums out of the whole, as the server does in plain mode, and the fleet chooses the same."""
+    kept = {}
+    for name, of in (("plain", ANALYTIC), ("masked", MASKED)):
+        result: Any = attune.simulate(five, settings=of, keep="personalized", progress=False)
+        saved = result.save(tmp_path / name) / "models"
+        kept[name] = {site: Model.load(saved / site).tensors for site in five}
+    assert result.status["privacy"]["clipping"] is None, "sums are not clipped"
+    for site in five:
+        plain, masked = kept["plain"][site], kept["masked"][site]
+        assert float(plain["strength"]) == float(masked["strength"])
+        torch.testing.assert_close(masked[WEIGHT], plain[WEIGHT], rtol=0, atol=1e-10)
+        assert not masked["gram"].any() and not masked["cross"].any()
+
+
+def test_a_device_that_is_not_in_the_sum_takes_nothing_out(five: dict[str, Path], tmp_path: Path):
+    """One device of six is not drawn in round 1. It is served the sum of the others, in which it will never be."""
+    shutil.copytree(five["shard0"], tmp_path / "sixth")
+    more, drawn = {**five, "sixth": tmp_path / "sixth"}, {"clients": 5, "over_selection": 0.0}
+    of = {**MASKED, "round": drawn}
+    result = attune.simulate(more, settings=of, baseline="none", home=tmp_path / "home", progress=False)
+    state = tmp_path / "home" / "server" / "state"
+    counted = {path.name.split(".")[1] for path in state.glob("attended.*sums*")}
+    assert len(counted) == 5 and len(last(result)) == 6
+    members, total = served(tmp_path / "home", "members"), served(tmp_path / "home", "total")
+    assert (float(members["counted"]), float(total["counted"])) == (1.0, 0.0)
+    assert all(torch.equal(members[name], total[name]) for name in total if name != "counted")
+
+
+def test_a_device_that_lies_spoils_the_sum_for_good(five: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nobody knows who it was, and all have been in their one sum. The federation ends, with what devices fit alone."""
+    lies = iter([-10.0, *[1.0] * 100])
+
+    def given(Z_ND: torch.Tensor, T_NC: torch.Tensor) -> dict[str, torch.Tensor]:
+        made = sums_of(Z_ND, T_NC)
+        return {**made, "cross": next(lies) * made["cross"]}
+
+    monkeypatch.setattr(sums, "sums_of", given)
+    result = attune.simulate(five, settings=MASKED, baseline="alone", home=tmp_path / "home", progress=False)
+    assert not list((tmp_path / "home" / "server" / "state").glob("attended.total*"))
+    assert result.status["round"] == 2
+    assert all(row.accuracy_kept == row.accuracy_alone for row in last(result))

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import attune
-from attune.common.exchange.transform import Cohort, RoundContext
-from attune.common.secure.secure_sum import NotASum, SecureSum
+from attune.common.exchange.transform import Cohort, NotASum, RoundContext
+from attune.common.secure.secure_sum import SecureSum
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.aggregators.mean import VALUE, Mean
 from tests.simulation.test_simulate import QUICK, cloud

@@ -142,6 +142,14 @@ class Objective(ABC, Generic[S]):
         """
         return {}
 
+    def handed_in(self, tensors: Mapping[str, torch.Tensor]) -> tuple[Tensors, bool]:
+        """Return what the device hands in by `hands_in`, and whether it tells of its samples whatever the server served.
+
+        Args:
+            tensors: Those of the device after its work.
+        """
+        return {name: tensors[kept] for name, kept in self.hands_in.items()}, False
+
     @abstractmethod
     def work(self, task: LocalTask) -> Jobs[Trained]:
         """Train locally, and return every tensor of `task.start` afterwards.

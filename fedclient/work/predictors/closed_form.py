@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from attune.common.methods.ridge import STRENGTH, WEIGHT, drawn, out_of_fold
+from attune.common.methods.ridge import CROSS, GRAM, WEIGHT, drawn, out_of_fold
 from attune.common.methods.settings.predictors import ClosedFormPredictorSettings
 from attune.fedclient.work.objectives.base import LocalTask, Tensors, split
-from attune.fedclient.work.objectives.sums import closed_form_of, features_and_targets
+from attune.fedclient.work.objectives.sums import centre_of, closed_form_of, features_and_targets
 from attune.fedclient.work.predictors.base import Predictor
 
 
@@ -18,15 +18,18 @@ class ClosedFormPredictor(Predictor[ClosedFormPredictorSettings]):
 
     def prepare(self, task: LocalTask) -> Tensors:
         model, _ = split(task.start)
-        if not (strength := float(model[STRENGTH])):
+        model |= {name: torch.zeros_like(model[name]) for name in (GRAM, CROSS) if name in model}  # of all devices
+        centre_CD, strength = centre_of(task)
+        if not strength:
             return model
         Z_ND, T_NC = features_and_targets(task)
-        return model | {WEIGHT: drawn(Z_ND, T_NC, strength, model[WEIGHT])}
+        return model | {WEIGHT: drawn(Z_ND, T_NC, strength, centre_CD)}
 
     def out_of_fold(self, task: LocalTask) -> torch.Tensor:
         Z_ND, T_NC = features_and_targets(task)
         sharpness = closed_form_of(task.network).sharpness
-        served_CD, strength = task.start[WEIGHT].to(Z_ND), float(task.start[STRENGTH])
+        served_CD, strength = centre_of(task)
+        served_CD = served_CD.to(Z_ND)
         if not strength:  # the served weights, which know these samples
             return (sharpness * (Z_ND @ served_CD.T)).float()
         if task.fold is None:

@@ -10,16 +10,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from attune.common.exchange.transform import PartUpdate
+from attune.common.errors import UpdateRefused
+from attune.common.exchange.transform import NotASum, PartUpdate
 from attune.common.methods.ridge import (
+    COUNTED,
     CROSS,
     ERRORS,
+    FEWEST,
+    GAMMA,
     GAMMAS,
     GRAM,
     SQUARES,
     STRENGTH,
     STRENGTHS,
     WEIGHT,
+    check_sums,
     solved,
     squared_error,
     whole,
@@ -29,11 +34,11 @@ from attune.fedserver.core.voices import bounded
 from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Tensors, Vault, cohort, write
 
 START, TOTAL, OF = "start", "total", "sums/"  # keys in the vault; OF and a client's name: its latest sums, as they count
-GAMMA = "gamma"  # of TOTAL: the strength of the common weights
+MEMBERS = "members"  # the total as clients that are in one sum are served it
 SUMMED = (GRAM, CROSS, SQUARES)
 GROUPS = 10  # of clients that are left out together, to choose gamma
-FEWEST = 5  # samples with which a device draws weights of its own
 USUAL_STRENGTH = 1.0  # before devices have reported errors
+USUAL_GAMMA = GAMMAS[len(GAMMAS) // 2]
 
 
 class ClosedFormSums:
@@ -42,6 +47,9 @@ class ClosedFormSums:
     A client is served W without its own samples, and the strength with which it draws its own weights from W. A client with
     fewer than FEWEST samples keeps the common weights; its strength is 0. A client that has handed in nothing is served the
     common weights, and draws its own from them. Memory: 3 + GROUPS squares of D x D numbers.
+
+    Where a round brings one sum of several clients (PartUpdate.members), the first such sum is the total for ever, and its
+    clients take their own out of it. Later ones bring the errors of their weights.
     """
 
     def __init__(
@@ -54,7 +62,7 @@ class ClosedFormSums:
     ) -> None:
         self._vault = vault
         self._read: tuple[Tensor, Tensors] | None = None  # G of the total, and all of it
-        self._has_total = False  # once it has, it stays so: a vault lists its keys once, not for each client
+        self._is_plain = False  # the total is of single sums, and stays so: a vault lists its keys once
 
     def start(self, initial: Mapping[str, Tensor]) -> None:
         write(self._vault, START, initial)
@@ -63,11 +71,20 @@ class ClosedFormSums:
         """Store nothing: a client counts from its first sums on."""
 
     def slot(self, client: str) -> str | None:
-        self._has_total = self._has_total or TOTAL in set(self._vault.keys())
-        return None if self._has_total else START
+        if self._is_plain:
+            return None
+        keys = set(self._vault.keys())
+        if MEMBERS in keys and client:
+            return MEMBERS if f"{OF}{client}" in keys else TOTAL
+        self._is_plain = TOTAL in keys and MEMBERS not in keys
+        return None if TOTAL in keys or not client else START  # no value that all share may be moved a little
 
     def cold_start(self) -> str | Tensors:
-        return START if self.slot("") else self._served(*self._known(), strength=0.0)
+        keys = set(self._vault.keys())
+        if MEMBERS in keys:  # the sums stay in the federation
+            weights = self._vault.read(TOTAL)
+            return {name: weights[name] if name == WEIGHT else torch.zeros_like(weights[name]) for name in weights}
+        return self._served(*self._known(), strength=0.0) if TOTAL in keys else START
 
     def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
         """Yield W without each client's samples, and the strength."""
@@ -97,6 +114,8 @@ class ClosedFormSums:
         counted = cohort(updates)
         if not counted:
             return {}
+        if counted[0].members:
+            return self._close_sum(counted[0])
         for update in counted:
             sums = {name: update.tensors[name] for name in (*SUMMED, ERRORS)}
             share = min(1.0, update.weight / max(float(sums[GRAM][-1]), 1.0))
@@ -111,6 +130,27 @@ class ClosedFormSums:
     def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """Keep no newcomer's sums: it draws its own weights from the common ones, which must not move."""
         return {}
+
+    def _close_sum(self, update: PartUpdate) -> dict[str, float]:
+        """Keep the one sum of several clients; or choose the strengths by the sum of their errors."""
+        who, sums = f"the sum of {len(update.members)} devices", {name: update.tensors[name] for name in (*SUMMED, ERRORS)}
+        try:
+            check_sums(sums, False, who)
+        except UpdateRefused as refusal:
+            raise NotASum(f"{refusal}. One of them has handed in something else, and nobody knows which") from None
+        is_first, by_gamma = MEMBERS not in self._vault.keys(), dict(zip(GAMMAS, sums[ERRORS].tolist(), strict=True))  # noqa: SIM118
+        if not (float(sums[GRAM][-1]) if is_first else any(map(any, by_gamma.values()))):
+            return {}
+        for client in update.members if is_first else ():
+            write(self._vault, f"{OF}{client}", {COUNTED: torch.ones((), dtype=torch.float64)})
+        gamma = USUAL_GAMMA if is_first else min(GAMMAS, key=lambda gamma: by_gamma[gamma][0])
+        strength = _strength({who: by_gamma[gamma][1:]})
+        total = sums if is_first else self._vault.read(TOTAL)
+        served = {GRAM: total[GRAM], CROSS: total[CROSS], GAMMA: torch.tensor(gamma, dtype=torch.float64)}
+        served |= self._served(whole(served[GRAM], len(served[CROSS])), served, strength)
+        for key, counts in ((TOTAL, 0.0), (MEMBERS, 1.0)):
+            write(self._vault, key, served | {COUNTED: torch.tensor(counts, dtype=torch.float64)})
+        return {GAMMA: gamma, STRENGTH: strength}
 
     def _summed(self) -> tuple[Tensors, list[Tensors], dict[str, list[float]]]:
         """Return the total, the sums of each group of clients, and each client's errors."""
@@ -156,7 +196,7 @@ def left_out(total: Mapping[str, Tensor], sums: Iterable[tuple[str, Mapping[str,
 def _gamma(total: Tensors, groups: Sequence[Tensors]) -> float:
     """Return the strength with the least squared error on groups of clients that are left out; of one client the middle."""
     if len(groups) < 2:
-        return GAMMAS[len(GAMMAS) // 2]
+        return USUAL_GAMMA
     errors = dict.fromkeys(GAMMAS, 0.0)
     size = len(total[CROSS])
     G_DD = whole(total[GRAM], size)

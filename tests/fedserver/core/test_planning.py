@@ -222,7 +222,7 @@ def test_a_model_that_an_option_asks_for_is_explained() -> None:
     settings = resolve({"method": {"name": "fedavg"}, "model": {"width": 8}})
     plan = make_plan(settings, {"a": IMAGES}, "f")
     assert plan.model.name == "vit"
-    assert why_this_model(settings, plan) == "the usual model for images, convnet, has no option width"
+    assert why_this_model(settings, plan) == "a vit, because the usual model for images, convnet, has no option width"
 
 
 def test_devices_with_noise_get_no_batch_statistics() -> None:

@@ -8,12 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from attune.common.methods.ridge import ERRORS, STRENGTHS, WEIGHT
+from attune.common.methods.ridge import (
+    COUNTED,
+    CROSS,
+    ERRORS,
+    FEWEST,
+    GAMMA,
+    GAMMAS,
+    GRAM,
+    STRENGTH,
+    STRENGTHS,
+    WEIGHT,
+    sums_of,
+)
 from attune.common.methods.settings.objectives import SumsSettings
 from attune.common.methods.settings.predictors import ClosedFormPredictorSettings
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask
+from attune.fedclient.work.objectives.descent import TrainingDiverged
 from attune.fedclient.work.objectives.sums import SampleSums
 from attune.fedclient.work.predictors.closed_form import ClosedFormPredictor
 from tests.fedclient.work.objectives.conftest import MakeTask
@@ -118,3 +131,95 @@ def test_scores_out_of_fold_do_not_know_the_sample(make_task: MakeTask):
     assert torch.equal(before[same], after[same])
     assert not torch.allclose(before[~same], after[~same])
     assert PREDICTOR.out_of_fold(task_of(make_task)).isnan().all(), "without folds"
+
+
+# --- one sum of all devices is served, and the device takes its own out of it
+
+GAMMA_SERVED = GAMMAS[1]
+
+
+def one_sum_task(
+    make_task: MakeTask, counted: float = 1.0, of: int = N, fold: torch.Tensor | None = None, given: bool = True
+) -> tuple[LocalTask, dict[str, np.ndarray]]:
+    """Return the task of a device with `of` samples, and what others gave: G and B over 40 samples."""
+    options = {"features": 8, "sharpness": 4.0, "one_sum": True}
+    model = build(default_spec("tabular", (4,), C, 0, "closed-form", options), seed=0)
+    draws = torch.Generator().manual_seed(5)
+    x, y = torch.randn(of, 4, generator=draws), torch.randint(C, (of,), generator=draws)
+    A, B = torch.randn(40, D, generator=draws, dtype=torch.float64), torch.randn(40, C, generator=draws, dtype=torch.float64)
+    of_others = sums_of(A, B)
+    start = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
+    own = OBJECTIVE.run(make_task(model, x, y, start | OBJECTIVE.extras(start, None))).tensors
+    if given:
+        start |= {name: of_others[name] + counted * own[PERSONAL + name] for name in (GRAM, CROSS)}
+        start |= {STRENGTH: torch.tensor(0.3, dtype=torch.float64), GAMMA: torch.tensor(GAMMA_SERVED, dtype=torch.float64)}
+        start |= {
+            COUNTED: torch.tensor(counted, dtype=torch.float64),
+            WEIGHT: torch.randn(C, D, generator=draws, dtype=torch.float64),
+        }
+    task = make_task(model, x, y, start | {name: own[name] for name in own if name.startswith(PERSONAL)})
+    return LocalTask(**{**vars(task), "fold": fold}), {"A": A.numpy(), "B": B.numpy()}
+
+
+def of_all_others(others: dict[str, np.ndarray], gamma: float) -> np.ndarray:
+    A, B = others["A"], others["B"]
+    return np.linalg.solve(A.T @ A + gamma * np.eye(D), A.T @ B).T
+
+
+def test_before_the_sum_the_device_hands_in_its_sums_and_after_it_errors_alone(make_task: MakeTask):
+    fold = torch.arange(N) % 5
+    for given in (False, True):
+        task, others = one_sum_task(make_task, fold=fold, given=given)
+        made = OBJECTIVE.run(task)
+        handed_in, of_samples = OBJECTIVE.handed_in(made.tensors)
+        assert of_samples is not given
+        assert any(handed_in[name].any() for name in (GRAM, CROSS, "squares")) is not given
+        assert bool(handed_in[ERRORS].any()) is given
+    Z, T, _ = arrays(task)
+    for gamma, errors in zip(GAMMAS, handed_in[ERRORS], strict=True):
+        W = of_all_others(others, gamma)
+        np.testing.assert_allclose(float(errors[0]), np.square(T - Z @ W.T).sum(), rtol=1e-8)
+        own = 0.0
+        for number in range(5):
+            left = fold.numpy() == number
+            A, B = Z[~left], T[~left]
+            own += np.square(T[left] - Z[left] @ np.linalg.solve(A.T @ A + np.eye(D), A.T @ B + W.T)).sum()
+        np.testing.assert_allclose(float(errors[1 + STRENGTHS.index(1.0)]), own, rtol=1e-8)
+
+
+@pytest.mark.parametrize("counted", [0.0, 1.0])
+def test_the_device_draws_its_own_weights_from_those_of_all_others(make_task: MakeTask, counted: float):
+    """A device that is not in the sum takes nothing out of it."""
+    task, others = one_sum_task(make_task, counted)
+    Z, T, _ = arrays(task)
+    made, W = PREDICTOR.prepare(task), of_all_others(others, GAMMA_SERVED)
+    expected = np.linalg.solve(Z.T @ Z + 0.3 * np.eye(D), Z.T @ T + 0.3 * W.T).T
+    np.testing.assert_allclose(made[WEIGHT].numpy(), expected, atol=1e-9)
+    assert not made[GRAM].any() and not made[CROSS].any(), "a model that is saved or passed on has no sums in it"
+
+
+def test_what_the_device_gave_is_taken_out_whatever_its_data_are_now(make_task: MakeTask):
+    """New data come into no new sum: so what is taken out is kept from the sum."""
+    task, others = one_sum_task(make_task)
+    x, y = task.x[:12] + 1, task.y[:12]
+    later = LocalTask(**{**vars(task), "x": x, "y": y})
+    kept = OBJECTIVE.run(later).tensors
+    assert torch.equal(kept[PERSONAL + GRAM], task.start[PERSONAL + GRAM])
+    Z, T, _ = arrays(later)
+    expected = np.linalg.solve(Z.T @ Z + 0.3 * np.eye(D), Z.T @ T + 0.3 * of_all_others(others, GAMMA_SERVED).T).T
+    np.testing.assert_allclose(
+        PREDICTOR.prepare(LocalTask(**{**vars(later), "start": kept}))[WEIGHT].numpy(), expected, atol=1e-9
+    )
+
+
+def test_a_device_with_few_samples_keeps_the_common_weights(make_task: MakeTask):
+    task, _ = one_sum_task(make_task, of=FEWEST - 1)
+    assert torch.equal(PREDICTOR.prepare(task)[WEIGHT], task.start[WEIGHT])
+
+
+def test_a_served_sum_without_the_device_in_it_is_told(make_task: MakeTask):
+    """A server could say that a device is in a sum in which it is not."""
+    task, _ = one_sum_task(make_task)
+    start = task.start | {name: 0.5 * task.start[PERSONAL + name] for name in (GRAM, CROSS)}
+    with pytest.raises(TrainingDiverged, match="is that of no samples"):
+        PREDICTOR.prepare(LocalTask(**{**vars(task), "start": start}))

@@ -10,10 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attune.common.exchange.transform import PartUpdate
+from attune.common.exchange.transform import NotASum, PartUpdate
 from attune.common.methods.ridge import (
+    COUNTED,
+    CROSS,
     ERRORS,
+    GAMMA,
     GAMMAS,
+    GRAM,
     STRENGTH,
     STRENGTHS,
     WEIGHT,
@@ -190,3 +194,83 @@ def test_one_or_two_clients(number: int):
         pooled([samples(n, 8) for n in range(1, number)], numbers["gamma"]) if number > 1 else np.zeros((CLASSES, FEATURES))
     )
     np.testing.assert_allclose(of[WEIGHT].numpy(), others, rtol=0, atol=1e-8)
+
+
+# --- one sum of several clients, of whom nothing else is known
+
+FIVE = tuple(f"c{n}" for n in range(5))
+
+
+def one_sum(errors: torch.Tensor | None = None, factor: float = 1.0, clients: tuple[str, ...] = FIVE) -> PartUpdate:
+    """Return the sum of these clients' samples; with `errors` that of their errors alone."""
+    of = [sums_of(*samples(int(client[1:]), 10 + int(client[1:]))) for client in clients]
+    sums = {name: sum(its[name] for its in of) * (errors is None) for name in of[0]}
+    told = torch.zeros(len(GAMMAS), 1 + len(STRENGTHS), dtype=torch.float64) if errors is None else errors
+    return PartUpdate("the sum", 3.0, {**sums, CROSS: factor * sums[CROSS], ERRORS: told}, members=clients)
+
+
+def test_members_are_told_to_take_their_own_out_of_the_sum_and_others_not():
+    vault = MemoryVault()
+    made = aggregator(vault)
+    assert made.close_round([one_sum()]) == {"gamma": GAMMAS[2], "strength": USUAL_STRENGTH}
+    assert (made.slot("c0"), made.slot("new")) == ("members", "total")
+    fleet = [samples(n, 10 + n) for n in range(5)]
+    Z, T = (torch.cat([of[place] for of in fleet]) for place in (0, 1))
+    for key, counted in (("members", 1.0), ("total", 0.0)):
+        tensors = vault.read(key)
+        assert (float(tensors[COUNTED]), float(tensors[GAMMA]), float(tensors[STRENGTH])) == (counted, GAMMAS[2], 1.0)
+        torch.testing.assert_close(tensors[GRAM], (Z.T @ Z)[tuple(torch.triu_indices(FEATURES, FEATURES))])
+        torch.testing.assert_close(tensors[CROSS], Z.T @ T)
+        np.testing.assert_allclose(tensors[WEIGHT].numpy(), pooled(fleet, GAMMAS[2]), rtol=0, atol=1e-10)
+
+
+def test_the_common_model_has_no_sums_in_it():
+    """It is exported, and served to devices that come later."""
+    vault = MemoryVault()
+    made = aggregator(vault)
+    made.close_round([one_sum()])
+    common = made.cold_start()
+    assert isinstance(common, dict) and torch.equal(common[WEIGHT], vault.read("total")[WEIGHT])
+    assert common.keys() == vault.read("total").keys()
+    assert not any(tensor.any() for name, tensor in common.items() if name != WEIGHT)
+
+
+def test_the_sum_of_errors_chooses_the_strengths():
+    """By hand: with the last gamma the weights of all others err least, and beside it the second strength does."""
+    made, errors = aggregator(), torch.full((len(GAMMAS), 1 + len(STRENGTHS)), 9.0, dtype=torch.float64)
+    made.close_round([one_sum()])
+    before = made.cold_start()[WEIGHT]
+    errors[4, 0], errors[4, 2], errors[0, 1] = 5.0, 4.0, 1.0
+    assert made.close_round([one_sum(errors)]) == {"gamma": GAMMAS[4], "strength": STRENGTHS[1]}
+    assert not torch.equal(made.cold_start()[WEIGHT], before)
+    assert made.close_round([one_sum(torch.zeros_like(errors))]) == {}, "no device knows anything out of fold"
+
+
+def test_the_first_sum_stays():
+    """Newcomers and new data come into no other sum: later rounds bring errors alone."""
+    vault = MemoryVault()
+    made = aggregator(vault)
+    made.close_round([one_sum()])
+    before = vault.read("total")[GRAM]
+    errors = torch.ones(len(GAMMAS), 1 + len(STRENGTHS), dtype=torch.float64)
+    later = one_sum(clients=("c3", "c4", "c5", "c6", "c7"))
+    made.close_round([PartUpdate(later.client, 3.0, {**later.tensors, ERRORS: errors}, members=later.members)])
+    assert torch.equal(vault.read("total")[GRAM], before)
+    assert (made.slot("c0"), made.slot("c7")) == ("members", "total")
+
+
+@pytest.mark.parametrize("factor", [-10.0, 100.0])
+def test_a_sum_that_no_samples_have_is_none(factor: float):
+    """Nobody can tell who lied, and there is no second sum; so nothing is solved."""
+    made = aggregator()
+    with pytest.raises(NotASum, match=r"the sum of 5 devices .* nobody knows which"):
+        made.close_round([one_sum(factor=factor)])
+    assert made.slot("c0") == "start"
+
+
+def test_no_value_is_moved_a_little_to_make_another_start():
+    """A sum that is moved is no sum any more. Devices that were in one are in no other, whatever they are served."""
+    made = aggregator()
+    assert made.slot("") is None
+    made.close_round([one_sum()])
+    assert made.slot("") is None
