@@ -94,6 +94,7 @@ def shown(
         "setback": None,
         "taken_back": [],
         "standardisation": None,
+        "closed_form": None,
         "one_token": None,
         "awaited": [],
         "adapting": [],
