@@ -40,10 +40,9 @@ from attune.fedclient.work.dial import dial_of
 from attune.fedclient.work.embedding import FROM_SEED, PART, EmbeddingSource, embedding_of
 from attune.fedclient.work.evaluation import DeviceModels, Evaluation
 from attune.fedclient.work.executor import Work
-from attune.fedclient.work.holdings import Holdings, check_encodings, manifests_of, rebuilt
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES
-from attune.fedclient.work.orders import OrderStore
+from attune.fedclient.work.orders import Holdings, OrderStore, check_encodings, manifests_of, rebuilt
 from attune.fedclient.work.own_loop import check_loop
 from attune.fedclient.work.portfolio.folds import fold_of
 from attune.fedclient.work.portfolio.portfolio import portfolio_of, reader_of

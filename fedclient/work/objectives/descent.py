@@ -13,15 +13,16 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from msgspec import UNSET
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError
 from attune.common.torch_state import seeded
 from attune.common.wire.checks import is_finite
+from attune.fedclient.work.objectives.augment import RANK, augmented
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Tensors, Trained
-from attune.fedclient.work.objectives.batches import batch_of, batch_sizes, batches
-from attune.fedclient.work.objectives.optimisers import optimiser_for, schedule_for
 from attune.fedclient.work.private.noisy_steps import NoisyGradients
 from attune.fedclient.work.private.order_noise import OrderNoise
 
@@ -29,6 +30,14 @@ from attune.fedclient.work.private.order_noise import OrderNoise
 Penalty = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
 # (tensors, beside): changes `beside` in place, element by element, so that it serves one device and many.
 Follow = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None]
+
+
+_BY_NAME = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+}
 
 
 class TrainingDiverged(AttuneError):
@@ -265,3 +274,61 @@ def diverged(settings: TrainSettings) -> TrainingDiverged:
         f"the loss or the weights are not finite any more (lr {settings.lr:g}, momentum {settings.momentum:g}): "
         "lower train.lr or set train.clip_norm on the server"
     )
+
+
+def optimiser_for(
+    tensors: Mapping[str, Tensor], settings: TrainSettings, decay: Callable[[str], float]
+) -> torch.optim.Optimizer:
+    """Return a fresh optimiser, where `decay` has the weight decay of each tensor. Only SGD has momentum."""
+    rates: dict[float, list[Tensor]] = {}
+    for name, tensor in tensors.items():
+        rates.setdefault(decay(name), []).append(tensor)
+    groups = [{"params": some, "weight_decay": rate} for rate, some in rates.items()]
+    if settings.optimizer in (UNSET, "sgd"):
+        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum)
+    made: torch.optim.Optimizer = _BY_NAME[str(settings.optimizer)](groups, lr=settings.lr)
+    return made
+
+
+def schedule_for(optimiser: torch.optim.Optimizer, settings: TrainSettings, steps: int) -> LambdaLR | None:
+    """Return a schedule to step after each batch of `steps`; None if the rate is constant."""
+    if settings.schedule in (UNSET, "constant"):
+        return None
+    if settings.schedule == "linear":
+        return LambdaLR(optimiser, lambda step: max(0.0, 1 - step / steps))
+    return LambdaLR(optimiser, lambda step: (1 + math.cos(math.pi * min(1.0, step / steps))) / 2)
+
+
+def batch_sizes(samples: int, batch_size: int, joined: bool) -> list[int]:
+    """Return the size of each batch of one pass.
+
+    Args:
+        samples: Number of samples.
+        batch_size: Size of all batches but the last one.
+        joined: A last batch of one sample joins the batch before it.
+    """
+    full, rest = divmod(samples, batch_size)
+    if joined and full and rest == 1:
+        return [batch_size] * (full - 1) + [batch_size + 1]
+    return [batch_size] * full + [rest] * bool(rest)
+
+
+def batches(samples: int, settings: TrainSettings, seed: int, joined: bool = False) -> Iterator[Tensor]:
+    """Yield the indices (B,) of each step: epochs over seeded permutations, or `local_steps` batches, reshuffled at the end.
+
+    The last, incomplete batch of a permutation is used. `joined` is as in `batch_sizes`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sizes = batch_sizes(samples, settings.batch_size, joined)
+    left = settings.local_steps or settings.local_epochs * len(sizes)
+    while left > 0:
+        for index_B in torch.split(torch.randperm(samples, generator=generator), sizes)[:left]:
+            left -= 1
+            yield index_B
+
+
+def batch_of(task: LocalTask, index_B: Tensor) -> Batch:
+    """Return the samples and labels at these indices, on the task's processor, with the augmentation of the settings."""
+    index_B = index_B.to(task.x.device)
+    x, y = task.x[index_B].to(task.device), task.y[index_B].to(task.device)
+    return Batch(augmented(x, task.settings.augment) if task.settings.augment and x.ndim == RANK else x, y)

@@ -11,7 +11,7 @@ from attune.common.plan import Plan, Scale
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
-from attune.fedclient.work.holdings import Holdings
+from attune.fedclient.work.orders import Holdings
 
 if TYPE_CHECKING:
     from attune.fedclient.data.standardiser import Standardiser

@@ -30,7 +30,7 @@ from attune.fedclient.link.handin import send
 from attune.fedclient.link.port import Link
 from attune.fedclient.link.transfer import ASKS, ATTEMPTS, fetch
 from attune.fedclient.messages import SendRefused, Sent
-from attune.fedclient.work.holdings import rebuilt
+from attune.fedclient.work.orders import rebuilt
 from tests.fedclient.link.conftest import ORDER, TENSORS
 from tests.fedclient.link.server import Scripted
 from tests.fedclient.link.test_conformance import stream

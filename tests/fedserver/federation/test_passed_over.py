@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from attune.fedserver.federation.steps import PassedOver, Troubles
-from attune.fedserver.stores.memory_ledger import MemoryLedger
+from attune.fedserver.stores.memory import MemoryLedger
 
 
 async def test_a_device_is_warned_of_once_and_then_told_among_others(caplog: pytest.LogCaptureFixture) -> None:

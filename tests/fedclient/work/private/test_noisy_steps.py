@@ -22,9 +22,8 @@ from attune.common.methods.settings.objectives import (
 from attune.common.seeds import derive
 from attune.fedclient.work.objectives.alternating import Alternating
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Objective, Tensors, Trained, personal
-from attune.fedclient.work.objectives.descent import Descent, TrainingDiverged
+from attune.fedclient.work.objectives.descent import Descent, TrainingDiverged, optimiser_for
 from attune.fedclient.work.objectives.network import Network
-from attune.fedclient.work.objectives.optimisers import optimiser_for
 from attune.fedclient.work.objectives.own_model import MeanRegularised, OwnModel
 from attune.fedclient.work.objectives.proximal import Proximal
 from attune.fedclient.work.objectives.sgd import Sgd

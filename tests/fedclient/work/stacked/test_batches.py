@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attune.common.config import TrainSettings
-from attune.fedclient.work.objectives.batches import batches
+from attune.fedclient.work.objectives.descent import batches
 from attune.fedclient.work.stacked.descend import batch_plan
 
 
