@@ -21,6 +21,13 @@ FORMAT = click.option(
 )
 
 
+class RoundsType(click.IntRange):
+    """Number of rounds, or `auto` (fedserver.core.patience)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "auto" else super().convert(value, param, ctx)
+
+
 class NameType(click.types.StringParamType):
     """Name of a device, a run or a person, in the Unicode form that names have: some keyboards compose letters otherwise."""
 

@@ -16,15 +16,14 @@ Row = Mapping[str, str]
 def models(path: Path = RESULTS / "default_training.csv") -> Iterator[str]:
     """Yield the mean accuracies of FedAvg on held-out rows: by task and model at each rate, then by the number of epochs."""
     rows = _rows(path)
-    rounds = sorted({int(row["rounds"]) for row in rows})
     swept = [row for row in rows if row["samples"] == "40"]
-    rates = sorted({row["lr"] for row in swept}, key=float)
+    columns = sorted({(int(row["rounds"]), float(row["lr"])) for row in swept})
     lines = []
     for task, model in dict.fromkeys((row["task"], row["model"]) for row in swept):
         mine = [row for row in swept if (row["task"], row["model"]) == (task, model)]
-        cells = [_mean(row for row in mine if row["lr"] == lr and row["rounds"] == str(n)) for n in rounds for lr in rates]
+        cells = [_mean(row for row in mine if (int(row["rounds"]), float(row["lr"])) == column) for column in columns]
         lines.append((task, f"`{model}`", *cells))
-    heads = (f"{lr}, {n} rounds" for n in rounds for lr in rates)
+    heads = (f"{lr:g}, {number} rounds" for number, lr in columns)
     yield from table(("task", "model", *heads), lines)
     yield ""
     lengths = [row for row in rows if row["samples"] != "40"]

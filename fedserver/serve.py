@@ -16,7 +16,7 @@ NO_SETTINGS: Mapping[str, Any] = {}
 def serve(
     method: str | None = None,
     model: str | None = None,
-    rounds: int | None = None,
+    rounds: int | str | None = None,
     min_clients: int | None = None,
     clients_per_round: int | None = None,
     seed: int | None = None,
@@ -85,7 +85,7 @@ def serve(
 
 
 def of_flags(
-    method: str | None, model: str | None, rounds: int | None, min_clients: int | None, clients_per_round: int | None,
+    method: str | None, model: str | None, rounds: int | str | None, min_clients: int | None, clients_per_round: int | None,
     seed: int | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the settings that were given, by section."""

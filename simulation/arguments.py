@@ -31,7 +31,7 @@ def overrides(
     devices: int,
     method: MethodArgument | None,
     model: str | None,
-    rounds: int | None,
+    rounds: int | str | None,
     seed: int | None,
     settings: Mapping[str, Any],
     config: str | Path | None = None,

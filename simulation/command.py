@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from attune.common import homes
-from attune.common.command_group import FORMAT
+from attune.common.command_group import FORMAT, RoundsType
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError
 from attune.common.methods.method import PLAIN, PRESETS
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--hooks", "hooks_module", metavar="MODULE", help="Module with your own train() and evaluate(), for every method."
 )
-@click.option("--rounds", type=click.IntRange(1), help="Rounds to train (default 40).")
+@click.option("--rounds", type=RoundsType(1), help="Rounds to train, or auto (default 40).")
 @click.option("--seed", type=int, help="Seed of every random draw (default 0).")
 @click.option("--seeds", metavar="N,N", help="Run each method with each of these seeds, and compare their means.")
 @click.option(
@@ -88,7 +88,7 @@ def simulate(
     methods: str,
     model: str | None,
     hooks_module: str | None,
-    rounds: int | None,
+    rounds: int | str | None,
     seed: int | None,
     seeds: str | None,
     assignments: tuple[str, ...],
@@ -219,8 +219,8 @@ def simulate(
 
 
 def race_settings(
-    members: Mapping[str, LazyShard], settings: Mapping[str, Any], model: str | None, rounds: int | None, seed: int | None,
-    grid: tuple[str, ...], trial_seed: int, executor: Any, out: Path | None, hooks: Hooks,
+    members: Mapping[str, LazyShard], settings: Mapping[str, Any], model: str | None, rounds: int | str | None,
+    seed: int | None, grid: tuple[str, ...], trial_seed: int, executor: Any, out: Path | None, hooks: Hooks,
 ) -> dict[str, Any]:  # fmt: skip
     """Choose settings for each entrant of a race by the grid, on validation parts, and return the settings of the race."""
     from attune.common.config import merge

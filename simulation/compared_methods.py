@@ -37,7 +37,7 @@ class Comparison:
     names: Sequence[str]
     members: Mapping[str, LazyShard]
     model: str | None = None
-    rounds: int | None = None
+    rounds: int | str | None = None
     seed: int | None = None
     hooks: Hooks = NONE
 

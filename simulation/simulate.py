@@ -49,7 +49,7 @@ def simulate(
     shards: Shards,
     method: arguments.MethodArgument | None = ...,
     model: str | Factory | nn.Module | None = ...,
-    rounds: int | None = ...,
+    rounds: int | str | None = ...,
     seed: int | None = ...,
     settings: Mapping[str, Any] = ...,
     baseline: Baseline | None = ...,
@@ -81,7 +81,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
     shards: Shards,
     method: arguments.MethodArgument | None = None,
     model: str | Factory | nn.Module | None = None,
-    rounds: int | None = None,
+    rounds: int | str | None = None,
     seed: int | None = None,
     settings: Mapping[str, Any] = NO_SETTINGS,
     baseline: Baseline | None = None,
@@ -114,7 +114,7 @@ def simulate(  # type: ignore[misc]  # the second overload has these arguments t
         method: Name of the method, or its settings as in [method] of federation.toml. "auto" compares several methods on the
             way, and goes on with the best (docs/choosing.md); the setting "auto.candidates" names them.
         model: A name, "package.module:factory", a function of a ModelSpec, or a module, whose weights all devices start from.
-        rounds: Number of rounds.
+        rounds: Number of rounds, or "auto" (docs/operations/rounds.md).
         seed: Seed of every random draw.
         settings: Same as in federation.toml, such as {"method.sigma": 50, "round.clients": 5}. `min_clients` is the number
             of devices by default.

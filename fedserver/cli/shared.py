@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from attune.common import homes
+from attune.common.command_group import RoundsType
 
 if TYPE_CHECKING:
     from attune.fedserver.home import ServerHome
@@ -29,7 +30,7 @@ def SETTINGS(command: F) -> F:  # noqa: N802 - used as the other options are
         click.option("--config", type=click.Path(path_type=Path), help="A federation.toml."),
         click.option("--method", help="fedtp, fedmcsa, fedavg, ... (default fedtp)."),
         click.option("--model", help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data)."),
-        click.option("--rounds", type=click.IntRange(1), help="Rounds to train (default 40)."),
+        click.option("--rounds", type=RoundsType(1), help="Rounds to train, or auto (default 40)."),
         click.option("--min-clients", type=click.IntRange(1), help="Devices needed before a round starts (default 2)."),
         click.option(
             "--clients-per-round", type=click.IntRange(1), help="Devices sampled for a round (default: all connected)."

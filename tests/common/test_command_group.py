@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from attune.common.command_group import NAME
+from attune.common.command_group import NAME, RoundsType
 from attune.fedclient.cli import main as fedclient
 from attune.fedserver.cli import cli as fedserver
 from attune.fedserver.home import ServerHome
@@ -53,3 +53,10 @@ def test_a_name_is_the_same_however_its_letters_were_typed(first: str, second: s
     assert COMPOSED in run("list")
     run("remove", second)
     assert COMPOSED not in run("list")
+
+
+def test_rounds_are_a_number_or_auto() -> None:
+    assert [RoundsType(1).convert(text, None, None) for text in ("auto", "7")] == ["auto", 7]
+    for wrong in ("0", "Auto", "many"):
+        with pytest.raises(click.BadParameter):
+            RoundsType(1).convert(wrong, None, None)

@@ -48,7 +48,9 @@ def models_in(head: str) -> str:
 
 
 def test_methods_are_compared_with_one_model_which_the_head_names(data: str) -> None:
-    assert models_in(lines(data, "--method", "local,fedavg,fedtp")[0]) == "model: transformer, for all methods"
+    head = lines(data, "--method", "local,fedavg,fedtp")[:2]
+    assert models_in(head[0]) == "model: transformer, for all methods"
+    assert head[1] == "the usual model for tabular, dnn, has no qkv, which method fedtp needs"
     assert models_in(lines(data, "--method", "local,fedavg")[0]) == "model: dnn, for all methods"
     assert models_in(lines(data, "--method", "fedtp")[0]) == "model: transformer; method: fedtp"
 

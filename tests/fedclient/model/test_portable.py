@@ -47,7 +47,8 @@ def labels_by(run, path, x, model):
 
 
 @pytest.mark.parametrize(
-    ("kind", "architecture", "blend"), [("tabular", "dnn", False), ("images", "vit", True), ("series", "mlr", False)]
+    ("kind", "architecture", "blend"),
+    [("tabular", "dnn", False), ("images", "vit", True), ("series", "mlr", False), ("series", "convnet", False)],
 )
 def test_a_torch_program_predicts_as_the_model_for_any_number_of_samples(tmp_path, kind, architecture, blend):
     model = finished(tmp_path, kind, architecture, blend)
@@ -60,7 +61,10 @@ def test_a_torch_program_predicts_as_the_model_for_any_number_of_samples(tmp_pat
 
 
 @needs_onnx
-@pytest.mark.parametrize(("kind", "architecture", "blend"), [("tabular", "dnn", True), ("images", "vit", False)])
+@pytest.mark.parametrize(
+    ("kind", "architecture", "blend"),
+    [("tabular", "dnn", True), ("images", "vit", False), ("images", "convnet", False), ("series", "convnet", False)],
+)
 def test_an_onnx_file_predicts_as_the_model(tmp_path, kind, architecture, blend):
     model = finished(tmp_path, kind, architecture, blend)
     assert portable.export(model, tmp_path / "out.onnx") <= portable.TOLERANCE
