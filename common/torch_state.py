@@ -32,7 +32,7 @@ class _DefaultGenerator:
 
 
 _default = _DefaultGenerator()
-_OF = torch.backends
+_OF: Any = torch.backends
 _FLAGS: tuple[tuple[Any, str, Any], ...] = (  # whose, which, and as torch has it
     *((owner, "fp32_precision", "none") for owner in (_OF, _OF.mkldnn, _OF.cudnn, _OF.cuda.matmul)),
     *((owner, "fp32_precision", "none") for owner in (_OF.mkldnn.matmul, _OF.mkldnn.conv, _OF.mkldnn.rnn)),

@@ -68,10 +68,11 @@ def telling(schema: Schema, proposals: Mapping[str, Schema]) -> dict[str, list[s
         holders = holders_of(name, proposals)
         lacking = proposals.keys() - holders.keys()
         sites_with = Counter(value for column in holders.values() for value in set(column.values))
+        are_known = all(column.values for column in holders.values())
         for site, column in holders.items():
             if len(holders) == 1:
                 said[site].append(f"{name} tells this site: no other site has the column. Leave it out, or --columns common")
-            elif column.kind == "category" and column.values and all(sites_with[value] == 1 for value in column.values):
+            elif column.kind == "category" and are_known and all(sites_with[value] == 1 for value in column.values):
                 said[site].append(f"{name} tells this site: no other site has its values. Leave it out, or map the values")
         if len(lacking) == 1 and len(holders) > 1:
             said[min(lacking)].append(f"{name} tells this site: it alone lacks the column. Leave it out, or --columns common")
@@ -173,7 +174,7 @@ def merged(columns: Sequence[Column], is_lacking: bool, common: bool) -> Column:
     if kind == "yes/no":
         values = list(Counter(tuple(column.values) for column in columns).most_common(1)[0][0])
     left_out = COMMON if is_lacking and common else ""
-    if kind == "category" and not values:
+    if all(column.left_out for column in columns):
         left_out = columns[0].left_out
     policies = {column.missing for column in columns}
     missing: Missing = "refuse" if "refuse" in policies else "indicator" if "indicator" in policies or is_lacking else "fill"

@@ -15,6 +15,7 @@ from rich.text import Text
 from attune.common.task import described
 from attune.fedserver.identity.admin import TokenView
 from attune.fedserver.view.guarantee import privacy_lines
+from attune.fedserver.view.status import warnings_of
 
 COMPARED = ("kept", "alone", "local", "common", "constant")  # scores with a column, if some device has reported one
 SHOWN_REFUSALS = 5  # the latest; --json has them all
@@ -98,9 +99,7 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
     yield from _no_better(status)
     if status["standardisation"]:
         yield status["standardisation"]
-    for name in ("classes_apart", "one_token"):
-        if status.get(name):
-            yield f"warning: {status[name]}"
+    yield from (f"warning: {text}" for text in warnings_of(status))
 
 
 def _averages(averages: dict[str, float]) -> str:
