@@ -148,3 +148,13 @@ def test_the_error_of_an_outcome_in_words_names_a_mapping_that_works(
     assert given is not None, error.value
     assert str(error.value) in describe(read_table(path), options).warnings
     load_shard(path, options=replace(options, mappings=(given[1].replace("NUMBER", number),)))
+
+
+def test_limits_with_a_decimal_comma_are_said_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    rows = (f"{'<0,6' if n % 5 == 0 else f'{n % 9},{n % 7}'};{n % 5};{n % 2}\n" for n in range(60))
+    path.write_text("crp;dose;ill\n" + "".join(rows))
+    assert any("say --decimal comma" in text for text in describe(read_table(path), ReadOptions.of("ill")).warnings)
+    shard = load_shard(path, options=ReadOptions.of("ill", schema="auto", decimal="comma"))
+    everything = {round(float(value), 3) for value in (*shard.train_x[:, 0], *shard.test_x[:, 0])}
+    assert 0.6 in everything and max(everything) == 8.5
