@@ -153,7 +153,8 @@ def conflict_in(name: str, sites: Mapping[str, Column]) -> str:
         return f"{name}: {len(values)} values in {listed(list(sites), _SHOWN)}, more than {MAX_VALUES}: leave it out"
     if "category" in kinds and (alike := look_alikes(values)):
         groups = [" and ".join(f"{value!r} ({_with_value(value, sites)})" for value in group) for group in alike]
-        return f"{name}: values look alike, {listed(groups, _SHOWN)}: write or map each in one way (--map {name}:THEIRS=OURS), or list its `values`"
+        remedy = f"write or map each in one way (--map {name}:THEIRS=OURS), or list its `values`"
+        return f"{name}: values look alike, {listed(groups, _SHOWN)}: {remedy}"
     return ""
 
 
