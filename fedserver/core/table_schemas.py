@@ -212,5 +212,5 @@ def _conflicts_of_names(proposals: Mapping[str, Schema], edits: Mapping[str, Col
         sites = {name: [site for site in sorted(proposals) if name in proposals[site].columns] for name in names}
         if len(names) > 1 and len({site for there in sites.values() for site in there}) == sum(map(len, sites.values())):
             ways = " and ".join(f"{name} ({listed(there, _SHOWN)})" for name, there in sites.items())
-            lines.append(f"{ways} seem to be one column: convert its unit and rename it, or describe both")
+            lines.append(f"{ways} seem to be one column: convert its unit and rename it (--map THEIRS=OURS), or describe both")
     return lines

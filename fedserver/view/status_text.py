@@ -119,7 +119,7 @@ def _no_better(status: dict[str, Any]) -> Iterator[str]:
 
 def _table(clients: list[dict[str, Any]], metric: str) -> Table:
     compared = [name for name in COMPARED if any(client.get(f"accuracy_{name}") is not None for client in clients)]
-    heads = ("device", "state", "samples", metric, "95 %", *compared, "verdict", "probably", "keeps", "note")
+    heads = ("device", "state", "samples", metric, "95 %", *compared, "verdict", "probably", "keeps mostly", "note")
     return text_table(heads, (_cells(client, compared) for client in clients), "note")
 
 
