@@ -193,10 +193,11 @@ def _of_texts(name: str, texts: Sequence[str], warnings: Sequence[str]) -> Descr
         return DescribedColumn(Column("identifier"), (*warnings, _identifier_note(name)))
     few = len(counts) <= max(FEW_VALUES, len(texts) // PER_VALUE) and len(counts) <= MAX_VALUES
     if not few or max(map(len, counts)) > LONGEST_VALUE:
-        numbered = [text for text in counts if 2 * sum(map(str.isdigit, text)) >= sum(map(str.isalnum, text)) > 0]
-        form = f"numbers or dates in no form that is read, such as {numbered[0][:40]!r} (docs/tables.md)" if numbered else ""
-        kind = "free text" if 2 * len(numbered) < len(counts) or warnings else form
-        return DescribedColumn(Column("text"), (*warnings, f"{name} holds {kind}, which is left out"))
+        coded = [text for text in counts if 2 * sum(map(str.isdigit, text)) >= sum(map(str.isalnum, text)) > 0]
+        note = f"{name} holds free text, which is left out"
+        if 2 * len(coded) > len(counts) and not warnings:
+            note = f"{name} holds text such as {coded[0][:40]!r}, which is left out: docs/tables.md has the forms of numbers"
+        return DescribedColumn(Column("text"), (*warnings, note))
     notes = list(warnings)
     common = sorted(text for text, count in counts.items() if count >= FEWEST_ROWS and text.isprintable())
     if rare := len(counts) - len(common):

@@ -156,6 +156,6 @@ def test_dates_in_two_orders_are_said_as_such() -> None:
 @pytest.mark.parametrize("cell", ["{} kg", "{}%", "{}/80", "{}±2", "1 {:03d}", "Thu, 07 Dec 20{:02d}", "20{:02d}-W49"])
 def test_numbers_in_no_form_that_is_read_are_not_called_free_text(cell: str) -> None:
     said = proposed([cell.format(10 + n % 60) + " " * (n % 2) for n in range(120)])
-    assert any("in no form that is read, such as" in text for text in said.warnings), said.warnings
+    assert any("holds text such as" in text and "docs/tables.md" in text for text in said.warnings), said.warnings
     said = proposed([f"seen {'abcdefghij'[n % 10]} and {'klmnopq'[n % 7]}" for n in range(120)])
     assert any("holds free text" in text for text in said.warnings)
