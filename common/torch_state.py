@@ -79,7 +79,8 @@ def _set(state: tuple[torch.dtype, str, int, list[Any]]) -> None:
     torch.set_float32_matmul_precision(state[1])
     torch.set_deterministic_debug_mode(state[2])
     for (owner, name, _), value in zip(_FLAGS, state[3], strict=True):
-        setattr(owner, name, value)
+        if getattr(owner, name) != value:  # a build or a program may refuse to set it
+            setattr(owner, name, value)
 
 
 def may_draw(model: nn.Module) -> bool:
