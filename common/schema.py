@@ -34,7 +34,7 @@ EMBEDDED_FROM = 17  # a merged category with so many values is embedded; with fe
 ORIGIN = "2000-01-01"  # from which dates count unless a schema says another day
 _UNITS = (
     "mm|cm|m|km|in|inch|ft|mg|g|kg|lb|lbs|oz|ml|dl|l|mmol|mol|mmhg|bpm|hz|ms|s|sec|min|h|hours|days|weeks|months|years|c|f|k|"
-    "pct|percent|eur|usd|mg_dl|mmol_l|kg_m2|iu"
+    "pct|percent|eur|usd|kg_m2|iu|[munp]?(?:g|mol|iu|u)_[dm]?l"
 )
 _UNIT_AT_THE_END = re.compile(rf"(?P<stem>.+?)\s*(?:_(?P<unit>{_UNITS})|[(\[](?P<marked>[^()\[\]]+)[)\]])", re.IGNORECASE)
 MAX_COLUMNS, MAX_VALUES = 1 << 12, 1 << 12

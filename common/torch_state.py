@@ -1,10 +1,11 @@
-"""Isolation from what is global in torch: random numbers, the default type of floats, and the precision of products.
+"""Isolation from what is global in torch: random numbers, the default type of floats, precisions, and flags of its libraries.
 
 Another thread of the program may draw random numbers, or run a federation of its own, and nothing here shall depend on it.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -31,17 +32,28 @@ class _DefaultGenerator:
 
 
 _default = _DefaultGenerator()
-_PLAIN = (torch.float32, "highest")
+_OF: Any = torch.backends
+_FLAGS: tuple[tuple[Any, str, Any], ...] = (  # whose, which, and as torch has it
+    *((owner, "fp32_precision", "none") for owner in (_OF, _OF.mkldnn, _OF.cudnn, _OF.cuda.matmul)),
+    *((owner, "fp32_precision", "none") for owner in (_OF.mkldnn.matmul, _OF.mkldnn.conv, _OF.mkldnn.rnn)),
+    *((owner, "fp32_precision", "tf32") for owner in (_OF.cudnn.conv, _OF.cudnn.rnn)),
+    *((owner, name, on) for owner in (_OF.mkldnn, _OF.cudnn) for name, on in (("enabled", True), ("deterministic", False))),
+    (_OF.cudnn, "benchmark", False),
+)
+_TINY = sys.float_info.min
+_PLAIN = (torch.float32, "highest", 0, [plain for _, _, plain in _FLAGS])
 _inside, _before = 0, _PLAIN
 
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Let floats be of 32 bits and products exact during the block, whatever the program has set; then that counts again."""
+    """Let torch be during the block as it is when a program begins, with floats of 32 bits; then what was set counts again."""
     global _inside, _before
+    flushed = _TINY / 2 == 0.0  # of this thread, and of those that it starts
+    torch.set_flush_denormal(False)
     with _LOCK:
         if not _inside:
-            _before = (torch.get_default_dtype(), torch.get_float32_matmul_precision())
+            _before = _state()
         _inside += 1
         _set(_PLAIN)
     try:
@@ -50,11 +62,25 @@ def plain_torch() -> Iterator[None]:
         with _LOCK:
             _inside -= 1
             _set(_PLAIN if _inside else _before)  # what the block has set ends with it
+        torch.set_flush_denormal(flushed)
 
 
-def _set(state: tuple[torch.dtype, str]) -> None:
+def _state() -> tuple[torch.dtype, str, int, list[Any]]:
+    try:
+        products = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the program has set it in torch.backends, which is among the flags
+        products = "highest"
+    flags = [getattr(owner, name) for owner, name, _ in _FLAGS]
+    return torch.get_default_dtype(), products, torch.get_deterministic_debug_mode(), flags
+
+
+def _set(state: tuple[torch.dtype, str, int, list[Any]]) -> None:
     torch.set_default_dtype(state[0])
     torch.set_float32_matmul_precision(state[1])
+    torch.set_deterministic_debug_mode(state[2])
+    for (owner, name, _), value in zip(_FLAGS, state[3], strict=True):
+        if getattr(owner, name) != value:  # a build or a program may refuse to set it
+            setattr(owner, name, value)
 
 
 def may_draw(model: nn.Module) -> bool:

@@ -213,7 +213,9 @@ def simulate(
     for line in [*shown, *(searched.lines() if grid else ())]:
         click.echo(line)
     if table_file is not None:
-        click.echo(f"table in {method_table(results).save(table_file)}", err=True)
+        listing = method_table(results)
+        for line in filter(None, (f"table in {listing.save(table_file)}", listing.note)):
+            click.echo(line, err=True)
     if unsaved is not None:
         raise unsaved
 

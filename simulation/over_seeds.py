@@ -12,7 +12,7 @@ import msgspec
 
 from attune.common.errors import SettingError
 from attune.common.outputs import check_folder
-from attune.common.statistics import Finding, finding, interval_of_mean, student_p
+from attune.common.statistics import Finding, finding, holm, interval_of_mean, student_p
 from attune.simulation.result_table import BEST_OF, SCORES, ResultTable, scores_of, spread_of
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class SeedDifference(msgspec.Struct, frozen=True):
     p: float | None
     verdict: Finding | None
 
-    def words(self, name: str, first: str) -> str:
-        """Return the comparison of the method `name` with the method `first` as a sentence."""
+    def words(self, name: str, first: str, methods: int = 1) -> str:
+        """Return the comparison of the method `name` with the method `first` as a sentence; `methods` share the correction."""
         deviation = "" if self.deviation is None else f" ± {self.deviation:.4f}"
         known = f"{name} against {first}: {self.difference:+.4f}{deviation} over {self.seeds} seeds on these devices"
         if self.verdict is None:
@@ -55,7 +55,8 @@ class SeedDifference(msgspec.Struct, frozen=True):
             return f"{known}: no claim, because all seeds give the same difference"
         certain = {"better": "better", "worse": "worse", "unclear": "not certainly different"}[self.verdict]
         low, high = self.interval
-        return f"{known}, 95 % {low:+.4f} to {high:+.4f}: {certain} (paired t-test over seeds, p = {self.p:.2g})"
+        test = f"paired t-test over seeds, p = {self.p:.2g}{f' by Holm for {methods} methods' if methods > 1 else ''}"
+        return f"{known}, 95 % {low:+.4f} to {high:+.4f}: {certain} ({test})"
 
 
 def difference_over_seeds(means: Mapping[int, float], first: Mapping[int, float]) -> SeedDifference | None:
@@ -71,6 +72,18 @@ def difference_over_seeds(means: Mapping[int, float], first: Mapping[int, float]
         return SeedDifference(len(both), mean, deviation, None, None, "unclear")
     p = student_p(mean / deviation * len(both) ** 0.5, len(both) - 1)
     return SeedDifference(len(both), mean, deviation, interval_of_mean(differences), p, finding(mean, 0.0, p))
+
+
+def against_first(results: Mapping[str, SeedResults]) -> dict[str, SeedDifference]:
+    """Compare what devices keep by each method with the first one; the p-values are adjusted by Holm for all of them."""
+    means = {name: of.means() for name, of in results.items()}
+    first = means.pop(next(iter(results)))
+    compared = {name: difference_over_seeds(of, first) for name, of in means.items()}
+    known = {name: difference for name, difference in compared.items() if difference is not None}
+    adjusted = holm({name: difference.p for name, difference in known.items() if difference.p is not None})
+    for name, p in adjusted.items():
+        known[name] = msgspec.structs.replace(known[name], p=p, verdict=finding(known[name].difference, 0.0, p))
+    return known
 
 
 class SeedResults(Mapping[int, "SimulationResult"]):

@@ -62,12 +62,14 @@ class ResultTable:
         rows: Cells of each row, in the order of the heads.
         compared: Columns whose best value is in bold. Larger is better.
         best: Whether the best value of each column or of each row is in bold.
+        note: What the columns mean, in LaTeX as a comment, in HTML as a caption.
     """
 
     heads: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     compared: Collection[str] = ()
     best: Literal["column", "row"] = "column"
+    note: str = ""
 
     def __repr__(self) -> str:
         """Return an aligned table."""
@@ -92,14 +94,16 @@ class ResultTable:
         lines = [r" & ".join(row) + r" \\" for row in self._marked(_latex, lambda text: rf"\textbf{{{text}}}")]
         head = r" & ".join(map(_latex, self.heads)) + r" \\"
         top = ["% needs \\usepackage{booktabs}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule"]
-        return "\n".join([*top, *lines, r"\bottomrule", r"\end{tabular}", ""])
+        note = [f"% {self.note}"] if self.note else []
+        return "\n".join([*top, *lines, r"\bottomrule", r"\end{tabular}", *note, ""])
 
     def to_html(self) -> str:
         """Return a table element of HTML."""
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.heads)
         rows = self._marked(html.escape, lambda text: f"<strong>{text}</strong>")
         body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-        return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n"
+        note = f"<caption>{html.escape(self.note)}</caption>\n" if self.note else ""
+        return f"<table>\n{note}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n"
 
     _repr_html_ = to_html  # a notebook shows it
 

@@ -35,6 +35,8 @@ def plain_array(values: Any, where: str, classes: bool = False) -> Array:
     Raises:
         ShardError: Values are neither numbers nor text, or lists have different lengths.
     """
+    if hasattr(values, "get_mask"):
+        raise ShardError(f"{where} is a masked tensor: leave samples with hidden values out, and give get_data() of the others")
     if isinstance(values, list | tuple) and any(map(_is_tensor, values)):
         values = [plain_array(value, where, classes) for value in values]
     try:

@@ -95,9 +95,11 @@ def of_features(x: npt.NDArray[np.float64], names: Sequence[str]) -> list[str]:
     return notes
 
 
-def of_labels(table: DataTable, name: str) -> list[str]:
-    """Return what is strange about the column with the classes."""
+def of_labels(table: DataTable, name: str, threshold: float | None) -> list[str]:
+    """Return what is strange about the column with the classes, or with the numbers that a threshold divides into two."""
     cells = [cell for cell in table.cells[name] if not is_missing(cell, table.words)]
+    if threshold is not None:
+        return stand_ins.of_cells({name: cells}, {})
     notes = []
     try:
         numbers = {number_of(cell) for cell in cells}

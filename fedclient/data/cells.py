@@ -45,8 +45,9 @@ COMMAS = (
 )
 _NUMBER = re.compile(r"[-+]?(?:([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
 _FRACTION = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
-_DECIMAL_COMMA = re.compile(r"[-+]?[0-9]{1,3}(\.?[0-9]{3})*,[0-9]+|[-+]?[0-9]+,[0-9]+")
-_LIMIT = re.compile(r"(?:[<>]=?|[≤≥])\s*([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)", re.IGNORECASE)
+_SIDE = r"(?:[<>]=?|[≤≥])\s*"
+_DECIMAL_COMMA = re.compile(rf"(?:{_SIDE})?[-+]?(?:[0-9]{{1,3}}(\.?[0-9]{{3}})*|[0-9]+),[0-9]+")
+_LIMIT = re.compile(rf"{_SIDE}([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)", re.IGNORECASE)
 EXACT = 1 << 53  # integers above it have lost digits when they became floats
 
 Words = frozenset[str]

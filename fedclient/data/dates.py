@@ -14,8 +14,8 @@ from attune.fedclient.data.cells import written
 
 _DAY_S = 86_400
 _CLOCK = (
-    r"(?:,?[T ]\s*(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}(?:\.\d{1,9})?))?"
-    r"(?: ?(?P<half>[AaPp])\.?[Mm]\.?)?(?: ?(?P<zone>Z|[+-]\d{2}:?\d{2}))?)?"
+    r"(?:(?:,?[T ]\s*|:)(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}(?:\.\d{1,9})?))?"
+    r"(?: ?(?P<half>[AaPp])\.?[Mm]\.?)?(?: ?(?P<zone>Z|UTC|GMT|[+-]\d{2}:?\d{2}))?)?"
 )
 _SHORT_CLOCK = r"(?:T?(?P<hour>\d{2})(?P<minute>\d{2})(?P<second>\d{2})?)?"
 _DAY, _MONTH, _YEAR, _WORD = r"(?P<day>\d{1,2})", r"(?P<month>\d{1,2})", r"(?P<year>\d{4})", r"(?P<word>[^\W\d_]{3,10})\.?"
@@ -23,9 +23,9 @@ _ANY_YEAR = r"(?P<year>\d{4}|\d{2})"
 _FORMS = tuple(
     re.compile(form)
     for form in (
-        rf"{_YEAR}(?P<mark>[-/]){_MONTH}(?P=mark){_DAY}{_CLOCK}",
+        rf"{_YEAR}(?P<mark>[-/.]){_MONTH}(?P=mark){_DAY}{_CLOCK}",
         rf"{_DAY}\. ?{_MONTH}\. ?{_ANY_YEAR}{_CLOCK}",
-        rf"{_DAY}(?:\. ?|[ -]){_WORD}[ -]{_ANY_YEAR}{_CLOCK}",
+        rf"{_DAY}(?:\. ?|[ -])?{_WORD}[ -]?{_ANY_YEAR}{_CLOCK}",
         rf"{_WORD} {_DAY}(?:st|nd|rd|th)?,? {_YEAR}{_CLOCK}",
         rf"{_YEAR}[ -]{_WORD}[ -]{_DAY}{_CLOCK}",
         rf"{_YEAR}(?P<month>\d{{2}})(?P<day>\d{{2}}){_SHORT_CLOCK}",
@@ -120,7 +120,7 @@ def _days(origin: date, parts: dict[str, str | None]) -> float:
     if not (hour < 24 and minute < 60 and second < 60):
         raise ValueError("it is no time of day")
     zone, year = parts.get("zone") or "Z", int(parts["year"] or 0)
-    if zone != "Z":
+    if zone[0] in "+-":
         minute -= int(f"{zone[0]}1") * (60 * int(zone[1:3]) + int(zone[-2:]))
     if len(parts["year"] or "") == 2:
         year = _FIRST_SHORT_YEAR + (year - _FIRST_SHORT_YEAR) % 100

@@ -30,7 +30,11 @@ FEW_VALUES, PER_VALUE = 20, 5  # text with so few different values, or so many r
 LONGEST_VALUE = 100  # characters
 MOSTLY = 0.5  # share of missing values from which a column is mostly missing
 RARE = f"none of its values occurs in {FEWEST_ROWS} rows"
+CONSTANT = "it is constant at every site that has it"
 _IDENTIFIER = re.compile(r"(^|[^a-z])(id|ids|key|uuid|guid|mrn|pid|nr|no|number|case|ssn|fallnummer|nummer)$", re.IGNORECASE)
+_TWO_ORDERS = (
+    "is read as text: some of its dates can only be day/month/year, and others only month/day/year. Write all as 2024-12-31"
+)
 _SAY_WORDS = "If such a word means a missing value, say --missing-words usual,WORD"
 _LEADING_ZERO = re.compile(r"-?0[0-9]+")
 
@@ -92,15 +96,15 @@ def describe(table: DataTable, options: ReadOptions = PLAIN) -> Proposal:
 
 
 def _of_outcomes(table: DataTable, options: ReadOptions) -> list[str]:
-    """Return what is strange about the columns to predict; nothing if there are none, or they cannot be used."""
+    """Return what is strange about the columns to predict, or why they cannot be used; nothing if there are none."""
     try:
         y = outputs_of(table, options)
-    except (ShardError, SettingError):
-        return []
+    except (ShardError, SettingError) as error:
+        return [str(error)] if options.label else []
     options = options.for_columns(table.names)
     names = [table.label_column(name) for name in options.labels()]
     y = y if options.task == "classes" else y.reshape(len(y), -1)
-    of_cells = cautions.of_labels(table, names[0]) if options.task == "classes" and options.threshold is None else []
+    of_cells = cautions.of_labels(table, names[0], options.threshold) if options.task == "classes" else []
     return [*of_cells, *cautions.of_outcomes(y, y[:0], options.task, names, False)]
 
 
@@ -128,8 +132,10 @@ def _described(name: str, present: Sequence[Any], rows: int) -> DescribedColumn:
     if unit and column.kind == "number" and unit.isprintable() and len(unit) <= LONGEST_NAME:
         column = msgspec.structs.replace(column, unit=unit)
         warnings.append(f"{name} names its unit, {unit}: all sites must use it")
-    if column.is_feature and len(set(map(str, present))) == 1:
+    if column.is_feature and len(set(map(str, present))) == 1 and missing < FEWEST_ROWS:
         warnings.append(f"{name} is constant: it says nothing here")
+        if rows >= FEWEST_ROWS:  # its value may be the site's name
+            column = msgspec.structs.replace(column, values=[], left_out=CONSTANT)
     if missing > MOSTLY * rows:
         warnings.append(f"{name} is mostly missing: {missing} of {rows} rows lack it")
     if column.is_feature and missing >= FEWEST_ROWS:
@@ -162,7 +168,10 @@ def _kind_of(name: str, present: Sequence[Any]) -> DescribedColumn:
         return DescribedColumn(Column("number"))
     if all(_is_number(cell) or cell_rules.has_decimal_comma(cell) for cell in present):
         return _of_texts(name, texts, [f"{name} {cell_rules.COMMAS}"])
-    if 2 * len(others := [str(cell) for cell in present if not _is_date_of_a_form(cell)]) < len(present):
+    others = [str(cell) for cell in present if not _is_date_of_a_form(cell)]
+    if not others:
+        return _of_texts(name, texts, (f"{name} {_TWO_ORDERS}",))
+    if 2 * len(others) < len(present):
         return _with_dates(_of_texts(name, texts, ()), name, present, len(present) - len(others), others)
     mixed = () if not numbers else (f"{name} mixes kinds: {numbers} of {len(present)} cells are numbers, {_others(present)}",)
     return _of_texts(name, texts, mixed)
@@ -184,7 +193,11 @@ def _of_texts(name: str, texts: Sequence[str], warnings: Sequence[str]) -> Descr
         return DescribedColumn(Column("identifier"), (*warnings, _identifier_note(name)))
     few = len(counts) <= max(FEW_VALUES, len(texts) // PER_VALUE) and len(counts) <= MAX_VALUES
     if not few or max(map(len, counts)) > LONGEST_VALUE:
-        return DescribedColumn(Column("text"), (*warnings, f"{name} holds free text, which is left out"))
+        coded = [text for text in counts if 2 * sum(map(str.isdigit, text)) >= sum(map(str.isalnum, text)) > 0]
+        note = f"{name} holds free text, which is left out"
+        if 2 * len(coded) > len(counts) and not warnings:
+            note = f"{name} holds text such as {coded[0][:40]!r}, which is left out: docs/tables.md has the forms of numbers"
+        return DescribedColumn(Column("text"), (*warnings, note))
     notes = list(warnings)
     common = sorted(text for text, count in counts.items() if count >= FEWEST_ROWS and text.isprintable())
     if rare := len(counts) - len(common):

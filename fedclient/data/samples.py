@@ -81,8 +81,8 @@ def samples_of(table: DataTable, options: ReadOptions) -> TableSamples:
     notes = [*table.notes, *_left_out(table, options, {*features, *apart}), *cautions.of_names(table)]
     notes += cautions.of_equals(table, features, outputs)
     notes += [*cautions.of_features(x, features), *cautions.of_long_cells(table, x, features)]
-    if options.task == "classes" and options.threshold is None:
-        notes += cautions.of_labels(table, outputs[0])
+    if options.task == "classes":
+        notes += cautions.of_labels(table, outputs[0], options.threshold)
     return TableSamples(x.astype(np.float32), y, test, features, tuple(notes))
 
 
@@ -105,8 +105,8 @@ def _by_schema(table: DataTable, options: ReadOptions, schema: Schema) -> TableS
     outputs = [table.label_column(name) for name in options.labels()]
     used = {name: column for name, column in schema.used.items() if name in allowed}
     notes = (*cautions.of_schema(table, used, outputs), *notes)
-    if options.task == "classes" and options.threshold is None:
-        notes = (*notes, *cautions.of_labels(table, outputs[0]))
+    if options.task == "classes":
+        notes = (*notes, *cautions.of_labels(table, outputs[0], options.threshold))
     return TableSamples(x, y, test, schema.feature_names, (*table.notes, *notes))
 
 

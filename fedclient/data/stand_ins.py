@@ -71,17 +71,17 @@ def strange_numbers(values: Floats, usual: Collection[float] = NUMBERS) -> list[
 
 
 def strange_days(days: Floats) -> list[float]:
-    """Return the days since ORIGIN, of (N,) without NaN, that seem to stand for no date."""
+    """Return the days since ORIGIN, of (N,) without NaN, that seem to stand for no date: usual ones, or far from all others."""
     different, counts = np.unique(days, return_counts=True)
     often = _OFTEN * np.median(counts)
     inside = [day for day in different if day not in DAYS]
-    strange = []
+    strange = set(strange_numbers(days, ()))
     for day, count in zip(different.tolist(), counts.tolist(), strict=True):
         outside = bool(inside) and not inside[0] <= day <= inside[-1]
         impossible = not _POSSIBLE[0] <= day <= _POSSIBLE[1] and 2 * count < len(days)
         if impossible or (day in DAYS and count > 1 and (outside or count > often)):
-            strange.append(day)
-    return strange
+            strange.add(day)
+    return sorted(strange)
 
 
 def of_numbers(x: npt.NDArray[Any], names: Sequence[str]) -> list[str]:

@@ -75,7 +75,7 @@ class DataTable:
         """
         lacking = [f"{name!r}{nearest(name, self.cells)}" for name in names if name not in self.cells]
         if lacking:
-            raise SettingError(f"{self.path} has no column {', '.join(lacking)}")
+            raise SettingError("; ".join([f"{self.path} has no column {', '.join(lacking)}", *self.notes]))
 
     def label_column(self, given: str) -> str:
         """Return the name of the column with the classes: the given one, or else one called `y` or `label`.
@@ -134,8 +134,8 @@ class DataTable:
             if wrong:
                 needs = f"{what}: write 0 for no and 1 for yes, or their words" if name in flags else "a number"
                 raise ShardError(
-                    f"{_columns_with(wrong)} of {self.path} is to be predicted, and each cell must be {needs}. Correct the "
-                    "cells, or leave those samples out"
+                    f"{_columns_with(wrong)} of {self.path} is to be predicted, and each cell must be {needs}. "
+                    f"{_mapped(*wrong[0])}"
                 )
             columns.append(column)
         return np.concatenate(columns, axis=1)
@@ -213,7 +213,7 @@ class DataTable:
             except ValueError:
                 raise SettingError(
                     f"--label has a number to compare with, but {name} of {self.path} is text, such as {str(cell)[:40]!r} in "
-                    f"sample {at + 1}"
+                    f"sample {at + 1}. {_mapped(name, at, cell)}"
                 ) from None
         return above
 
@@ -241,6 +241,11 @@ def _columns_with(wrong: Sequence[tuple[str, int, Any]]) -> str:
     listed = ", ".join(f"{name!r} ({str(cell)[:40]!r} in sample {at + 1})" for name, at, cell in wrong[:_LISTED])
     more = f" and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
     return f"{'columns' if len(wrong) > 1 else 'column'} {listed}{more}"
+
+
+def _mapped(name: str, _at: int, cell: Any) -> str:
+    """Return what helps where a cell that is to be predicted is in words."""
+    return f"Map such words (--map '{name}:{str(cell)[:40]}=NUMBER'), correct the cells, or leave those samples out"
 
 
 def _quoted(name: str) -> str:

@@ -59,8 +59,9 @@ def mapped(table: DataTable, options: ReadOptions) -> DataTable:
         elif colon and "=" in pairs:
             values.append((plain_name(column), _pairs_of(text, pairs)))
         else:
-            known = nearest(plain_name(before), cells)
-            raise SettingError(f"--map {text!r}: {table.path} has no column {plain_name(before)!r}{known}; {_USAGE}")
+            name = plain_name(before)
+            why = f"{table.path} has no column {name!r}{nearest(name, cells)}; " if name not in cells else ""
+            raise SettingError(f"--map {text!r}: {why}{_USAGE}")
     renamed = [names.get(name, name) for name in cells]
     if twice := sorted({name for name in renamed if renamed.count(name) > 1 or not name}):
         raise SettingError(f"--map gives two columns of {table.path} one name, or an empty one: {listed(twice)}")
@@ -89,7 +90,7 @@ def _pairs_of(text: str, pairs: str) -> dict[str, str]:
     """
     words: dict[str, str] = {}
     for part in next(csv.reader([pairs], skipinitialspace=True)):
-        before, equals, after = part.partition("=")
+        before, equals, after = part.rpartition("=")
         if not equals or _key(before) in words:
             raise SettingError(f"--map {text!r}: {part!r} is no pair THEIRS=OURS of its own; {_USAGE}")
         words[_key(before)] = after.strip()

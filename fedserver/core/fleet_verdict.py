@@ -91,7 +91,8 @@ def _verdict(listed: tuple[tuple[str, Pair], ...]) -> FleetVerdict:
     gains = [pair.difference for pair in pairs]
     better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
     effects = dict(zip((device for device, _ in listed), _effects(pairs), strict=True))
-    return FleetVerdict(pairs[0].rival, fmean(gains), interval_of_mean(gains), better, worse, mcnemar(better, worse), effects)
+    between = interval_of_mean(gains) if len(set(gains)) > 1 else None  # equal gains show no deviation
+    return FleetVerdict(pairs[0].rival, fmean(gains), between, better, worse, mcnemar(better, worse), effects)
 
 
 def _effects(pairs: Sequence[Pair]) -> list[HelpOrHarm | None]:

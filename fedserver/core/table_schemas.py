@@ -17,6 +17,7 @@ from attune.fedserver.core.fleet_statistics import FleetStatistics
 _SHOWN = 5
 COMMON = "a site lacks it"
 OPTION = "--schema auto"
+_COLUMN = "Leave it out (--columns common), or map it if it has another name elsewhere (--map THEIRS=OURS)"
 
 
 def merge_proposals(proposals: Mapping[str, Schema], edits: Mapping[str, Column] | None = None, common: bool = False) -> Schema:
@@ -44,6 +45,15 @@ def merge_proposals(proposals: Mapping[str, Schema], edits: Mapping[str, Column]
         else:
             columns[name] = merged(list(sites.values()), len(sites) < len(proposals), common)
     outputs = {name: column.kind for name, column in columns.items() if column.kind in OUTPUTS}
+    for kind in OUTPUTS:
+        names = {site: schema.with_kind(kind) for site, schema in proposals.items()}
+        if len({*map(tuple, names.values())}) > 1 and all(len(of) == 1 for of in names.values()):
+            groups = _by_value({site: name for site, (name,) in sorted(names.items())})
+            first, *others = sorted(groups.items(), key=lambda group: -len(group[1]))
+            ways = "; ".join(f"{name} in {listed(sites, _SHOWN)}" for name, sites in (first, *others))
+            remedy = f"give it one name, such as by --map {others[0][0]}={first[0]} in {listed(others[0][1], _SHOWN)}"
+            conflicts.append(f"the {kind} has several names, {ways}: {remedy}")
+            outputs = {name: of for name, of in outputs.items() if of != kind}
     for site in sorted(proposals):
         lacking = [f"{name}, the {kind}" for name, kind in outputs.items() if name not in proposals[site].columns]
         conflicts += [f"{site}: no column {output}: add it, or leave this site out" for output in lacking]
@@ -68,13 +78,14 @@ def telling(schema: Schema, proposals: Mapping[str, Schema]) -> dict[str, list[s
         holders = holders_of(name, proposals)
         lacking = proposals.keys() - holders.keys()
         sites_with = Counter(value for column in holders.values() for value in set(column.values))
+        are_known = all(column.values for column in holders.values())
         for site, column in holders.items():
             if len(holders) == 1:
-                said[site].append(f"{name} tells this site: no other site has the column. Leave it out, or --columns common")
-            elif column.kind == "category" and column.values and all(sites_with[value] == 1 for value in column.values):
+                said[site].append(f"{name} tells this site: no other site has the column. {_COLUMN}")
+            elif column.kind == "category" and are_known and all(sites_with[value] == 1 for value in column.values):
                 said[site].append(f"{name} tells this site: no other site has its values. Leave it out, or map the values")
         if len(lacking) == 1 and len(holders) > 1:
-            said[min(lacking)].append(f"{name} tells this site: it alone lacks the column. Leave it out, or --columns common")
+            said[min(lacking)].append(f"{name} tells this site: it alone lacks the column. {_COLUMN}")
     return said
 
 
@@ -142,7 +153,8 @@ def conflict_in(name: str, sites: Mapping[str, Column]) -> str:
         return f"{name}: {len(values)} values in {listed(list(sites), _SHOWN)}, more than {MAX_VALUES}: leave it out"
     if "category" in kinds and (alike := look_alikes(values)):
         groups = [" and ".join(f"{value!r} ({_with_value(value, sites)})" for value in group) for group in alike]
-        return f"{name}: values look alike, {listed(groups, _SHOWN)}: write each in one way, or list its `values`"
+        remedy = f"write or map each in one way (--map {name}:THEIRS=OURS), or list its `values`"
+        return f"{name}: values look alike, {listed(groups, _SHOWN)}: {remedy}"
     return ""
 
 
@@ -173,7 +185,7 @@ def merged(columns: Sequence[Column], is_lacking: bool, common: bool) -> Column:
     if kind == "yes/no":
         values = list(Counter(tuple(column.values) for column in columns).most_common(1)[0][0])
     left_out = COMMON if is_lacking and common else ""
-    if kind == "category" and not values:
+    if all(column.left_out for column in columns):
         left_out = columns[0].left_out
     policies = {column.missing for column in columns}
     missing: Missing = "refuse" if "refuse" in policies else "indicator" if "indicator" in policies or is_lacking else "fill"
@@ -200,5 +212,5 @@ def _conflicts_of_names(proposals: Mapping[str, Schema], edits: Mapping[str, Col
         sites = {name: [site for site in sorted(proposals) if name in proposals[site].columns] for name in names}
         if len(names) > 1 and len({site for there in sites.values() for site in there}) == sum(map(len, sites.values())):
             ways = " and ".join(f"{name} ({listed(there, _SHOWN)})" for name, there in sites.items())
-            lines.append(f"{ways} seem to be one column: convert its unit and rename it, or describe both")
+            lines.append(f"{ways} seem to be one column: convert its unit and rename it (--map THEIRS=OURS), or describe both")
     return lines

@@ -68,11 +68,15 @@ def _check_apart(profiles: Mapping[str, Profile]) -> None:
 
 
 def _yes_and_no(by_device: Sequence[Collection[str]]) -> list[list[str]]:
-    """Return the words for no and those for yes, if all devices have no other classes, and together several words for one."""
+    """Return the words for no and those for yes, if together the devices have several words for one.
+
+    If a device has other classes too, only pairs in whole words count: such letters and digits are classes of many data.
+    """
     words = [sorted(label for have in by_device for label in have if label.casefold() in meaning) for meaning in (NO, YES)]
     known = {*words[0], *words[1]}
     several = [list(dict.fromkeys(group)) for group in words if len({label.casefold() for label in group}) > 1]
-    if not several or any(not known.issuperset(have) for have in by_device):
+    pairs = len(several) == 2 and min(map(len, known)) > 1 and all(len(known & have) in (0, 2) for have in map(set, by_device))
+    if not several or not (pairs or all(known.issuperset(have) for have in by_device)):
         return []
     return [] if any(len(have & {*group}) > 1 for have in map(set, by_device) for group in several) else several
 

@@ -204,7 +204,7 @@ def _table(listed: Sequence[ClientSummary], task: TaskName) -> PageTable:
         "own",
         *rivals,
         "constant",
-        "keeps",
+        "keeps mostly",
     )
 
     def row(c: ClientSummary) -> list[Cell]:

@@ -28,6 +28,11 @@ FINISHED = "finished"  # state of a device that has evaluated the final model, a
 SOON_S, LONG_LIFE_S = 14 * 86400.0, 90 * 86400.0
 
 
+def warnings_of(status: Mapping[str, Any]) -> list[str]:
+    """Return what is strange about the devices' data; an older saved status has none."""
+    return [status[name] for name in ("classes_apart", "one_token") if status.get(name)]
+
+
 def state_of(record: Record, connected: set[str], reported: set[str], policy: RoundSettings, *, served: bool) -> str:
     """Return waiting, training, aggregating, done or failed. Training that lacks devices for its quorum counts as waiting."""
     if record.phase is Phase.TRAINING:

@@ -15,6 +15,7 @@ from rich.text import Text
 from attune.common.task import described
 from attune.fedserver.identity.admin import TokenView
 from attune.fedserver.view.guarantee import privacy_lines
+from attune.fedserver.view.status import warnings_of
 
 COMPARED = ("kept", "alone", "local", "common", "constant")  # scores with a column, if some device has reported one
 SHOWN_REFUSALS = 5  # the latest; --json has them all
@@ -100,9 +101,7 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
         yield status["standardisation"]
     if status["closed_form"]:
         yield status["closed_form"]
-    for name in ("classes_apart", "one_token"):
-        if status.get(name):
-            yield f"warning: {status[name]}"
+    yield from (f"warning: {text}" for text in warnings_of(status))
 
 
 def _averages(averages: dict[str, float]) -> str:
@@ -122,7 +121,7 @@ def _no_better(status: dict[str, Any]) -> Iterator[str]:
 
 def _table(clients: list[dict[str, Any]], metric: str) -> Table:
     compared = [name for name in COMPARED if any(client.get(f"accuracy_{name}") is not None for client in clients)]
-    heads = ("device", "state", "samples", metric, "95 %", *compared, "verdict", "probably", "keeps", "note")
+    heads = ("device", "state", "samples", metric, "95 %", *compared, "verdict", "probably", "keeps mostly", "note")
     return text_table(heads, (_cells(client, compared) for client in clients), "note")
 
 

@@ -11,7 +11,7 @@ from attune.common.metrics import METRICS
 from attune.common.paired import gain_of
 from attune.common.task import described
 from attune.fedserver.federation.device_activity import DeviceStage, Span
-from attune.fedserver.view.status import FINISHED
+from attune.fedserver.view.status import FINISHED, warnings_of
 from attune.fedserver.web.facts import PageFacts
 
 RUN = (
@@ -37,6 +37,7 @@ def parts(facts: PageFacts) -> dict[str, Any]:
         "privacy": status.get("privacy"),  # older saved results have none
         "version": __version__,
         **asdict(facts.home),
+        "warnings": warnings_of(status),
         "metric_described": described(status["metric"]),
         "left_s": left_s(facts),
         "charts": [{"name": m.name, "title": m.title, "unit": m.unit, "chart": m.chart} for m in METRICS.values() if m.chart],

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from attune.common.errors import SettingError
-from attune.common.schema import Column, Schema, columns_of_table, schema_of_json
+from attune.common.schema import Column, Schema, columns_of_table, name_and_unit, schema_of_json
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -79,3 +79,14 @@ def test_what_is_no_schema_says_so() -> None:
         columns_of_table({"a": {"knd": "number"}}, "schema.toml")
     with pytest.raises(SettingError, match=r"the kinds are number, category"):
         columns_of_table({"a": {"kind": "nummer"}}, "schema.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("crp_mg_l", "mg_l"), ("glucose_mmol_l", "mmol_l"), ("ferritin_ug_l", "ug_l"), ("hb_g_dl", "g_dl"),
+        ("tsh_mu_l", "mu_l"), ("height_cm", "cm"), ("volume_l", "l"), ("bmi_kg_m2", "kg_m2"), ("model_xl", ""),
+    ],
+)  # fmt: skip
+def test_a_unit_is_whole(name: str, unit: str) -> None:
+    assert name_and_unit(name) == (name.removesuffix(f"_{unit}") if unit else name, unit)

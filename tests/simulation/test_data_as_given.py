@@ -273,6 +273,10 @@ REFUSED: dict[str, tuple[tuple[Any, Any], str]] = {
     "rows of several lengths": (([[1.0], [2.0, 3.0]], [0, 1]), "x of a cannot be made an array"),
     "hidden values": (data(x_of=masked), "x of a is a masked array that hides 1 of 180 values.*missing.*median"),
     "hidden labels": (data(y_of=masked), "y of a is a masked array that hides 1 of 60 values: leave these samples out"),
+    "a masked tensor": (
+        data(x_of=lambda x: torch.masked.masked_tensor(torch.tensor(x), torch.tensor(x) < 1e9)),
+        "x of .*a is a masked tensor: leave",
+    ),
     "records": (data(x_of=lambda x: x.view([("p", "f4"), ("q", "f4"), ("r", "f4")])), "x of a is of type"),
 }
 

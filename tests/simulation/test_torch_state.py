@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import attune
-from attune.common.torch_state import may_draw, seeded
+from attune.common.torch_state import may_draw, plain_torch, seeded
 
 CPU = torch.device("cpu")
 Digests = dict[str, str]
@@ -119,6 +119,57 @@ def test_settings_of_the_program_change_no_bits_and_stay(model: Any, set_: Any, 
         now, drawn = get(), torch.random.get_rng_state()
         assert digests(model) == plain
         assert get() == now and torch.equal(torch.random.get_rng_state(), drawn)
+
+
+def convolving(spec: Any) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 2))
+
+
+BACKENDS = torch.backends
+
+
+@pytest.mark.parametrize(
+    ("owner", "flag", "value"),
+    [
+        (BACKENDS, "fp32_precision", "tf32"),
+        (BACKENDS.mkldnn.matmul, "fp32_precision", "bf16"),
+        (BACKENDS.mkldnn.conv, "fp32_precision", "bf16"),
+        (BACKENDS.cuda.matmul, "fp32_precision", "tf32"),
+        (BACKENDS.mkldnn, "enabled", False),
+        (BACKENDS.mkldnn, "deterministic", True),
+        (BACKENDS.cudnn, "benchmark", True),
+        (BACKENDS.cudnn, "deterministic", True),
+    ],
+)
+def test_flags_of_torchs_libraries_change_no_bits_and_stay(owner: Any, flag: str, value: Any) -> None:
+    rng = np.random.default_rng(0)
+    images = {name: (rng.integers(0, 255, (40, 8, 8)).astype(np.uint8), np.arange(40) % 2) for name in "ab"}
+    plain = attune.simulate(images, "fedavg", convolving, rounds=1, progress=False).digests
+    seen: list[Any] = []
+
+    def watched(model: torch.nn.Module, data: Any, context: Any) -> float:
+        seen.append(getattr(owner, flag))
+        return train(model, data, context)
+
+    loop = attune.simulate(images, "fedavg", convolving, rounds=1, train=watched, progress=False).digests
+    with changed(lambda to: setattr(owner, flag, to), value, getattr(owner, flag)):
+        assert attune.simulate(images, "fedavg", convolving, rounds=1, progress=False).digests == plain
+        assert attune.simulate(images, "fedavg", convolving, rounds=1, train=watched, progress=False).digests == loop
+        assert getattr(owner, flag) == value
+    assert len(set(seen)) == 1 and value not in seen
+
+
+def test_small_numbers_are_kept_and_no_algorithm_is_asked_for() -> None:
+    small = torch.tensor([1e-40])
+    torch.set_flush_denormal(True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with plain_torch():
+            assert small.mul(0.5).item() > 0 and not torch.are_deterministic_algorithms_enabled()
+        assert small.mul(0.5).item() == 0 and torch.get_deterministic_debug_mode() == 1
+    finally:
+        torch.set_flush_denormal(False)
+        torch.use_deterministic_algorithms(False)
 
 
 def test_processes_have_the_same_bits(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ export function summary(run, devices) {
   speak(`${state}, round ${run.round} of ${run.rounds}`);
   show($("summary"), tiles(run, devices, state), (list) => list.map(tile));
   const troubles = [...(run.reason ? [`failed: ${run.reason}`] : []), ...run.troubles];
-  $("troubles").hidden = !troubles.length;
-  show($("troubles"), troubles, (lines) => lines.map((line) => h("li", {}, line)));
+  for (const [list, said] of Object.entries({ troubles, warnings: run.warnings })) {
+    $(list).hidden = !said.length;
+    show($(list), said, (lines) => lines.map((line) => h("li", {}, line)));
+  }
 }
 
 function tiles(run, devices, state) {

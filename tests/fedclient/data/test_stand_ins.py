@@ -111,3 +111,23 @@ def test_arrays_and_outcomes_are_looked_at_too() -> None:
 def test_an_outcome_that_never_changes_is_said(task: str, y: Any, named: str) -> None:
     said_ = shard_of("a", (R.normal(size=(90, 3)), y), ReadOptions.of(task=task)).warnings
     assert any(named in text and ("never changes" in text or "one class" in text) for text in said_)
+
+
+@pytest.mark.parametrize("mark", ["1904-01-01", "1858-11-17", "2038-01-19", "31.12.99", "01.01.00", "1980-01-06"])
+def test_any_repeated_date_far_from_all_others(tmp_path: Path, mark: str) -> None:
+    first = date(2023, 12, 1)
+    path = table(tmp_path, lambda n: mark if n % 9 == 0 else first + timedelta(days=2 * n + n % 3))
+    assert f"{mark} in a" in said(path)
+    path = table(tmp_path, lambda n: first + timedelta(days=(2 if n < 90 else 20) * n))
+    assert FOR_NOTHING not in said(path)
+
+
+@pytest.mark.parametrize("schema", ["", "auto"])
+def test_a_number_that_stands_for_nothing_is_above_no_threshold(tmp_path: Path, schema: str) -> None:
+    """Of 999 for an unknown time `a>50` would make a class."""
+    path = table(tmp_path, lambda n: 999 if n % 9 == 0 else 40 + n % 30)
+    options = ReadOptions.of("a>50", schema=schema)
+    assert "999 in a" in " ".join(load_shard(path, options=options).warnings)
+    assert "999 in a" in " ".join(describe(read_table(path), options).warnings)
+    plain = table(tmp_path, lambda n: 40 + n % 30)
+    assert FOR_NOTHING not in " ".join(load_shard(plain, options=options).warnings)

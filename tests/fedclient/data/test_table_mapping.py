@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -10,9 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 import attune
-from attune.common.errors import SettingError
+from attune.common.errors import SettingError, ShardError
 from attune.fedclient.cli import main
+from attune.fedclient.data.describe import describe
 from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.data.shard import load_shard
+from attune.fedclient.data.table import read_table
 from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import ReadOptions
 
@@ -90,7 +95,7 @@ def test_the_sites_file_decides_the_mapping(tmp_path: Path) -> None:
         ("sexs:a=b", "no column 'sexs'"),
         ("krank:ja=yes,nein", "'nein' is no pair"),
         ("krank:ja=yes,JA=no", "'JA=no' is no pair THEIRS=OURS of its own"),
-        ("krank", "THEIRS=OURS"),
+        ("krank", "^--map 'krank': it takes THEIRS=OURS"),
     ],
 )
 def test_a_wrong_mapping_is_refused(tmp_path: Path, given: str, words: str) -> None:
@@ -113,3 +118,43 @@ def test_decimal_commas(tmp_path: Path, cell: str, number: str) -> None:
     (tmp_path / "t.csv").write_text(f"a;b\n{cell};1\n{cell};2\n")
     assert table_of(tmp_path / "t.csv", ReadOptions.of("b", decimal="comma")).cells["a"] == [number, number]
     assert table_of(tmp_path / "t.csv", ReadOptions.of("b")).cells["a"] == [cell, cell]
+
+
+def test_a_mapped_word_may_hold_an_equals_sign(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("dose,ill\n" + "".join(f"{'<=5' if n % 4 == 0 else n},{n % 2}\n" for n in range(20)))
+    table = table_of(path, ReadOptions.of("ill", map=["dose:<=5=2.5"]))
+    assert table.cells["dose"][0] == "2.5" and not table.notes
+
+
+@pytest.mark.parametrize(
+    ("task", "label", "cell", "number"),
+    [
+        ("survival", "months,died", "alive", "0"),
+        ("multilabel", "died", "alive", "0"),
+        ("regression", "died", "alive", "0.5"),
+        ("classes", "died>0", "alive", "0"),
+    ],
+)
+def test_the_error_of_an_outcome_in_words_names_a_mapping_that_works(
+    tmp_path: Path, task: str, label: str, cell: str, number: str
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("v,months,died\n" + "".join(f"{n % 7}.5,{n % 30},{'alive' if n % 2 else 1}\n" for n in range(80)))
+    options = ReadOptions.of(label, task=task, columns="v")
+    with pytest.raises((ShardError, SettingError)) as error:
+        load_shard(path, options=options)
+    given = re.search("--map '(died:alive=NUMBER)'", str(error.value))
+    assert given is not None, error.value
+    assert str(error.value) in describe(read_table(path), options).warnings
+    load_shard(path, options=replace(options, mappings=(given[1].replace("NUMBER", number),)))
+
+
+def test_limits_with_a_decimal_comma_are_said_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    rows = (f"{'<0,6' if n % 5 == 0 else f'{n % 9},{n % 7}'};{n % 5};{n % 2}\n" for n in range(60))
+    path.write_text("crp;dose;ill\n" + "".join(rows))
+    assert any("say --decimal comma" in text for text in describe(read_table(path), ReadOptions.of("ill")).warnings)
+    shard = load_shard(path, options=ReadOptions.of("ill", schema="auto", decimal="comma"))
+    everything = {round(float(value), 3) for value in (*shard.train_x[:, 0], *shard.test_x[:, 0])}
+    assert 0.6 in everything and max(everything) == 8.5

@@ -50,6 +50,12 @@ def encoded(cells: list[Any], column: Column) -> list[float]:
         ("31. Dezember 2024", "year-month-day", LAST),
         ("31 décembre 2024", "year-month-day", LAST),
         ("December 31, 2024", "year-month-day", LAST),
+        ("31DEC2024", "year-month-day", LAST),
+        ("31dec24", "year-month-day", LAST),
+        ("31DEC2024:18:00:00", "year-month-day", LAST + 0.75),
+        ("2024.12.31", "year-month-day", LAST),
+        ("2024-12-31 12:00:00 UTC", "year-month-day", LAST + 0.5),
+        ("31.12.2024 06:00 GMT", "year-month-day", LAST + 0.25),
         ("Dec 31st 2024 18:00", "year-month-day", LAST + 0.75),
         ("2024-Dec-31", "year-month-day", LAST),
         ("31-12-2024", "day/month/year", LAST),
@@ -138,3 +144,18 @@ def test_groups_of_numbers_stay_categories() -> None:
     assert proposed([("<18", ">65")[n % 2] for n in range(60)]).schema.columns["seen"].kind == "category"
     with pytest.raises(ShardError, match="holds no number"):
         encoded(["<low"], Column("number"))
+
+
+def test_dates_in_two_orders_are_said_as_such() -> None:
+    days = [ORIGIN + timedelta(days=5 * n) for n in range(120)]
+    said = proposed([day.strftime("%d/%m/%Y" if day.day % 2 else "%m/%d/%Y") for day in days])
+    assert any("only be day/month/year, and others only month/day/year" in text for text in said.warnings)
+    assert not any("others are ." in text for text in said.warnings)
+
+
+@pytest.mark.parametrize("cell", ["{} kg", "{}%", "{}/80", "{}±2", "1 {:03d}", "Thu, 07 Dec 20{:02d}", "20{:02d}-W49"])
+def test_numbers_in_no_form_that_is_read_are_not_called_free_text(cell: str) -> None:
+    said = proposed([cell.format(10 + n % 60) + " " * (n % 2) for n in range(120)])
+    assert any("holds text such as" in text and "docs/tables.md" in text for text in said.warnings), said.warnings
+    said = proposed([f"seen {'abcdefghij'[n % 10]} and {'klmnopq'[n % 7]}" for n in range(120)])
+    assert any("holds free text" in text for text in said.warnings)

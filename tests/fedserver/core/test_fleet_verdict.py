@@ -47,6 +47,11 @@ def test_devices_that_compared_nothing_are_left_out():
     assert list(verdict.effects) == ["new"] and verdict.interval is None
 
 
+def test_gains_that_do_not_differ_say_nothing_of_other_devices():
+    [verdict] = fleet_verdicts({"a": report(1, 1), "b": report(3, 3)})
+    assert verdict.interval is None and "for devices like these" not in verdict.words()
+
+
 def test_a_difference_of_one_sample_is_never_called():
     [verdict] = fleet_verdicts({f"d{i}": report(1, 0) for i in range(200)})
     assert verdict.gain > 0 and verdict.helped == 0

@@ -61,6 +61,10 @@ CONFLICTS = [
         r"height_cm \(kiel\) and height_in \(lund\) seem to be one column",
     ),
     ({"kiel": site(), "lund": Schema.of(AGE)}, "lund: no column ill, the label"),
+    (
+        {"kiel": Schema.of({**AGE, "krank": Column("label")}), "lund": site(), "oslo": site()},
+        r"a conflict .*:\nthe label has several names, ill in lund, oslo; krank in kiel: .* --map krank=ill in kiel$",
+    ),
 ]
 
 

@@ -80,6 +80,8 @@ def test_classes_that_look_alike_are_refused_with_the_devices(of_a: list[Label],
         ([0, 1], ["no", "yes"]),
         (["false", "true"], ["no", "yes"]),
         (["n", "y"], ["non", "oui"]),
+        (["ja", "nein", "vielleicht"], ["no", "yes"]),
+        (["ja", "nein", "unklar"], ["no", "yes", "unclear"]),
     ],
 )
 def test_yes_and_no_in_other_words_are_asked_back(of_a: list[Label], of_b: list[Label]) -> None:
@@ -96,7 +98,9 @@ def test_yes_and_no_in_other_words_are_asked_back(of_a: list[Label], of_b: list[
 @pytest.mark.parametrize(
     ("of_a", "of_b"),
     [
-        (["ja", "nein", "vielleicht"], ["no", "yes"]),
+        (["ja", "si", "en"], ["no", "fr"]),  # languages
+        (["ja", "nein", "vielleicht"], ["yes", "maybe"]),
+        (["0", "1", "x"], ["n", "y"]),
         (["no", "yes"], ["yes"]),
         (["n", "y", "j"], ["j", "n"]),
         (["f"], ["m", "t"]),

@@ -12,6 +12,12 @@ import pytest
 
 from attune.fedserver import web
 from attune.fedserver.core.fleet_verdict import fleet_verdicts
+from attune.fedserver.core.messages import Record
+from attune.fedserver.core.records import DeviceRecord
+from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.view.status import status
+from attune.fedserver.web.facts import PageFacts
+from attune.fedserver.web.parts import parts
 
 NODE = shutil.which("node")
 PAGE = Path(web.__file__).parent / "page"
@@ -33,7 +39,8 @@ console.log(JSON.stringify(parts.map((part) => told(known[part]).join(" "))));
 RUN = {
     "state": "done", "paused": False, "round": 3, "rounds": 3, "kind": "folder", "method": "fedper", "version": "1",
     "metric": "accuracy", "metric_described": "accuracy",
-    "troubles": [], "adapting": [], "left_s": None, "bytes_up": 0, "bytes_down": 0, "seconds": 0, "disk_free_bytes": None,
+    "warnings": [], "troubles": [],
+    "adapting": [], "left_s": None, "bytes_up": 0, "bytes_down": 0, "seconds": 0, "disk_free_bytes": None,
 }  # fmt: skip
 
 
@@ -44,9 +51,9 @@ DEVICE = {
 pytestmark = pytest.mark.skipif(NODE is None, reason="Node.js is not installed")
 
 
-def shown(fleet: list[dict[str, Any]], devices: list[dict[str, Any]], *parts: str) -> list[str]:
+def shown(fleet: list[dict[str, Any]], devices: list[dict[str, Any]], *parts: str, **more: object) -> list[str]:
     """Return the text of parts of the page, by their ids."""
-    facts = (json.dumps({**RUN, "fleet": fleet}), json.dumps(devices))
+    facts = (json.dumps({**RUN, "fleet": fleet, **more}), json.dumps(devices))
     words = [str(NODE), "--input-type=module", "-e", SCRIPT, str(PAGE), *facts, *parts]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -70,3 +77,18 @@ def test_models_that_a_device_has_are_drawn_and_in_the_key_and_others_are_not() 
     assert "own 0.750, alone 0.750, kept 0.875" in table and "+0.063" in table
     key, table = shown([], [DEVICE | {"accuracy_common": 0.5, "accuracy_local": None}], "key", "devices")
     assert "the common model" in key and "scikit-learn" not in key and "common 0.500, own 0.750" in table
+
+
+def test_what_is_strange_about_the_devices_data_is_shown() -> None:
+    records = [
+        DeviceRecord(name, "key", labels=labels)
+        for name, labels in (("kiel", "krank, gesund"), ("lund", "ill, well"), ("oslo", "ill, well"))
+    ]
+    snapshot = Snapshot(None, None, Record(), tuple(records), (), ())
+    run = parts(PageFacts("server", status(snapshot, set()), []))["run"]
+    assert (
+        shown([], [], "warnings", warnings=run["warnings"])[0]
+        .strip()
+        .startswith("no class of these devices occurs at another one: kiel")
+    )
+    assert shown([], [], "warnings", "troubles", troubles=["lost"]) == ["", "  lost"]
