@@ -211,7 +211,7 @@ def test_headers_on_many_connections_are_cut_off_and_200_uploads_are_not(tmp_pat
 
 
 AGAIN, ROUNDS = 60, 30
-MOST_FLOODED_KB = 2_000_000  # it was 5,000,000 after 30 s, and devices had one answer in that time
+MOST_FLOODED_KB = 3_000_000  # without a pause 5,500,000 after 30 s, and devices had one answer in that time
 
 
 @linux
