@@ -40,7 +40,7 @@ _ECDSA = ec.ECDSA(hashes.SHA256())
 
 
 class Statement(msgspec.Struct, frozen=True):
-    """What is signed: who says it (a device's name; empty: the authority), when (unix time), and of which files."""
+    """Signed words: who says them (a device's name; empty: the authority), when (unix time), and of which files."""
 
     signer: str
     signed_at: float
