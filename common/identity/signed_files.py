@@ -30,12 +30,12 @@ from attune.common.identity.credential import (
     load_key,
     short_form,
 )
-from attune.common.text import clean, from_json
+from attune.common.text import clean, from_json, newer_format
 
 FILE = "signature.json"  # in a folder; a file's own has this behind its name
 REVOKED = "revoked.json"  # in the server's export: fingerprints of the keys of revoked devices
 _PURPOSE = b"attune signed files, version 1\n"  # TLS signs by the same keys: no signature passes for one of the other kind
-_MOST_BYTES = 16 << 20
+_MOST_BYTES, FORMAT = 16 << 20, 1
 _ECDSA = ec.ECDSA(hashes.SHA256())
 
 
@@ -52,6 +52,7 @@ class _Signed(msgspec.Struct, frozen=True):
     signature: bytes
     certificate: str
     authority: str
+    format: int = FORMAT
 
 
 def sign(place: Path, paths: Iterable[Path], credential: Credential, authority_pem: bytes, signer: str) -> Path:
@@ -87,7 +88,10 @@ def verify(place: Path, authority_pem: bytes, revoked: Collection[str] = ()) -> 
         HomeMismatch: The signature is not by this key, or a file was changed, added or removed.
     """
     try:
-        signed = from_json(read_small(_signature_of(place), _MOST_BYTES), _Signed)
+        text = read_small(_signature_of(place), _MOST_BYTES)
+        if newer := newer_format(text, _signature_of(place), "fedclient", FORMAT):
+            raise HomeMismatch(newer)
+        signed = from_json(text, _Signed)
         statement = from_json(signed.statement, Statement)
     except FileNotFoundError:
         raise CertificateRefused(f"{place} has no signature: {_signature_of(place).name} is missing") from None

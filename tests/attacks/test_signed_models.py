@@ -189,6 +189,12 @@ def test_a_signature_that_cannot_be_read_is_refused_by_name(home: DeviceHome, au
         verify(home.model, authority.certificate_pem)
 
 
+def test_a_signature_of_a_newer_version_asks_for_an_update(home: DeviceHome, authority: Authority) -> None:
+    rewritten(home.model, format=2)
+    with pytest.raises(HomeMismatch, match="update"):
+        verify(home.model, authority.certificate_pem)
+
+
 def test_any_text_for_a_certificate_or_a_signature_is_refused(home: DeviceHome, authority: Authority) -> None:
     for field, value in (("certificate", "none"), ("signature", "AAAA"), ("certificate", authority.certificate_pem.decode())):
         home.sign(home.model)
