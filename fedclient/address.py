@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import ipaddress
 import re
 import socket
+import time
 import urllib.request
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from attune.common.errors import SettingError, Unreachable
+from attune.common.text import clean
 
 ENVIRONMENT = ("grpc", "https", "all")  # the proxies of the environment, such as https_proxy; the first that is set counts
 MAX_CREDENTIALS = 1024  # characters
+MOST_HEAD = 64 << 10  # bytes of a proxy's answer
 
 
 @dataclass(frozen=True)
@@ -68,36 +70,53 @@ class Proxy:
         """Return whether the host is reached through the proxy: the environment's `no_proxy` does not name it, as in gRPC."""
         return not urllib.request.proxy_bypass(host)
 
-    def direct(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
-        """Turn a connection to a host, not open yet, into one through the proxy."""
-        secret = base64.b64encode(self.credentials.encode()).decode()
-        headers = {"Proxy-Authorization": f"Basic {secret}"} if secret else {}
-        connection.set_tunnel(connection.host, connection.port, headers)
-        connection.host, connection.port = self.host, self.port
-        return connection
-
     def connect(self, address: ServerAddress, timeout_s: float) -> socket.socket:
-        """Return a TCP connection to a server through the proxy.
+        """Return a TCP connection to a server through the proxy; the connection and the proxy's answer have `timeout_s`.
 
         Raises:
             Unreachable: There is none. The message says which of both is the cause, as far as the proxy tells.
         """
-        connection = self.direct(http.client.HTTPConnection(address.host, address.port, timeout=timeout_s))
+        deadline = time.monotonic() + timeout_s
         try:
-            connection.connect()
-        except http.client.HTTPException:
-            raise Unreachable(f"What answers at {self} is no HTTP proxy. Check --proxy.") from None
+            opened = socket.create_connection((self.host, self.port), timeout_s)
         except OSError as error:
-            raise Unreachable(self._refusal(address.target, str(error))) from None
-        opened, connection.sock = connection.sock, None
-        assert opened is not None  # noqa: S101 (it is connected)
+            raise Unreachable(f"The proxy {self} cannot be reached ({error}). Check --proxy.") from None
+        try:
+            self._ask(opened, address, deadline)
+        except BaseException:
+            opened.close()
+            raise
+        opened.settimeout(timeout_s)
         return opened
 
-    def _refusal(self, target: str, error: str) -> str:
-        """Return why there is no connection, from the text of http.client's error."""
-        if (answer := re.search(r"failed: (\d{3} ?.*)", error)) is None:
-            return f"The proxy {self} cannot be reached ({error}). Check --proxy."
-        said = answer[1].strip()[:100]
+    def _ask(self, opened: socket.socket, address: ServerAddress, deadline: float) -> None:
+        """Let the proxy connect to an address.
+
+        The standard library's own way waits for ever if headers have no end.
+        """
+        secret = base64.b64encode(self.credentials.encode()).decode()
+        credentials = f"Proxy-Authorization: Basic {secret}\r\n" if secret else ""
+        head = b""
+        try:
+            opened.sendall(f"CONNECT {address.target} HTTP/1.1\r\nHost: {address.target}\r\n{credentials}\r\n".encode())
+            while b"\r\n\r\n" not in head and len(head) < MOST_HEAD:
+                opened.settimeout(max(0.001, deadline - time.monotonic()))
+                piece = opened.recv(4096)
+                if not piece:
+                    break
+                head += piece
+        except OSError as error:
+            raise Unreachable(f"The proxy {self} does not answer ({error}). Check --proxy.") from None
+        answer = re.match(rb"HTTP/1\.[01] (\d{3}[^\r\n]*)\r\n(?:[^\r\n]+\r\n)*\r\n", head)
+        if answer is None:
+            raise Unreachable(f"What answers at {self} is no HTTP proxy. Check --proxy.")
+        if not answer[1].startswith(b"2"):
+            raise Unreachable(self._refusal(address.target, clean(answer[1].decode("latin-1").strip(), 100)))
+        if answer.end() < len(head):
+            raise Unreachable(f"The proxy {self} speaks in the server's place. Check --proxy.")
+
+    def _refusal(self, target: str, said: str) -> str:
+        """Return why there is no connection, from the status that the proxy answered."""
         if said.startswith("407") and self.credentials:
             return (
                 f"The proxy {self} does not accept the credentials of --proxy-credentials ({said}). Basic ones alone are known."

@@ -16,6 +16,7 @@ from attune.common import homes
 from attune.common.durable import PUBLIC, disk_errors, sweep, sweep_files, sync, write_file
 from attune.common.errors import CertificateRefused, HomeBusy, HomeMismatch, NoModel, SettingError
 from attune.common.identity.credential import Credential, check_common_name
+from attune.common.identity.signed_files import files_in, sign
 from attune.common.outputs import check_folder
 from attune.common.plan import Plan, run_name
 from attune.common.text import clean, from_json
@@ -270,6 +271,14 @@ class DeviceHome:
                 "backup, or enrol anew with another home and name"
             )
         return identity
+
+    def sign(self, place: Path) -> str:
+        """Sign the files of a folder, or a file, as this device, and return its name; empty: it is not enrolled."""
+        identity = self.identity()
+        if identity is None:
+            return ""
+        sign(place, files_in(place), identity.credential, identity.ca_pem, identity.name)
+        return identity.name
 
     def keep(self, identity: Identity) -> None:
         """Write a new or renewed identity durably. The credential, which makes it valid, is written last."""

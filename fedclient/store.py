@@ -117,7 +117,7 @@ class FolderStore:
     def keep_model(self, info: ModelInfo, tensors: Mapping[str, Mapping[str, Tensor]]) -> Path | None:
         from attune.fedclient.model.artifact import save
 
-        return save(self._home.model, info, tensors)
+        return save(self._home.model, info, tensors, self._home.sign)
 
 
 class MemoryStore:

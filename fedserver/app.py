@@ -53,9 +53,8 @@ from attune.fedserver.web.sources import RunningServer
 LOG = logging.getLogger("fedserver")
 ANY_HOST, DEFAULT_PORT = "0.0.0.0", 50051  # noqa: S104
 REFRESH_S = 30.0  # between two looks whether tokens have ended, and whether a clock that was set makes a new certificate due
-STEP_S = 0.1  # between two looks whether the devices have left
+STEP_S, JOIN_TTL_S = 0.1, 86400.0  # between two looks whether the devices have left; life of the printed token
 GOODBYE_S, RETURN_S = 10.0, 60.0  # for devices that know the end; for devices to come back to the run that has won a race
-JOIN_TTL_S = 86400.0
 KEPT_JOIN_TOKENS = 8  # of those printed at a start; every live token costs a little at each handshake
 
 
@@ -229,6 +228,7 @@ async def _serve(options: ServerOptions, opened: _Opened, signalled: asyncio.Fut
     try:
         # While the lab takes up its state, the devices of a server that died shake hands again.
         async with grpc_server.open():
+            process.keep_what_has_begun()
             home.write_address(address)
             operator = Operator(
                 coordinator, grpc_server.members, registrar, opened.admin, address.joined(settings.server.advertise)

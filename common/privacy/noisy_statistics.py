@@ -124,7 +124,7 @@ class NoisySums(msgspec.Struct, frozen=True):
         Raises:
             UpdateRefused: It cannot be one.
         """
-        largest = 1e6 * (samples + self.deviation)  # a million deviations: no honest noise gets there
+        largest = samples + 12 * self.deviation  # a sample moves a number by 1; honest noise ends at 10 deviations
         fits = len(self.values) == layout.size and 0 < self.deviation <= 1e9 and 0 <= self.units <= samples
-        if not fits or any(abs(value) > largest for value in self.values):
+        if not fits or not all(abs(value) <= largest for value in self.values):
             raise UpdateRefused("its noisy sums are not those of the data that it declares")

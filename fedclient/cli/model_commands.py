@@ -1,4 +1,4 @@
-"""Commands for the finished model, offline: evaluate, predict, plot and export."""
+"""Commands for the finished model, offline: evaluate, predict, plot, export and verify-model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -277,7 +278,8 @@ def export(
     **mapping: Any,
 ) -> None:
     """Write the finished model as a file for other programs. The file is run once and compared with the original."""
-    folder = home_of(home, server, data, model=model).model
+    where = home_of(home, server, data, model=model)
+    folder = where.model
     from attune.fedclient.data import findings
     from attune.fedclient.data.new_samples import new_samples
     from attune.fedclient.data.shard import load_shard
@@ -299,9 +301,35 @@ def export(
     written = whole if with_samples else whole.without_samples()
     difference = write(written, out, samples)
     click.echo(f"{out}: probabilities differ from the original's by {difference:.1g} at most")
+    if signer := where.sign(out):
+        click.echo(f"signed as {signer}: `fedclient verify-model` checks it by {out.name}.signature.json")
     if left_out := sorted(set(whole.members) - set(written.members)):
         weight = sum(whole.members[name].weight for name in left_out)
         click.echo(
             f"left out, because they hold training samples: {', '.join(left_out)} ({weight:.0%} of the blend; the others are "
             "weighed again). --with-samples keeps them"
         )
+
+
+@click.command()
+@click.argument("place", type=click.Path(path_type=Path, exists=True), metavar="MODEL")
+@click.option(
+    "--authority", type=click.Path(path_type=Path, exists=True), required=True, metavar="PEM",
+    help="ca.pem of the federation that must have signed it, or the home of a device there.",
+)  # fmt: skip
+@click.option(
+    "--revoked", type=click.Path(path_type=Path, exists=True), metavar="EXPORT",
+    help="A folder by `fedserver export`: what devices revoked there have signed does not count.",
+)  # fmt: skip
+def verify_model(place: Path, authority: Path, revoked: Path | None) -> None:
+    """Check who signed a model's folder, an exported file or a server's export, and that no byte has changed."""
+    from attune.common.identity.credential import short_form
+    from attune.common.identity.signed_files import revoked_in, verify
+
+    pem = (authority / "identity" / "ca.pem" if authority.is_dir() else authority).read_bytes()
+    said = verify(place, pem, revoked_in(revoked, pem) if revoked else ())
+    when = datetime.fromtimestamp(said.signed_at, timezone.utc)
+    who = f"signed by {said.signer or 'the authority'} of federation {short_form(pem)} on {when:%Y-%m-%d %H:%M} UTC"
+    click.echo(f"{place}: {who}; {len(said.files)} files are unchanged")
+    if not revoked and said.signer:
+        click.echo("whether that device was revoked is not checked: --revoked EXPORT does")

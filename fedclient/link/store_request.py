@@ -16,8 +16,8 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from attune.common import aio
-from attune.common.errors import SettingError
-from attune.fedclient.address import Proxy, store_origin
+from attune.common.errors import SettingError, Unreachable
+from attune.fedclient.address import Proxy, ServerAddress, store_origin
 
 T = TypeVar("T")
 CONNECT_S = 5.0  # for the connection, and for its handshake
@@ -66,13 +66,14 @@ class StoreRequest:
         self._step_s = step_s
         self._socket: socket.socket | None = None
         self._connection: http.client.HTTPConnection
-        if place.scheme == "https":
-            context = ssl.create_default_context()
-            self._connection = http.client.HTTPSConnection(str(place.hostname), place.port, timeout=connect_s, context=context)
+        self._context = ssl.create_default_context() if place.scheme == "https" else None
+        if self._context is not None:
+            self._connection = http.client.HTTPSConnection(
+                str(place.hostname), place.port, timeout=connect_s, context=self._context
+            )
         else:
             self._connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=connect_s)
-        if proxy is not None and proxy.serves(str(place.hostname)):
-            self._connection = proxy.direct(self._connection)
+        self._proxy = proxy if proxy is not None and proxy.serves(str(place.hostname)) else None
         self._connect_s = 2 * connect_s  # a name is looked up first
 
     def __repr__(self) -> str:
@@ -137,7 +138,12 @@ class StoreRequest:
         await self._step(send_head)
 
     def _connect(self) -> None:
-        self._connection.connect()
+        if self._proxy is None:
+            self._connection.connect()
+        else:
+            host = self._connection.host
+            plain = self._proxy.connect(ServerAddress(host, self._connection.port), self._connect_s / 2)
+            self._connection.sock = plain if self._context is None else self._context.wrap_socket(plain, server_hostname=host)
         self._socket = self._connection.sock
         self._connection.sock.settimeout(self._step_s)
 
@@ -157,6 +163,8 @@ class StoreRequest:
             raise StoreFailed(f"{self.origin} does not answer", unusable=True) from None
         except ssl.SSLCertVerificationError as error:
             raise StoreFailed(f"{self.origin} has no certificate that is trusted here ({error.verify_message})", True) from None
+        except Unreachable as error:
+            raise StoreFailed(f"{self.origin}: {error}", unusable) from None
         except (OSError, http.client.HTTPException, ValueError) as error:  # their text may have the address
             what = getattr(error, "strerror", None) or type(error).__name__
             raise StoreFailed(f"{self.origin}: {what}", unusable) from None

@@ -7,7 +7,7 @@ a blend, model.safetensors is the network with the largest weight, and each of t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,13 @@ MOST_BYTES = 64 << 20  # of model.json: classes and columns may be many
 SMALL_BYTES = 64 << 20  # of a model: what a description may declare beyond its files
 
 
-def save(folder: Path, info: ModelInfo, tensors: Mapping[str, Mapping[str, Tensor]]) -> Path:
-    """Write all files beside `folder`, then replace it, and return it.
+def save(
+    folder: Path,
+    info: ModelInfo,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    finish: Callable[[Path], object] = lambda fresh: None,
+) -> Path:
+    """Write all files beside `folder`, then replace it, and return it. `finish` gets the fresh folder before it counts.
 
     Raises:
         DiskFull: The disk has no room.
@@ -65,6 +70,7 @@ def save(folder: Path, info: ModelInfo, tensors: Mapping[str, Mapping[str, Tenso
             files[blob.name] = blob.digest
         info = msgspec.structs.replace(info, files=files)
         write_file(fresh / "model.json", msgspec.json.format(msgspec.json.encode(info)), PUBLIC, durable=False)
+        finish(fresh)
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
             folder.rename(old)

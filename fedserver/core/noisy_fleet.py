@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from statistics import median
 from typing import Literal
 
 from attune.common.config import PrivacySettings
@@ -31,6 +32,8 @@ from attune.fedserver.core.fleet_statistics import (
 
 NO_RANGE = "it has no public range (`range` in the schema, privacy.ranges or privacy.target_ranges)"
 BETWEEN = "noise of each site would look like a difference"
+OTHER_NOISE = "its noise is not that of the other devices: it lies, or needs an update"
+ALIKE = 0.05  # relative difference of two accountants' noise
 UNDECLARED = "declare them (data.classes): which ones occur tells of the data"
 NO_SURVIVAL = "times and events have no noisy sums, since survival cannot be trained with noise on the devices"
 NOTHING = "there is nothing to ask for with noise: give columns a `range` in the operator's schema, or declare data.classes"
@@ -130,6 +133,10 @@ def noisy_fleet(
         withheld: What was not asked for, each with the reason.
         fewest: Least number of devices behind each number.
     """
+    usual = median(sums.deviation for sums in answers.values()) if answers else 0.0  # all calculate it from the layout
+    odd = [name for name, sums in answers.items() if not abs(sums.deviation / usual - 1) <= ALIKE]
+    without = {**without, **dict.fromkeys(odd, OTHER_NOISE)}
+    answers = {name: sums for name, sums in answers.items() if name not in odd}
     devices, units = len(answers), sum(sums.units for sums in answers.values())
     error = math.sqrt(sum(sums.deviation**2 for sums in answers.values()))
     noise = Noise(layout.unit, layout.epsilon, layout.delta, error)

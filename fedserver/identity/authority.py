@@ -127,6 +127,11 @@ class Authority:
         """The public key as a compressed P-256 point, 33 bytes: what a join token pins."""
         return public_key_of(self.certificate_pem)
 
+    @property
+    def credential(self) -> Credential:
+        """Key and certificate of the authority itself, with which it signs an export."""
+        return Credential(key_pem(self._key), self.certificate_pem)
+
     def issue_device(self, csr_der: bytes, name: str, days: float, now: datetime | None = None) -> bytes:
         """Issue a certificate (PEM) for the key in a device's PKCS#10 request, good for acting as a client only.
 

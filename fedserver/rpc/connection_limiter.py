@@ -3,15 +3,22 @@
 gRPC's core limits the number of connections and the time of a handshake, and knows no addresses. So the process looks at its
 own sockets. A connection that has made a call is known; all others are unfinished. Surplus connections are shut down in the
 kernel, and the core then drops them. A thread of its own looks, because huge headers keep the event loop busy for seconds.
+
+A peer that has not acknowledged the core's settings may send 16 MiB of headers in a call. When its connection is closed, the
+core hands the call to Python all the same, which takes several times the memory, and calls of devices wait. So after a
+flood new connections wait: the kernel drops their first packets for a moment (Linux), and their peers try again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import socket
 import stat
+import struct
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -30,6 +37,10 @@ _connect = ctypes.CDLL(None).connect
 FEWEST_AN_ADDRESS = 16  # the smallest bound on the unfinished connections of one address
 CONNECTIONS_A_CALLER = 8
 ACCEPTED_S = 60.0  # from the end of an accepted call on, its connection has the bounds of a caller for so long
+FLOOD, FLOOD_S, PAUSE_S = 64 << 20, 10.0, 5.0  # bytes of closed connections within so long make new ones wait for so long
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27  # socket options of Linux
+_DROP = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0), 8)  # "return 0": a filter that lets no packet through
+_DROP_ALL = struct.pack("@HP", 1, ctypes.addressof(_DROP))
 SEVERAL, WITHIN_S = 3, 60.0  # connections without a call that end within this time: fewer are a look whether the port is open
 
 
@@ -72,6 +83,7 @@ class ConnectionReport:
         too_much: Sockets with too many bytes that belong to no message, alone or together.
         unfinished: How many sockets have no finished handshake.
         flooded: Some must go, or are suspected, before their time is over: the next look must be soon.
+        paused: New connections must wait.
     """
 
     too_long: list[Socket]
@@ -79,6 +91,7 @@ class ConnectionReport:
     too_much: list[Socket]
     unfinished: int
     flooded: bool
+    paused: bool
 
 
 class ConnectionLimiter:
@@ -95,6 +108,8 @@ class ConnectionLimiter:
         self._accepted_at: dict[Peer, float] = {}  # when an accepted call was last seen on a connection
         self._suspects: set[Peer] = set()  # had no accepted call at the last look, and too many bytes for that
         self._unread = UnreadBytes()
+        self._wasted = [(-math.inf, 0.0)]  # of `UnreadBytes`: a time before the last FLOOD_S, and all times since
+        self._paused_until = -math.inf
         self._lock = threading.Lock()  # the event loop notes calls and messages while the thread looks
         self.called = 0  # connections that have made a call, ever
         self.ended = 0  # connections that were seen and are gone, ever
@@ -176,7 +191,18 @@ class ConnectionLimiter:
         too_many = self._too_many([sock for sock in known if self._callers.get(sock.peer)])
         too_long = self._too_long([sock for sock in known if not self._callers.get(sock.peer)], now)
         flooded = bool(beyond) or any(self._has_time(sock, now) for sock in too_long)
-        return ConnectionReport(too_long, too_many, too_much, sum(sock.peer not in self._callers for sock in known), flooded)
+        unfinished = sum(sock.peer not in self._callers for sock in known)
+        return ConnectionReport(too_long, too_many, too_much, unfinished, flooded, self._paused(now))
+
+    def _paused(self, now: float) -> bool:
+        """Return whether new connections must wait, because those that were closed sent too much."""
+        total = self._unread.wasted
+        while len(self._wasted) > 1 and self._wasted[1][0] <= now - FLOOD_S:
+            self._wasted.pop(0)
+        if total - self._wasted[0][1] > FLOOD:
+            self._paused_until, self._wasted = now + PAUSE_S, []
+        self._wasted.append((now, total))
+        return now < self._paused_until
 
     def watch(
         self,
@@ -193,7 +219,7 @@ class ConnectionLimiter:
             over: Ends the watch.
             tell: Takes each report, or why there is none, and what `begun` returned before.
         """
-        pause_s = LOOK_S
+        pause_s, paused = LOOK_S, False
         while not over.wait(pause_s):
             handshakes, started = begun(), time.monotonic()
             try:
@@ -202,6 +228,9 @@ class ConnectionLimiter:
                 tell(error, handshakes)
                 continue
             shut((*report.too_much, *report.too_many, *report.too_long))
+            if report.paused != paused:
+                paused = report.paused
+                let_in(port, not paused)
             pause_s = BUSY_S if report.flooded else max(LOOK_S, (time.monotonic() - started) / LOOKING)
             tell(report, handshakes)
 
@@ -244,8 +273,22 @@ def shut(gone: Iterable[Socket]) -> None:
                 same.shutdown(socket.SHUT_RDWR)
 
 
+def let_in(port: int, open_: bool) -> None:
+    """Let the kernel accept new connections at this port, or drop their first packets. No-op on other kernels than Linux."""
+    for ours in _sockets_at(port) if sys.platform == "linux" else ():
+        if ours.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            ours.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER if open_ else _ATTACH_FILTER, bytes(4) if open_ else _DROP_ALL)
+
+
 def sockets(port: int) -> Iterator[tuple[int, Peer, Traffic]]:
     """Yield the connections of this process that were made to its port, each with its descriptor and traffic."""
+    for ours in _sockets_at(port):
+        with contextlib.suppress(OSError):
+            yield ours.fileno(), _address(ours.getpeername()), traffic_of(ours)
+
+
+def _sockets_at(port: int) -> Iterator[socket.socket]:
+    """Yield the sockets of this process at its port. They stay the core's: the next step of the iterator lets one go."""
     for name in os.listdir(DESCRIPTORS):  # noqa: PTH208 - names are enough
         with contextlib.suppress(OSError, ValueError):
             fd = int(name)
@@ -253,7 +296,7 @@ def sockets(port: int) -> Iterator[tuple[int, Peer, Traffic]]:
                 ours = socket.socket(fileno=fd)
                 try:
                     if ours.family in (socket.AF_INET, socket.AF_INET6) and ours.getsockname()[1] == port:
-                        yield fd, _address(ours.getpeername()), traffic_of(ours)
+                        yield ours
                 finally:
                     ours.detach()
 

@@ -38,13 +38,14 @@ from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.admin_service import AdminService
 from attune.fedserver.rpc.auth import Auth
 from attune.fedserver.rpc.blob_service import BlobService
-from attune.fedserver.rpc.connection_limiter import Bounds, ConnectionLimiter, ConnectionReport
+from attune.fedserver.rpc.connection_limiter import PAUSE_S, Bounds, ConnectionLimiter, ConnectionReport
 from attune.fedserver.rpc.health import Health, watch
 from attune.fedserver.rpc.pulses import DevicePulses
 from attune.fedserver.rpc.service import FederationService
 from attune.fedserver.stores.uploads import Uploads
 
 NEWS_S = 1.0  # between two looks for decisions that were made on other machines
+NEW_CONNECTIONS = "new connections"  # a trouble
 MANY_ENDED = 64  # connections: 6 MiB, which is worth a look at all free blocks
 STOP_GRACE_S = 5.0  # for what is in flight when the server is told to stop
 
@@ -69,6 +70,7 @@ class GrpcServer:
         updates = Updates(coordinator, members, Uploads(storage), ledger, executors)
         self._health, self._refusals = Health(), refusals
         self._connections, self._port = ConnectionLimiter(Bounds.of(raise_limit()), settings.handshake_s), 0
+        self._cut = False  # connections were cut since memory was returned
         self._mapped = self._returned = 0  # least size of a block of its own; ended connections whose memory was returned
         self._pulses = pulses = DevicePulses(settings.keepalive_s)
         options = server_options(handshake_s=settings.handshake_s, connections=self._connections.bounds.connections)
@@ -189,8 +191,11 @@ class GrpcServer:
             self._coordinator.troubles.set(DOOR, str(look.strerror))
             return
         self._coordinator.troubles.clear(DOOR)
-        if self._connections.ended - self._returned >= (1 if look.too_much else MANY_ENDED):
-            self._returned = self._connections.ended
+        # To look for free blocks stops the process for up to seconds while a flood fills its memory.
+        self._cut |= bool(look.too_much)
+        calm = not look.too_much and not look.paused
+        if calm and self._connections.ended - self._returned >= (1 if self._cut else MANY_ENDED):
+            self._returned, self._cut = self._connections.ended, False
             asyncio.get_running_loop().run_in_executor(None, process.return_free_memory)
         for kind, dropped, why in (
             (HANDSHAKE, look.too_long, "connections that had not finished the handshake were dropped"),
@@ -199,5 +204,7 @@ class GrpcServer:
         ):
             for address, number in Counter(sock.peer[0] for sock in dropped).items():
                 self._refusals.tell(kind, f"{number} {why}", address)
+        waits = f"they wait for {PAUSE_S:g} s, because of a flood; open ones go on" if look.paused else ""
+        self._coordinator.troubles.show(NEW_CONNECTIONS, waits)
         if self._connections.failing(begun, look.unfinished, time.monotonic()):
             self._refusals.tell(HANDSHAKE, "connections ended before their first call", "somebody")

@@ -12,7 +12,7 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BEFORE_A_CALL = 256 << 10  # bytes of a connection without an accepted call: a handshake needs a few thousand
 STRANGERS = 64 << 20  # bytes of all these connections together
@@ -46,6 +46,7 @@ class _Account:
     at: float
     traffic: Traffic
     unread: float
+    suspect: bool = False  # had no accepted call, or too many bytes
 
 
 class UnreadBytes:
@@ -54,6 +55,7 @@ class UnreadBytes:
     def __init__(self) -> None:
         self._read: Counter[Peer] = Counter()  # bytes of messages since the last look
         self._accounts: dict[Peer, _Account] = {}
+        self.wasted = 0.0  # bytes of connections that were closed for them, or ended without an accepted call, ever
 
     def __repr__(self) -> str:
         return f"UnreadBytes({len(self._accounts)} connections)"
@@ -70,16 +72,20 @@ class UnreadBytes:
             accepted: Fingerprint of the caller of each connection with an accepted call. The others are strangers' connections.
             now: The present time (monotonic, seconds).
         """
-        self._accounts = {peer: self._account(peer, traffic, peer in accepted, now) for peer, traffic in present.items()}
+        before = self._accounts
+        self.wasted += sum(account.unread for peer, account in before.items() if account.suspect and peer not in present)
+        accounts = {peer: self._account(peer, traffic, peer in accepted, now) for peer, traffic in present.items()}
+        self._accounts = {}
         self._read.clear()
         beyond: list[Peer] = []
         together: Counter[str] = Counter()
-        for peer, account in sorted(self._accounts.items(), key=lambda item: item[1].unread):
+        for peer, account in sorted(accounts.items(), key=lambda item: item[1].unread):
             caller = accepted.get(peer, "")
             alone, bound = (UNREAD, UNREAD) if caller else (BEFORE_A_CALL, STRANGERS)
             together[caller] += math.ceil(account.unread)
             if account.unread > alone or together[caller] > bound:
                 beyond.append(peer)
+            self._accounts[peer] = replace(account, suspect=not caller or peer in beyond[-1:])
         return beyond
 
     def _account(self, peer: Peer, traffic: Traffic, accepted: bool, now: float) -> _Account:

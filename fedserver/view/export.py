@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from attune.common.errors import NoModel
+from attune.common.identity.signed_files import REVOKED, files_in, sign
 from attune.common.metrics import METRICS
 from attune.common.plan import Plan
 from attune.common.text import csv_cell
@@ -17,6 +18,7 @@ from attune.common.wire.files import read_tensors, write_tensors
 from attune.common.wire.tensors import Tensors
 from attune.fedserver.consent import check_consent
 from attune.fedserver.home import ServerHome
+from attune.fedserver.identity.authority import KEY_FILE, Authority
 from attune.fedserver.lab.aggregators.closed_form import OF, TOTAL, left_out
 from attune.fedserver.lab.aggregators.mean import VALUE
 from attune.fedserver.lab.aggregators.stored import MATRICES, NETWORK
@@ -51,10 +53,17 @@ def export_home(home: ServerHome, out: Path, allowed: Collection[str] = ()) -> l
         now = home.snapshot()
         check_consent(home, now, allowed)
         out.mkdir(parents=True, exist_ok=True)
+        (out / REVOKED).write_bytes(msgspec.json.encode(sorted(device.public_key for device in now.devices if device.revoked)))
         return write_state(now, home.open().blobs, out)
 
-    tensors = read_again(state)
-    return [*tensors, *write_tables(snapshot, snapshot.plan, out)]
+    lines = [*read_again(state), *write_tables(snapshot, snapshot.plan, out)]
+    if not (home.authority / KEY_FILE).exists():
+        return [*lines, f"not signed: {home.path} has no key of the federation's authority"]
+    authority = Authority.load(home.authority)
+    begun = (out / REVOKED).stat().st_mtime_ns
+    written = [path for path in files_in(out) if path.stat().st_mtime_ns >= begun]  # an older file is not this export's
+    signature = sign(out, written, authority.credential, authority.certificate_pem, "")
+    return [*lines, f"{signature}: the authority's signature of {len(written)} files, for `fedclient verify-model`"]
 
 
 def write_tables(

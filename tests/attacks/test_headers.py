@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import ssl
 import subprocess
@@ -173,7 +174,10 @@ def refused_then_headers(held: ssl.SSLSocket) -> int:
     held.sendall(frame(HEADERS, 1, FIRST, END_HEADERS) + frame(DATA, 1, bytes(5), END_STREAM))
     heard = b""
     while b"token-refused" not in heard:
-        heard += held.recv(1 << 16)
+        piece = held.recv(1 << 16)
+        if not piece:
+            return 0
+        heard += piece
     sent, headers = 0, more(3)
     with contextlib.suppress(OSError):
         held.sendall(frame(HEADERS, 3, FIRST))
@@ -203,4 +207,45 @@ def test_headers_on_many_connections_are_cut_off_and_200_uploads_are_not(tmp_pat
         assert {device.end().status for device in devices} == {pb.Receipt.STATUS_ACCEPTED}
         federation.await_status(lambda status: status["round"] == 1)
     finally:
+        federation.close()
+
+
+AGAIN, ROUNDS = 60, 30
+MOST_FLOODED_KB = 3_000_000  # without a pause 5,500,000 after 30 s, and devices had one answer in that time
+
+
+@linux
+def test_rounds_go_on_and_memory_is_bounded_while_60_connections_come_again(tmp_path: Path) -> None:
+    """Two devices are connected when the holder of a token that is used up begins. It floods until the rounds are over."""
+    federation, over, most = Federation(tmp_path), threading.Event(), 0
+    try:
+        server = federation.server("--method", "fedavg", "--model", "mlr", "--min-clients", "2", "--rounds", str(ROUNDS))
+        hands = [Hand(server.port, server.join_token, name) for name in ("ada", "bob")]
+        streams = [hand.connect() for hand in hands]
+        used_up = federation.command("fedserver", "token").stdout.strip()
+        Hand(server.port, used_up, "first").close()
+        credential = JoinToken.parse(used_up).bootstrap()
+
+        def flood(attacker: int) -> None:
+            for number in itertools.count():
+                if over.is_set():
+                    return
+                with contextlib.suppress(OSError):
+                    held = connect(server.port, credential, tmp_path / f"key{attacker}-{number}")
+                    with held:
+                        refused_then_headers(held)
+
+        with ThreadPoolExecutor(AGAIN) as pool:
+            pool.map(flood, range(AGAIN))
+            try:
+                for _ in range(ROUNDS):
+                    for hand, stream in zip(hands, streams, strict=True):
+                        assert hand.answer(stream.next("order")).status == pb.Receipt.STATUS_ACCEPTED
+                    most = max(most, resident_kb(server))
+            finally:
+                over.set()
+        assert "new connections" in server.text
+        assert most < MOST_FLOODED_KB
+    finally:
+        over.set()
         federation.close()

@@ -79,7 +79,7 @@ def test_every_device_keeps_a_model_that_works_offline(fedtp, tmp_path):
     for shard, process in zip(fedtp.shards, fedtp.devices, strict=True):
         place = fedtp.federation.model(shard)
         assert str(place) in process.text.splitlines()[-1]
-        assert {path.name for path in place.iterdir()} == {"model.safetensors", "model.json"}
+        assert {path.name for path in place.iterdir()} == {"model.safetensors", "model.json", "signature.json"}
     shard, accuracy = fedtp.shards[0], fedtp.accuracy
     assert evaluated(fedtp, shard)["accuracy"] == pytest.approx(accuracy[shard.name], abs=1e-12)
     with np.load(shard / "test.npz") as test:

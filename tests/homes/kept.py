@@ -61,11 +61,14 @@ DEVICES = {
     "identity/device.pem": STANDARD,
     "identity/key.pem": STANDARD,
     "model/model.json": FIELD,
+    "model/signature.json": FIELD,
     "model/*.safetensors": MODEL,
     "lock": EMPTY,
 }
 EXPORTED = {
     "summary.json": FIELD,
+    "signature.json": FIELD,
+    "revoked.json": FOLDER,
     "status.json": FOLDER,
     "metrics.csv": FOLDER,
     "plan.json": FOLDER,

@@ -19,6 +19,7 @@ import pytest
 
 from attune.common.config import PrivacySettings
 from attune.common.errors import AttuneError
+from attune.common.identity.signed_files import verify
 from attune.fedclient.disclosure_log import read_log
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.model.artifact import read_info
@@ -94,6 +95,8 @@ READERS: dict[tuple[str, str], tuple[str, Read]] = {
     ("device", "format"): ("2\n", opened),
     ("device", "disclosed.jsonl"): ("", read_log),
     ("device", "model/model.json"): ("", lambda path: read_info(path.parent)),
+    ("device", "model/signature.json"): ("", lambda path: verify(path.parent, b"")),
+    ("export", "signature.json"): ("", lambda path: verify(path.parent, b"")),
     ("export", "summary.json"): ("", lambda path: read_summary(path.parent)),
     ("backup", "MANIFEST.json"): (
         "",

@@ -15,7 +15,7 @@ import pytest
 from attune.common import aio
 from attune.fedserver import process
 from attune.fedserver.rpc import connection_limiter, server
-from attune.fedserver.rpc.connection_limiter import Bounds, ConnectionLimiter, address_of, shut, sockets
+from attune.fedserver.rpc.connection_limiter import Bounds, ConnectionLimiter, address_of, let_in, shut, sockets
 from attune.fedserver.rpc.unread_bytes import BEFORE_A_CALL, UNREAD, Traffic
 
 PORT = 7
@@ -89,6 +89,28 @@ def test_a_large_first_message_may_be_here_before_its_call(monkeypatch: pytest.M
     assert (fds(look.too_much), look.flooded) == ([4], True)
 
 
+def test_connections_that_wasted_64_mib_in_ten_seconds_make_new_ones_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight connections of a stranger send 9 MiB each and are closed, or go by themselves: 72 MiB."""
+    held: dict[int, Traffic] = {}
+    monkeypatch.setattr(
+        connection_limiter, "sockets", lambda port: [(fd, ("10.0.0.1", fd), traffic) for fd, traffic in held.items()]
+    )
+    paused = []
+    keeper = ConnectionLimiter(Bounds.of(256), 10.0)
+    for second in range(8):
+        held[second] = Traffic(0, 9 << 20)
+        keeper.look(PORT, float(second))
+        held.clear()
+        paused.append(keeper.look(PORT, second + 0.5).paused)
+    assert paused == [False] * 7 + [True]
+    assert [keeper.look(PORT, at).paused for at in (7.6, 12.4, 12.5, 20.0)] == [True, True, False, False]
+    for hour in range(20):  # the same bytes, at length
+        held[0] = Traffic(0, 9 << 20)
+        keeper.look(PORT, 3600.0 * (hour + 1))
+        held.clear()
+        assert not keeper.look(PORT, 3600.0 * (hour + 1) + 1).paused
+
+
 def test_an_accepted_call_raises_the_bound_while_it_lasts_and_a_minute_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     received = [0]
     monkeypatch.setattr(connection_limiter, "sockets", lambda port: [(3, ("10.0.0.1", 1000), Traffic(0, received[0]))])
@@ -128,10 +150,10 @@ def test_the_guard_gives_memory_back_once_and_maps_small_blocks_before_the_plan(
     monkeypatch.setattr(process, "map_blocks", mapped.append)
 
     async def looks() -> None:
-        nobody = SimpleNamespace(tell=print, set=print, clear=lambda step: None)
+        nobody = SimpleNamespace(tell=print, set=print, clear=print, show=print)
         parts = SimpleNamespace(
             _registrar=SimpleNamespace(tls=SimpleNamespace(handshakes=0)), _connections=keeper, _port=PORT, _refusals=nobody,
-            _coordinator=SimpleNamespace(troubles=nobody, plan=None), _mapped=0, _returned=0,
+            _coordinator=SimpleNamespace(troubles=nobody, plan=None), _mapped=0, _returned=0, _cut=False,
         )  # fmt: skip
         parts._looked = functools.partial(server.GrpcServer._looked, cast(Any, parts))
         guard = asyncio.create_task(server.GrpcServer._guard(cast(Any, parts)))
@@ -187,6 +209,20 @@ def test_real_sockets_of_the_port_are_found_and_shut_and_no_others(family: socke
                 assert ours.recv(10) == b"" or sys.platform != "linux", "what was not read is dropped"
             theirs.sendall(b"x")
             assert apart.recv(1) == b"x"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no such filters")
+def test_new_connections_wait_and_open_ones_go_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = listening.getsockname()
+        with socket.create_connection(address) as mine, listening.accept()[0] as ours:
+            let_in(address[1], False)
+            with pytest.raises(TimeoutError):
+                socket.create_connection(address, timeout=0.3)
+            mine.sendall(b"x")
+            assert ours.recv(1) == b"x"
+            let_in(address[1], True)
+            socket.create_connection(address, timeout=60).close()
 
 
 def test_several_connections_without_a_call_are_told_and_a_look_at_the_port_is_not() -> None:

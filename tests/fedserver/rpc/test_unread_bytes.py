@@ -73,6 +73,17 @@ def test_a_closed_connection_leaves_no_account() -> None:
     assert repr(unread) == "UnreadBytes(0 connections)"
 
 
+def test_only_bytes_of_strangers_and_of_callers_beyond_their_bound_are_wasted() -> None:
+    unread = UnreadBytes()
+    unread.look({ADA: Traffic(0, UNREAD), EVE: Traffic(0, 5000)}, ACCEPTED, 0.0)
+    unread.look({}, ACCEPTED, 0.0)
+    assert unread.wasted == 5000
+    unread.look({ADA: Traffic(0, UNREAD + 1)}, ACCEPTED, 0.0)
+    unread.look({}, ACCEPTED, 0.0)
+    unread.look({}, ACCEPTED, 0.0)
+    assert unread.wasted == 5000 + UNREAD + 1
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not count")
 def test_the_kernel_counts_what_was_received_and_acknowledged() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as mine:

@@ -24,7 +24,7 @@ from tests.needs import needs
 
 pytestmark = needs("dp_accounting")
 
-SAMPLES, BATCH, STEPS, TRIALS, AT_ONCE = 10, 5, 2, 1600, 400
+SAMPLES, BATCH, STEPS, TRIALS, AT_ONCE = 10, 5, 2, 4000, 400  # a sample is drawn with probability 1/2
 # The canary is sample 0, and the only one with the feature 0.
 CLIP, RATE, DELTA, NOISE = 0.5, 1e-3, 1e-3, 1.1
 CANARY = torch.tensor([1.0, 1.0, -2.0]) / math.sqrt(6)  # direction of the canary's gradient: labels 2 of 3, p near 1/3
@@ -63,9 +63,9 @@ def test_an_attacker_proves_less_than_the_ledger_charges_and_not_nothing() -> No
     inside, outside = scores(True, NOISE), scores(False, NOISE)
     assert outside.var() == pytest.approx(STEPS * NOISE**2, rel=0.1)
     assert inside.mean() == pytest.approx(STEPS * BATCH / SAMPLES, abs=0.2)
-    assert 0.3 < lower_bound(inside, outside, DELTA) <= claimed() < 3
+    assert 0.7 < lower_bound(inside, outside, DELTA) <= claimed() < 3
 
 
-def test_with_too_little_noise_the_attacker_proves_more() -> None:
-    inside, outside = (scores(is_there, NOISE / 6, trials=800) for is_there in (True, False))
+def test_with_half_of_the_noise_the_attacker_proves_more() -> None:
+    inside, outside = (scores(is_there, NOISE / 2) for is_there in (True, False))
     assert lower_bound(inside, outside, DELTA) > claimed()
