@@ -175,8 +175,7 @@ class RoundSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     analytic: Literal["auto", "off"] = "auto"
     # Rounds without a gain in the likelihood of held-out samples, known every fifth round, that end the federation. 0: never.
     patience: CountOrZero = 0
-    # buffered: devices train without waiting for one another, and each `round.buffer` updates make the next state
-    # (docs/operations/rounds.md#buffered-rounds).
+    # buffered: each `round.buffer` updates make a state, and nobody waits (docs/operations/rounds.md#buffered-rounds).
     mode: Literal["synchronous", "buffered"] = "synchronous"
     # Updates that make the next state, if rounds are buffered.
     buffer: Count = 10

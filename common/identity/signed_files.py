@@ -118,7 +118,7 @@ def revoked_in(export: Path, authority_pem: bytes) -> list[str]:
     """Return the revoked keys of a server's export, whose own signature is checked. Errors are those of `verify`."""
     if verify(export, authority_pem).signer:
         raise HomeMismatch(f"{export} was signed by a device: the list of revoked keys comes from `fedserver export`")
-    return msgspec.json.decode((export / REVOKED).read_bytes(), type=list[str])
+    return from_json((export / REVOKED).read_bytes(), list[str])
 
 
 def files_in(place: Path) -> list[Path]:

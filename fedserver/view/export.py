@@ -19,7 +19,7 @@ from attune.common.wire.tensors import Tensors
 from attune.fedserver.consent import check_consent
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.authority import KEY_FILE, Authority
-from attune.fedserver.lab.aggregators.closed_form import OF, TOTAL, left_out
+from attune.fedserver.lab.aggregators.closed_form import MEMBERS, OF, TOTAL, left_out
 from attune.fedserver.lab.aggregators.mean import VALUE
 from attune.fedserver.lab.aggregators.stored import MATRICES, NETWORK
 from attune.fedserver.lab.engine import Engine
@@ -131,10 +131,10 @@ class _Exported:
         return blob is not None
 
     def left_out(self) -> list[tuple[str, int, float]]:
-        """Return the rows of left_out.csv; empty where no client has handed in sums."""
+        """Return the rows of left_out.csv; empty where no client has handed in sums, or behind masks."""
         sums = {key.removeprefix(OF): blob for (_, key), blob in sorted(self._slots.items()) if key.startswith(OF)}
         total = next((blob for (_, key), blob in self._slots.items() if sums and key == TOTAL), None)
-        if total is None:
+        if total is None or MEMBERS in {key for _, key in self._slots}:
             return []
         of_clients = ((client, read_tensors(self._blobs.open(blob))) for client, blob in sums.items())
         return left_out(read_tensors(self._blobs.open(total)), of_clients)

@@ -15,8 +15,10 @@ from attune.fedclient.model.artifact import read_info
 from attune.fedclient.options import Baseline
 from tests.e2e.harness import IN_AGGREGATION, IN_COMPARISON, IN_TRAINING, Federation
 
-FEDTP = ("round.rounds=3", "train.local_epochs=1")
+OFF = "round.analytic=off"  # these devices disclose no sums, and all devices of a simulation do
+FEDTP = (OFF, "round.rounds=3", "train.local_epochs=1")
 FEDMCSA = (
+    OFF,
     *("method.name=fedmcsa", "model.name=mlr", "round.rounds=3", "round.train=all", "round.clients=2", "train.local_steps=4"),
 )
 TOLD = ("--disclose", "statistics")  # as all devices of a simulation do
@@ -162,6 +164,7 @@ def test_kill_around_an_early_end_changes_neither_the_last_round_nor_a_bit(feder
     The server is killed when the evaluation that ends the federation is committed, and when it has decided and not committed.
     """
     settings = (
+        OFF,
         "method.name=fedavg",
         "model.name=mlr",
         "round.rounds=30",
@@ -190,7 +193,7 @@ def test_kill_around_an_early_end_changes_neither_the_last_round_nor_a_bit(feder
 
 def test_kill_of_a_device_that_has_fitted_ordinary_models_changes_no_model(federation_at, three_shards, tmp_path):
     """Fitted models are in the home before the device answers. It is killed when they are there, and fits none again."""
-    settings = ("method.name=fedavg", "model.name=mlr", "round.rounds=2", "train.local_epochs=1")
+    settings = (OFF, "method.name=fedavg", "model.name=mlr", "round.rounds=2", "train.local_epochs=1")
     result = attune.simulate(
         {shard.name: shard for shard in three_shards},
         settings=load_settings(None, settings, {}),

@@ -173,7 +173,7 @@ def test_attended_parts_stay_refused_under_secure_aggregation() -> None:
     chosen = ["method.name=fedtp+mcsa", "method.embedding=device", "privacy.secure_aggregation=true"]
     with pytest.raises(SettingError, match="attended parts that are no means"):
         resolve(load_settings(None, chosen, {}))
-    with pytest.raises(SettingError, match=r'set method\.embedding = "device", or'):
+    with pytest.raises(SettingError, match=r'or generated ones with method\.embedding = "device"'):
         resolve(load_settings(None, ["method.name=fedtp", "privacy.secure_aggregation=true"], {}))
 
 

@@ -62,7 +62,7 @@ def test_without_a_seed_every_simulation_has_other_noise() -> None:
         ("pfedme", {}, RANGE, "pfedme cannot train .*several steps on the samples of each batch"),
         ("fedrod", {}, RANGE, "fedrod cannot train .*frequency of each class"),
         ("pfedgp", {}, RANGE, "pfedgp cannot train .*Gaussian processes"),
-        ("fedavg", {"mixed_precision": "bf16"}, RANGE, "mixed_precision = 'bf16' is too coarse"),
+        ("fedavg", {"mixed_precision": "bf16"}, RANGE, 'train.mixed_precision = "bf16" is too coarse'),
         ("fedavg", {}, {"unit": "example"}, "needs privacy.epsilon or privacy.noise"),
         ("fedavg", {}, {**RANGE, "ranges": [[3, -3]]}, r"the range \[3, -3\] is none"),
         ("fedavg", {}, {**RANGE, "ranges": [[-3, 3]] * 2}, "has 2 ranges, and the data have 6 columns"),

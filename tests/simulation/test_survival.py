@@ -180,9 +180,13 @@ def test_updates_of_survival_are_protected_like_others(settings: dict[str, Any])
     [
         ("pfedgp", {}, "method pfedgp cannot be used for survival"),
         ("fedtp+knn", {}, "method fedtp.knn cannot be used for survival: neighbours vote for classes"),
-        ("auto", {}, "train.score_after cannot be used for survival: .*in place of --method auto name a method"),
-        ("fedavg", {"privacy.unit": "example", "privacy.noise": 1.0}, 'privacy.unit = "example" cannot be used for survival'),
-        ("fedper", {"train.finish": "auto"}, "train.finish cannot be used for survival"),
+        ("auto", {}, '"survival" cannot be combined with train.score_after: .*in place of --method auto name a method'),
+        (
+            "fedavg",
+            {"privacy.unit": "example", "privacy.noise": 1.0},
+            '"survival" cannot be combined with privacy.unit = "example"',
+        ),
+        ("fedper", {"train.finish": "auto"}, '"survival" cannot be combined with train.finish = "auto"'),
     ],
 )
 def test_what_makes_no_sense_ends_it_before_it_begins(method: str, settings: dict[str, Any], words: str) -> None:
