@@ -14,6 +14,7 @@ import pytest
 
 from attune.common import aio
 from attune.common.errors import AttuneError, FederationFailed, HomeMismatch, PortInUse, SettingError
+from attune.common.exchange.messages import Order
 from attune.common.protocol import SCORES
 from attune.fedserver import app, fleet_race, runs
 from attune.fedserver.core import planning
@@ -86,6 +87,12 @@ def connect(server: Server, *names: str) -> list[Any]:
     return [server.members.connect(name, hello(encodings=[SCORES])) for name in names]
 
 
+async def score(server: Server, order: Order) -> None:
+    row = Report(round=1, work="evaluate", client=id_of(order).client, samples=10, likelihood_kept=-1.0)
+    server.coordinator.inbox.accept(id_of(order), row, {})
+    await server.coordinator.report(id_of(order))
+
+
 def test_the_data_of_the_devices_in_the_plan_say_who_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """They may have left since, and a device that came while the plan was made has no say: its label looks like "0"."""
     turn = Turn(Race(dict(GIVEN), 3), ALONE, 0, {})
@@ -154,9 +161,7 @@ def test_an_evaluation_to_which_nobody_came_is_made_again() -> None:
         for stream in connect(server, *DEVICES):
             order = await next_order(stream)
             assert order.id == f"evaluate-1-{stream.name}"
-            row = Report(round=1, work="evaluate", client=stream.name, samples=10, likelihood_kept=-1.0)
-            server.coordinator.inbox.accept(id_of(order), row, {})
-            await server.coordinator.report(id_of(order))
+            await score(server, order)
         assert (await end(turn, server)).legs == (RunLeg(ALONE, 1, dict.fromkeys(DEVICES, -1.0)),)
 
     in_leg(turn, first, storage)
@@ -171,10 +176,7 @@ def test_the_scores_of_a_device_that_was_revoked_do_not_count() -> None:
         for stream in streams:
             await server.answer(id_of(await next_order(stream)))
         for stream in streams:
-            order = await next_order(stream)
-            row = Report(round=1, work="evaluate", client=stream.name, samples=10, likelihood_kept=-1.0)
-            server.coordinator.inbox.accept(id_of(order), row, {})
-            await server.coordinator.report(id_of(order))
+            await score(server, await next_order(stream))
         assert await ended(turn, server) is None
         await server.ledger.update_device("b", revoked=True)
         (leg,) = (await end(turn, server)).legs

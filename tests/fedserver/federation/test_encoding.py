@@ -32,14 +32,6 @@ SETTINGS = {
 }
 
 
-def test_a_device_that_cannot_write_it_is_refused(world: World) -> None:
-    async def scenario(server: Server) -> None:
-        with pytest.raises(SettingError, match=r"a cannot write parts as bf16 .*update fedclient"):
-            server.members.connect("a", hello())
-
-    process(world, scenario, SETTINGS)
-
-
 def test_the_order_asks_for_it_and_an_update_in_another_encoding_is_refused(world: World) -> None:
     async def scenario(server: Server) -> None:
         streams = [server.members.connect(name, hello(1 << 20, ENCODINGS)) for name in ("a", "b")]

@@ -293,17 +293,6 @@ def test_half_of_a_cohort_cannot_raise_the_median():
     assert checks.bounded_weights({"a": 0.0, "b": 3.0, "c": 4.0, "x": 1e15}, 5.0) == {"a": 0.0, "b": 3.0, "c": 4.0, "x": 20.0}
 
 
-def test_a_bounded_round_survives_a_damaged_file_with_the_same_bits(bench):
-    tiny = bench()
-    tiny.close(ann=(1.0, 10), bob=(1.5, 10), eve=(1e20, 10))
-    before = tiny.digests()
-    file = tiny.folder / "state" / next(iter(tiny.slots.values())).file
-    file.write_bytes(b"x" * file.stat().st_size)
-    tiny.restart()
-    assert tiny.remade
-    assert tiny.digests() == before
-
-
 def test_a_state_that_would_not_be_finite_is_not_made_and_the_present_one_stays(bench):
     """Use no bounds. The updates are finite, but the optimiser's squares of them are not."""
     tiny = bench("fedtp", "vit", bound_change=0)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attune.common.errors import DiskFull, LimitExceeded, UploadBusy
+from attune.common.errors import DiskFull, LimitExceeded
 from attune.common.wire import malformed as bad
 from attune.common.wire.blobs import Blob, read_frames
 from attune.common.wire.digest import digest_of, file_name
@@ -110,15 +110,6 @@ def test_lies_about_size_and_digest(tmp_path):
     path.write_bytes(b"longer than announced")
     with closing(Sink(spool(tmp_path), "peer", 10, DIGEST)) as sink:
         assert sink.offset == path.stat().st_size == 0
-
-
-def test_one_sink_at_a_time(tmp_path):
-    with closing(Sink(spool(tmp_path), "peer", len(DATA), DIGEST)) as first:
-        with pytest.raises(UploadBusy):
-            Sink(spool(tmp_path), "peer", len(DATA), DIGEST)
-        first.write([DATA])
-    with closing(Sink(spool(tmp_path), "peer", len(DATA), DIGEST)) as second:
-        assert second.offset == len(DATA)
 
 
 def test_a_disk_that_fills_up_keeps_offset_and_file_in_step(tmp_path, monkeypatch):

@@ -81,29 +81,12 @@ def shown(
         "rounds": 1,
         "method": "fedavg",
         "running": False,
-        "buffer": None,
         "paused": False,
-        "reason": None,
-        "troubles": [],
-        "todo": [],
-        "expiring": [],
-        "refused": [],
         "metric": "accuracy",
     }
-    said |= {
-        "setback": None,
-        "taken_back": [],
-        "standardisation": None,
-        "closed_form": None,
-        "one_token": None,
-        "awaited": [],
-        "adapting": [],
-        "fleet": [],
-        "privacy": privacy,
-        "clients": list(clients),
-        "accuracy": both,
-        "constant": of_constant,
-    }
+    said |= dict.fromkeys(("buffer", "reason", "setback", "standardisation", "closed_form", "one_token"))
+    said |= {key: [] for key in ("troubles", "todo", "expiring", "refused", "taken_back", "awaited", "adapting", "fleet")}
+    said |= {"privacy": privacy, "clients": list(clients), "accuracy": both, "constant": of_constant}
     return render_status(said | {"no_better_than_constant": no_better}).splitlines()[2:]
 
 
