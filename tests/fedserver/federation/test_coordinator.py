@@ -47,6 +47,7 @@ SETTINGS = {
     "model": {"name": "mlr"},
     "round": {"rounds": 2, "min_clients": 2, "evaluate_each_last": 0},
 }
+FEDAVG = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
 
 
 def hello(inline_bytes: int = 0, encodings: Sequence[str] = ()) -> Hello:
@@ -135,10 +136,7 @@ def test_a_device_that_cannot_score_what_it_would_keep_is_refused_by_name(world:
 
 def test_the_fleets_number_of_finishing_epochs_is_the_same_after_a_restart(world: World) -> None:
     """Sums over both devices: -20, -13, -12 and -18, so ten epochs are best, with a stop after five."""
-    settings = SETTINGS | {
-        "train": {"finish": "auto", "finish_stop": "fleet"},
-        "round": {"rounds": 2, "min_clients": 2, "evaluate_each_last": 0},
-    }
+    settings = SETTINGS | {"train": {"finish": "auto", "finish_stop": "fleet"}}
     likelihoods = {"a": (-10.0, -9.0, -4.0, -9.0), "b": (-10.0, -4.0, -8.0, -9.0)}
 
     async def first(server: Server) -> None:
@@ -601,8 +599,6 @@ async def hand_in(server: Server, order: OrderId) -> bool:
 def test_a_device_that_is_revoked_during_the_aggregation_does_not_stop_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
-
     async def scenario(server: Server) -> None:
         orders, coordinator = await first_orders(server), server.coordinator
         go_on = held_up(server, monkeypatch)
@@ -613,14 +609,13 @@ def test_a_device_that_is_revoked_during_the_aggregation_does_not_stop_it(
         assert coordinator.error is None and not coordinator.unusable.is_set()
         assert coordinator.inbox.holds(orders[1]), "a damaged state is made again of it"
 
-    process(world, scenario, settings)
+    process(world, scenario, FEDAVG)
 
 
 def test_a_device_that_was_revoked_before_a_kill_does_not_count_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = world_on_disk(tmp_path)
-    settings = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
 
     async def killed(server: Server) -> None:
         orders, coordinator = await first_orders(server), server.coordinator
@@ -634,15 +629,14 @@ def test_a_device_that_was_revoked_before_a_kill_does_not_count_after_it(
         assert server.coordinator.round.record.last_cohort == ("a",)
         assert not server.coordinator.inbox.holds(OrderId("train", 1, "b"))
 
-    process(world, killed, settings)
-    process(world, restarted, settings)
+    process(world, killed, FEDAVG)
+    process(world, restarted, FEDAVG)
 
 
 def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kill the server between the last update and the commit, and flip a bit of an update. The state has the same bits."""
-    settings = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
 
     def on_disk(name: str) -> World:
         (tmp_path / name).mkdir(exist_ok=True)
@@ -675,13 +669,13 @@ def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_mor
         assert await hand_in(server, id_of(await next_order(streams[0])))
         found.append(await state(server))
 
-    process(on_disk("one"), undamaged, settings)
-    process(on_disk("two"), killed, settings)
+    process(on_disk("one"), undamaged, FEDAVG)
+    process(on_disk("two"), killed, FEDAVG)
     path = tmp_path / "two" / "inbox" / "train-1-a" / "shared.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    process(on_disk("two"), only_a_is_asked_again, settings)
+    process(on_disk("two"), only_a_is_asked_again, FEDAVG)
     assert found[0] == found[1]
 
 

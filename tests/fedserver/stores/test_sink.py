@@ -136,15 +136,3 @@ def test_a_disk_that_fills_up_keeps_offset_and_file_in_step(tmp_path, monkeypatc
 def test_too_small_a_disk_is_noticed_up_front(tmp_path):
     with pytest.raises(DiskFull, match="free another"):
         Sink(spool(tmp_path), "peer", 1 << 60, DIGEST)
-
-
-def test_a_failing_sync_is_a_full_disk(tmp_path, monkeypatch):
-    def full(fd: int) -> None:
-        raise OSError(errno.EDQUOT, "Disk quota exceeded")
-
-    storage = DiskStorage(tmp_path)
-    with closing(Sink(storage.spool, "peer", 0, digest_of(b""))) as sink:
-        whole = sink.finish()
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DiskFull):
-        storage.blobs.sync(whole)

@@ -7,15 +7,11 @@ import time
 
 import pytest
 
-from attune.fedserver.core.messages import Record
 from attune.fedserver.descriptors import limit, page_connections
-from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.view.status import status
 from attune.fedserver.web import limits
-from attune.fedserver.web.facts import PageFacts
 from tests.fedserver.web.conftest import TOKEN, Source
+from tests.fedserver.web.test_guard import EMPTY
 
-EMPTY = PageFacts("server", status(Snapshot(None, None, Record(), (), (), ()), set()), [])
 WAIT_S = 30
 
 
