@@ -22,18 +22,14 @@ from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.race_course import Race, RunLeg
 from attune.fedserver.core.racing import ALONE
 from attune.fedserver.core.records import Report
-from attune.fedserver.executors import Executors
-from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.members import Members
 from attune.fedserver.fleet_race import Turn
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.admin import FederationAdmin
-from attune.fedserver.lab.thread import ThreadLab
-from attune.fedserver.ports.ledger import Certificate
 from attune.fedserver.ports.storage import HomeStorage
 from attune.fedserver.stores.memory import MemoryStorage
 from attune.fedserver.stores.sqlite import SqliteLedger
-from tests.fedserver.federation.test_coordinator import PROFILE, Server, hello, id_of, next_order
+from tests.fedserver.conftest import World
+from tests.fedserver.federation.test_coordinator import PROFILE, Server, hello, id_of, made, next_order
 from tests.fedserver.view.test_runs import PLAN
 
 GIVEN: Mapping[str, Any] = {
@@ -56,18 +52,11 @@ def in_leg(turn: Turn, scenario: Callable[[Server], Awaitable[None]], storage: M
     """Run `scenario` against the coordinator of a leg, whose devices are enrolled."""
 
     async def run() -> None:
-        at, executors = storage or MemoryStorage(), Executors()
+        at = storage or MemoryStorage()
         settings = replace(planning.resolve(settings_of(turn.name)), until=turn.until)
-        coordinator = Coordinator(at.ledger, at.blobs, ThreadLab(at.blobs, executors), settings, "federation", executors)
-        for name in DEVICES:
-            if await at.ledger.device(name) is None:
-                await at.ledger.enrol(name, name, Certificate(name, name, "device", 1e12), 0.0)
-        try:
-            await coordinator.start()
-            await scenario(Server(coordinator, Members(coordinator, at.ledger), at.ledger, at))
-        finally:
-            await coordinator.stop()
-            executors.shutdown()
+        async with made(World(lambda: at.ledger, at), settings, DEVICES) as server:
+            await server.coordinator.start()
+            await scenario(server)
 
     aio.run(run())
 

@@ -16,7 +16,6 @@ from attune.common.identity.credential import (
     check_dates,
     csr_der,
     fingerprint_of,
-    key_fingerprint_of,
     load_or_new_key,
     needs_renewal,
     new_key,
@@ -67,14 +66,6 @@ def test_the_key_outlives_a_lost_answer(home: Path) -> None:
     first = load_or_new_key(home / "key.pem")
     assert load_or_new_key(home / "key.pem") == first
     assert (home / "key.pem").stat().st_mode & 0o777 == 0o600
-
-
-def test_two_certificates_for_one_key(authority: Authority) -> None:
-    key = new_key()
-    first, second = (authority.issue_device(csr_der(key, "pi"), "pi", 1) for _ in range(2))
-    assert fingerprint_of(first) != fingerprint_of(second)
-    assert key_fingerprint_of(first) == key_fingerprint_of(second)
-    assert key_fingerprint_of(first) != key_fingerprint_of(authority.certificate_pem)
 
 
 def test_renewal_is_due_after_two_thirds_of_life(authority: Authority) -> None:

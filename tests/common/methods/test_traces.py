@@ -228,14 +228,8 @@ def test_apfl(federation, decay):
         same(played.prepared(client, served=False)["head.weight"], mixed[client])
 
 
-def upper_gradient(B, V, client):
-    """Return the gradient of the loss by the head V (C, K) over the body B (K, D)."""
-    X, y = SHARDS[client]
-    H = X @ B.T
-    return (softmax(H @ V.T) - one_hot(y)).T @ H / len(y)
-
-
 def both_gradients(B, V, client):
+    """Return the gradients of the loss by the body B (K, D) and by the head V (C, K) over it."""
     X, y = SHARDS[client]
     error = softmax(X @ B.T @ V.T) - one_hot(y)
     return (error @ V).T @ X / len(y), error.T @ (X @ B.T) / len(y)
@@ -256,7 +250,7 @@ def test_fedala(federation):
                 for _ in range(50 if number == 1 else 1):
                     at = own[client][1] + weight[client] * gap
                     losses.append(cross_entropy(B, at, client))
-                    weight[client] = np.clip(weight[client] - 0.8 * upper_gradient(B, at, client) * gap, 0, 1)
+                    weight[client] = np.clip(weight[client] - 0.8 * both_gradients(B, at, client)[1] * gap, 0, 1)
                     if len(losses) > 10 and np.std(losses[-10:], ddof=1) < 0.1:
                         break
                 V = own[client][1] + weight[client] * gap
@@ -326,19 +320,18 @@ def test_fedbabu(federation):
     B = B0
     for _ in range(2):
         ends = {}
-        for client, (X, y) in SHARDS.items():
+        for client in SHARDS:
             V = B
             for _ in range(EPOCHS):
-                E = softmax(X @ V.T @ W0.T) - one_hot(y)
-                V = V - LR * (E @ W0).T @ X / len(y)
+                V = V - LR * both_gradients(V, W0, client)[0]
             ends[client] = V
         B = mean(ends)
     same(played.served("a")["body.weight"], B)
-    for client, (X, y) in SHARDS.items():
+    for client in SHARDS:
         V, H = B, W0
         for _ in range(2):
-            E = softmax(X @ V.T @ H.T) - one_hot(y)
-            V, H = V - 0.2 * (E @ H).T @ X / len(y), H - 0.2 * E.T @ (X @ V.T) / len(y)
+            of_body, of_head = both_gradients(V, H, client)
+            V, H = V - 0.2 * of_body, H - 0.2 * of_head
         prepared = played.prepared(client)
         same(prepared["body.weight"], V)
         same(prepared["head.weight"], H)
@@ -349,14 +342,12 @@ def test_fedrep(federation):
     B, H = B0, {"a": W0, "b": W0}
     for _ in range(2):
         ends = {}
-        for client, (X, y) in SHARDS.items():
+        for client in SHARDS:
             for _ in range(3):
-                E = softmax(X @ B.T @ H[client].T) - one_hot(y)
-                H[client] = H[client] - LR * E.T @ (X @ B.T) / len(y)
+                H[client] = H[client] - LR * both_gradients(B, H[client], client)[1]
             V = B
             for _ in range(2):
-                E = softmax(X @ V.T @ H[client].T) - one_hot(y)
-                V = V - LR * (E @ H[client]).T @ X / len(y)
+                V = V - LR * both_gradients(V, H[client], client)[0]
             ends[client] = V
         B = mean(ends)
     for client in SHARDS:

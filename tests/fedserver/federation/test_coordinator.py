@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from attune.common.plan import Columns, Profile
 from attune.common.protocol import NOISE, SCORES
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.fedserver.core.messages import OrderId, Phase
-from attune.fedserver.core.planning import resolve
+from attune.fedserver.core.planning import ResolvedSettings, resolve
 from attune.fedserver.core.records import Report
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation import steps
@@ -65,6 +66,11 @@ class Server:
     def blobs(self) -> Blobs:
         return self.storage.blobs
 
+    async def enrol(self, *names: str) -> None:
+        for name in names:
+            if await self.ledger.device(name) is None:
+                await self.ledger.enrol(name, name, Certificate(name, name, "device", 1e12), 0.0)
+
     def connect(self, *names: str) -> list[Stream]:
         return [self.members.connect(name, hello()) for name in names]
 
@@ -79,6 +85,22 @@ class Server:
                 await asyncio.sleep(0.01)
 
 
+@asynccontextmanager
+async def made(world: World, settings: ResolvedSettings, devices: str, *, one_owner: bool = False) -> AsyncIterator[Server]:
+    """Return a server over the present state with these devices, which has not started. It ends with the context."""
+    ledger, executors = world.ledger(), Executors()
+    lab = ThreadLab(world.blobs, executors)
+    coordinator = Coordinator(ledger, world.blobs, lab, settings, "federation", executors, one_owner=one_owner)
+    server = Server(coordinator, Members(coordinator, ledger), ledger, world.storage)
+    await server.enrol(*devices)
+    try:
+        yield server
+    finally:
+        await coordinator.stop()
+        executors.shutdown()
+        await ledger.close()
+
+
 def process(
     world: World,
     scenario: Callable[[Server], Awaitable[None]],
@@ -90,19 +112,9 @@ def process(
     """Run `scenario` against a coordinator over the present state, as one process would."""
 
     async def run() -> None:
-        ledger, executors = world.ledger(), Executors()
-        lab = ThreadLab(world.blobs, executors)
-        coordinator = Coordinator(ledger, world.blobs, lab, resolve(settings), "federation", executors, one_owner=one_owner)
-        for name in devices:
-            if await ledger.device(name) is None:
-                await ledger.enrol(name, name, Certificate(name, name, "device", 1e12), 0.0)
-        try:
-            await coordinator.start()
-            await scenario(Server(coordinator, Members(coordinator, ledger), ledger, world.storage))
-        finally:
-            await coordinator.stop()
-            executors.shutdown()
-            await ledger.close()
+        async with made(world, resolve(settings), devices, one_owner=one_owner) as server:
+            await server.coordinator.start()
+            await scenario(server)
 
     aio.run(run())
 
@@ -217,19 +229,17 @@ def test_devices_connect_while_the_lab_takes_up_its_state_and_are_answered_after
         await first_orders(server)
 
     async def second() -> None:
-        ledger, executors = world.ledger(), Executors()
-        lab = ThreadLab(world.blobs, executors)
-        coordinator = Coordinator(ledger, world.blobs, lab, resolve(SETTINGS), "federation", executors)
-        go_on, start = asyncio.Event(), lab.start
+        async with made(world, resolve(SETTINGS), "ab") as server:
+            coordinator, go_on = server.coordinator, asyncio.Event()
+            start = coordinator.lab.start
 
-        async def waits(*arguments: Any) -> Any:
-            await go_on.wait()
-            return await start(*arguments)
+            async def waits(*arguments: Any) -> Any:
+                await go_on.wait()
+                return await start(*arguments)
 
-        monkeypatch.setattr(lab, "start", waits)
-        try:
+            monkeypatch.setattr(coordinator.lab, "start", waits)
             resumed = coordinator.resume(await coordinator.restore())
-            streams = Server(coordinator, Members(coordinator, ledger), ledger, world.storage).connect("a", "b")
+            streams = server.connect("a", "b")
             with pytest.raises(TimeoutError):
                 async with aio.timeout(0.1):
                     await asyncio.shield(resumed)
@@ -237,10 +247,6 @@ def test_devices_connect_while_the_lab_takes_up_its_state_and_are_answered_after
             go_on.set()
             await resumed
             assert [(await next_order(stream)).round for stream in streams] == [1, 1]
-        finally:
-            await coordinator.stop()
-            executors.shutdown()
-            await ledger.close()
 
     process(world, first)
     aio.run(second())
@@ -753,8 +759,7 @@ def test_latecomers_that_answer_at_the_same_time_all_have_their_rows(world: Worl
     """Commit each answer after the end by itself, while others arrive on other threads."""
 
     async def scenario(server: Server) -> None:
-        for name in ("c", "d"):
-            await server.ledger.enrol(name, name, Certificate(name, name, "device", 1e12), 0.0)
+        await server.enrol("c", "d")
         streams = server.connect("a", "b")
         for stream in (*streams, *streams):
             await server.answer(id_of(await next_order(stream)))
