@@ -24,7 +24,6 @@ def test_a_deadline_is_the_builtin_timeout_error() -> None:
 
 @pytest.mark.parametrize("first", ["deadline", "cancellation"])
 async def test_a_deadline_does_not_swallow_a_cancellation_of_the_same_moment(first: str) -> None:
-
     said: list[str] = []
     deadline = aio.timeout(None)
 
@@ -63,7 +62,6 @@ def test_an_inner_deadline_leaves_the_outer_one_alone() -> None:
 
 
 async def test_who_is_cancelled_knows_it_and_who_awaits_something_cancelled_does_not() -> None:
-
     found: list[tuple[str, bool]] = []
 
     async def awaits(name: str, what: asyncio.Future[Any]) -> None:

@@ -108,6 +108,17 @@ def test_the_first_cohort_and_one_without_a_median_have_a_bound_too(bench):
         assert tiny.engine.go_back(tiny.closed - 1).slots
 
 
+def test_an_extreme_does_not_pass_where_nobody_else_changes_anything(bench):
+    tiny = bench()
+    served = numbers(tiny)
+    still = {name: tiny.entry(name, 0.0, 1) for name in "ab"}
+    for name, entry in still.items():
+        values = tiny.read(next(iter(tiny.engine.serve([name])[name].values())))
+        still[name] = msgspec.structs.replace(entry, parts={"shared": tiny.write(f"inbox/same.{name}", values)})
+    tiny.take({**still, "x": tiny.entry("x", 1e30, 1)})
+    assert np.abs(numbers(tiny) - served).max() < 1
+
+
 STILL_FLEETS = [
     ("fedavg", "mlr", {}),
     ("fedmcsa", "mlr", {}),

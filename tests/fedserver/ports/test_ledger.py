@@ -72,7 +72,6 @@ def token(fingerprint: str, uses: int = 1, expires_at: float = 100.0, origin: st
 
 
 async def test_a_new_ledger_is_empty(ledger: Ledger) -> None:
-
     found = await ledger.snapshot()
     assert (found.overrides, found.plan, found.record) == (None, None, Record())
     assert (found.devices, found.slots, found.rows) == ((), (), ())
@@ -80,7 +79,6 @@ async def test_a_new_ledger_is_empty(ledger: Ledger) -> None:
 
 
 async def test_settings_record_and_commitments_come_back(ledger: Ledger) -> None:
-
     record = Record(phase=Phase.TRAINING, round=3, devices=("a", "b"), cohort=("a",))
     overrides = {"round": {"rounds": 4}, "seed": 1}
     await ledger.put_record(record)
@@ -96,7 +94,6 @@ async def test_settings_record_and_commitments_come_back(ledger: Ledger) -> None
 
 
 async def test_who_enrols_before_the_first_round_is_closed_is_a_founder(ledger: Ledger) -> None:
-
     await ledger.enrol("b", "key b", certificate("fb", "b"), now=5.0)
     await ledger.put_record(Record(round=1))
     await ledger.enrol("a", "key a", certificate("fa", "a"), now=6.0)
@@ -111,7 +108,6 @@ async def test_who_enrols_before_the_first_round_is_closed_is_a_founder(ledger: 
 
 
 async def test_the_key_of_a_revoked_device_is_known_and_that_of_others_is_not(ledger: Ledger) -> None:
-
     for name in ("a", "b"):
         await ledger.enrol(name, f"key {name}", certificate(f"f{name}", name), now=1.0)
     assert not await ledger.is_revoked_key("key a")
@@ -120,7 +116,6 @@ async def test_the_key_of_a_revoked_device_is_known_and_that_of_others_is_not(le
 
 
 async def test_what_is_known_of_a_device_changes_field_by_field(ledger: Ledger) -> None:
-
     await ledger.enrol("a", "key", certificate("f", "a"), now=0.0)
     await ledger.update_device("a", connected=True, since=3.0, samples=7, note="no memory", progress=0.5, labels="0, 1")
     await ledger.update_device("nobody", connected=True)
@@ -132,7 +127,6 @@ async def test_what_is_known_of_a_device_changes_field_by_field(ledger: Ledger) 
 
 
 async def test_revoking_a_device_revokes_its_certificates_and_nobody_elses(ledger: Ledger) -> None:
-
     for name in ("a", "b"):
         await ledger.enrol(name, name, certificate(f"f{name}", name), now=0.0)
     await ledger.replace_operator(certificate("o1", "a", role="operator"))
@@ -145,7 +139,6 @@ async def test_revoking_a_device_revokes_its_certificates_and_nobody_elses(ledge
 
 
 async def test_a_token_is_used_with_the_device_that_it_buys(ledger: Ledger) -> None:
-
     await ledger.add_token(token("t", uses=2))
     await ledger.enrol("a", "key a", certificate("fa", "a"), now=1.0, token="t")
     await ledger.enrol("a", "key a", certificate("fa2", "a"), now=2.0)
@@ -156,7 +149,6 @@ async def test_a_token_is_used_with_the_device_that_it_buys(ledger: Ledger) -> N
 
 
 async def test_a_device_remembers_its_token_and_a_withdrawn_token_says_so(ledger: Ledger) -> None:
-
     await ledger.add_token(Token("t", b"pem", 5, 100.0, "operator", id="t1", uses=5, made_at=1.0, only_for="x"))
     await ledger.enrol("a", "key a", certificate("fa", "a"), now=1.0, token="t")
     await ledger.enrol("a", "key a", certificate("fa2", "a"), now=2.0)
@@ -169,7 +161,6 @@ async def test_a_device_remembers_its_token_and_a_withdrawn_token_says_so(ledger
 
 
 async def test_a_renewed_certificate_retires_the_older_ones_when_it_is_first_used(ledger: Ledger) -> None:
-
     await ledger.enrol("a", "key 1", certificate("f1", "a", issued_at=1.0, public_key="key 1"), now=1.0)
     assert await ledger.first_use("f1", 2.0, 12.0) == []
     for number in (2, 3, 4):
@@ -189,7 +180,6 @@ async def test_a_renewed_certificate_retires_the_older_ones_when_it_is_first_use
 
 
 async def test_of_an_origin_the_newest_tokens_stay(ledger: Ledger) -> None:
-
     for number in range(4):
         await ledger.add_token(token(f"s{number}", origin="start"), keep=2)
         await ledger.add_token(token(f"o{number}"))
@@ -198,7 +188,6 @@ async def test_of_an_origin_the_newest_tokens_stay(ledger: Ledger) -> None:
 
 
 async def test_spent_tokens_are_let_into_the_handshake_for_a_while(ledger: Ledger) -> None:
-
     await ledger.add_token(token("b", expires_at=50.0))
     await ledger.add_token(token("a", expires_at=1000.0))
     await ledger.enrol("x", "x", certificate("fx", "x"), now=20.0, token="a")
@@ -230,7 +219,6 @@ async def test_a_round_is_committed_whole(ledger: Ledger) -> None:
 
 
 async def test_last_evaluations_are_of_earlier_rounds_and_devices_not_revoked(ledger: Ledger) -> None:
-
     for name in ("a", "b", "c"):
         await ledger.enrol(name, "key", certificate(f"of {name}", name), 0.0)
     said = [(4, "a"), (4, "b"), (4, "c"), (3, "b"), (3, "a"), (2, "c"), (2, "a"), (2, "b")]
@@ -519,7 +507,6 @@ def test_errors_that_pass_are_told_by_their_words(
 
 
 async def test_the_event_loop_goes_on_while_the_ledger_waits(path: Path) -> None:
-
     ledger = SqliteLedger(path)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -124,7 +124,6 @@ async def test_a_row_that_was_changed_by_hand_is_named(database: PostgresDatabas
 
 
 async def test_text_that_postgresql_cannot_hold_does_not_stop_the_server(database: PostgresDatabase) -> None:
-
     ledger = PostgresLedger(database)
     await ledger.enrol("kiel", "key", Certificate("f", "kiel", "device", 1e9), 1.5)
     await ledger.update_device("kiel", note="a\0b")

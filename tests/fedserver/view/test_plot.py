@@ -132,8 +132,6 @@ def test_fedtp_has_curves_bars_and_embeddings(federation, tmp_path):
     assert page.row("0")[1:] == ["24", "0.2500", "0.2500", "24", "0.7188", "0.7188"], "0.5 + (0 + ... + 7) / 8 / 16"
     assert [row[0] for row in page.rows if row[1:4] == ["24", "0.2500", "0.2500"]] == ["0", "1"], "served in rounds 1 and 2"
     assert ["vm-shard3", "8", "0.2500", "0.071-0.591", "0.6875", "0.356-0.898"] in page.rows
-    assert page.heads[0] == "Who is helped?"
-    assert "Not known to the server: devices have compared nothing yet" in page.text
     assert "2 of 5 rounds of fedtp with vit, seed 0." in page.text
     assert page.row("a constant answer: over all test samples")[1] == "0.5000"
     assert page.row("clients whose model is no better than a constant answer")[1] == "24", "served: 0.25 against 0.5"
@@ -256,6 +254,12 @@ def test_attention_has_one_scale_from_0_to_1_with_an_equal_share_marked(monkeypa
     (bar,) = [axes for axes in figure.axes if axes.get_ylabel() == "weight"]
     assert 1 / clients in [pytest.approx(line.get_ydata()[0]) for line in bar.lines]
     assert any(text.get_text() == "equal share" for text in bar.texts)
+
+
+def test_a_large_sigma_leaves_everyone_alone(federation, tmp_path):
+    federation("fedmcsa", clients=3, sigma=1e4).plot(tmp_path / "out", "attention")
+    page = check_pictures(tmp_path / "out", {"attention"})
+    assert page.row("head") == ["head", "1.0000", "1.0000"]
 
 
 def test_the_attention_is_exported_too(federation, tmp_path):
@@ -466,7 +470,9 @@ def test_the_command_offers_the_pictures_that_there_are(federation, tmp_path):
     fed = federation(clients=2, rounds=1)
     words = ["plot", "--home", str(fed.home.path), "--out", str(tmp_path / "out")]
     assert CliRunner().invoke(cli, words).exit_code == 0
-    check_pictures(tmp_path / "out", {"accuracy", "training", "metrics"})
+    page = check_pictures(tmp_path / "out", {"accuracy", "training", "metrics"})
+    assert page.heads[0] == "Who is helped?"
+    assert "Not known to the server: devices have compared nothing yet" in page.text
     assert CliRunner().invoke(cli, [*words, "--runs", "x"]).exit_code == 2
 
 

@@ -12,10 +12,7 @@ from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import Report
 from attune.fedserver.view.status import state_of
 from attune.fedserver.view.status_text import render_status
-
-
-def train(round_, client, before, after, size=10):
-    return Report(round=round_, work="train", client=client, accuracy_before=before, accuracy_after=after, test_samples=size)
+from tests.fedserver.view.test_summary import train
 
 
 def evaluate(round_, client, value, size=10):
