@@ -13,7 +13,7 @@ from attune.fedserver.core.messages import Record
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Report
 from attune.fedserver.federation.early_end import likeliest_and_last
-from attune.fedserver.stores.memory_ledger import MemoryLedger
+from attune.fedserver.stores.memory import MemoryLedger
 
 Scores = Mapping[str, float]
 HONEST = tuple(f"d{n}" for n in range(8))
