@@ -23,30 +23,27 @@ def test_a_deadline_is_the_builtin_timeout_error() -> None:
 
 
 @pytest.mark.parametrize("first", ["deadline", "cancellation"])
-def test_a_deadline_does_not_swallow_a_cancellation_of_the_same_moment(first: str) -> None:
-    async def scenario() -> list[str]:
-        said: list[str] = []
-        deadline = aio.timeout(None)
+async def test_a_deadline_does_not_swallow_a_cancellation_of_the_same_moment(first: str) -> None:
+    said: list[str] = []
+    deadline = aio.timeout(None)
 
-        async def work() -> None:
-            try:
-                async with deadline:
-                    await asyncio.sleep(60)
-            except TimeoutError:
-                said.append("went on")
+    async def work() -> None:
+        try:
+            async with deadline:
+                await asyncio.sleep(60)
+        except TimeoutError:
+            said.append("went on")
 
-        loop, task = asyncio.get_running_loop(), asyncio.create_task(work())
-        await asyncio.sleep(0.01)
-        if first == "cancellation":
-            task.cancel()
-        deadline.reschedule(loop.time())
-        if first == "deadline":
-            loop.call_soon(task.cancel)
-        await asyncio.wait([task])
-        assert task.cancelled(), said
-        return said
-
-    assert aio.run(scenario()) == []
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(work())
+    await asyncio.sleep(0.01)
+    if first == "cancellation":
+        task.cancel()
+    deadline.reschedule(loop.time())
+    if first == "deadline":
+        loop.call_soon(task.cancel)
+    await asyncio.wait([task])
+    assert task.cancelled(), said
+    assert said == []
 
 
 def test_an_inner_deadline_leaves_the_outer_one_alone() -> None:
@@ -64,27 +61,24 @@ def test_an_inner_deadline_leaves_the_outer_one_alone() -> None:
     assert aio.run(scenario()) == "inner"
 
 
-def test_who_is_cancelled_knows_it_and_who_awaits_something_cancelled_does_not() -> None:
-    async def scenario() -> list[tuple[str, bool]]:
-        found: list[tuple[str, bool]] = []
+async def test_who_is_cancelled_knows_it_and_who_awaits_something_cancelled_does_not() -> None:
+    found: list[tuple[str, bool]] = []
 
-        async def awaits(name: str, what: asyncio.Future[Any]) -> None:
-            try:
-                await what
-            except asyncio.CancelledError:
-                found.append((name, aio.cancelling()))
+    async def awaits(name: str, what: asyncio.Future[Any]) -> None:
+        try:
+            await what
+        except asyncio.CancelledError:
+            found.append((name, aio.cancelling()))
 
-        loop = asyncio.get_running_loop()
-        given_up = loop.create_future()
-        tasks = [asyncio.create_task(awaits(*each)) for each in (("awaits", given_up), ("cancelled", loop.create_future()))]
-        assert not aio.cancelling()
-        await asyncio.sleep(0)
-        given_up.cancel()
-        tasks[1].cancel()
-        await asyncio.gather(*tasks)
-        return found
-
-    assert aio.run(scenario()) == [("awaits", False), ("cancelled", True)]
+    loop = asyncio.get_running_loop()
+    given_up = loop.create_future()
+    tasks = [asyncio.create_task(awaits(*each)) for each in (("awaits", given_up), ("cancelled", loop.create_future()))]
+    assert not aio.cancelling()
+    await asyncio.sleep(0)
+    given_up.cancel()
+    tasks[1].cancel()
+    await asyncio.gather(*tasks)
+    assert found == [("awaits", False), ("cancelled", True)]
 
 
 @pytest.fixture

@@ -71,6 +71,13 @@ class Bench:
         self.closed += 1
         self.commit(keep)
 
+    def take(self, entries, *founders, **options):
+        """Close a round with these updates, and return its outcome."""
+        outcome = self.engine.aggregate(entries, *founders, **options)
+        self.closed += 1
+        self.commit()
+        return outcome
+
     def go_back(self, to):
         assert self.engine.go_back(to).refused == ""
         self.closed += 1

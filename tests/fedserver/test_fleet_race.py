@@ -14,6 +14,7 @@ import pytest
 
 from attune.common import aio
 from attune.common.errors import AttuneError, FederationFailed, HomeMismatch, PortInUse, SettingError
+from attune.common.exchange.messages import Order
 from attune.common.protocol import SCORES
 from attune.fedserver import app, fleet_race, runs
 from attune.fedserver.core import planning
@@ -21,18 +22,14 @@ from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.race_course import Race, RunLeg
 from attune.fedserver.core.racing import ALONE
 from attune.fedserver.core.records import Report
-from attune.fedserver.executors import Executors
-from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.members import Members
 from attune.fedserver.fleet_race import Turn
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.admin import FederationAdmin
-from attune.fedserver.lab.thread import ThreadLab
-from attune.fedserver.ports.ledger import Certificate
 from attune.fedserver.ports.storage import HomeStorage
 from attune.fedserver.stores.memory import MemoryStorage
 from attune.fedserver.stores.sqlite import SqliteLedger
-from tests.fedserver.federation.test_coordinator import PROFILE, Server, hello, id_of, next_order
+from tests.fedserver.conftest import World
+from tests.fedserver.federation.test_coordinator import PROFILE, Server, hello, id_of, made, next_order
 from tests.fedserver.view.test_runs import PLAN
 
 GIVEN: Mapping[str, Any] = {
@@ -55,18 +52,11 @@ def in_leg(turn: Turn, scenario: Callable[[Server], Awaitable[None]], storage: M
     """Run `scenario` against the coordinator of a leg, whose devices are enrolled."""
 
     async def run() -> None:
-        at, executors = storage or MemoryStorage(), Executors()
+        at = storage or MemoryStorage()
         settings = replace(planning.resolve(settings_of(turn.name)), until=turn.until)
-        coordinator = Coordinator(at.ledger, at.blobs, ThreadLab(at.blobs, executors), settings, "federation", executors)
-        for name in DEVICES:
-            if await at.ledger.device(name) is None:
-                await at.ledger.enrol(name, name, Certificate(name, name, "device", 1e12), 0.0)
-        try:
-            await coordinator.start()
-            await scenario(Server(coordinator, Members(coordinator, at.ledger), at.ledger, at))
-        finally:
-            await coordinator.stop()
-            executors.shutdown()
+        async with made(World(lambda: at.ledger, at), settings, DEVICES) as server:
+            await server.coordinator.start()
+            await scenario(server)
 
     aio.run(run())
 
@@ -84,6 +74,12 @@ async def end(turn: Turn, server: Server) -> Race:
 
 def connect(server: Server, *names: str) -> list[Any]:
     return [server.members.connect(name, hello(encodings=[SCORES])) for name in names]
+
+
+async def score(server: Server, order: Order) -> None:
+    row = Report(round=1, work="evaluate", client=id_of(order).client, samples=10, likelihood_kept=-1.0)
+    server.coordinator.inbox.accept(id_of(order), row, {})
+    await server.coordinator.report(id_of(order))
 
 
 def test_the_data_of_the_devices_in_the_plan_say_who_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,9 +150,7 @@ def test_an_evaluation_to_which_nobody_came_is_made_again() -> None:
         for stream in connect(server, *DEVICES):
             order = await next_order(stream)
             assert order.id == f"evaluate-1-{stream.name}"
-            row = Report(round=1, work="evaluate", client=stream.name, samples=10, likelihood_kept=-1.0)
-            server.coordinator.inbox.accept(id_of(order), row, {})
-            await server.coordinator.report(id_of(order))
+            await score(server, order)
         assert (await end(turn, server)).legs == (RunLeg(ALONE, 1, dict.fromkeys(DEVICES, -1.0)),)
 
     in_leg(turn, first, storage)
@@ -171,10 +165,7 @@ def test_the_scores_of_a_device_that_was_revoked_do_not_count() -> None:
         for stream in streams:
             await server.answer(id_of(await next_order(stream)))
         for stream in streams:
-            order = await next_order(stream)
-            row = Report(round=1, work="evaluate", client=stream.name, samples=10, likelihood_kept=-1.0)
-            server.coordinator.inbox.accept(id_of(order), row, {})
-            await server.coordinator.report(id_of(order))
+            await score(server, await next_order(stream))
         assert await ended(turn, server) is None
         await server.ledger.update_device("b", revoked=True)
         (leg,) = (await end(turn, server)).legs

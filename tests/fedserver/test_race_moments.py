@@ -25,7 +25,6 @@ from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.thread import ThreadLab
-from attune.fedserver.ports.ledger import Certificate
 from attune.fedserver.ports.storage import HomeStorage
 from attune.fedserver.view.status import status
 from tests.fedserver.federation.test_coordinator import Server, hello, id_of, next_order
@@ -120,14 +119,11 @@ async def leg(home: ServerHome, storage: HomeStorage, fleet: Fleet) -> Race | No
     await storage.ledger.set_race(turn.race)
     await storage.ledger.set_overrides(merged)
     coordinator = Coordinator(storage.ledger, storage.blobs, ThreadLab(storage.blobs, executors), settings, "fed", executors)
-    for name in DEVICES:
-        if await storage.ledger.device(name) is None:
-            await storage.ledger.enrol(name, name, Certificate(name, name, "device", 1e12), 0.0)
+    server = Server(coordinator, Members(coordinator, storage.ledger), storage.ledger, storage)
+    await server.enrol(*DEVICES)
     try:
         await coordinator.start()
-        living = asyncio.create_task(
-            fleet.live(Server(coordinator, Members(coordinator, storage.ledger), storage.ledger, storage))
-        )
+        living = asyncio.create_task(fleet.live(server))
         try:
             if turn.until is None:
                 async with aio.timeout(60):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 import ssl
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -12,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from attune.common.durable import write_file
-from attune.common.errors import CertificateRefused, DiskFull, HomeMismatch, NotEnrolled
+from attune.common.errors import CertificateRefused, HomeMismatch, NotEnrolled
 from attune.common.identity.credential import (
     Credential,
     check_dates,
     csr_der,
     fingerprint_of,
-    key_fingerprint_of,
     load_or_new_key,
     needs_renewal,
     new_key,
@@ -43,30 +39,6 @@ def test_a_renewed_credential_replaces_key_and_certificate_together(authority: A
     renewed = device(authority)
     renewed.save(home)
     assert Credential.load(home) == renewed
-
-
-def test_a_full_disk_leaves_the_old_credential(
-    authority: Authority, device: Any, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = device(authority)
-    old.save(home)
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        with pytest.raises(DiskFull, match="free some space"):
-            device(authority).save(home)
-    assert Credential.load(home) == old
-    assert len(list(home.iterdir())) == 1
-
-
-def test_other_failures_keep_their_own_name(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError):
-        write_file(tmp_path / "folder", b"")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
 def test_none_yet(home: Path) -> None:
@@ -94,14 +66,6 @@ def test_the_key_outlives_a_lost_answer(home: Path) -> None:
     first = load_or_new_key(home / "key.pem")
     assert load_or_new_key(home / "key.pem") == first
     assert (home / "key.pem").stat().st_mode & 0o777 == 0o600
-
-
-def test_two_certificates_for_one_key(authority: Authority) -> None:
-    key = new_key()
-    first, second = (authority.issue_device(csr_der(key, "pi"), "pi", 1) for _ in range(2))
-    assert fingerprint_of(first) != fingerprint_of(second)
-    assert key_fingerprint_of(first) == key_fingerprint_of(second)
-    assert key_fingerprint_of(first) != key_fingerprint_of(authority.certificate_pem)
 
 
 def test_renewal_is_due_after_two_thirds_of_life(authority: Authority) -> None:

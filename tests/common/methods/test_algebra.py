@@ -16,51 +16,11 @@ from attune.common.methods.settings.aggregators import AttentionSettings, Hypern
 from attune.common.methods.settings.objectives import ProximalSettings
 from attune.common.plan import ModelSpec, Plan, TrainSettings
 
-TABLE = {
-    "local": {"private"},
-    "fedavg": {"shared"},
-    "fedprox": {"shared"},
-    "fedmcsa": {"attended"},
-    "fedavg+mcsa": {"attended"},
-    "fedmcsa-mcsa": {"shared"},
-}
-QKV = {
-    "fedtp": ("generated", "shared"),
-    "fedtp+mcsa": ("generated", "attended"),
-    "vanilla-personalized": ("private", "shared"),
-}
 
-
-@pytest.mark.parametrize("name", sorted(TABLE))
-def test_methods_that_treat_all_tensors_alike(name, models):
-    for make in models.values():
-        assert set(assign(get(name), make()).values()) == TABLE[name]
-
-
-@pytest.mark.parametrize("name", sorted(QKV))
-@pytest.mark.parametrize("model", ["vit", "transformer"])
-def test_methods_that_single_out_q_k_v(name, model, models):
-    special, rest = QKV[name]
-    kinds = assign(get(name), models[model]())
-    assert {n: kind for n, kind in kinds.items() if ".to_qkv." in n} == dict.fromkeys((n for n in kinds if "qkv" in n), special)
-    assert {kind for n, kind in kinds.items() if "qkv" not in n} == {rest}
-    assert any("qkv" in n for n in kinds)
-
-
-def test_fedper_keeps_the_head_and_fedbn_the_norms(models):
-    kinds = assign(get("fedper"), models["vit"]())
-    assert {name for name, kind in kinds.items() if kind == "private"} == {"head.weight", "head.bias"}
-    kinds = assign(get("fedbn"), models["vit"]())
-    assert {name for name, kind in kinds.items() if kind == "private"} == {name for name in kinds if "norm" in name}
-    assert "private" in kinds.values()
+def test_fedbn_keeps_running_statistics_too():
     batch_norm = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
     kinds = assign(get("fedbn"), batch_norm)
     assert kinds["1.running_mean"] == kinds["1.num_batches_tracked"] == "private" and kinds["3.weight"] == "shared"
-
-
-def test_fedtp_with_fedper_generates_keeps_and_shares(models):
-    kinds = assign(get("fedtp+fedper"), models["vit"]())
-    assert kinds["head.weight"] == "private" and set(kinds.values()) == {"generated", "private", "shared"}
 
 
 def test_a_selector_that_matches_nothing_is_named_with_method_and_model(models):

@@ -21,7 +21,6 @@ from attune.common.methods.fit import check_model
 from attune.common.methods.method import configure
 from attune.common.methods.registry import get
 from attune.common.models import registry
-from attune.common.models.output import logits_of
 from attune.common.plan import ModelSpec
 from attune.fedserver.core import planning
 from attune.fedserver.lab.declared import check_declared
@@ -165,11 +164,6 @@ def test_an_output_with_logits_learns_as_the_plain_model_does(models: None) -> N
     told.load_state_dict(plain.state_dict())
     one, other = (attune.simulate(shards, "fedrod", model, rounds=2) for model in (plain, told))
     assert one.digests == other.digests
-
-
-def test_logits_of_a_tensor_is_the_tensor() -> None:
-    x = torch.zeros(2, 3)
-    assert logits_of(x, nn.Linear(1, 1)) is x
 
 
 VIT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "patch_size": 4}

@@ -6,48 +6,19 @@ X (N, D), y (N,), W (C, D) the model of three classes, z an embedding; everythin
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from fnmatch import fnmatchcase
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from attune.common.config import TrainSettings
 from attune.common.methods.method import assign
 from attune.common.methods.registry import get, method_from_options
 from attune.common.models.structure import tensors_of
+from tests.common.methods.test_traces import SHARDS, SHARE, TRAIN, W0, linear_model, steps
+from tests.common.methods.test_traces_parts import HYPER
 
-W0 = np.array([[0.1, -0.2], [0.3, 0.0], [-0.1, 0.2]])
-SHARDS = {
-    "a": (np.array([[1.0, 2.0], [-0.5, 1.0], [0.3, -1.2]]), np.array([0, 1, 1])),
-    "b": (np.array([[2.0, -1.0], [0.4, 0.9]]), np.array([2, 2])),
-}
-SHARE = {"a": 0.6, "b": 0.4}  # 3 and 2 samples
-LR, EPOCHS, MU = 0.5, 2, 0.3
-TRAIN = TrainSettings(lr=LR, momentum=0.0, batch_size=100, local_epochs=EPOCHS, clip_norm=0.0)
-
-
-def linear_model():
-    model = nn.Sequential(OrderedDict(head=nn.Linear(2, 3, bias=False))).double()
-    model.load_state_dict({"head.weight": torch.from_numpy(W0)})
-    return model
-
-
-def gradient(W, client):
-    """Return the gradient of the mean cross-entropy of softmax(X W^T)."""
-    X, y = SHARDS[client]
-    E = np.exp(X @ W.T)
-    return (E / E.sum(axis=1, keepdims=True) - np.eye(3)[y]).T @ X / len(y)
-
-
-def locally(W, client, mu=0.0):
-    """Take EPOCHS steps from the served value, with a pull towards it."""
-    theta = W
-    for _ in range(EPOCHS):
-        theta = theta - LR * (gradient(theta, client) + mu * (theta - W))
-    return theta
+MU = 0.3
 
 
 def check(played, expected, tolerance=1e-12):
@@ -61,7 +32,7 @@ def test_heurfedamp(federation):
     W = {"a": W0, "b": W0}
     for _ in range(2):
         played.round()
-        theta = {client: locally(W[client], client, MU) for client in SHARDS}
+        theta = {client: steps(W[client], client, mu=MU) for client in SHARDS}
         W = {"a": 0.7 * theta["a"] + 0.3 * theta["b"], "b": 0.7 * theta["b"] + 0.3 * theta["a"]}
         check(played, W)
 
@@ -73,7 +44,7 @@ def test_fedamp(federation, sigma, step):
     W = {"a": W0, "b": W0}
     for _ in range(2):
         played.round()
-        theta = {client: locally(W[client], client, MU) for client in SHARDS}
+        theta = {client: steps(W[client], client, mu=MU) for client in SHARDS}
         square = ((theta["a"] - theta["b"]) ** 2).sum()
         other = step / 2 * math.exp(-1 if sigma == "auto" else -square / sigma)
         W = {c: (1 - other) * theta[c] + other * theta[d] for c, d in (("a", "b"), ("b", "a"))}
@@ -82,16 +53,7 @@ def test_fedamp(federation, sigma, step):
 
 def test_pfedhn(federation):
     """Compute h(z) = H (M z + m) + h by hand: phi and z descend along -Delta, weighted by the shares (errata E2)."""
-    options = {
-        "layers": 1,
-        "hidden": 3,
-        "embedding_dim": 2,
-        "server_optimiser": "sgd",
-        "server_lr": 0.2,
-        "server_momentum": 0.0,
-        "server_weight_decay": 0.0,
-    }
-    played = federation(get("pfedhn"), linear_model(), SHARDS, options, TRAIN)
+    played = federation(get("pfedhn"), linear_model(), SHARDS, HYPER | {"server_lr": 0.2}, TRAIN)
     played.aggregators["generated"].close_round([])
     aggregator = played.aggregators["generated"]
     saved = {name: tensor.numpy().copy() for name, tensor in aggregator._load().network.items()}
@@ -101,7 +63,7 @@ def test_pfedhn(federation):
         F = {client: M @ z[client] + m for client in SHARDS}
         W = {client: (H @ F[client] + h).reshape(3, 2) for client in SHARDS}
         check(played, W)
-        G = {client: -SHARE[client] * (locally(W[client], client) - W[client]).ravel() for client in SHARDS}
+        G = {client: -SHARE[client] * (steps(W[client], client) - W[client]).ravel() for client in SHARDS}
         dF = {client: H.T @ G[client] for client in SHARDS}
         dz = {client: M.T @ dF[client] for client in SHARDS}
         H = H - 0.2 * sum(np.outer(G[client], F[client]) for client in SHARDS)
@@ -119,7 +81,7 @@ def test_knn(federation):
     W = W0
     for _ in range(2):
         played.round()
-        W = sum(SHARE[client] * locally(W, client) for client in SHARDS)
+        W = sum(SHARE[client] * steps(W, client) for client in SHARDS)
     query = np.array([0.5, 0.5])  # d^2 to a's samples: 2.5, 1.25, 2.93
     similar = np.exp(-np.array([2.5, 1.25]) / 2)
     neighbours = np.array([similar[0], similar[1], 0.0]) / similar.sum()

@@ -71,30 +71,31 @@ def test_a_false_cohort_is_refused_by_each_device(lie: str) -> None:
     refused_by_all(Cohort().until("shares"), *COHORTS[lie])
 
 
-def test_one_device_under_two_names_is_refused() -> None:
+def mask_key_of(cohort: Cohort, name: str) -> bytes:
+    return next(member for member in cohort.server.request(name).members if member.name == name).mask_key
+
+
+ENTRIES: dict[str, tuple[Callable[[Cohort], SecureMember], str]] = {
+    "one device under two names": (
+        lambda cohort: sign("gus", cohort, the_authority().credential("gus", load_key(credential_of("ada").key_pem))),
+        "one device under two names",
+    ),
+    "keys twice": (lambda cohort: sign("gus", cohort, None, mask_key_of(cohort, "bo")), "one device under two names"),
+    "another authority": (
+        lambda cohort: sign("gus", cohort, Authority().credential("gus")),
+        "not of this device's authority",
+    ),
+    "expired": (lambda cohort: sign("gus", cohort, the_authority().credential("gus", days=-1.0)), "has expired"),
+    "another name": (lambda cohort: sign("gus", cohort, credential_of("ada")), "another name"),
+}
+
+
+@pytest.mark.parametrize("lie", ENTRIES)
+def test_an_entry_that_is_signed_and_wrong_is_refused_by_each_device(lie: str) -> None:
+    make, match = ENTRIES[lie]
     cohort = Cohort().until("shares")
-    twin = the_authority().credential("gus", load_key(credential_of("ada").key_pem))
-    entry = sign("gus", cohort, twin)
-    refused_by_all(cohort, listing(lambda members: (*members, entry), 4), "one device under two names")
-
-
-def test_keys_that_occur_twice_are_refused() -> None:
-    cohort = Cohort().until("shares")
-    of_bo = next(member for member in cohort.server.request("bo").members if member.name == "bo")
-    entry = sign("gus", cohort, None, mask_key=of_bo.mask_key)
-    refused_by_all(cohort, listing(lambda members: (*members, entry), 4), "one device under two names")
-
-
-def test_a_device_of_another_authority_is_refused() -> None:
-    cohort, other = Cohort().until("shares"), Authority()
-    entry = sign("gus", cohort, other.credential("gus"))
-    refused_by_all(cohort, listing(lambda members: (*members, entry), 4), "not of this device's authority")
-
-
-def test_an_expired_certificate_is_refused() -> None:
-    cohort = Cohort().until("shares")
-    entry = sign("gus", cohort, the_authority().credential("gus", days=-1.0))
-    refused_by_all(cohort, listing(lambda members: (*members, entry), 4), "has expired")
+    entry = make(cohort)
+    refused_by_all(cohort, listing(lambda members: (*members, entry), 4), match)
 
 
 def clock_is(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
@@ -150,12 +151,6 @@ def test_a_clock_that_goes_back_in_an_attempt_changes_no_answer(monkeypatch: pyt
     refused_by_all(cohort, lambda message: message, "round 7 is summed already")
 
 
-def test_a_certificate_of_another_name_is_refused() -> None:
-    cohort = Cohort().until("shares")
-    entry = sign("gus", cohort, credential_of("ada"))
-    refused_by_all(cohort, listing(lambda members: (*members, entry), 4), "another name")
-
-
 def test_a_plan_cannot_make_the_minimum_smaller_than_three() -> None:
     cohort = Cohort(NAMES[:3], minimum=1).until("shares")
     pair = listing(lambda members: members[:2], 2)
@@ -171,23 +166,19 @@ def refused_by_all_in(cohort: Cohort, names: tuple[str, ...], lie: Change, match
 # --- a second word on what is fixed
 
 
-def test_two_cohorts_of_one_attempt_are_refused() -> None:
-    cohort = Cohort().until("shares")
+@pytest.mark.parametrize(
+    ("exchange", "left", "threshold", "match"),
+    [
+        ("shares", 5, 3, "two cohorts"),
+        ("masked", 5, None, "two sets of masks"),
+        ("survivors", 4, None, "two sets of survivors"),
+        ("survivors", 5, None, "two sets of survivors"),
+    ],
+)
+def test_a_second_word_is_refused(exchange: str, left: int, threshold: int | None, match: str) -> None:
+    cohort = Cohort().until(exchange)
     cohort.exchange()
-    refused_by_all(cohort, listing(lambda members: members[:5], 3), "two cohorts")
-
-
-def test_two_sets_of_masks_are_refused() -> None:
-    cohort = Cohort().until("masked")
-    cohort.exchange()
-    refused_by_all(cohort, listing(lambda members: members[:5]), "two sets of masks")
-
-
-@pytest.mark.parametrize("left", [4, 5])
-def test_two_sets_of_survivors_are_refused(left: int) -> None:
-    cohort = Cohort().until("survivors")
-    cohort.exchange()
-    refused_by_all(cohort, listing(lambda members: members[:left]), "two sets of survivors")
+    refused_by_all(cohort, listing(lambda members: members[:left], threshold), match)
 
 
 SURVIVORS: dict[str, tuple[Change, str]] = {

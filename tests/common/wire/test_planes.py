@@ -106,37 +106,23 @@ def understated() -> bytes:
 GOOD, SPEC = compressed(256), TensorSpec("F32", (256,))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: frames(GOOD, GOOD, GOOD, compressed(1 << 26)),
-        lambda: frames(GOOD, GOOD, GOOD, compressed(1 << 20, said=False)),
-        lambda: frames(GOOD, GOOD, GOOD, understated()),
-        lambda: frames(GOOD, GOOD, GOOD, compressed(255)),
-        lambda: frames(GOOD, GOOD, GOOD, GOOD + GOOD),
-        lambda: frames(GOOD, GOOD, GOOD, GOOD[:-1]),
-        lambda: frames(GOOD, GOOD, GOOD, b""),
-        lambda: frames(GOOD, GOOD, GOOD),
-        lambda: torch.cat([frames(GOOD, GOOD, GOOD, GOOD), torch.zeros(1, dtype=torch.uint8)]),
-        lambda: torch.full((16,), 255, dtype=torch.uint8),
-        lambda: torch.zeros(3, dtype=torch.uint8),
-        lambda: torch.zeros(0, dtype=torch.uint8),
-    ],
-    ids=[
-        "bomb",
-        "unsaid",
-        "understated",
-        "short",
-        "two-frames",
-        "cut",
-        "no-frame",
-        "three",
-        "more-bytes",
-        "huge-lengths",
-        "tiny",
-        "nothing",
-    ],
-)
+WRONG: dict[str, Callable[[], torch.Tensor]] = {
+    "bomb": lambda: frames(GOOD, GOOD, GOOD, compressed(1 << 26)),
+    "unsaid": lambda: frames(GOOD, GOOD, GOOD, compressed(1 << 20, said=False)),
+    "understated": lambda: frames(GOOD, GOOD, GOOD, understated()),
+    "short": lambda: frames(GOOD, GOOD, GOOD, compressed(255)),
+    "two-frames": lambda: frames(GOOD, GOOD, GOOD, GOOD + GOOD),
+    "cut": lambda: frames(GOOD, GOOD, GOOD, GOOD[:-1]),
+    "no-frame": lambda: frames(GOOD, GOOD, GOOD, b""),
+    "three": lambda: frames(GOOD, GOOD, GOOD),
+    "more-bytes": lambda: torch.cat([frames(GOOD, GOOD, GOOD, GOOD), torch.zeros(1, dtype=torch.uint8)]),
+    "huge-lengths": lambda: torch.full((16,), 255, dtype=torch.uint8),
+    "tiny": lambda: torch.zeros(3, dtype=torch.uint8),
+    "nothing": lambda: torch.zeros(0, dtype=torch.uint8),
+}
+
+
+@pytest.mark.parametrize("make", WRONG.values(), ids=WRONG)
 def test_a_frame_that_holds_something_else_is_refused(make: Callable[[], torch.Tensor]) -> None:
     with pytest.raises(Malformed) as caught:
         unpacked(make(), SPEC, None, "kiel")

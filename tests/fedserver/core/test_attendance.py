@@ -90,10 +90,7 @@ class Fleet:
                 self.now = wake
                 self(Tick(wake))
 
-    def rounds_in_an_hour(self) -> int:
-        return self.rounds_in(HOUR_S)
-
-    def rounds_in(self, seconds: float) -> int:
+    def rounds_in(self, seconds: float = HOUR_S) -> int:
         before = self.state.record.round
         self.until(self.now + seconds)
         return self.state.record.round - before
@@ -119,21 +116,12 @@ def never_trains(fleet: Fleet, work: str, number: int) -> None:
         fleet.at(TAKES_S, lambda t: Reported("eve", number, t, work))
 
 
-def every(interval: int) -> Hostile:
-    """Answer every so many orders, and report progress all the time."""
+def every(interval: int, answers: bool = True) -> Hostile:
+    """Answer every so many orders, or all but those, and report progress all the time."""
 
     def act(fleet: Fleet, work: str, number: int) -> None:
         says_progress(fleet)
-        if fleet.given % interval == 0:
-            fleet.at(TAKES_S, lambda t: Reported("eve", number, t, work))
-
-    return act
-
-
-def all_but_every(interval: int) -> Hostile:
-    def act(fleet: Fleet, work: str, number: int) -> None:
-        says_progress(fleet)
-        if fleet.given % interval:
+        if (fleet.given % interval == 0) is answers:
             fleet.at(TAKES_S, lambda t: Reported("eve", number, t, work))
 
     return act
@@ -187,7 +175,7 @@ def in_turns(fleet: Fleet, work: str, number: int) -> None:
     STALLING[fleet.given % (len(STALLING) - 1)](fleet, work, number)
 
 
-STALLING = [never_evaluates, never_trains, every(3), every(2), all_but_every(3), all_but_every(10), comes_and_goes]
+STALLING = [never_evaluates, never_trains, every(3), every(2), every(3, False), every(10, False), comes_and_goes]
 STALLING += [connects_anew_after_each_order, leaves_for_good_each_time, says_late_that_it_cannot, answers_the_order_before]
 STALLING += [just_before_the_deadline, slowly_at_first_and_then_never, four_times_as_slow_and_then_never, only_when_it_is_late]
 STALLING += [in_turns]
@@ -222,7 +210,7 @@ def test_a_much_slower_device_takes_part_now_and_then() -> None:
         fleet(Connected(name, fleet.now))
     fleet.slow["carl"] = 100.0
     before = fleet.counted["carl"]
-    assert fleet.rounds_in_an_hour() >= 0.9 * HOUR_S / TAKES_S
+    assert fleet.rounds_in() >= 0.9 * HOUR_S / TAKES_S
     assert 2 <= fleet.counted["carl"] - before <= 4
 
 
@@ -230,7 +218,7 @@ def test_a_much_slower_device_takes_part_now_and_then() -> None:
 def test_a_device_within_five_times_the_usual_is_waited_for_each_time(takes_s: float) -> None:
     fleet = Fleet(None)
     fleet.slow["carl"] = takes_s
-    rounds = fleet.rounds_in_an_hour()
+    rounds = fleet.rounds_in()
     assert fleet.counted["carl"] >= rounds - 1 >= HOUR_S / takes_s - 8
     assert indebted(fleet.state.missed, fleet.now) == set()
 
@@ -273,7 +261,7 @@ def test_the_last_evaluation_keeps_its_deadline_until_two_thirds_have_answered()
 
 def test_an_idle_device_is_asked_when_waiting_for_the_quorum_is_too_long() -> None:
     fleet = Fleet(never_trains, after_s=0.0, deadline_s=3600.0)
-    assert fleet.rounds_in_an_hour() > 0.9 * HOUR_S / TAKES_S
+    assert fleet.rounds_in() > 0.9 * HOUR_S / TAKES_S
 
 
 def test_a_fleet_that_becomes_slow_as_a_whole_keeps_its_deadline() -> None:

@@ -82,6 +82,12 @@ class Fleet:
             self.inbox.pop((name, number), None)
         return accepted
 
+    def hand_in_all(self, names: str, loss: float | None = None) -> None:
+        """Hand in what these devices hold, and close the round if that fills its buffer."""
+        for name in names:
+            self.hand_in(name, loss)
+        self.close()
+
     def close(self) -> bool:
         """Aggregate, if the server is about to; return whether it was."""
         if self.record.phase is not Phase.AGGREGATING:
@@ -153,9 +159,7 @@ def test_the_record_has_the_order_of_arrivals() -> None:
 def test_what_is_too_stale_is_discarded() -> None:
     fleet = Fleet("abc", buffer=2, max_staleness=1)
     for _ in range(2):
-        for name in "ab":
-            fleet.hand_in(name)
-        fleet.close()
+        fleet.hand_in_all("ab")
     begun = len(fleet.effects)
     assert not fleet.hand_in("c")
     assert DiscardStale("c", 2) in fleet.effects[begun:] and fleet.record.discarded == 1
@@ -201,9 +205,7 @@ def test_orders_run_out() -> None:
     for now in (60.0, 120.0, 180.0, 240.0):
         fleet.now = now
         fleet.play(Tick(now))
-        for name in "ab":
-            fleet.hand_in(name)
-        fleet.close()
+        fleet.hand_in_all("ab")
     assert "c" not in fleet.record.begun and fleet.state.missed["train"]["c"].in_row == 2
     assert not fleet.hand_in("c") and fleet.record.begun["c"] == 5, "it works: it is asked again"
 
@@ -212,9 +214,7 @@ def test_a_device_that_fails_is_asked_again_in_the_next_round() -> None:
     fleet = Fleet("abc")
     fleet.play(Excused("c", 0.0, troubled=True))
     assert fleet.orders["c"] == ("train", 1)
-    fleet.hand_in("a")
-    fleet.hand_in("b")
-    fleet.close()
+    fleet.hand_in_all("ab")
     assert fleet.orders["c"] == ("train", 2)
 
 
@@ -229,9 +229,7 @@ def test_if_all_fail_they_are_asked_again_at_the_deadline() -> None:
 def test_who_comes_back_gets_its_old_order() -> None:
     fleet = Fleet("abc")
     fleet.play(Disconnected("c", 0.0))
-    fleet.hand_in("a")
-    fleet.hand_in("b")
-    fleet.close()
+    fleet.hand_in_all("ab")
     assert fleet.play(Connected("c", 1.0)) == [Open("train", 1, ("c",))]
     assert fleet.play(Connected("d", 2.0, newcomer=True)) == [Open("train", 2, ("d",))]
 
@@ -272,9 +270,7 @@ def test_a_revoked_device_takes_its_update_along() -> None:
 
 def test_evaluations_beside_training() -> None:
     fleet = Fleet("abc", rounds=2, evaluate_every=1)
-    fleet.hand_in("a")
-    fleet.hand_in("b")
-    fleet.close()
+    fleet.hand_in_all("ab")
     assert fleet.record.phase is Phase.EVALUATING and fleet.record.devices == ("a", "b")
     assert fleet.hand_in("c"), "training goes on beside the evaluation"
     for name in "ab":
@@ -292,9 +288,7 @@ def test_evaluations_beside_training() -> None:
 
 def test_a_slow_device_is_called_to_the_last_evaluation() -> None:
     fleet = Fleet("abc", rounds=1)
-    fleet.hand_in("a")
-    fleet.hand_in("b")
-    fleet.close()
+    fleet.hand_in_all("ab")
     assert fleet.orders["c"] == ("evaluate", 1)
 
 
@@ -312,9 +306,7 @@ def test_taking_the_state_back_withdraws_all_orders() -> None:
 def test_a_pause_sends_no_orders_and_keeps_what_comes_in() -> None:
     fleet = Fleet("abc")
     fleet.play(Paused(on=True, now=0.0))
-    fleet.hand_in("a")
-    fleet.hand_in("b")
-    fleet.close()
+    fleet.hand_in_all("ab")
     assert fleet.record.phase is Phase.WAITING and fleet.hand_in("c")
     opened = fleet.play(Paused(on=False, now=1.0))
     assert Open("train", 2, ("a", "b")) in opened and fleet.record.arrived == ("c",)
@@ -334,9 +326,7 @@ def test_a_failed_step_keeps_the_buffer() -> None:
 def test_newcomers_after_the_end_have_synchronous_rounds() -> None:
     fleet = Fleet("ab", rounds=1, adapt_rounds=2, buffer=2)
     for _ in range(2):
-        for name in "ab":
-            fleet.hand_in(name)
-        fleet.close()
+        fleet.hand_in_all("ab")
     assert fleet.record.phase is Phase.DONE
     fleet.play(Connected("n", 5.0, newcomer=True))
     for _ in range(2):

@@ -91,11 +91,11 @@ def round_of(
     return Transcript(Rules(typed, Synchronous(typed, 0), common), Round.of(record or Record(), reported or set()))
 
 
-def begun(*given: Any, **said: Any) -> Transcript:
-    """Return a round as `round_of` does, in which the devices a and b train."""
-    m = round_of(*given, **said)
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+def begun(names: str = "ab", **said: Any) -> Transcript:
+    """Return a round as `round_of` does, after these devices have connected."""
+    m = round_of(**said)
+    for name in names:
+        m.play(Connected(name, 0))
     return m
 
 
@@ -218,9 +218,7 @@ def test_sampling_is_seeded_and_over_selection_takes_the_first_answers() -> None
     assert len(cohort("abcde")) == 3
     assert cohort("abcde") == cohort("edcba")
 
-    m = round_of(min_clients=5, clients=2, over_selection=0.5)
-    for name in "abcde":
-        m.play(Connected(name, 0))
+    m = begun("abcde", min_clients=5, clients=2, over_selection=0.5)
     first, second, third = m.record.devices
     m.play(Reported(third, 1, 1))
     assert m.play(Reported(first, 1, 2))[-1] == Aggregate(1, tuple(sorted([first, third])))
@@ -272,11 +270,13 @@ def test_a_failure_is_tried_again_after_a_restart() -> None:
     assert again.play(Resumed(2)) == [Aggregate(1, ("a", "b"))]
 
 
-def test_a_latecomer_is_evaluated_and_finished_after_the_end() -> None:
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_a_latecomer_is_evaluated_and_finished_after_the_end(newcomer: bool) -> None:
+    """Without rounds for newcomers a newcomer is a latecomer."""
     record = Record(phase=Phase.DONE, round=2, devices=("a",))
     m = round_of(record, {"a"})
     assert m.play(Connected("a", 0)) == [FinishDevices(("a",))]
-    assert m.play(Connected("z", 1)) == [Open("evaluate", 2, ("z",))]
+    assert m.play(Connected("z", 1, newcomer=newcomer)) == [Open("evaluate", 2, ("z",))]
     assert m.play(Evaluated("z", 2, 2)) == [Acknowledge("z", accepted=True), FinishDevices(("z",))]
 
 
@@ -297,9 +297,7 @@ def test_the_evaluation_waits_for_the_absent_only_through_their_grace() -> None:
 
 
 def orders_of(m: Transcript) -> list[tuple[str, int]]:
-    """Return every order of a whole run of two devices that always answer."""
-    m.play(Connected("a", 0))
-    m.play(Connected("b", 0))
+    """Return every order of a whole run of two devices, a and b, that always answer."""
     opened = []
     while m.record.phase is not Phase.DONE:
         work, number = m.record.open_orders
@@ -311,40 +309,29 @@ def orders_of(m: Transcript) -> list[tuple[str, int]]:
     return opened
 
 
-def test_intermediate_evaluations() -> None:
-    opened = orders_of(round_of(rounds=4, evaluate_every=2))
-    assert opened == [("train", 1), ("train", 2), ("evaluate", 2), ("train", 3), ("train", 4), ("evaluate", 4)]
-
-
 @pytest.mark.parametrize(
-    ("every", "last", "evaluated"),
+    ("every", "said", "evaluated"),
     [
-        (2, 0, [2, 4, 6, 7]),
-        (2, 1, [7]),
-        (2, 3, [6, 7]),  # the last three rounds are 5, 6 and 7
-        (2, 4, [4, 6, 7]),
-        (1, 3, [5, 6, 7]),
-        (2, 99, [2, 4, 6, 7]),
-        (0, 3, [7]),  # without `evaluate_every` there is only the evaluation at the end
+        (2, {}, [2, 4, 6, 7]),
+        (2, {"evaluate_last": 1}, [7]),
+        (2, {"evaluate_last": 3}, [6, 7]),  # the last three rounds are 5, 6 and 7
+        (2, {"evaluate_last": 4}, [4, 6, 7]),
+        (2, {"evaluate_last": 99}, [2, 4, 6, 7]),
+        (0, {"evaluate_last": 3}, [7]),  # without `evaluate_every` there is only the evaluation at the end
+        (3, {"evaluate_each_last": 2}, [3, 6, 7]),
+        (3, {"evaluate_each_last": 3}, [3, 5, 6, 7]),
+        (0, {"evaluate_each_last": 2}, [6, 7]),
     ],
 )
-def test_evaluations_only_in_the_last_rounds(every: int, last: int, evaluated: list[int]) -> None:
-    opened = orders_of(round_of(rounds=7, evaluate_every=every, evaluate_last=last))
-    assert [number for work, number in opened if work == "evaluate"] == evaluated
-    assert [number for work, number in opened if work == "train"] == list(range(1, 8))
-
-
-@pytest.mark.parametrize(
-    ("every", "last", "evaluated"), [(3, 2, [3, 6, 7]), (3, 3, [3, 5, 6, 7]), (0, 2, [6, 7]), (2, 0, [2, 4, 6, 7])]
-)
-def test_evaluations_after_each_of_the_last_rounds_beside_the_others(every: int, last: int, evaluated: list[int]) -> None:
+def test_evaluations_in_the_last_rounds_or_each_of_them(every: int, said: dict[str, int], evaluated: list[int]) -> None:
     """Check the rounds that FedMCSA's figures need: each of the last twenty, and a few of the others.
 
     The results after the last round but one are the prior of the last evaluation, so that round is evaluated by default.
     """
     assert RoundSettings().evaluate_each_last == 2
-    opened = orders_of(round_of(rounds=7, evaluate_every=every, evaluate_each_last=last))
-    assert [number for work, number in opened if work == "evaluate"] == evaluated
+    opened = orders_of(begun(rounds=7, evaluate_every=every, **said))
+    trained = [("train", number) for number in range(1, 8)]
+    assert opened == sorted(trained + [("evaluate", number) for number in evaluated], key=lambda of: (of[1], of[0] != "train"))
 
 
 def done(**policy: object) -> Transcript:
@@ -468,12 +455,6 @@ def test_who_never_contributed_is_a_newcomer_when_the_rounds_are_over() -> None:
     assert m.play(Evaluated("c", 1, 3))[1:] == [FinishDevices((sampled,)), Open("train", 2, others)]
 
 
-def test_without_rounds_for_newcomers_a_newcomer_is_a_latecomer() -> None:
-    m = round_of(Record(phase=Phase.DONE, round=2), {"a"})
-    assert m.play(Connected("z", 1, newcomer=True)) == [Open("evaluate", 2, ("z",))]
-    assert m.play(Evaluated("z", 2, 2)) == [Acknowledge("z", accepted=True), FinishDevices(("z",))]
-
-
 def test_who_comes_during_the_last_evaluation_is_evaluated_after_it() -> None:
     m = round_of(Record(phase=Phase.EVALUATING, round=2, devices=("a",)))
     m.play(Resumed(0))
@@ -512,8 +493,8 @@ def test_an_update_sent_again_during_or_after_aggregation_is_accepted() -> None:
 
 
 def test_an_update_of_the_last_round_is_no_evaluation_of_it() -> None:
-    m = round_of(rounds=1)
-    for event in (Connected("a", 0), Connected("b", 0), Reported("a", 1, 1), Reported("b", 1, 1), Aggregated(2)):
+    m = begun(rounds=1)
+    for event in (Reported("a", 1, 1), Reported("b", 1, 1), Aggregated(2)):
         m.play(event)
     assert m.record.phase is Phase.EVALUATING
     assert m.play(Reported("a", 1, 3)) == [Acknowledge("a", accepted=True)]
@@ -556,10 +537,7 @@ def test_a_clock_set_back_by_an_hour_moves_no_deadline() -> None:
 
 
 def test_the_deadline_counts_anew_from_a_restart() -> None:
-    m = round_of(quorum=1)
-    m.play(Connected("a", 1000))
-    m.play(Connected("b", 1000))
-    again = m.restarted()
+    again = begun(quorum=1).restarted()
     again.play(Resumed(3))
     assert again.next_wake(3) == 13, "the grace of the absent"
     assert left_s(again.rules, again.state, 3) == 100
@@ -594,9 +572,7 @@ def rounds_in(m: Transcript, answering: str, until: float) -> list[float]:
 
 def hung(**said: object) -> Transcript:
     """Let a and b answer; c is connected and never does."""
-    m = round_of(rounds=1000, stall_s=0, **said)
-    for name in "abc":
-        m.play(Connected(name, 0))
+    m = begun("abc", rounds=1000, stall_s=0, **said)
     m.play(Disconnected("c", 0.1))  # the first round has opened with a and b only
     m.play(Connected("c", 0.2))
     return m
@@ -607,9 +583,7 @@ def test_a_device_that_hangs_costs_one_deadline_and_no_more() -> None:
 
 
 def test_who_shows_no_progress_costs_the_stall_and_no_more() -> None:
-    m = round_of(rounds=100, stall_s=20)
-    for name in "abc":
-        m.play(Connected(name, 0))
+    m = begun("abc", rounds=100, stall_s=20)
     assert rounds_in(m, "ab", 45) == [1, 20, *[1] * 24]
     assert passed_over(m.state) == {"c"}
 
@@ -659,9 +633,9 @@ def test_a_device_that_missed_orders_is_asked_if_no_round_works_without_it() -> 
 
 
 def test_without_a_quorum_devices_that_missed_orders_are_asked_only_if_needed() -> None:
-    m = round_of(rounds=100, stall_s=0)
-    for event in (Connected("a", 0), Connected("b", 0), Tick(100), Tick(200)):
-        m.play(event)
+    m = begun(rounds=100, stall_s=0)
+    m.play(Tick(100))
+    m.play(Tick(200))
     assert passed_over(m.state) == {"a", "b"}
     assert m.play(Tick(300)) == [Open("train", 1, ("a", "b"))], "there is no quorum without them"
     m.play(Connected("a", 301))
@@ -677,9 +651,7 @@ def test_the_evaluation_does_not_wait_for_who_was_passed_over() -> None:
 
 
 def test_a_member_that_stays_away_is_replaced_by_an_idle_device() -> None:
-    m = round_of(min_clients=2, clients=2)
-    for name in "abcd":
-        m.play(Connected(name, 0))
+    m = begun("abcd", min_clients=2, clients=2)
     gone, stays = m.record.cohort
     idle = set("abcd") - {gone, stays}
     m.play(Disconnected(gone, 5))
@@ -697,9 +669,7 @@ def test_a_member_that_stays_away_is_replaced_by_an_idle_device() -> None:
 
 def test_the_draw_of_a_replacement_is_seeded() -> None:
     def replaced(order: str) -> Record:
-        m = round_of(min_clients=8, clients=3)
-        for name in order:
-            m.play(Connected(name, 0))
+        m = begun(order, min_clients=8, clients=3)
         for gone in m.record.cohort[:2]:
             m.play(Disconnected(gone, 1))
         m.play(Tick(11))
@@ -711,9 +681,7 @@ def test_the_draw_of_a_replacement_is_seeded() -> None:
 
 @pytest.mark.parametrize(("after_s", "replaced"), [(-1, False), (0, True), (4, True)])
 def test_replacement_can_be_sooner_than_the_grace_and_off(after_s: float, replaced: bool) -> None:
-    m = round_of(min_clients=2, clients=2, replace_after_s=after_s)
-    for name in "abc":
-        m.play(Connected(name, 0))
+    m = begun("abc", min_clients=2, clients=2, replace_after_s=after_s)
     gone = m.record.cohort[0]
     m.play(Disconnected(gone, 5))
     due = 5 + (after_s or 10)
@@ -918,9 +886,7 @@ def test_any_history_after_the_end_adapts_newcomers_only_and_ends(history: list[
 
 
 def test_who_is_expelled_has_no_part_in_its_round_any_more() -> None:
-    m = round_of(min_clients=3)
-    for name in "abc":
-        m.play(Connected(name, 0))
+    m = begun("abc", min_clients=3)
     m.play(Reported("a", 1, 1))
     m.play(Reported("b", 1, 2))
     assert m.play(Expelled("a", 3)) == []

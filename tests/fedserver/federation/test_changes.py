@@ -17,7 +17,7 @@ from attune.fedserver.core.records import Smaller
 from tests.fedserver.bench import Bench, plan
 from tests.fedserver.conftest import World
 from tests.fedserver.federation.test_coordinator import Server, hello, id_of, next_order, process
-from tests.fedserver.federation.test_encoding import ZSTD, handed_in
+from tests.fedserver.federation.test_encoding import ZSTD, handed_in, orders_of
 from tests.fedserver.federation.test_inline import updates_of
 
 pytestmark = pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra zstd")
@@ -152,8 +152,7 @@ def test_whoever_was_not_served_the_last_value_is_sent_all_of_it(world: World) -
     async def scenario(server: Server) -> None:
         _, second = await second_orders(server)
         await server.ledger.update_device("b", fetched=-1)
-        streams = [server.members.connect(name, hello(0, SPOKEN)) for name in ("a", "b")]
-        a, b = [(await next_order(stream)).downloads[0] for stream in streams]
+        a, b = [order.downloads[0] for order in await orders_of(server, SPOKEN, 0)]
         assert a.base == second[0].downloads[0].base != ""
         assert (b.digest, b.base) == (a.digest, "") and b.smaller.encoding == "zstd"
 
@@ -162,8 +161,7 @@ def test_whoever_was_not_served_the_last_value_is_sent_all_of_it(world: World) -
 
 def test_downloads_alone_can_be_made_smaller(world: World) -> None:
     async def scenario(server: Server) -> None:
-        streams = [server.members.connect(name, hello(0, SPOKEN)) for name in ("a", "b")]
-        for order in [await next_order(stream) for stream in streams]:
+        for order in await orders_of(server, SPOKEN, 0):
             assert order.downloads[0].smaller.encoding == "zstd" and order.encodings == {"shared": "int8"}
 
     process(world, scenario, {**WIDE, "round": {"rounds": 2, "min_clients": 2, "encoding": "int8", "served": "zstd"}})

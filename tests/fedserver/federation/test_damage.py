@@ -76,9 +76,7 @@ def test_an_adaptation_is_made_again_as_well(tmp_path: Path, common: bool) -> No
     bench.close(a=(0.25, 3), b=(-0.5, 5))
     bench.digests(("z",))
     adaptation = AdaptationSpec(("generated",), ("generated",), common)
-    bench.engine.aggregate({"z": bench.entry("z", 0.125, 4)}, adaptation=adaptation)
-    bench.closed += 1
-    bench.commit()
+    bench.take({"z": bench.entry("z", 0.125, 4)}, adaptation=adaptation)
     [path] = slots_of(bench, 2)
     whole = flip(path)
     bench.restart()

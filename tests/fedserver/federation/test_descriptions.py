@@ -13,7 +13,6 @@ from attune.common.protocol import DESCRIPTION
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedserver.core.records import Report
 from attune.fedserver.federation.streams import Stream
-from attune.fedserver.ports.ledger import Certificate
 from tests.fedserver.conftest import World
 from tests.fedserver.federation.test_coordinator import Server, hello, id_of, next_order, process
 
@@ -54,11 +53,6 @@ async def founded(server: Server) -> None:
         assert await server.answer(id_of(await next_order(stream)))
 
 
-async def enrolled(server: Server, *names: str) -> None:
-    for name in names:
-        await server.ledger.enrol(name, name, Certificate(name, name, "device", 1e12), 0.0)
-
-
 def generated(order: Order) -> BlobRef:
     [ref] = [ref for ref in order.downloads if ref.part == "generated"]
     return ref
@@ -80,7 +74,7 @@ async def waits(stream: Stream) -> asyncio.Task[Order]:
 def test_a_newcomer_is_served_after_it_has_told_of_its_data(world: World) -> None:
     async def scenario(server: Server) -> None:
         await founded(server)
-        await enrolled(server, "new", "mute", "old")
+        await server.enrol("new", "mute", "old")
         waiting = await waits(connected(server, "new"))
         server.members.described("new", said_by("a"))
         server.members.described("new", said_by("e"))  # the first word stands
@@ -105,7 +99,7 @@ def test_a_restarted_server_waits_until_the_newcomer_tells_again(world: World) -
 
     async def first(server: Server) -> None:
         await founded(server)
-        await enrolled(server, "new")
+        await server.enrol("new")
         stream = connected(server, "new")
         server.members.described("new", said_by("b"))
         found.append(generated(await next_order(stream)).digest)
@@ -125,7 +119,7 @@ def test_a_description_that_nobody_asked_for_changes_nothing(world: World) -> No
 
     async def scenario(server: Server) -> None:
         await founded(server)
-        await enrolled(server, "new")
+        await server.enrol("new")
         stream = connected(server, "new")
         server.members.described("new", said_by("a"))
         order = await next_order(stream)

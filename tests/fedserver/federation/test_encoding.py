@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -32,18 +33,9 @@ SETTINGS = {
 }
 
 
-def test_a_device_that_cannot_write_it_is_refused(world: World) -> None:
-    async def scenario(server: Server) -> None:
-        with pytest.raises(SettingError, match=r"a cannot write parts as bf16 .*update fedclient"):
-            server.members.connect("a", hello())
-
-    process(world, scenario, SETTINGS)
-
-
 def test_the_order_asks_for_it_and_an_update_in_another_encoding_is_refused(world: World) -> None:
     async def scenario(server: Server) -> None:
-        streams = [server.members.connect(name, hello(1 << 20, ENCODINGS)) for name in ("a", "b")]
-        order, _ = [await next_order(stream) for stream in streams]
+        order, _ = await orders_of(server)
         assert (order.returns, order.encodings) == (("shared",), {"shared": "bf16"})
         with pytest.raises(UpdateRefused, match="in another encoding than its order asks for"):
             await updates_of(server).submit("a", update(order, order.downloads[0].data))
@@ -87,8 +79,8 @@ def served(server: Server, order: Order) -> Tensors:
     return read_tensors(server.blobs.open(server.coordinator.book.offer("a", order.downloads[0].digest)))
 
 
-async def orders_of(server: Server) -> list[Order]:
-    streams = [server.members.connect(name, hello(1 << 20, ENCODINGS)) for name in ("a", "b")]
+async def orders_of(server: Server, spoken: Sequence[str] = ENCODINGS, inline_bytes: int = 1 << 20) -> list[Order]:
+    streams = [server.members.connect(name, hello(inline_bytes, spoken)) for name in ("a", "b")]
     return [await next_order(stream) for stream in streams]
 
 
@@ -288,8 +280,7 @@ def test_a_device_that_cannot_read_what_is_served_is_refused() -> None:
 
 def test_orders_ask_for_an_encoding_of_each_part_and_swapped_ones_are_refused(world: World) -> None:
     async def scenario(server: Server) -> None:
-        streams = [server.members.connect(name, hello(1 << 20, SPOKEN)) for name in ("a", "b")]
-        order, _ = [await next_order(stream) for stream in streams]
+        order, _ = await orders_of(server, SPOKEN)
         asked = dict(order.encodings)
         assert asked == {"attended": "int8", "shared": "bf16"}
         swapped = zip(asked, reversed(asked.values()), strict=True)
@@ -322,8 +313,7 @@ def test_a_device_that_cannot_keep_its_embedding_is_refused_before_round_1(world
         older = tuple(word for word in SPOKEN if word != EMBEDDING)
         with pytest.raises(SettingError, match=r"^old cannot keep its embedding \(method.embedding of this federation\)"):
             server.members.connect("old", hello(1 << 20, older))
-        streams = [server.members.connect(name, hello(1 << 20, SPOKEN)) for name in ("a", "b")]
-        order, _ = [await next_order(stream) for stream in streams]
+        order, _ = await orders_of(server, SPOKEN)
         assert ([ref.part for ref in order.downloads], dict(order.counted)) == (["generated"], {})
 
     process(world, scenario, {"method": {"name": "pfedhn", "embedding": "device"}, "model": {"name": "mlr"}})

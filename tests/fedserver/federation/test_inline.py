@@ -15,9 +15,7 @@ from attune.common.wire.malformed import DigestMismatch
 from attune.fedserver.federation.updates import PendingUploads, Updates
 from attune.fedserver.stores.uploads import Sink, Uploads
 from tests.fedserver.conftest import World
-from tests.fedserver.federation.test_coordinator import Server, hello, next_order, process
-
-SETTINGS = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2, "min_clients": 2}}
+from tests.fedserver.federation.test_coordinator import FEDAVG, Server, hello, next_order, process
 
 
 async def orders(server: Server, *inline_bytes: int) -> list[Order]:
@@ -39,7 +37,7 @@ def test_an_order_carries_what_the_device_takes_and_the_server_gives(world: Worl
         assert [ref.data for ref in second.downloads] == [b""], "this device has not said that it takes any"
         assert server.coordinator.book.order("a", first.id).downloads[0].data == b"", "the book need not hold it"
 
-    process(world, scenario, {**SETTINGS, "server": {"inline_bytes": setting}})
+    process(world, scenario, {**FEDAVG, "server": {"inline_bytes": setting}})
 
 
 def test_a_blob_beyond_the_room_is_offered_as_ever(world: World) -> None:
@@ -48,7 +46,7 @@ def test_a_blob_beyond_the_room_is_offered_as_ever(world: World) -> None:
             [ref] = order.downloads
             assert ref.size > 100 and ref.data == b""
 
-    process(world, scenario, SETTINGS)
+    process(world, scenario, FEDAVG)
 
 
 def updates_of(server: Server) -> Updates:
@@ -72,7 +70,7 @@ def test_an_update_that_carries_its_blobs_counts_as_one_whose_blobs_were_uploade
         rows = (await server.ledger.snapshot()).rows
         assert [row.bytes_up for row in rows] == [order.downloads[0].size for order in given]
 
-    process(world, scenario, SETTINGS)
+    process(world, scenario, FEDAVG)
 
 
 def test_what_an_update_carries_is_checked(world: World) -> None:
@@ -86,7 +84,7 @@ def test_what_an_update_carries_is_checked(world: World) -> None:
             await updates.submit("a", update(order, bytes((1 << 16) + 1)))
         assert server.coordinator.inbox.names("train", 1) == set()
 
-    process(world, scenario, SETTINGS)
+    process(world, scenario, FEDAVG)
 
 
 def test_an_update_waits_for_the_blobs_that_are_on_their_way(world: World) -> None:
@@ -106,7 +104,7 @@ def test_an_update_waits_for_the_blobs_that_are_on_their_way(world: World) -> No
             await updates.complete("a", target, sink)
         assert await waiting == Receipt()
 
-    process(world, scenario, SETTINGS)
+    process(world, scenario, FEDAVG)
 
 
 async def test_nobody_waits_for_what_has_come_or_nobody_brings() -> None:
@@ -151,7 +149,7 @@ def test_an_upload_that_is_sent_again_while_its_update_is_taken_in_changes_nothi
         assert await updates.submit("a", update(order, data)) == Receipt()
         await updates.complete("a", target, *sinks)
 
-    process(world, scenario, SETTINGS)
+    process(world, scenario, FEDAVG)
 
 
 def test_an_upload_of_other_bytes_while_an_update_is_taken_in_is_no_damage(
@@ -172,4 +170,4 @@ def test_an_upload_of_other_bytes_while_an_update_is_taken_in_is_no_damage(
             await updates.submit("a", update(order, data))
         assert await updates.submit("a", update(order, data)) == Receipt()
 
-    process(world, scenario, SETTINGS)
+    process(world, scenario, FEDAVG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -139,6 +140,20 @@ def test_columns_that_a_device_lacks_or_has_no_value_in_leave_it_out() -> None:
     assert aio.run(MaskedFleet(data).run(["column 1"])).devices == 6
 
 
+def answering(answer: Callable[[MaskedFleet, str], StatisticsReport]) -> MaskedFleet:
+    """Return a fleet of which the first site hands in this instead of its masked number."""
+    fleet = MaskedFleet()
+
+    def change(name: str, message: Any) -> Any:
+        if name == "site0" and isinstance(message, SecureMessage) and message.exchange == "masked":
+            fleet.take(name, answer(fleet, message.of_statistics))
+            return None
+        return message
+
+    fleet.change = change
+    return fleet
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -148,29 +163,11 @@ def test_columns_that_a_device_lacks_or_has_no_value_in_leave_it_out() -> None:
     ],
 )
 def test_a_wrong_masked_number_leaves_its_device_out(answer: Any) -> None:
-    fleet = MaskedFleet()
-
-    def change(name: str, message: Any) -> Any:
-        if name == "site0" and isinstance(message, SecureMessage) and message.exchange == "masked":
-            fleet.take(name, answer(message.of_statistics))
-            return None
-        return message
-
-    fleet.change = change
-    assert aio.run(fleet.run()).devices == 5
+    assert aio.run(answering(lambda fleet, question: answer(question)).run()).devices == 5
 
 
 def test_a_number_that_is_no_statistics_is_named_and_shown_by_nobody() -> None:
-    fleet = MaskedFleet()
-
-    def change(name: str, message: Any) -> Any:
-        if name == "site0" and isinstance(message, SecureMessage) and message.exchange == "masked":
-            size = len(fleet.survey._number)
-            fleet.take(name, StatisticsReport(message.of_statistics, masked=b"\x5a" * size))
-            return None
-        return message
-
-    fleet.change = change
+    fleet = answering(lambda fleet, id: StatisticsReport(id, masked=b"\x5a" * len(fleet.survey._number)))
     with pytest.raises(SettingError, match="a device has sent something else, and nobody knows which"):
         aio.run(fleet.run())
 

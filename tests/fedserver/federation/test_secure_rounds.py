@@ -126,29 +126,21 @@ async def test_a_silent_device_is_waited_for_once_and_is_not_in_the_next_cohort(
     assert site.rules.policy.ask(site.state).cohort == NAMES[:5]
 
 
-def test_a_device_that_comes_back_is_asked_again() -> None:
+@pytest.mark.parametrize("revoked", [False, True])
+def test_a_device_that_comes_back_is_asked_again_and_a_revoked_one_not_waited_for(revoked: bool) -> None:
     site = Site({"flo": "keys"}, PrivacySettings(secure_aggregation=True, secure_devices=3, secure_wait_s=30.0))
 
     async def scenario() -> UnmaskedSum:
         running = asyncio.ensure_future(site.sum())
         await asyncio.sleep(0.1)
-        site.silent.clear()
-        site.rounds.connected("flo")
+        if revoked:
+            site.rounds.drop("flo", "it was revoked")
+        else:
+            site.silent.clear()
+            site.rounds.connected("flo")
         return await running
 
-    assert aio.run(scenario()).survivors == frozenset(NAMES)
-
-
-def test_a_revoked_device_is_not_waited_for() -> None:
-    site = Site({"flo": "keys"}, PrivacySettings(secure_aggregation=True, secure_devices=3, secure_wait_s=30.0))
-
-    async def scenario() -> UnmaskedSum:
-        running = asyncio.ensure_future(site.sum())
-        await asyncio.sleep(0.1)
-        site.rounds.drop("flo", "it was revoked")
-        return await running
-
-    assert aio.run(scenario()).survivors == frozenset(NAMES) - {"flo"}
+    assert aio.run(scenario()).survivors == frozenset(NAMES) - ({"flo"} if revoked else set())
 
 
 def test_masked_updates_are_awaited_in_their_exchange_alone() -> None:

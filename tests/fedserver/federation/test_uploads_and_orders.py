@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -143,7 +143,7 @@ def test_take_overs_in_the_midst_of_writes_never_mix_bytes(tmp_path):
     data = bytes(range(256)) * 64
     uploads, whole, done = Uploads(DiskStorage(tmp_path)), target(data), []
 
-    def stream():
+    def stream(_):
         for _ in range(200):
             try:
                 sink = uploads.sink("a", whole, len(data))
@@ -155,11 +155,8 @@ def test_take_overs_in_the_midst_of_writes_never_mix_bytes(tmp_path):
             done.append(True)
             return
 
-    threads = [threading.Thread(target=stream) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(stream, range(4)))
     assert done
     assert content(tmp_path, uploads.take("a", "shared", whole.digest)) == data
 

@@ -41,6 +41,12 @@ class Place:
     def enrol(self, name: str) -> str:
         return fingerprint_of(aio.run(self.registrar.enrol(self.holder, name, csr_der(new_key(), name))))
 
+    def give_away(self, name: str) -> str:
+        """Enrol another device by the name of one that was revoked."""
+        token = JoinToken.parse(aio.run(self.admin.new_token(self.authority.public_key_compressed, only_for=name)))
+        self.holder = fingerprint_of(token.bootstrap().certificate_pem)
+        return self.enrol(name)
+
     def remember(self) -> None:
         aio.run(self.storage.close())  # so that the file itself has everything
         shutil.copy(self.folder / DATABASE, self.folder / "before")
@@ -168,9 +174,7 @@ def test_a_name_that_was_given_to_another_device_does_not_go_back_to_the_revoked
     """The database forgets the revocation, the release of the name and the new enrolment."""
     [stolen] = place.certificates()
     aio.run(place.admin.revoke("kiel"))
-    token = JoinToken.parse(aio.run(place.admin.new_token(place.authority.public_key_compressed, only_for="kiel")))
-    place.holder = fingerprint_of(token.bootstrap().certificate_pem)
-    fresh = place.enrol("kiel")
+    fresh = place.give_away("kiel")
     expected = {name: (device.revoked, device.public_key) for name, device in place.devices().items()}
     assert place.lines() == [] and len(expected) == 2
     place.lose_power()
@@ -191,9 +195,7 @@ def test_certificates_of_a_revoked_device_whose_name_was_given_away_stay_revoked
     for _ in range(times):
         stolen.append(fresh)
         aio.run(place.admin.revoke(name))
-        token = JoinToken.parse(aio.run(place.admin.new_token(place.authority.public_key_compressed, only_for=name)))
-        place.holder = fingerprint_of(token.bootstrap().certificate_pem)
-        fresh = place.enrol(name)
+        fresh = place.give_away(name)
     expected = {device: kept.revoked for device, kept in place.devices().items()}
     place.lose_power()
     place.settle()

@@ -48,14 +48,6 @@ def test_one_extreme_of_four_moves_the_mean_no_further_than_others(bench, value)
     assert np.allclose(numbers(tiny), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_outcome_names_whose_change_was_bounded(bench):
-    tiny = bench()
-    entries = {name: tiny.entry(name, value, 10) for name, value in (("ann", 1.0), ("bob", 1.1), ("eve", 1000.0))}
-    outcome = tiny.engine.aggregate(entries)
-    assert outcome.bounded.keys() == {"eve"}
-    assert outcome.bounded["eve"] > 300
-
-
 @pytest.mark.parametrize("method", ["fedavg", "fedtp", "fedmcsa", "fedamp"])
 def test_within_the_bounds_every_bit_is_as_without_them(bench, method):
     found = []
@@ -123,9 +115,7 @@ def test_an_extreme_does_not_pass_where_nobody_else_changes_anything(bench):
     for name, entry in still.items():
         values = tiny.read(next(iter(tiny.engine.serve([name])[name].values())))
         still[name] = msgspec.structs.replace(entry, parts={"shared": tiny.write(f"inbox/same.{name}", values)})
-    tiny.engine.aggregate({**still, "x": tiny.entry("x", 1e30, 1)})
-    tiny.closed += 1
-    tiny.commit()
+    tiny.take({**still, "x": tiny.entry("x", 1e30, 1)})
     assert np.abs(numbers(tiny) - served).max() < 1
 
 
@@ -162,9 +152,7 @@ def test_where_nobody_else_moves_a_minority_does_not_get_far(bench, method, mode
                 near = {key: t + noise * torch.randn(t.shape, generator=draw) for key, t in same.items()}
                 parts[part] = tiny.write(f"inbox/same.{name}.{part}.{tiny.closed}", near)
             entries[name] = msgspec.structs.replace(tiny.entry(name, 0.0, 1), parts=parts)
-        tiny.engine.aggregate(entries)
-        tiny.closed += 1
-        tiny.commit()
+        tiny.take(entries)
     assert np.linalg.norm(numbers(tiny)) < 2 * start
 
 
@@ -248,10 +236,8 @@ def test_a_newcomer_learns_from_a_change_that_would_have_no_vote(bench):
     tiny.close(ann=(0.01, 10), bob=(0.02, 10), carl=(0.01, 10))
     before = tiny.digests(("dora", "eve"))
     entries = {name: tiny.entry(name, value, 10) for name, value in (("cy", 0.01), ("dora", 0.01), ("eve", 5.0))}
-    outcome = tiny.engine.aggregate(entries, adaptation=AdaptationSpec(("generated",), ("generated",), common=False))
+    outcome = tiny.take(entries, adaptation=AdaptationSpec(("generated",), ("generated",), common=False))
     assert outcome.without_vote == []
-    tiny.closed += 1
-    tiny.commit()
     after = tiny.digests(("dora", "eve"))
     assert all(after[name]["generated"] != before[name]["generated"] for name in after)
 
@@ -276,9 +262,7 @@ def test_a_late_device_reaches_the_others_while_it_has_no_vote(bench):
     served = [numbers(tiny, "zoe").sum()]
     for _ in range(5):
         entries = {name: tiny.entry(name, *said) for name, said in (founders | {"zoe": (5.0, 10)}).items()}
-        without_vote += tiny.engine.aggregate(entries).without_vote
-        tiny.closed += 1
-        tiny.commit()
+        without_vote += tiny.take(entries).without_vote
         served.append(numbers(tiny, "zoe").sum())
     assert without_vote == ["zoe"] * 5
     assert served == sorted(served), "each change is a rise of every weight, so each step raises their sum"
@@ -301,27 +285,14 @@ def test_half_of_a_cohort_cannot_raise_the_median():
     assert checks.bounded_weights({"a": 0.0, "b": 3.0, "c": 4.0, "x": 1e15}, 5.0) == {"a": 0.0, "b": 3.0, "c": 4.0, "x": 20.0}
 
 
-def test_a_bounded_round_survives_a_damaged_file_with_the_same_bits(bench):
-    tiny = bench()
-    tiny.close(ann=(1.0, 10), bob=(1.5, 10), eve=(1e20, 10))
-    before = tiny.digests()
-    file = tiny.folder / "state" / next(iter(tiny.slots.values())).file
-    file.write_bytes(b"x" * file.stat().st_size)
-    tiny.restart()
-    assert tiny.remade
-    assert tiny.digests() == before
-
-
 def test_a_state_that_would_not_be_finite_is_not_made_and_the_present_one_stays(bench):
     """Use no bounds. The updates are finite, but the optimiser's squares of them are not."""
     tiny = bench("fedtp", "vit", bound_change=0)
     before = tiny.digests()
     entries = {name: tiny.entry(name, 3e38, 10) for name in ("a", "b")}
-    outcome = tiny.engine.aggregate(entries)
+    outcome = tiny.take(entries)
     assert "finite" in outcome.refused
     assert outcome.slots == []
-    tiny.closed += 1
-    tiny.commit()
     assert tiny.digests() == before
     tiny.restart()
     assert tiny.digests() == before

@@ -36,16 +36,6 @@ def drawn(secret: bytes = SECRET, run: str = "", part: str = "shared", number: i
     return NoiseStream(noise_key(secret, run, part), nonce_of(number, attempt, digests or ("a", "b"))).normal(COUNT).numpy()
 
 
-def test_the_noise_is_normal() -> None:
-    z = drawn()
-    assert abs(z.mean()) < 5 / math.sqrt(COUNT)
-    assert z.var() == pytest.approx(1, abs=5 * math.sqrt(2 / COUNT))
-    assert (z**4).mean() == pytest.approx(3, abs=5 * math.sqrt(96 / COUNT))
-    inside = [(np.abs(z) < bound).mean() for bound in (0.5, 1, 2, 3)]
-    assert inside == pytest.approx([math.erf(bound / math.sqrt(2)) for bound in (0.5, 1, 2, 3)], abs=0.006)
-    assert abs(np.corrcoef(z[:-1], z[1:])[0, 1]) < 5 / math.sqrt(COUNT)
-
-
 def test_the_noise_of_different_releases_is_independent_and_of_the_same_one_equal() -> None:
     releases = [
         drawn(),

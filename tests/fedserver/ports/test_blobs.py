@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -346,24 +346,15 @@ def test_of_one_sender_only_the_upload_with_this_digest_stays(bench: Bench) -> N
 
 
 def test_several_threads_read_and_write(bench: Bench) -> None:
-    errors: list[BaseException] = []
-
     def work(which: int) -> None:
-        try:
-            for number in range(20):
-                data = bytes([which]) * (1000 + number)
-                blob = write(bench.blobs, f"state/{which}.{number}", data, durable=False)
-                assert read(bench.blobs, blob) == data
-                bench.blobs.remove([blob.name])
-        except BaseException as error:
-            errors.append(error)
+        for number in range(20):
+            data = bytes([which]) * (1000 + number)
+            blob = write(bench.blobs, f"state/{which}.{number}", data, durable=False)
+            assert read(bench.blobs, blob) == data
+            bench.blobs.remove([blob.name])
 
-    threads = [threading.Thread(target=work, args=(which,)) for which in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
     assert bench.blobs.names("") == []
 
 

@@ -71,165 +71,132 @@ def token(fingerprint: str, uses: int = 1, expires_at: float = 100.0, origin: st
     return Token(fingerprint, f"pem of {fingerprint}".encode(), uses, expires_at, origin)
 
 
-def test_a_new_ledger_is_empty(ledger: Ledger) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        found = await ledger.snapshot()
-        assert (found.overrides, found.plan, found.record) == (None, None, Record())
-        assert (found.devices, found.slots, found.rows) == ((), (), ())
-        assert await ledger.device("a") is await ledger.certificate("f") is await ledger.token("t") is None
-
-    run(ledger, scenario)
+async def test_a_new_ledger_is_empty(ledger: Ledger) -> None:
+    found = await ledger.snapshot()
+    assert (found.overrides, found.plan, found.record) == (None, None, Record())
+    assert (found.devices, found.slots, found.rows) == ((), (), ())
+    assert await ledger.device("a") is await ledger.certificate("f") is await ledger.token("t") is None
 
 
-def test_settings_record_and_commitments_come_back(ledger: Ledger) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        record = Record(phase=Phase.TRAINING, round=3, devices=("a", "b"), cohort=("a",))
-        overrides = {"round": {"rounds": 4}, "seed": 1}
-        await ledger.put_record(record)
-        await ledger.set_overrides(overrides)
-        overrides["seed"] = 2
-        assert (await ledger.snapshot()).commitments == {}
-        await ledger.set_commitments({"authority": "f" * 64})
-        await ledger.begin_run("second", overrides | {"seed": 1})
-        await ledger.put_record(record)
-        found = await ledger.snapshot()
-        assert found.commitments == {"authority": "f" * 64}, "they are of all runs"
-        assert (found.record, found.overrides) == (record, {"round": {"rounds": 4}, "seed": 1})
-
-    run(ledger, scenario)
+async def test_settings_record_and_commitments_come_back(ledger: Ledger) -> None:
+    record = Record(phase=Phase.TRAINING, round=3, devices=("a", "b"), cohort=("a",))
+    overrides = {"round": {"rounds": 4}, "seed": 1}
+    await ledger.put_record(record)
+    await ledger.set_overrides(overrides)
+    overrides["seed"] = 2
+    assert (await ledger.snapshot()).commitments == {}
+    await ledger.set_commitments({"authority": "f" * 64})
+    await ledger.begin_run("second", overrides | {"seed": 1})
+    await ledger.put_record(record)
+    found = await ledger.snapshot()
+    assert found.commitments == {"authority": "f" * 64}, "they are of all runs"
+    assert (found.record, found.overrides) == (record, {"round": {"rounds": 4}, "seed": 1})
 
 
-def test_who_enrols_before_the_first_round_is_closed_is_a_founder(ledger: Ledger) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.enrol("b", "key b", certificate("fb", "b"), now=5.0)
-        await ledger.put_record(Record(round=1))
-        await ledger.enrol("a", "key a", certificate("fa", "a"), now=6.0)
-        await ledger.enrol("b", "another key", certificate("fb2", "b"), now=7.0)
-        assert await ledger.devices() == [
-            DeviceRecord("a", "key a", enrolled_at=6.0, founder=False),
-            DeviceRecord("b", "another key", enrolled_at=5.0, founder=True),
-        ]
-        assert await ledger.certificate("fb") == certificate("fb", "b")
-        assert [device.name for device in await ledger.devices(["b", "nobody"])] == ["b"]
-        assert await ledger.devices([]) == []
-
-    run(ledger, scenario)
+async def test_who_enrols_before_the_first_round_is_closed_is_a_founder(ledger: Ledger) -> None:
+    await ledger.enrol("b", "key b", certificate("fb", "b"), now=5.0)
+    await ledger.put_record(Record(round=1))
+    await ledger.enrol("a", "key a", certificate("fa", "a"), now=6.0)
+    await ledger.enrol("b", "another key", certificate("fb2", "b"), now=7.0)
+    assert await ledger.devices() == [
+        DeviceRecord("a", "key a", enrolled_at=6.0, founder=False),
+        DeviceRecord("b", "another key", enrolled_at=5.0, founder=True),
+    ]
+    assert await ledger.certificate("fb") == certificate("fb", "b")
+    assert [device.name for device in await ledger.devices(["b", "nobody"])] == ["b"]
+    assert await ledger.devices([]) == []
 
 
-def test_the_key_of_a_revoked_device_is_known_and_that_of_others_is_not(ledger: Ledger) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        for name in ("a", "b"):
-            await ledger.enrol(name, f"key {name}", certificate(f"f{name}", name), now=1.0)
-        assert not await ledger.is_revoked_key("key a")
-        await ledger.update_device("a", revoked=True)
-        assert [await ledger.is_revoked_key(f"key {name}") for name in ("a", "b", "c")] == [True, False, False]
-
-    run(ledger, scenario)
+async def test_the_key_of_a_revoked_device_is_known_and_that_of_others_is_not(ledger: Ledger) -> None:
+    for name in ("a", "b"):
+        await ledger.enrol(name, f"key {name}", certificate(f"f{name}", name), now=1.0)
+    assert not await ledger.is_revoked_key("key a")
+    await ledger.update_device("a", revoked=True)
+    assert [await ledger.is_revoked_key(f"key {name}") for name in ("a", "b", "c")] == [True, False, False]
 
 
-def test_what_is_known_of_a_device_changes_field_by_field(ledger: Ledger) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.enrol("a", "key", certificate("f", "a"), now=0.0)
-        await ledger.update_device("a", connected=True, since=3.0, samples=7, note="no memory", progress=0.5, labels="0, 1")
-        await ledger.update_device("nobody", connected=True)
-        expected = DeviceRecord("a", "key", 0.0, True, False, True, 3.0, 7, 0, -1, 0.5, "no memory", "0, 1")
-        assert await ledger.devices() == [expected]
-        await ledger.disconnect_all(9.0)
-        await ledger.disconnect_all(11.0)
-        assert await ledger.device("a") == msgspec.structs.replace(expected, connected=False, since=9.0)
-
-    run(ledger, scenario)
+async def test_what_is_known_of_a_device_changes_field_by_field(ledger: Ledger) -> None:
+    await ledger.enrol("a", "key", certificate("f", "a"), now=0.0)
+    await ledger.update_device("a", connected=True, since=3.0, samples=7, note="no memory", progress=0.5, labels="0, 1")
+    await ledger.update_device("nobody", connected=True)
+    expected = DeviceRecord("a", "key", 0.0, True, False, True, 3.0, 7, 0, -1, 0.5, "no memory", "0, 1")
+    assert await ledger.devices() == [expected]
+    await ledger.disconnect_all(9.0)
+    await ledger.disconnect_all(11.0)
+    assert await ledger.device("a") == msgspec.structs.replace(expected, connected=False, since=9.0)
 
 
-def test_revoking_a_device_revokes_its_certificates_and_nobody_elses(ledger: Ledger) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        for name in ("a", "b"):
-            await ledger.enrol(name, name, certificate(f"f{name}", name), now=0.0)
-        await ledger.replace_operator(certificate("o1", "a", role="operator"))
-        await ledger.update_device("a", revoked=True)
-        revoked = [(await ledger.certificate(f)).revoked for f in ("fa", "fb", "o1")]  # type: ignore[union-attr]
-        assert revoked == [True, False, False], "an operator may be called like a device"
-        await ledger.replace_operator(certificate("o2", "operator", role="operator"))
-        assert await ledger.certificate("o1") is None
-        assert await ledger.certificate("o2") == certificate("o2", "operator", role="operator")
-
-    run(ledger, scenario)
+async def test_revoking_a_device_revokes_its_certificates_and_nobody_elses(ledger: Ledger) -> None:
+    for name in ("a", "b"):
+        await ledger.enrol(name, name, certificate(f"f{name}", name), now=0.0)
+    await ledger.replace_operator(certificate("o1", "a", role="operator"))
+    await ledger.update_device("a", revoked=True)
+    revoked = [(await ledger.certificate(f)).revoked for f in ("fa", "fb", "o1")]  # type: ignore[union-attr]
+    assert revoked == [True, False, False], "an operator may be called like a device"
+    await ledger.replace_operator(certificate("o2", "operator", role="operator"))
+    assert await ledger.certificate("o1") is None
+    assert await ledger.certificate("o2") == certificate("o2", "operator", role="operator")
 
 
-def test_a_token_is_used_with_the_device_that_it_buys(ledger: Ledger) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.add_token(token("t", uses=2))
-        await ledger.enrol("a", "key a", certificate("fa", "a"), now=1.0, token="t")
-        await ledger.enrol("a", "key a", certificate("fa2", "a"), now=2.0)
-        assert await ledger.token("t") == token("t", uses=1)
-        await ledger.enrol("b", "key b", certificate("fb", "b"), now=3.0, token="t")
-        used = await ledger.token("t")
-        assert used is not None and (used.uses_left, used.used_up_at) == (0, 3.0)
-
-    run(ledger, scenario)
+async def test_a_token_is_used_with_the_device_that_it_buys(ledger: Ledger) -> None:
+    await ledger.add_token(token("t", uses=2))
+    await ledger.enrol("a", "key a", certificate("fa", "a"), now=1.0, token="t")
+    await ledger.enrol("a", "key a", certificate("fa2", "a"), now=2.0)
+    assert await ledger.token("t") == token("t", uses=1)
+    await ledger.enrol("b", "key b", certificate("fb", "b"), now=3.0, token="t")
+    used = await ledger.token("t")
+    assert used is not None and (used.uses_left, used.used_up_at) == (0, 3.0)
 
 
-def test_a_device_remembers_its_token_and_a_withdrawn_token_says_so(ledger: Ledger) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.add_token(Token("t", b"pem", 5, 100.0, "operator", id="t1", uses=5, made_at=1.0, only_for="x"))
-        await ledger.enrol("a", "key a", certificate("fa", "a"), now=1.0, token="t")
-        await ledger.enrol("a", "key a", certificate("fa2", "a"), now=2.0)
-        assert [device.token for device in await ledger.devices()] == ["t1"]
-        await ledger.withdraw("t1", 7.0)
-        await ledger.withdraw("t1", 9.0)
-        expected = Token("t", b"pem", 4, 100.0, "operator", 7.0, "t1", 5, 1.0, "x", 7.0)
-        assert await ledger.tokens() == [expected]
-        assert await ledger.bootstrap_roots(8.0, 0.0) == []
-
-    run(ledger, scenario)
+async def test_a_device_remembers_its_token_and_a_withdrawn_token_says_so(ledger: Ledger) -> None:
+    await ledger.add_token(Token("t", b"pem", 5, 100.0, "operator", id="t1", uses=5, made_at=1.0, only_for="x"))
+    await ledger.enrol("a", "key a", certificate("fa", "a"), now=1.0, token="t")
+    await ledger.enrol("a", "key a", certificate("fa2", "a"), now=2.0)
+    assert [device.token for device in await ledger.devices()] == ["t1"]
+    await ledger.withdraw("t1", 7.0)
+    await ledger.withdraw("t1", 9.0)
+    expected = Token("t", b"pem", 4, 100.0, "operator", 7.0, "t1", 5, 1.0, "x", 7.0)
+    assert await ledger.tokens() == [expected]
+    assert await ledger.bootstrap_roots(8.0, 0.0) == []
 
 
-def test_a_renewed_certificate_retires_the_older_ones_when_it_is_first_used(ledger: Ledger) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.enrol("a", "key 1", certificate("f1", "a", issued_at=1.0, public_key="key 1"), now=1.0)
-        assert await ledger.first_use("f1", 2.0, 12.0) == []
-        for number in (2, 3, 4):
-            made = certificate(f"f{number}", "a", issued_at=float(number), public_key=f"key {number}")
-            await ledger.renew(made, float(number), unused=2, forget_s=100.0)
-        known = {each.fingerprint: each for each in await ledger.certificates("a")}
-        assert list(known) == ["f1", "f3", "f4"], "of those that were never used the newest two"
-        assert [each.retires_at for each in known.values()] == [None] * 3
-        assert (await ledger.devices())[0].public_key == "key 1"
-        assert sorted(await ledger.first_use("f3", 20.0, 30.0)) == ["f1"]
-        assert (await ledger.devices())[0].public_key == "key 3"
-        retires = {each.fingerprint: each.retires_at for each in await ledger.certificates()}
-        assert retires == {"f1": 30.0, "f3": None, "f4": None}
-        await ledger.renew(certificate("f5", "a", issued_at=200.0), 200.0, unused=2, forget_s=100.0)
-        assert [each.fingerprint for each in await ledger.certificates("a")] == ["f3", "f4", "f5"]
-        assert await ledger.first_use("nobody's", 1.0, 2.0) == []
-
-    run(ledger, scenario)
+async def test_a_renewed_certificate_retires_the_older_ones_when_it_is_first_used(ledger: Ledger) -> None:
+    await ledger.enrol("a", "key 1", certificate("f1", "a", issued_at=1.0, public_key="key 1"), now=1.0)
+    assert await ledger.first_use("f1", 2.0, 12.0) == []
+    for number in (2, 3, 4):
+        made = certificate(f"f{number}", "a", issued_at=float(number), public_key=f"key {number}")
+        await ledger.renew(made, float(number), unused=2, forget_s=100.0)
+    known = {each.fingerprint: each for each in await ledger.certificates("a")}
+    assert list(known) == ["f1", "f3", "f4"], "of those that were never used the newest two"
+    assert [each.retires_at for each in known.values()] == [None] * 3
+    assert (await ledger.devices())[0].public_key == "key 1"
+    assert sorted(await ledger.first_use("f3", 20.0, 30.0)) == ["f1"]
+    assert (await ledger.devices())[0].public_key == "key 3"
+    retires = {each.fingerprint: each.retires_at for each in await ledger.certificates()}
+    assert retires == {"f1": 30.0, "f3": None, "f4": None}
+    await ledger.renew(certificate("f5", "a", issued_at=200.0), 200.0, unused=2, forget_s=100.0)
+    assert [each.fingerprint for each in await ledger.certificates("a")] == ["f3", "f4", "f5"]
+    assert await ledger.first_use("nobody's", 1.0, 2.0) == []
 
 
-def test_of_an_origin_the_newest_tokens_stay(ledger: Ledger) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        for number in range(4):
-            await ledger.add_token(token(f"s{number}", origin="start"), keep=2)
-            await ledger.add_token(token(f"o{number}"))
-        left = [name for name in ("s0", "s1", "s2", "s3", "o0", "o3") if await ledger.token(name) is not None]
-        assert left == ["s2", "s3", "o0", "o3"]
-
-    run(ledger, scenario)
+async def test_of_an_origin_the_newest_tokens_stay(ledger: Ledger) -> None:
+    for number in range(4):
+        await ledger.add_token(token(f"s{number}", origin="start"), keep=2)
+        await ledger.add_token(token(f"o{number}"))
+    left = [name for name in ("s0", "s1", "s2", "s3", "o0", "o3") if await ledger.token(name) is not None]
+    assert left == ["s2", "s3", "o0", "o3"]
 
 
-def test_spent_tokens_are_let_into_the_handshake_for_a_while(ledger: Ledger) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.add_token(token("b", expires_at=50.0))
-        await ledger.add_token(token("a", expires_at=1000.0))
-        await ledger.enrol("x", "x", certificate("fx", "x"), now=20.0, token="a")
-        assert await ledger.bootstrap_roots(40.0, 0.0) == [b"pem of b"]
-        assert await ledger.bootstrap_roots(40.0, 30.0) == [b"pem of a", b"pem of b"]
-        assert await ledger.bootstrap_roots(90.0, 30.0) == []
-
-    run(ledger, scenario)
+async def test_spent_tokens_are_let_into_the_handshake_for_a_while(ledger: Ledger) -> None:
+    await ledger.add_token(token("b", expires_at=50.0))
+    await ledger.add_token(token("a", expires_at=1000.0))
+    await ledger.enrol("x", "x", certificate("fx", "x"), now=20.0, token="a")
+    assert await ledger.bootstrap_roots(40.0, 0.0) == [b"pem of b"]
+    assert await ledger.bootstrap_roots(40.0, 30.0) == [b"pem of a", b"pem of b"]
+    assert await ledger.bootstrap_roots(90.0, 30.0) == []
 
 
-def test_a_round_is_committed_whole(ledger: Ledger) -> None:
+async def test_a_round_is_committed_whole(ledger: Ledger) -> None:
     slots = [Slot(part, key, f"{part}.{key}.1", "d", 8) for part, key in (("shared", "value"), ("attended", "b"))]
     rows = [
         Report(round=2, work="train", client="a", loss=0.5),
@@ -238,51 +205,42 @@ def test_a_round_is_committed_whole(ledger: Ledger) -> None:
         Report(round=1, work="train", client="a"),
     ]
 
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.enrol("a", "key", certificate("f", "a"), now=0.0)
-        marks = {"a": {"contributed": 1, "fetched": 0}, "nobody": {"fetched": 0}}
-        await ledger.commit_round(Record(round=1), slots, rows, marks, PLAN)
-        found = await ledger.snapshot()
-        assert (found.record, found.plan, found.slots) == (Record(round=1), PLAN, (slots[1], slots[0]))
-        assert found.rows == (rows[3], rows[2], rows[1], rows[0])
-        assert [(device.contributed, device.fetched) for device in found.devices] == [(1, 0)]
-        newer = Slot("shared", "value", "shared.value.2", "e", 9)
-        await ledger.commit_round(Record(round=2), [newer], [rows[0]], {})
-        found = await ledger.snapshot()
-        assert (found.plan, found.slots, len(found.rows)) == (PLAN, (slots[1], newer), 4)
-
-    run(ledger, scenario)
+    await ledger.enrol("a", "key", certificate("f", "a"), now=0.0)
+    marks = {"a": {"contributed": 1, "fetched": 0}, "nobody": {"fetched": 0}}
+    await ledger.commit_round(Record(round=1), slots, rows, marks, PLAN)
+    found = await ledger.snapshot()
+    assert (found.record, found.plan, found.slots) == (Record(round=1), PLAN, (slots[1], slots[0]))
+    assert found.rows == (rows[3], rows[2], rows[1], rows[0])
+    assert [(device.contributed, device.fetched) for device in found.devices] == [(1, 0)]
+    newer = Slot("shared", "value", "shared.value.2", "e", 9)
+    await ledger.commit_round(Record(round=2), [newer], [rows[0]], {})
+    found = await ledger.snapshot()
+    assert (found.plan, found.slots, len(found.rows)) == (PLAN, (slots[1], newer), 4)
 
 
-def test_last_evaluations_are_of_earlier_rounds_and_devices_not_revoked(ledger: Ledger) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        for name in ("a", "b", "c"):
-            await ledger.enrol(name, "key", certificate(f"of {name}", name), 0.0)
-        said = [(4, "a"), (4, "b"), (4, "c"), (3, "b"), (3, "a"), (2, "c"), (2, "a"), (2, "b")]
-        rows = [Report(round=number, work="evaluate", client=name, likelihood_common=-1.5 * number) for number, name in said]
-        await ledger.commit_round(Record(round=4), [], [*rows, Report(round=3, work="train", client="a")], {})
-        await ledger.update_device("b", revoked=True)
-        found = await ledger.last_evaluations(4)
-        assert [(row.round, row.client, row.likelihood_common) for row in found] == [(3, "a", -4.5), (2, "c", -3.0)]
-        assert await ledger.last_evaluations(0) == []
-        assert [(row.round, row.client) for row in await ledger.last_evaluations(4, but=range(3, 4))] == [(2, "a"), (2, "c")]
-
-    run(ledger, scenario)
+async def test_last_evaluations_are_of_earlier_rounds_and_devices_not_revoked(ledger: Ledger) -> None:
+    for name in ("a", "b", "c"):
+        await ledger.enrol(name, "key", certificate(f"of {name}", name), 0.0)
+    said = [(4, "a"), (4, "b"), (4, "c"), (3, "b"), (3, "a"), (2, "c"), (2, "a"), (2, "b")]
+    rows = [Report(round=number, work="evaluate", client=name, likelihood_common=-1.5 * number) for number, name in said]
+    await ledger.commit_round(Record(round=4), [], [*rows, Report(round=3, work="train", client="a")], {})
+    await ledger.update_device("b", revoked=True)
+    found = await ledger.last_evaluations(4)
+    assert [(row.round, row.client, row.likelihood_common) for row in found] == [(3, "a", -4.5), (2, "c", -3.0)]
+    assert await ledger.last_evaluations(0) == []
+    assert [(row.round, row.client) for row in await ledger.last_evaluations(4, but=range(3, 4))] == [(2, "a"), (2, "c")]
 
 
-def test_a_commit_that_fails_leaves_everything_as_it_was(ledger: Ledger) -> None:
+async def test_a_commit_that_fails_leaves_everything_as_it_was(ledger: Ledger) -> None:
     def broken() -> Iterator[Report]:
         yield Report(round=1, work="train", client="a")
         raise ZeroDivisionError
 
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.enrol("a", "key", certificate("f", "a"), now=0.0)
-        before = await ledger.snapshot()
-        with pytest.raises(ZeroDivisionError):
-            await ledger.commit_round(Record(round=1), [Slot("p", "k", "f", "d", 1)], broken(), {"a": {"contributed": 1}}, PLAN)
-        assert await ledger.snapshot() == before
-
-    run(ledger, scenario)
+    await ledger.enrol("a", "key", certificate("f", "a"), now=0.0)
+    before = await ledger.snapshot()
+    with pytest.raises(ZeroDivisionError):
+        await ledger.commit_round(Record(round=1), [Slot("p", "k", "f", "d", 1)], broken(), {"a": {"contributed": 1}}, PLAN)
+    assert await ledger.snapshot() == before
 
 
 def test_a_reader_sees_what_was_written_and_only_the_rows_asked_for(storage: Storage) -> None:
@@ -432,24 +390,21 @@ def test_a_damaged_file_is_one_clear_error(path: Path, at: int) -> None:
         reader.check()
 
 
-def test_the_write_ahead_log_stays_for_the_file_that_a_backup_brings_back(tmp_path: Path) -> None:
+async def test_the_write_ahead_log_stays_for_the_file_that_a_backup_brings_back(tmp_path: Path) -> None:
     """Repeat seed 8114 of `make chaos`: a look at a cut file merged the log into it, and the restored file was an old one."""
     live, home = tmp_path / "live", tmp_path / "home"
     live.mkdir()
-
-    async def killed_after_a_commit() -> None:
-        await SqliteLedger(live / "state.sqlite").close()  # closing moves its tables into the file itself
-        ledger = SqliteLedger(live / "state.sqlite")
-        await ledger.put_record(Record(round=7))
-        shutil.copytree(live, home)  # as after kill -9: the last changes are in the log
-        await ledger.close()
 
     def check() -> Record:
         with closing(SqliteReader(home / "state.sqlite")) as reader:
             reader.check()
             return reader.snapshot().record
 
-    aio.run(killed_after_a_commit())
+    await SqliteLedger(live / "state.sqlite").close()  # closing moves its tables into the file itself
+    ledger = SqliteLedger(live / "state.sqlite")
+    await ledger.put_record(Record(round=7))
+    shutil.copytree(live, home)  # as after kill -9: the last changes are in the log
+    await ledger.close()
     whole, log = (home / "state.sqlite").read_bytes(), (home / "state.sqlite-wal").read_bytes()
     assert log
     (home / "state.sqlite").write_bytes(whole[: len(whole) // 4])
@@ -551,23 +506,20 @@ def test_errors_that_pass_are_told_by_their_words(
         assert caught.value.sqlite_errorname.startswith(code)
 
 
-def test_the_event_loop_goes_on_while_the_ledger_waits(path: Path) -> None:
-    async def scenario() -> int:
-        ledger = SqliteLedger(path)
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        waiting = asyncio.create_task(ledger.put_record(Record(round=1)))
-        turns = 0
-        while turns < 20:
-            await asyncio.sleep(0.005)
-            turns += 1
-        assert not waiting.done()
-        other.execute("COMMIT")
-        await waiting
-        await ledger.close()
-        return turns
-
-    assert aio.run(scenario()) == 20
+async def test_the_event_loop_goes_on_while_the_ledger_waits(path: Path) -> None:
+    ledger = SqliteLedger(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    waiting = asyncio.create_task(ledger.put_record(Record(round=1)))
+    turns = 0
+    while turns < 20:
+        await asyncio.sleep(0.005)
+        turns += 1
+    assert not waiting.done()
+    other.execute("COMMIT")
+    await waiting
+    await ledger.close()
+    assert turns == 20
 
 
 async def test_whose_certificate_it_is_is_told_while_the_ledger_waits_for_the_disk(path: Path) -> None:
@@ -587,21 +539,17 @@ async def test_whose_certificate_it_is_is_told_while_the_ledger_waits_for_the_di
     await ledger.close()
 
 
-def test_who_enrolled_before_the_plan_survives_the_loss_of_the_write_ahead_log(tmp_path: Path) -> None:
+async def test_who_enrolled_before_the_plan_survives_the_loss_of_the_write_ahead_log(tmp_path: Path) -> None:
     """Delete the log: SQLite silently goes back to the file's content, and devices would be unknown to their own server."""
-
-    async def scenario() -> list[str]:
-        ledger = SqliteLedger(tmp_path / "state.sqlite")
-        await ledger.enrol("a", "key-a", certificate("f-a", "a"), 1.0)
-        await ledger.commit_round(Record(), [], [], {}, PLAN)
-        shutil.copy(tmp_path / "state.sqlite", tmp_path / "copy.sqlite")  # as after the loss of the log
-        await ledger.close()
-        copied = SqliteLedger(tmp_path / "copy.sqlite")
-        found = [device.name for device in await copied.devices()]
-        await copied.close()
-        return found
-
-    assert aio.run(scenario()) == ["a"]
+    ledger = SqliteLedger(tmp_path / "state.sqlite")
+    await ledger.enrol("a", "key-a", certificate("f-a", "a"), 1.0)
+    await ledger.commit_round(Record(), [], [], {}, PLAN)
+    shutil.copy(tmp_path / "state.sqlite", tmp_path / "copy.sqlite")  # as after the loss of the log
+    await ledger.close()
+    copied = SqliteLedger(tmp_path / "copy.sqlite")
+    found = [device.name for device in await copied.devices()]
+    await copied.close()
+    assert found == ["a"]
 
 
 CHANGES: dict[str, Callable[[SqliteLedger], Awaitable[Any]]] = {

@@ -146,22 +146,18 @@ async def test_a_certificate_is_issued_to_its_end_when_the_device_vanishes(call:
     ("error", "written"),
     [(UpdateRefused("it is not finite"), False), (Damaged("a file is damaged"), True), (ValueError("a defect"), True)],
 )
-def test_a_refusal_that_nobody_waits_for_is_not_written(
+async def test_a_refusal_that_nobody_waits_for_is_not_written(
     caplog: pytest.LogCaptureFixture, error: Exception, written: bool
 ) -> None:
     """Hang up before the refusal: else a peer could fill the log with tracebacks."""
+    begun, goes_on = asyncio.Event(), asyncio.Event()
 
-    async def scenario() -> None:
-        begun, goes_on = asyncio.Event(), asyncio.Event()
+    async def refuse() -> None:
+        begun.set()
+        await goes_on.wait()
+        raise error
 
-        async def refuse() -> None:
-            begun.set()
-            await goes_on.wait()
-            raise error
-
-        await vanish(Turns().carry(refuse()), begun, goes_on)
-        for _ in range(3):
-            await asyncio.sleep(0)
-
-    aio.run(scenario())
+    await vanish(Turns().carry(refuse()), begun, goes_on)
+    for _ in range(3):
+        await asyncio.sleep(0)
     assert (str(error) in caplog.text) == written

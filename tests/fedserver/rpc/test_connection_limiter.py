@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 
-from attune.common import aio
 from attune.fedserver import process
 from attune.fedserver.rpc import connection_limiter, server
 from attune.fedserver.rpc.connection_limiter import Bounds, ConnectionLimiter, address_of, let_in, shut, sockets
@@ -139,7 +138,7 @@ def test_who_enrols_has_called_and_has_the_time_of_a_handshake(present: dict[int
     assert sorted(fds(keeper.look(PORT, 10.1).too_long)) == list(range(12))
 
 
-def test_the_guard_gives_memory_back_once_and_maps_small_blocks_before_the_plan(
+async def test_the_guard_gives_memory_back_once_and_maps_small_blocks_before_the_plan(
     present: dict[int, tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []
@@ -149,23 +148,20 @@ def test_the_guard_gives_memory_back_once_and_maps_small_blocks_before_the_plan(
     monkeypatch.setattr(process, "return_free_memory", lambda: ended.append(keeper.ended))
     monkeypatch.setattr(process, "map_blocks", mapped.append)
 
-    async def looks() -> None:
-        nobody = SimpleNamespace(tell=print, set=print, clear=print, show=print)
-        parts = SimpleNamespace(
-            _registrar=SimpleNamespace(tls=SimpleNamespace(handshakes=0)), _connections=keeper, _port=PORT, _refusals=nobody,
-            _coordinator=SimpleNamespace(troubles=nobody, plan=None), _mapped=0, _returned=0, _cut=False,
-        )  # fmt: skip
-        parts._looked = functools.partial(server.GrpcServer._looked, cast(Any, parts))
-        guard = asyncio.create_task(server.GrpcServer._guard(cast(Any, parts)))
-        for held in (server.MANY_ENDED, 1, 0):  # one fewer than many end, then the last
-            present.clear()
-            present.update({fd: ("10.0.0.1", fd) for fd in range(held)})
-            await asyncio.sleep(0.1)
-        parts._coordinator.plan = "a plan"
+    nobody = SimpleNamespace(tell=print, set=print, clear=print, show=print)
+    parts = SimpleNamespace(
+        _registrar=SimpleNamespace(tls=SimpleNamespace(handshakes=0)), _connections=keeper, _port=PORT, _refusals=nobody,
+        _coordinator=SimpleNamespace(troubles=nobody, plan=None), _mapped=0, _returned=0, _cut=False,
+    )  # fmt: skip
+    parts._looked = functools.partial(server.GrpcServer._looked, cast(Any, parts))
+    guard = asyncio.create_task(server.GrpcServer._guard(cast(Any, parts)))
+    for held in (server.MANY_ENDED, 1, 0):  # one fewer than many end, then the last
+        present.clear()
+        present.update({fd: ("10.0.0.1", fd) for fd in range(held)})
         await asyncio.sleep(0.1)
-        guard.cancel()
-
-    aio.run(looks())
+    parts._coordinator.plan = "a plan"
+    await asyncio.sleep(0.1)
+    guard.cancel()
     assert ended == [server.MANY_ENDED]
     assert mapped == [process.ENROLLING_MAPPING_BYTES, process.OWN_MAPPING_BYTES]
 

@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -99,11 +98,8 @@ def test_many_writers_make_one_chain(audit: Audit) -> None:
         for number in range(10):
             Audit(audit.path).write("enrolled", who, name=f"d{number}")
 
-    threads = [threading.Thread(target=write, args=(f"w{number}",)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, (f"w{number}" for number in range(4))))
     assert sorted({entry.by for entry, _ in entries(audit.path)}) == ["w0", "w1", "w2", "w3"]
     assert len(events(audit)) == 40
 

@@ -123,16 +123,13 @@ async def test_a_row_that_was_changed_by_hand_is_named(database: PostgresDatabas
         reader.check()
 
 
-def test_text_that_postgresql_cannot_hold_does_not_stop_the_server(database: PostgresDatabase) -> None:
-    async def scenario() -> str:
-        ledger = PostgresLedger(database)
-        await ledger.enrol("kiel", "key", Certificate("f", "kiel", "device", 1e9), 1.5)
-        await ledger.update_device("kiel", note="a\0b")
-        device = await ledger.device("kiel")
-        assert device is not None
-        return device.note
-
-    assert aio.run(scenario()) == "a\N{REPLACEMENT CHARACTER}b"
+async def test_text_that_postgresql_cannot_hold_does_not_stop_the_server(database: PostgresDatabase) -> None:
+    ledger = PostgresLedger(database)
+    await ledger.enrol("kiel", "key", Certificate("f", "kiel", "device", 1e9), 1.5)
+    await ledger.update_device("kiel", note="a\0b")
+    device = await ledger.device("kiel")
+    assert device is not None
+    assert device.note == "a\N{REPLACEMENT CHARACTER}b"
 
 
 async def test_two_servers_change_one_after_the_other(database: PostgresDatabase) -> None:
@@ -156,7 +153,7 @@ async def test_two_servers_change_one_after_the_other(database: PostgresDatabase
 
 
 @pytest.mark.parametrize("counts", [True, False])
-def test_a_connection_that_is_lost_in_a_commit_does_not_leave_a_doubt(
+async def test_a_connection_that_is_lost_in_a_commit_does_not_leave_a_doubt(
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch, counts: bool
 ) -> None:
     """Lose the answer to COMMIT once, after or before the database has carried it out."""
@@ -172,18 +169,15 @@ def test_a_connection_that_is_lost_in_a_commit_does_not_leave_a_doubt(
         self.close()
         raise psycopg.OperationalError("the connection was lost")
 
-    async def scenario() -> int:
-        ledger = PostgresLedger(database)
-        await ledger.put_record(Record(round=1))
-        monkeypatch.setattr(psycopg.Connection, "execute", losing)
-        if counts:
+    ledger = PostgresLedger(database)
+    await ledger.put_record(Record(round=1))
+    monkeypatch.setattr(psycopg.Connection, "execute", losing)
+    if counts:
+        await ledger.put_record(Record(round=2))
+    else:
+        with pytest.raises(LedgerBusy, match="lost"):
             await ledger.put_record(Record(round=2))
-        else:
-            with pytest.raises(LedgerBusy, match="lost"):
-                await ledger.put_record(Record(round=2))
-        return (await ledger.snapshot()).record.round
-
-    assert aio.run(scenario()) == (2 if counts else 1)
+    assert (await ledger.snapshot()).record.round == (2 if counts else 1)
     assert lost
 
 
@@ -213,35 +207,32 @@ def test_a_process_that_stopped_within_a_transaction_holds_up_nobody_for_long(da
     other.close()
 
 
-def test_a_database_that_is_killed_and_comes_back_has_what_was_acknowledged(tmp_path: Path) -> None:
+async def test_a_database_that_is_killed_and_comes_back_has_what_was_acknowledged(tmp_path: Path) -> None:
     """Kill -9 PostgreSQL while records are written: calls end with LedgerBusy at worst, and no acknowledged one is lost."""
     engine = engines.postgres()
 
-    async def scenario() -> None:
-        database = PostgresDatabase(engine.new())
-        database.prepare()
-        ledger, stopped, acknowledged = PostgresLedger(database), threading.Event(), 0
+    database = PostgresDatabase(engine.new())
+    database.prepare()
+    ledger, stopped, acknowledged = PostgresLedger(database), threading.Event(), 0
 
-        def kill() -> None:
-            for _ in range(2):
-                time.sleep(0.3)
-                engine.kill()
-                engine.start()
-            stopped.set()
+    def kill() -> None:
+        for _ in range(2):
+            time.sleep(0.3)
+            engine.kill()
+            engine.start()
+        stopped.set()
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        while not stopped.is_set():
-            with suppress(LedgerBusy):
-                await ledger.put_record(Record(round=acknowledged + 1))
-                acknowledged += 1
-                assert (await ledger.snapshot()).record.round == acknowledged
-        killer.join()
-        assert acknowledged > 3
-        assert (await ledger.snapshot()).record.round in (acknowledged, acknowledged + 1)
-        await ledger.close()
-
-    aio.run(scenario())
+    killer = threading.Thread(target=kill)
+    killer.start()
+    while not stopped.is_set():
+        with suppress(LedgerBusy):
+            await ledger.put_record(Record(round=acknowledged + 1))
+            acknowledged += 1
+            assert (await ledger.snapshot()).record.round == acknowledged
+    killer.join()
+    assert acknowledged > 3
+    assert (await ledger.snapshot()).record.round in (acknowledged, acknowledged + 1)
+    await ledger.close()
 
 
 def test_a_server_leaves_a_connection_to_a_database_that_only_reads(database: PostgresDatabase) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attune.common.errors import DiskFull, LimitExceeded, UploadBusy
+from attune.common.errors import DiskFull, LimitExceeded
 from attune.common.wire import malformed as bad
 from attune.common.wire.blobs import Blob, read_frames
 from attune.common.wire.digest import digest_of, file_name
@@ -112,15 +112,6 @@ def test_lies_about_size_and_digest(tmp_path):
         assert sink.offset == path.stat().st_size == 0
 
 
-def test_one_sink_at_a_time(tmp_path):
-    with closing(Sink(spool(tmp_path), "peer", len(DATA), DIGEST)) as first:
-        with pytest.raises(UploadBusy):
-            Sink(spool(tmp_path), "peer", len(DATA), DIGEST)
-        first.write([DATA])
-    with closing(Sink(spool(tmp_path), "peer", len(DATA), DIGEST)) as second:
-        assert second.offset == len(DATA)
-
-
 def test_a_disk_that_fills_up_keeps_offset_and_file_in_step(tmp_path, monkeypatch):
     path = tmp_path / GROWING
     real, left = os.pwrite, [6000]
@@ -145,15 +136,3 @@ def test_a_disk_that_fills_up_keeps_offset_and_file_in_step(tmp_path, monkeypatc
 def test_too_small_a_disk_is_noticed_up_front(tmp_path):
     with pytest.raises(DiskFull, match="free another"):
         Sink(spool(tmp_path), "peer", 1 << 60, DIGEST)
-
-
-def test_a_failing_sync_is_a_full_disk(tmp_path, monkeypatch):
-    def full(fd: int) -> None:
-        raise OSError(errno.EDQUOT, "Disk quota exceeded")
-
-    storage = DiskStorage(tmp_path)
-    with closing(Sink(storage.spool, "peer", 0, digest_of(b""))) as sink:
-        whole = sink.finish()
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DiskFull):
-        storage.blobs.sync(whole)

@@ -19,19 +19,27 @@ from attune.fedserver.home import ServerHome
 from attune.fedserver.view.guarantee import spent_epsilons
 
 
+def ran(folder: Path, privacy: dict[str, Any], **settings: dict[str, Any]) -> Path:
+    """Simulate two devices over two rounds, and return the server's home."""
+    draws = np.random.default_rng(0)
+    shards = {name: (draws.random((60, 4)).astype("float32"), np.arange(60) % 2) for name in ("ann", "ben")}
+    given = {"privacy": privacy, "train": {"local_epochs": 1}, **settings}
+    attune.simulate(shards, method="fedavg", model="mlr", rounds=2, settings=given, progress=False, home=folder)
+    return next(path.parent for path in folder.rglob("state.sqlite"))
+
+
+def report_of(home: Path) -> tuple[str, dict[str, Any]]:
+    text, shown = (CliRunner().invoke(cli, ["privacy", "--home", str(home), *more]).output for more in ([], ["--json"]))
+    return text, json.loads(shown)
+
+
 @pytest.mark.parametrize("unit", ["none", "example", "noise"])
 def test_the_budget_and_what_was_spent_are_shown(unit: str, tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
-    draws = np.random.default_rng(0)
-    shards = {name: (draws.random((60, 4)).astype("float32"), np.arange(60) % 2) for name in ("ann", "ben")}
     privacy = {"unit": unit, "epsilon": 4.0, "insecure_seed": 1, "ranges": [[0, 1]]}
     if unit == "noise":
         privacy |= {"unit": "example", "epsilon": None, "noise": 2.0}
-    settings = {"privacy": privacy, "train": {"local_epochs": 1}}
-    attune.simulate(shards, method="fedavg", model="mlr", rounds=2, settings=settings, progress=False, home=tmp_path / "home")
-    home = next(path.parent for path in (tmp_path / "home").rglob("state.sqlite"))
-    text, report = (CliRunner().invoke(cli, ["privacy", "--home", str(home), *more]).output for more in ([], ["--json"]))
-    shown = json.loads(report)
+    text, shown = report_of(ran(tmp_path, privacy))
     assert (shown["unit"], shown["epsilon"]) == (privacy["unit"], privacy["epsilon"])
     if unit == "noise":  # both orders were carried out, so what was planned is spent
         assert shown["planned"].keys() == shown["spent"].keys() == {"ann", "ben"}
@@ -52,22 +60,13 @@ def test_the_budget_and_what_was_spent_are_shown(unit: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("unit", ["example", "client"])
 def test_what_earlier_runs_have_spent_is_shown(unit: str, tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
-    draws = np.random.default_rng(0)
-    shards = {name: (draws.random((60, 4)).astype("float32"), np.arange(60) % 2) for name in ("ann", "ben")}
     privacy = {"unit": unit, "epsilon": 4.0, "insecure_seed": 1}
     privacy |= {"ranges": [[0, 1]]} if unit == "example" else {"delta": 0.01, "devices": 2}
-    settings = {"privacy": privacy, "train": {"local_epochs": 1, "validation": 0.0}, "data": {"classes": [0, 1]}}
-    attune.simulate(shards, method="fedavg", model="mlr", rounds=2, settings=settings, progress=False, home=tmp_path / "home")
-    folder = next(path.parent for path in (tmp_path / "home").rglob("state.sqlite"))
+    folder = ran(tmp_path, privacy, train={"local_epochs": 1, "validation": 0.0}, data={"classes": [0, 1]})
     home, run = ServerHome(folder), run_name(ServerHome(folder).snapshot().run)
-
-    def report() -> tuple[str, dict[str, Any]]:
-        text, shown = (CliRunner().invoke(cli, ["privacy", "--home", str(folder), *more]).output for more in ([], ["--json"]))
-        return text, json.loads(shown)
-
-    first = report()[1]
+    first = report_of(folder)[1]
     runs.begin(home, "second", {"privacy": {"unit": "none", "epsilon": None, "devices": 0}}, "ada")
-    text, shown = report()
+    text, shown = report_of(folder)
     [earlier] = shown["earlier"]
     assert first["earlier"] == [] and earlier["run"] == run and earlier["mode"] == first["mode"]
     assert "devices train without noise" in text

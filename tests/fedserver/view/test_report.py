@@ -12,10 +12,7 @@ from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import Report
 from attune.fedserver.view.status import state_of
 from attune.fedserver.view.status_text import render_status
-
-
-def train(round_, client, before, after, size=10):
-    return Report(round=round_, work="train", client=client, accuracy_before=before, accuracy_after=after, test_samples=size)
+from tests.fedserver.view.test_summary import train
 
 
 def evaluate(round_, client, value, size=10):
@@ -81,29 +78,12 @@ def shown(
         "rounds": 1,
         "method": "fedavg",
         "running": False,
-        "buffer": None,
         "paused": False,
-        "reason": None,
-        "troubles": [],
-        "todo": [],
-        "expiring": [],
-        "refused": [],
         "metric": "accuracy",
     }
-    said |= {
-        "setback": None,
-        "taken_back": [],
-        "standardisation": None,
-        "closed_form": None,
-        "one_token": None,
-        "awaited": [],
-        "adapting": [],
-        "fleet": [],
-        "privacy": privacy,
-        "clients": list(clients),
-        "accuracy": both,
-        "constant": of_constant,
-    }
+    said |= dict.fromkeys(("buffer", "reason", "setback", "standardisation", "closed_form", "one_token"))
+    said |= {key: [] for key in ("troubles", "todo", "expiring", "refused", "taken_back", "awaited", "adapting", "fleet")}
+    said |= {"privacy": privacy, "clients": list(clients), "accuracy": both, "constant": of_constant}
     return render_status(said | {"no_better_than_constant": no_better}).splitlines()[2:]
 
 

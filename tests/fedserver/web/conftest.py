@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
+import threading
 from dataclasses import dataclass, field
 
 import pytest
@@ -63,6 +65,18 @@ class Page:
         answer.text = answer.read().decode()
         connection.close()
         return answer
+
+
+@pytest.fixture
+def loop():
+    """Return an event loop that runs on another thread, for buttons."""
+    made = asyncio.new_event_loop()
+    thread = threading.Thread(target=made.run_forever)
+    thread.start()
+    yield made
+    made.call_soon_threadsafe(made.stop)
+    thread.join()
+    made.close()
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-
 import pytest
 
 from attune.common import aio
@@ -93,20 +90,15 @@ def test_every_answer_has_the_headers_that_keep_strangers_out(page):
 
 
 @pytest.fixture
-def acting(served):
+def acting(served, loop):
     """Serve a page with one button. Return the page, and the list of requests that the button noted."""
-    loop, done = asyncio.new_event_loop(), []
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
+    done = []
 
     async def revoke(asked, by):
         done.append(asked.name)
         return {"said": f"{asked.name} is revoked"}
 
-    yield served(Source(EMPTY), Actions({"revoke": revoke}, loop)), done
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    return served(Source(EMPTY), Actions({"revoke": revoke}, loop)), done
 
 
 def test_another_sites_page_cannot_press_a_button(acting):

@@ -7,20 +7,18 @@ import time
 
 import pytest
 
-from attune.fedserver.core.messages import Record
 from attune.fedserver.descriptors import limit, page_connections
-from attune.fedserver.ports.ledger import Snapshot
-from attune.fedserver.view.status import status
 from attune.fedserver.web import limits
-from attune.fedserver.web.facts import PageFacts
 from tests.fedserver.web.conftest import TOKEN, Source
+from tests.fedserver.web.test_guard import EMPTY
 
-EMPTY = PageFacts("server", status(Snapshot(None, None, Record(), (), (), ()), set()), [])
 WAIT_S = 30
 
 
-def connect(page) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", page.port), timeout=WAIT_S)
+def connect(page, sent: bytes) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", page.port), timeout=WAIT_S)
+    made.sendall(sent)
+    return made
 
 
 def answer(held: socket.socket) -> bytes:
@@ -51,8 +49,7 @@ def test_the_oldest_connection_without_a_token_makes_room(page, begun):
     """Hold twice as many connections as there may be: the first ones end, and a caller with the token is answered."""
     held = []
     for _ in range(2 * page_connections(limit())):
-        held.append(connect(page))
-        held[-1].sendall(begun)
+        held.append(connect(page, begun))
     for first in held[: page_connections(limit())]:
         assert answer(first) == b""
     assert page.ask("/api/view", token=TOKEN).status == 200
@@ -63,14 +60,12 @@ def test_the_oldest_connection_without_a_token_makes_room(page, begun):
     b"POST /api/actions/x HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer a-token-of-tests\r\nContent-Length: 9\r\n\r\n{",
 ])  # fmt: skip
 def test_a_request_that_does_not_end_in_its_time_is_dropped(quick, begun):
-    held = connect(quick)
-    held.sendall(begun)
+    held = connect(quick, begun)
     assert answer(held) == b""
 
 
 def test_bytes_that_come_slowly_do_not_prolong_the_time(quick):
-    held = connect(quick)
-    held.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
+    held = connect(quick, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
     held.settimeout(0.05)
     for _ in range(1000):
         try:
@@ -85,14 +80,12 @@ def test_bytes_that_come_slowly_do_not_prolong_the_time(quick):
 
 
 def test_a_caller_without_the_token_keeps_no_connection(page):
-    held = connect(page)
-    held.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    held = connect(page, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     assert answer(held).startswith(b"HTTP/1.1 200")
 
 
 def test_a_stream_of_events_outlives_the_time_of_a_request(quick):
-    held = connect(quick)
-    held.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %s\r\n\r\n" % TOKEN.encode())
+    held = connect(quick, b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %s\r\n\r\n" % TOKEN.encode())
     held.settimeout(2)
     with pytest.raises(TimeoutError):
         answer(held)
@@ -101,23 +94,20 @@ def test_a_stream_of_events_outlives_the_time_of_a_request(quick):
 @pytest.mark.parametrize("cookie", ['a="' + "\\" * 60_000 + '"', "a=b;" * 15_000, 'a="' + '\\"' * 30_000 + '"'])
 def test_a_long_cookie_is_refused_before_anything_reads_it(page, cookie):
     """Send cookies whose parsing took up to 6.5 s of processor time."""
-    held = connect(page)
-    held.sendall(f"GET /api/view HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\n\r\n".encode())
+    held = connect(page, f"GET /api/view HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\n\r\n".encode())
     assert answer(held)[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 431")
 
 
 def test_requests_that_cannot_be_answered_leave_no_line_in_the_log(page, caplog):
     upgrade = b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     for sent in (upgrade, b"\xff" * 500 + b"\r\n\r\n", b"GET /\r\n\r\n"):
-        held = connect(page)
-        held.sendall(sent)
+        held = connect(page, sent)
         assert answer(held).startswith(b"HTTP/1.1 4")
     assert caplog.records == []
 
 
 def test_a_caller_that_hangs_up_within_its_request_leaves_no_traceback(page, caplog):
-    held = connect(page)
-    held.sendall(b"POST /api/actions/x HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer a-token-of-tests\r\n")
+    held = connect(page, b"POST /api/actions/x HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer a-token-of-tests\r\n")
     held.sendall(b"Content-Length: 9\r\n\r\n{")
     time.sleep(0.3)
     held.close()

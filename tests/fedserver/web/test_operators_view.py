@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 import attune
-from attune.common import aio
 from attune.common.config import ServerSettings, convert
 from attune.common.errors import SettingError
 from attune.common.identity.credential import short_form
@@ -104,19 +103,16 @@ def home(tmp_path_factory):
     return home
 
 
-def test_the_page_says_which_federation_it_shows(home):
+async def test_the_page_says_which_federation_it_shows(home):
     run = parts(of_home(home).look())["run"]
     assert run["version"] == attune.__version__
     assert run["fingerprint"] == short_form((home.authority / "ca.pem").read_bytes())
     assert run["run"] == "first"
     assert run["name"] == "", "it has none yet"
 
-    async def name_it():
-        async with home.open() as storage:
-            before = (await storage.ledger.snapshot()).overrides
-            await storage.ledger.set_overrides(before | {"server": {"name": "Hospitals of the coast"}})
-
-    aio.run(name_it())
+    async with home.open() as storage:
+        before = (await storage.ledger.snapshot()).overrides
+        await storage.ledger.set_overrides(before | {"server": {"name": "Hospitals of the coast"}})
     assert parts(of_home(home).look())["run"]["name"] == "Hospitals of the coast"
 
 

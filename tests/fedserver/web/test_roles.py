@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
@@ -35,11 +34,9 @@ def home(tmp_path):
 
 
 @pytest.fixture
-def acting(served, home):
+def acting(served, home, loop):
     """Serve a page with every button. Return the page, and the list of what the buttons did, with who pressed them."""
-    loop, done = asyncio.new_event_loop(), []
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
+    done = []
 
     def noting(name):
         async def note(asked, by):
@@ -49,10 +46,7 @@ def acting(served, home):
         return note
 
     keys = Keyring(TOKEN, METRICS, home)
-    yield served(Source(EMPTY), Actions({name: noting(name) for name in ARGUMENTS}, loop), keys), done
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    return served(Source(EMPTY), Actions({name: noting(name) for name in ARGUMENTS}, loop), keys), done
 
 
 def requests():

@@ -66,11 +66,6 @@ def test_ten_rounds_agree_with_an_independent_calculation(name):
         assert values[at] == pytest.approx(x, abs=1e-12)
 
 
-def test_momentum_without_memory_and_with_step_one_is_the_mean():
-    values, _ = rounds_of(MeanSettings(shared_optimiser="momentum", shared_momentum=0.0), [1.5, -2.0])
-    assert values == pytest.approx([1.5, -2.0])
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_integers_take_the_mean_and_half_precision_has_moments_in_float32(name):
     vault = MemoryVault()

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
@@ -65,6 +65,8 @@ def rows_of(S: int, D: int, seed: int, alike: float) -> torch.Tensor:
 
 @settings(max_examples=60, deadline=None)
 @given(matrices, st.floats(0, 1000), st.booleans())
+@example((5, 33, 1, 0.3), 0.0, False)  # the mean
+@example((3, 8, 1, 0.3), 0.0, True)  # the mean weighted by samples
 def test_equals_the_oracle(shape, sigma, by_samples):
     X_SD = rows_of(*shape)
     samples = [1 + 7 * i for i in range(len(X_SD))] if by_samples else None
@@ -135,17 +137,6 @@ def test_weights_that_contradict_each_other_are_refused(options):
         AttentionSettings(**options)
 
 
-def test_sigma_zero_is_the_mean():
-    X_SD = rows_of(5, 33, 1, 0.3)
-    assert close(mixed(X_SD, 0.0), X_SD.double().mean(dim=0).expand(5, -1), X_SD)
-
-
-def test_sigma_zero_by_samples_is_the_weighted_mean():
-    X_SD = rows_of(3, 8, 1, 0.3)
-    expected_D = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64) @ X_SD.double()
-    assert close(mixed(X_SD, 0.0, [2, 3, 5], "samples"), expected_D.expand(3, -1), X_SD)
-
-
 def test_large_sigma_is_the_identity_for_distinct_directions():
     X_SD = rows_of(6, 50, 2, 0.9)
     assert close(mixed(X_SD, 1e6), X_SD, X_SD)
@@ -200,13 +191,9 @@ def test_state_is_kept_by_name_for_who_is_not_in_the_cohort():
     aggregator = Mcsa(AttentionSettings(), vault, 0, {"x": ["x"]})
     aggregator.start({"x": torch.zeros(2)})
     assert aggregator.slot("a") == "cold-start"
-    aggregator.close_round(
-        [PartUpdate("a", 1, {"x": torch.tensor([1.0, 0.0])}), PartUpdate("b", 1, {"x": torch.tensor([0.0, 1.0])})]
-    )
+    aggregator.close_round([update("a", [1.0, 0.0]), update("b", [0.0, 1.0])])
     kept = vault.read("client/a")["x"].clone()
-    aggregator.close_round(
-        [PartUpdate("b", 1, {"x": torch.tensor([5.0, 5.0])}), PartUpdate("c", 1, {"x": torch.tensor([2.0, 1.0])})]
-    )
+    aggregator.close_round([update("b", [5.0, 5.0]), update("c", [2.0, 1.0])])
     assert torch.equal(vault.read(aggregator.slot("a"))["x"], kept)
     assert aggregator.slot("c") == "client/c" and aggregator.slot("d") == "cold-start"
 
@@ -215,6 +202,5 @@ def test_metric_is_the_mean_weight_on_oneself():
     vault = MemoryVault()
     aggregator = Mcsa(AttentionSettings(sigma=math.log(3)), vault, 0, {"x": ["x"]})
     aggregator.start({"x": torch.zeros(2)})
-    rows = torch.eye(2)
-    metrics = aggregator.close_round([PartUpdate("a", 1, {"x": rows[0]}), PartUpdate("b", 1, {"x": rows[1]})])
+    metrics = aggregator.close_round([update("a", [1.0, 0.0]), update("b", [0.0, 1.0])])
     assert metrics == {"self_attention/x": pytest.approx(0.75)}

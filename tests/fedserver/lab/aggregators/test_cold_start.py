@@ -53,21 +53,6 @@ def test_a_mean_is_moved_by_hand() -> None:
     assert (result.item(), result.dtype) == (4, torch.int64)
 
 
-def test_old_clients_get_what_they_got_whoever_joins() -> None:
-    def play(newcomer: bool) -> list[float]:
-        vault = MemoryVault()
-        aggregator = Mcsa(AttentionSettings(), vault, 0, {"x": ["x"]})
-        aggregator.start({"x": torch.zeros(2)})
-        aggregator.close_round(
-            [PartUpdate(name, 1, {"x": torch.tensor(row)}) for name, row in (("a", [1.0, 0.5]), ("b", [0.0, 1.0]))]
-        )
-        if newcomer:
-            aggregator.close_round([PartUpdate("z", 1, {"x": torch.tensor([7.0, 7.0])})])
-        return vault.read(aggregator.slot("a"))["x"].tolist() + vault.read(aggregator.slot("b"))["x"].tolist()
-
-    assert play(True) == play(False)
-
-
 def network(**options: object) -> tuple[Hypernetwork, MemoryVault]:
     vault = MemoryVault()
     made = Hypernetwork(HypernetworkSettings(embedding_dim=3, hidden=5, layers=2, **options), vault, 1, {"x": ["x"]})

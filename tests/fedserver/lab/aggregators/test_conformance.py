@@ -26,14 +26,6 @@ def test_order_of_arrival_does_not_matter(bench, new_bench, identical):
     assert identical(bench.state(), other.state())
 
 
-def test_the_same_round_gives_the_same_bits(bench, new_bench, identical):
-    other = new_bench(bench.kind)
-    bench.play(1, SAMPLES)
-    other.play(1, SAMPLES)
-    assert identical(bench.state(), other.state())
-    assert all(identical(bench.served(client), other.served(client)) for client in SAMPLES)
-
-
 def test_a_restart_in_mid_run_continues_bit_for_bit(bench, new_bench, identical):
     restarted = new_bench(bench.kind)
     for number, samples in enumerate([SAMPLES, {"ann": 5, "cyd": 7}, SAMPLES, {"bob": 10}]):

@@ -94,9 +94,7 @@ def played(folder, embedding: str, restarts: bool = False) -> Bench:
     for name in NAMES:
         assert bench.engine.told.take({name: described(bench, name)})
     bench.engine.serve(NAMES, NAMES)
-    bench.engine.aggregate({name: bench.entry(name, 0.1 * k - 0.2, 3) for k, name in enumerate(NAMES)}, NAMES)
-    bench.closed += 1
-    bench.commit()
+    bench.take({name: bench.entry(name, 0.1 * k - 0.2, 3) for k, name in enumerate(NAMES)}, NAMES)
     if restarts:
         bench.restart()
     return bench

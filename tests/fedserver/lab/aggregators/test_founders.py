@@ -146,9 +146,7 @@ def test_the_engine_keeps_founders_through_restarts_and_rebuilds_damaged_state(t
             bench.engine.serve(names, founders)
             if restarted:
                 bench.restart()
-            bench.engine.aggregate({name: bench.entry(name, 0.01 * number, 3) for name in names}, founders)
-            bench.closed += 1
-            bench.commit()
+            bench.take({name: bench.entry(name, 0.01 * number, 3) for name in names}, founders)
         served = bench.engine.serve(["a", "b", "c", "late"], ["a", "b", "c"])
         return {name: {part: blob.digest for part, blob in parts.items()} for name, parts in served.items()}, bench
 
@@ -165,9 +163,7 @@ def test_a_founders_first_round_is_made_again_from_its_draw(tmp_path) -> None:
     bench = Bench(tmp_path, plan("fedtp", "vit", embedding_dim=3))
     for name in "ab":
         bench.engine.serve([name], [name])
-        bench.engine.aggregate({name: bench.entry(name, 0.01, 3)}, [name])
-        bench.closed += 1
-        bench.commit()
+        bench.take({name: bench.entry(name, 0.01, 3)}, [name])
     path, whole = bench.damage("generated.network.2.safetensors")
     bench.restart()
     assert path.read_bytes() == whole

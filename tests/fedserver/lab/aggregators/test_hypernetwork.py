@@ -145,38 +145,6 @@ def test_fitting_newcomers_moves_their_embeddings_by_the_chain_rule_and_nothing_
     assert all(torch.equal(tensor, saved(vault)[name]) for name, tensor in after.items())
 
 
-def test_one_backward_for_the_cohort_is_the_sum_of_single_ones():
-    """Check that the cohort's movement is the m_i/M-weighted sum of the movements of cohorts of one: a step is linear."""
-    changes = {client: initial(seed=sum(client.encode())) for client in SAMPLES}
-
-    def movement(samples: dict[str, int]) -> Tensors:
-        network, vault = make(server_lr=0.05, **PLAIN)
-        before = saved(vault)
-        network.close_round([PartUpdate(client, m, changes[client]) for client, m in samples.items()])
-        return {name: tensor - before[name] for name, tensor in saved(vault).items() if name.startswith(("mlp.", "head."))}
-
-    whole = movement(SAMPLES)
-    single = {client: movement({client: m}) for client, m in SAMPLES.items()}
-    for name, tensor in whole.items():
-        total = sum(SAMPLES[client] / 100 * single[client][name] for client in SAMPLES)
-        assert torch.allclose(tensor, total, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_rounds_descend_the_clients_loss(optimiser):
-    """Errata E2: as the paper prints the signs, the loss would climb."""
-    network, _ = make(server_optimiser=optimiser)
-
-    def mean_loss() -> float:
-        return sum(float(client_loss(client, W)) for client, W in network.generate(list(SAMPLES))) / len(SAMPLES)
-
-    start = mean_loss()
-    for _ in range(30):
-        served = dict(network.generate(list(SAMPLES)))
-        network.close_round([PartUpdate(c, 1, one_full_batch_step(c, served[c], 0.1)) for c in SAMPLES])
-    assert mean_loss() < start
-
-
 def test_with_the_printed_sign_a_step_is_the_opposite_and_the_loss_climbs():
     """Errata E2, as an option: phi moves by the same amount as corrected, in the other direction."""
     moved, climbed = {}, {}

@@ -27,6 +27,26 @@ PARTS: dict[str, PartKind] = {"mean": "shared", "fedadam": "shared"}
 Tensors = dict[str, torch.Tensor]
 
 
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mean": ("mean", {}),
+    "mean, mixed": ("mean", {"server_mix": 0.3}),
+    "median": ("mean", {"robust": "median"}),
+    "trimmed mean": ("mean", {"robust": "trimmed-mean"}),
+    "multi-krum": ("mean", {"robust": "multi-krum"}),
+    "multi-krum, mixed": ("mean", {"robust": "multi-krum", "server_mix": 0.3}),
+    "attention": ("attention", {}),
+    "attention, limited": ("attention", {"attention_cap": 0.2, "self_floor": 0.5, "weighting": "samples"}),
+    "attention by tensor": ("attention", {"components": "tensor"}),
+    "heur-amp": ("heur-amp", {}),
+    "amp": ("amp", {}),
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    return KINDS[request.param]
+
+
 def draw(seed: int) -> Tensors:
     generator = torch.Generator().manual_seed(seed)
     drawn = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}

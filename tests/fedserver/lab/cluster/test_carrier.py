@@ -18,25 +18,6 @@ from tests.fedserver.lab.aggregators.test_attention import close, matrices, orac
 from tests.fedserver.lab.cluster.conftest import SHAPES, Played, rounds, update
 from tests.fedserver.lab.cluster.inline_cluster import InlineCluster
 
-KINDS = {
-    "mean": ("mean", {}),
-    "mean, mixed": ("mean", {"server_mix": 0.3}),
-    "median": ("mean", {"robust": "median"}),
-    "trimmed mean": ("mean", {"robust": "trimmed-mean"}),
-    "multi-krum": ("mean", {"robust": "multi-krum"}),
-    "multi-krum, mixed": ("mean", {"robust": "multi-krum", "server_mix": 0.3}),
-    "attention": ("attention", {}),
-    "attention, limited": ("attention", {"attention_cap": 0.2, "self_floor": 0.5, "weighting": "samples"}),
-    "attention by tensor": ("attention", {"components": "tensor"}),
-    "heur-amp": ("heur-amp", {}),
-    "amp": ("amp", {}),
-}
-
-
-@pytest.fixture(params=KINDS)
-def kind(request):
-    return KINDS[request.param]
-
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_any_number_of_workers_gives_the_bits_of_one_process(kind, new_pool, workers):

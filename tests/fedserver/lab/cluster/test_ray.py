@@ -23,9 +23,8 @@ from benchmarks.rough import Proxy
 from tests import engines
 from tests.e2e.harness import Federation, digit_shards, run_to_the_end, until
 from tests.fedserver.lab.cluster import counted_server
-from tests.fedserver.lab.cluster.conftest import Played, rounds
+from tests.fedserver.lab.cluster.conftest import KINDS, Played, rounds
 from tests.fedserver.lab.cluster.ray_head import Head, descendants, free_port
-from tests.fedserver.lab.cluster.test_carrier import KINDS
 from tests.fedserver.lab.cluster.test_store_round import InStore
 from tests.plugins.installed import NAME, install, with_package
 

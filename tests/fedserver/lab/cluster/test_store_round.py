@@ -27,7 +27,6 @@ from attune.fedserver.ports.blobs import Damaged
 from tests import engines
 from tests.fedserver.lab.cluster.conftest import SHAPES, Played, draw, rounds, update
 from tests.fedserver.lab.cluster.inline_cluster import InlineCluster
-from tests.fedserver.lab.cluster.test_carrier import KINDS
 from tests.fedserver.lab.cluster.test_lab import run
 from tests.fedserver.ports.test_lab import METHODS
 
@@ -48,11 +47,6 @@ def storage(tmp_path: Path) -> Iterator[RemoteStorage]:
     made.create()
     yield made
     aio.run(made.close())
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    return KINDS[request.param]
 
 
 class InStore(Played):
