@@ -275,12 +275,6 @@ def test_a_device_that_cannot_train_ends_it_with_its_reason() -> None:
         )
 
 
-def test_shards_that_do_not_fit_together_are_named() -> None:
-    x, y = cloud(5)
-    with pytest.raises(ShapeMismatch, match="odd"):
-        attune.simulate(CLOUDS | {"odd": (x[:, :2], y)}, "fedavg", rounds=1)
-
-
 def test_a_misspelt_setting_is_named() -> None:
     with pytest.raises(SettingError, match="sigma"):
         attune.simulate(CLOUDS, "fedmcsa", settings={"method.sigmma": 5})
