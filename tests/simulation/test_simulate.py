@@ -227,9 +227,10 @@ def test_a_model_is_a_name_a_factory_or_a_module() -> None:
     assert by_module.model("site0").predict(CLOUDS["site0"][0])
 
 
-def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(SettingError, match="model is a int"):
-        attune.simulate(CLOUDS, "fedavg", model=3, rounds=1)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("model", "said"), [(3, "model is a int"), ("vit", "vit does not take tabular")])
+def test_what_is_no_model_for_the_data_is_refused(model: Any, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        attune.simulate(CLOUDS, "fedavg", model=model, rounds=1)
 
 
 # --- life
@@ -292,8 +293,3 @@ def test_shards_that_are_not_alike_are_named_and_nothing_waits_for_others(odd: i
     x = np.zeros((8, 9), "f4")
     with pytest.raises(ShapeMismatch, match=r"\(9,\)"):
         attune.simulate(alike | {"odd": (x, np.arange(8) % 2)}, "fedavg", rounds=1)
-
-
-def test_a_model_that_cannot_take_the_data_is_said() -> None:
-    with pytest.raises(SettingError, match="vit does not take tabular"):
-        attune.simulate(CLOUDS, "fedavg", "vit", rounds=1)

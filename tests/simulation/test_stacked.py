@@ -45,14 +45,6 @@ def test_the_same_seeds_give_the_same_bits_again() -> None:
     assert one.digests == two.digests
 
 
-def test_what_cannot_be_stacked_is_said_and_has_the_same_bits() -> None:
-    settings = {"train.local_epochs": 1, "train.mixed_precision": "bf16"}
-    stacked = attune.simulate(CLOUDS, "fedavg", "dnn", rounds=1, settings=settings, executor="stacked")
-    one_by_one = attune.simulate(CLOUDS, "fedavg", "dnn", rounds=1, settings=settings)
-    assert stacked.digests == one_by_one.digests
-    assert ["bf16" in reason for reason in stacked.one_by_one] == [True]
-
-
 @pytest.mark.parametrize(("seconds", "chosen"), [((1.0, 5.0), "sequential"), ((5.0, 1.0), "stacked")])
 def test_auto_takes_what_is_faster_and_a_home_stays_with_it(
     seconds: tuple[float, float], chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -94,16 +94,6 @@ def test_the_same_seeds_give_the_same_bits_and_others_do_not():
     assert len({run.loss for run in runs}) == 3
 
 
-def test_training_leaves_global_random_state_alone():
-    torch.manual_seed(77)
-    expected = torch.rand(1)
-    torch.manual_seed(77)
-    model = dropping()
-    torch.manual_seed(77)
-    alone(trainer(model).training(start_of(model), {}, *data(), SEEDS))
-    assert torch.rand(1).equal(expected)
-
-
 def test_batches_cover_every_epoch_and_use_the_last_incomplete_one():
     settings = TrainSettings(batch_size=8, local_epochs=2)
     made = list(batches(20, settings, seed=5))

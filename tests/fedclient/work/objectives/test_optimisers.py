@@ -134,7 +134,13 @@ def test_augmentation_is_drawn_from_the_seed_and_is_for_images() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "why"), [({"optimizer": "adam"}, "adam"), ({"schedule": "cosine"}, "rate"), ({"augment": ["flip"]}, "augm")]
+    ("given", "why"),
+    [
+        ({"optimizer": "adam"}, "adam"),
+        ({"schedule": "cosine"}, "rate"),
+        ({"augment": ["flip"]}, "augm"),
+        ({"mixed_precision": "bf16"}, "bf16"),
+    ],
 )
 def test_what_cannot_be_stacked_goes_one_by_one_with_the_same_bits(given: dict[str, Any], why: str) -> None:
     settings = {f"train.{key}": value for key, value in given.items()}
