@@ -1,4 +1,4 @@
-"""A stranger's home or backup: code that its plan names runs only after the user's consent, and nothing else comes with it."""
+"""A stranger's home or backup brings no code without the user's consent and nothing else, and no other user reads a home."""
 
 from __future__ import annotations
 
@@ -343,3 +343,14 @@ def test_verify_names_a_trigger_in_a_home(good: Path, tmp_path: Path) -> None:
         db.commit()
     code, said = fedserver("verify", "--home", tmp_path / "home")
     assert code != 0 and "trigger evil" in said
+
+
+def test_folders_that_others_could_read_are_closed_to_them(tmp_path: Path) -> None:
+    """Use a home that was made by `mkdir`, or restored from a backup with other modes."""
+    home = ServerHome(tmp_path / "home")
+    for folder in (home.path, *(home.path / name for name in ("ca", "state", "inbox", "uploads", "operator"))):
+        folder.mkdir(mode=0o755, parents=True)
+        folder.chmod(0o755)
+    home.create()
+    folders = [home.path, *(path for path in home.path.rglob("*") if path.is_dir())]
+    assert {oct(folder.stat().st_mode & 0o777) for folder in folders} == {"0o700"}
