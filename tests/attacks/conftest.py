@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,16 @@ class Victim:
 
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    federation = Federation(Path(tmp_path_factory.mktemp("attacks")))
+    with begun(tmp_path_factory.mktemp("attacks"), *HONEST, "eve") as victim:
+        yield victim
+
+
+@contextmanager
+def begun(folder: Path, *names: str) -> Iterator[Victim]:
+    """Run a federation of devices with these names, of which each has an order."""
+    federation = Federation(folder)
     victim = Victim(federation, federation.server(*FLAGS))
-    for name in (*HONEST, "eve"):
+    for name in names:
         victim.devices[name] = victim.device(name)
         victim.streams[name] = victim.devices[name].connect()
     for name, stream in victim.streams.items():

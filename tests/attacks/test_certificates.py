@@ -1,10 +1,12 @@
-"""Certificates and tokens that are not valid any more, and devices that ask for too many."""
+"""Certificates and tokens that are not valid any more, revoked ones, and devices that ask for too many."""
 
 from __future__ import annotations
 
+import queue
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import pytest
 from attune.common.identity.credential import Credential, csr_der, new_key
 from attune.common.identity.token import JoinToken
 from attune.common.pb import federation_pb2 as pb
-from tests.e2e.hand import Caller, Hand, kind_of, refusal
+from attune.common.wire.digest import digest_of
+from tests.e2e.hand import PROFILE, Caller, Hand, Stream, kind_of, refusal
 from tests.e2e.harness import Federation, Server, until
 
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "9")
@@ -175,3 +178,108 @@ def test_what_expires_soon_is_in_the_status(scene: Scene) -> None:
     [over] = away()
     assert over["expired"] and "fedserver token --for kiel-is-away" in over["todo"]
     assert "certificate of kiel-is-away expired on" in federation.command("fedserver", "status").stdout
+
+
+def test_an_expired_certificate_does_not_keep_its_stream(tmp_path: Path) -> None:
+    """Change the end of the certificate in the ledger, so that the test does not wait a minute."""
+    federation = Federation(tmp_path)
+    try:
+        server = federation.server("--method", "fedavg", "--model", "mlr", "--min-clients", "9")
+        mallory = Hand(server.port, server.join_token, "mallory")
+        with sqlite3.connect(federation.home / "state.sqlite") as database:
+            database.execute("UPDATE certificates SET not_after = ? WHERE name = 'mallory'", (time.time() + 8,))
+        stream = mallory.connect()
+        stream.next("notice")
+        assert kind_of(stream.end) == "certificate-refused"
+    finally:
+        federation.close()
+
+
+QUORUM_FLAGS = ("--method", "fedavg", "--model", "mlr", "--rounds", "2", "--set", "round.quorum=1")
+
+
+@dataclass
+class Federated:
+    federation: Federation
+    server: Server
+
+    def device(self, name: str) -> Hand:
+        return Hand(self.server.port, self.server.join_token, name)
+
+    def revoke(self, name: str) -> None:
+        self.federation.command("fedserver", "revoke", name)
+
+
+@pytest.fixture
+def federated(tmp_path: Path) -> Iterator[Federated]:
+    federation = Federation(tmp_path)
+    yield Federated(federation, federation.server(*QUORUM_FLAGS, "--min-clients", "2"))
+    federation.close()
+
+
+def test_a_stream_that_has_not_said_hello_yet_gets_neither_plan_nor_order(federated: Federated) -> None:
+    mallory = federated.device("mallory")
+    waiting = Stream(mallory)
+    for stream in [federated.device(name).connect() for name in ("ada", "bob")]:
+        stream.next("order")
+    federated.revoke("mallory")
+    hello = pb.Hello(protocol=1, software="late", profile_json=msgspec.json.encode(PROFILE))
+    waiting.say(hello=hello)
+    assert kind_of(lambda: waiting.next("welcome")) == "certificate-refused"
+
+
+def test_an_open_upload_ends(federated: Federated) -> None:
+    mallory, ada = federated.device("mallory"), federated.device("ada")
+    streams = [mallory.connect(), ada.connect()]
+    order = streams[0].next("order")
+    data = b"x" * 200
+    frames: queue.Queue[bytes | None] = queue.Queue()
+    frames.put(data[:100])
+    target = pb.UploadTarget(order_id=order.id, part="shared", digest=digest_of(data), size=len(data))
+    call = mallory.channel.stream_unary("/attune.v1.Blobs/Upload", request_serializer=None, response_deserializer=None)
+    going = call.future(iter(frames.get, None), metadata=(("attune-upload-bin", target.SerializeToString()),), timeout=60)
+    until(lambda: list((federated.federation.home / "uploads").rglob("*")), "the upload to have begun")
+    federated.revoke("mallory")
+    frames.put(data[100:])
+    frames.put(None)
+    assert kind_of(going.result) == "certificate-refused"
+
+
+def test_an_update_that_was_accepted_in_the_same_round_does_not_count(federated: Federated) -> None:
+    """Hand in an update with the largest weight, 1,000, and revoke the device."""
+    mallory, ada = federated.device("mallory"), federated.device("ada")
+    streams = {"mallory": mallory.connect(), "ada": ada.connect()}
+    orders = {name: stream.next("order") for name, stream in streams.items()}
+    assert mallory.answer(orders["mallory"], change=1000.0).status == pb.Receipt.STATUS_ACCEPTED
+    federated.revoke("mallory")
+    until(lambda: not any("mallory" in name for name in federated.federation.inbox()), "its update to leave the inbox")
+    assert ada.answer(orders["ada"], change=0.5).status == pb.Receipt.STATUS_ACCEPTED
+    federated.federation.await_status(lambda status: status["round"] == 1)
+    bob = federated.device("bob")
+    bob.connect()
+    [served] = ada.served(streams["ada"].next("order")).values()
+    assert max(float(abs(tensor).max()) for tensor in served.values()) < 10
+
+
+def test_a_revoked_key_does_not_come_back_under_another_name(federated: Federated) -> None:
+    mallory = federated.device("mallory")
+    federated.revoke("mallory")
+    token = federated.server.join_token
+    assert kind_of(lambda: Hand(federated.server.port, token, "innocent", key=mallory.key)) == "certificate-refused"
+    assert federated.device("carl").name == "carl"
+
+
+def test_a_name_that_a_thief_had_is_used_again_and_the_thief_is_refused(federated: Federated) -> None:
+    thief, bob = federated.device("ada"), federated.device("bob")
+    for stream in [device.connect() for device in (thief, bob)]:
+        stream.next("order")
+    federated.revoke("ada")
+    made = federated.federation.command("fedserver", "token", "--for", "ada", "--home", str(federated.federation.home))
+    owner = Hand(federated.server.port, made.stdout.strip(), "ada")
+    owner.connect().next("welcome")
+    assert kind_of(thief.connect().end) == "certificate-refused"
+    states = {client["name"]: client["state"] for client in federated.federation.status()["clients"]}
+    [former] = [name for name in states if name.startswith("ada.revoked-")]
+    assert states[former] == "revoked" and states["ada"] != "revoked"
+    events = federated.federation.command("fedserver", "audit", "--home", str(federated.federation.home)).stdout
+    assert "name of a revoked device given to another" in events

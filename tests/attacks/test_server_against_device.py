@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,19 @@ from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Plan
 from attune.fedclient.limits import OrderLimits, epochs_of
 from attune.fedserver.identity.authority import Authority
-from tests.fedclient.conftest import Bench, FakeServer, tabular_shard
+from tests.fedclient.conftest import Bench, FakeServer, make_bench, shard
 from tests.fedserver.bench import plan
 
 Make = Callable[..., Bench]
 
 
+__all__ = ["make_bench", "shard"]  # fixtures
+
+
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make(make_bench: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    servers: list[FakeServer] = []
-
-    def begin(kind: type[FakeServer] = FakeServer, **options: Any) -> Bench:
-        server = kind(tmp_path / f"server{len(servers)}", **options)
-        servers.append(server.start())
-        return Bench(tmp_path, server, tabular_shard(tmp_path / "shard"))
-
-    yield begin
-    for server in servers:
-        server.stop()
+    return make_bench
 
 
 def nothing_was_done(bench: Bench) -> bool:

@@ -1,14 +1,19 @@
-"""Text of a device for the operator's terminal or log: it arrives as one short line."""
+"""Text that crosses the border: a device's for the operator is one short line, and errors tell a device no file names."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from attune.common.pb import federation_pb2 as pb
+from attune.common.text import clean
+from attune.common.wire.digest import digest_of
 from attune.fedserver.view.status_text import render_status
+from tests.attacks.attacks import order, with_header
 from tests.attacks.conftest import Victim
-from tests.e2e.hand import PROFILE, Stream
+from tests.e2e.hand import PROFILE, Stream, refusal
 from tests.e2e.harness import until
 
 LONGEST_LINE = 700  # most characters of a log line
@@ -48,3 +53,47 @@ def check(log: str, victim: Victim) -> None:
         assert len(line) < LONGEST_LINE
         assert line.isprintable(), ascii(line)
     assert not any(line.startswith(FORGED) for line in log.splitlines())
+
+
+@given(st.text(st.characters(), max_size=80), st.integers(10, 60))
+def test_any_text_becomes_one_printable_line_of_bounded_length(text: str, longest: int) -> None:
+    shown = clean(text, longest)
+    assert shown.isprintable()
+    assert len(shown) <= longest
+    assert len(shown.splitlines()) <= 1
+    assert clean(shown, longest) == shown
+
+
+def test_what_people_write_stays_as_it_is() -> None:
+    said = "Gerät 7 (Zürich): 温度が高い, disk 93 % full [see /var/log]"
+    assert clean(said) == said
+    assert clean("round 1\nround 2\tx") == "round 1 round 2 x"
+    assert clean("abcdefghijkl", 10) == "abcdefg..."
+
+
+ENTRY = '{{"x": {{"dtype": "{}", "shape": [1], "data_offsets": [{}, {}]}}}}'
+BLOBS = {
+    "empty": b"",
+    "header too large": (1 << 62).to_bytes(8, "little"),
+    "deep": with_header("{" * 3000),
+    "no JSON": with_header("{,}"),
+    "no such dtype": with_header(ENTRY.format("Q9", 0, 4), bytes(4)),
+    "gap": with_header(ENTRY.format("F32", 4, 8), bytes(8)),
+    "trailing bytes": with_header(ENTRY.format("F32", 0, 4), bytes(40)),
+    "out of range": with_header(ENTRY.format("F32", 0, 4)),
+    "misaligned": len(ENTRY.format("F32", 0, 4) + "x").to_bytes(8, "little")
+    + (ENTRY.format("F32", 0, 4) + " ").encode()
+    + bytes(4),
+    "no boolean": with_header(ENTRY.format("BOOL", 0, 1), b"\x07"),
+    "twice": with_header('{"x": 1, "x": 2}'),
+}
+
+
+@pytest.mark.parametrize("kind", BLOBS)
+def test_an_error_about_a_blob_names_no_folder_of_the_server(victim: Victim, kind: str) -> None:
+    eve, data = victim.devices["eve"], BLOBS[kind]
+    eve.upload(order(victim), "shared", [data], digest_of(data), len(data))
+    ref = pb.BlobRef(part="shared", digest=digest_of(data), size=len(data))
+    _, message = refusal(lambda: eve.submit(order(victim), [ref]))
+    assert str(victim.federation.folder) not in message
+    assert "/attune/" not in message and ".part" not in message, message

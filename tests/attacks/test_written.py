@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import grpc
 import msgspec
@@ -17,9 +16,9 @@ from attune.common.identity.credential import csr_der, new_key
 from attune.common.identity.token import JoinToken
 from attune.common.pb import federation_pb2 as pb
 from attune.fedserver.pb import admin_pb2
-from tests.attacks.conftest import FLAGS, Victim
+from tests.attacks.conftest import Victim, begun
 from tests.e2e.hand import CALL_S, PROFILE, Caller, Hand, Stream, kind_of, moved
-from tests.e2e.harness import Federation, until
+from tests.e2e.harness import until
 
 MOST_BYTES = 100_000  # that one device may make the server write within a minute, in the log and in the database
 TIMES = 600
@@ -29,15 +28,8 @@ LONG = "x" * 500
 @pytest.fixture(scope="module")
 def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     """Run a federation of two silent devices and Eve, whose messages do not change another test's victim."""
-    federation = Federation(Path(tmp_path_factory.mktemp("flooded")))
-    victim = Victim(federation, federation.server(*FLAGS))
-    for name in ("ada", "bob", "eve"):
-        victim.devices[name] = victim.device(name)
-        victim.streams[name] = victim.devices[name].connect()
-    for name, stream in victim.streams.items():
-        victim.orders[name] = stream.next("order")
-    yield victim
-    federation.close()
+    with begun(tmp_path_factory.mktemp("flooded"), "ada", "bob", "eve") as victim:
+        yield victim
 
 
 def written(victim: Victim) -> dict[str, int]:

@@ -1,20 +1,28 @@
-"""The kept model, compared with the models between which a device chose."""
+"""Benchmarks of the choice between models, of the weights of finished ones, and of races between methods."""
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
+import attune
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.split import write_shards
-from attune.simulation.recipes.catalogue import SERVED, get
+from attune.simulation.recipes.catalogue import SERVED, RecipeMethod, get
 from attune.simulation.recipes.run import harmed
-from benchmarks import choice
+from benchmarks import auto, choice
+from benchmarks.finish_weights import ALWAYS, NOW, ORIGIN, WEIGHED, Device, devices_of, lines, rows_of
 from benchmarks.result_file import Results
+from tests.e2e.harness import tabular_shard
 
 SETTINGS = {"model.name": "dnn", "model.hidden": [20], "train.local_epochs": 1}
 
@@ -86,3 +94,101 @@ def test_a_point_that_no_recipe_has_is_named(tmp_path):
     assert found.exit_code == 2
     assert "digits has no point 68.5" in found.output
     assert not (tmp_path / "choice.csv").exists()
+
+
+def test_models_that_explain_alike_have_the_weights_of_the_prior() -> None:
+    """Take equal models but for the test part. Weights are 1/2 and 1/2, or 1/4 and 3/4: only then the finished one decides."""
+    same = torch.full((4,), 0.5)
+    test = {"personalized": torch.tensor([[0.9, 0.1]]), "finished-personalized": torch.tensor([[0.2, 0.8]])}
+    device = Device(dict.fromkeys(test, same), test, torch.tensor([1]), {}, False)
+    kept = {way: device.kept(way) for way in WEIGHED}
+    assert [accuracy for accuracy, _ in kept.values()] == [0.0, 0.0, 0.0, 1.0]
+    assert all(nats == pytest.approx(4 * torch.log(torch.tensor(0.5)).item()) for _, nats in kept.values())
+
+
+def test_what_others_found_counts_for_finished_models_in_one_way_alone() -> None:
+    """Give others' shares 0.9 and 0.1 to the personalized and the common model, so that weights are those of the prior.
+
+    They are 0.45, 0.05, 0.25 and 0.25, and 0.52 for the label; with the shares of the origins 0.45, 0.05, 0.45, 0.05: 0.46.
+    """
+    label = {"personalized": 0.1, "common": 1.0, "finished-personalized": 0.7, "finished-common": 1.0}
+    test = {name: torch.tensor([[1 - p, p]]) for name, p in label.items()}
+    held_out = dict.fromkeys(label, torch.full((4,), 0.5))
+    device = Device(held_out, test, torch.tensor([1]), {"personalized": 0.9, "common": 0.1}, False)
+    assert (device.kept(NOW)[0], device.kept(ORIGIN)[0]) == (1.0, 0.0)
+
+
+def test_a_common_model_far_behind_is_finished_in_the_other_ways_alone() -> None:
+    probability = {name: torch.full((2,), 0.5) for name in ("personalized", "common", "finished-common")}
+    test = {"personalized": torch.tensor([[0.6, 0.4]]), "common": torch.tensor([[0.55, 0.45]]),
+            "finished-common": torch.tensor([[0.0, 1.0]])}  # fmt: skip
+    device = Device(probability, test, torch.tensor([1]), {}, True)
+    assert device.kept(NOW)[0] == 0.0 and device.kept(ALWAYS)[0] == 1.0
+
+
+def test_the_present_weights_are_those_of_devices(tmp_path: Path) -> None:
+    shards = [tabular_shard(tmp_path / f"site{n}", seed=n, samples=80) for n in range(3)]
+    settings = {"train.finish": "auto", "train.local_epochs": 1, "model.name": "dnn"}
+    devices = devices_of(shards, RecipeMethod("FedMCSA", "fedmcsa"), 3, 0, settings)
+    assert all({"personalized", "finished-personalized", "finished-common"} <= device.held_out.keys() for device in devices)
+    rows = list(rows_of({"recipe": "a-finished", "x": "1", "seed": 0, "method": "FedMCSA"}, devices))
+    result = attune.simulate(shards, "fedmcsa", None, 3, 0, settings, executor="stacked", progress=False)
+    assert rows[0]["kept"] == pytest.approx(100 * fmean(row.kept for row in result.table()), abs=0.01)
+    table = list(lines([{name: str(value) for name, value in row.items()} for row in rows]))
+    assert len(table) == 3 and table[2].startswith(f"| a | 1 | FedMCSA | 1 | {rows[0]['kept']:.1f} (")
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_behind_is_the_best_candidate_minus_the_choice() -> None:
+    row = {"recipe": "digits", "x": "40", "rounds": "20", "seed": "0"}
+    rows = [
+        row | {"method": "auto", "chosen": "fedper", "kept": "85.4"},
+        row | {"method": "fedper", "chosen": "fedper", "kept": "85.4"},
+        row | {"method": "fedtp", "chosen": "fedtp", "kept": "90.6"},
+    ]
+    assert list(auto.lines(rows))[2:] == ["| digits | 40 | 20 | 0 | `fedper` | 85.4 | 90.6 (`fedtp`) | +5.2 |"]
+    assert len(list(auto.lines(rows[1:]))) == 2, "without a race there is no line"
+
+
+def test_finished_points_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def trained(shards: list[Path], method: str, *rest: object) -> auto.Outcome:
+        assert len(shards) == 10
+        ran.append(method)
+        right = {shard.name: torch.arange(20) < 10 + len(ran) for shard in shards}
+        plain = {shard.name: torch.arange(20) < 10 for shard in shards}
+        return auto.Outcome(right, plain, {number: {shard.name: -1.0 / len(ran) for shard in shards} for number in (1, 2, 3)})
+
+    monkeypatch.setattr(auto, "outcome", trained)
+    words = ["--recipe", "digits", "--x", "40", "--rounds", "3", "--out", str(tmp_path / "auto.csv")]
+    first = CliRunner().invoke(auto.main, words, catch_exceptions=False)
+    assert ran == ["local", *auto.USUAL]
+    assert CliRunner().invoke(auto.main, words, catch_exceptions=False).output == first.output and len(ran) == 5
+    assert "| digits | 40 | 3 | 0 | `fedmcsa` | 75.0 | 75.0 (`fedmcsa`) | +0.0 |" in first.output
+    assert "| digits | 40 | 3 | 1 | `fedtp` | 50.0, 70.0 | 0, 0 |" in first.output
+
+
+def test_a_choice_from_scores_is_that_of_a_race(tmp_path: Path) -> None:
+    shards = [tabular_shard(tmp_path / f"site{n}", seed=n, samples=40) for n in range(3)]
+    settings = {"train.local_epochs": 1, "model.name": "dnn"}
+    rounds, seed = 4, 3
+    outcomes = {name: auto.outcome(shards, name, rounds, seed, settings) for name in ("local", "fedavg", "fedper")}
+    candidates = {"auto.candidates": ["fedavg", "fedper"]}
+    options: dict[str, Any] = {"rounds": rounds, "seed": seed, "progress": False}
+    raced = attune.simulate(shards, "auto", settings=settings | candidates, **options)
+    assert raced.auto is not None and auto.chosen(outcomes, rounds) == raced.auto.chosen
+    for finish, right in (("auto", outcomes["fedper"].finished), ("off", outcomes["fedper"].unfinished)):
+        result = attune.simulate(shards, "fedper", settings=settings | {"train.finish": finish}, **options)
+        kept = {row.device: row.kept for row in result.table()}
+        assert {name: float(of.double().mean()) for name, of in right.items()} == pytest.approx(kept), finish
+
+
+def test_the_committed_rows_are_whole() -> None:
+    with (ROOT / "benchmarks" / "results" / "auto.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for run in {tuple(row[name] for name in auto.COLUMNS[:4]) for row in rows}:
+        methods = {row["method"] for row in rows if tuple(row[name] for name in auto.COLUMNS[:4]) == run}
+        assert methods - set(auto.USUAL) == {"auto", "local"} and "fedavg" in methods

@@ -1,4 +1,4 @@
-"""The delay proxy: bytes arrive complete, in order and late, and earlier bytes do not hold up later ones."""
+"""Federations over narrow and slow links, in small."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import socket
 import threading
 
 from attune.common import aio
+from benchmarks import published_size
 from benchmarks.delay import Counted, Proxy, Way, through
+from benchmarks.links import Case, measure
+from benchmarks.published_size import Size
 
 RTT_S = 0.2
 
@@ -101,3 +104,22 @@ def test_a_proxy_in_a_thread_ends_its_connections_with_it():
             assert proxy.counted == Counted(1, 5, 0)
         assert (near.recv(1), far.recv(1)) == (b"", b"")
     assert set(threading.enumerate()) <= before
+
+
+def test_bulk_on_a_narrow_link_breaks_no_connection_and_no_byte_is_sent_twice():
+    """Run one device at 1 Mbit/s and 300 ms: each transfer of 300 kB takes 2.5 s. `make bench-links` runs the full matrix."""
+    found = measure(Case(mbit_s=1.0, clients=1, parameters=75_000, rounds=1, patience_s=180.0))
+    assert found["connections_each"] == 2, "one to enrol, one to live"
+    assert found["times_the_blobs"] <= 1.05
+
+
+def test_it_counts_rounds_orders_bytes_and_memory():
+    small = ("model.width=8", "model.depth=1", "model.heads=1", "model.patch=16", "method.hidden=4", "train.local_epochs=1")
+    found = published_size.measure(
+        Size(devices=3, cohort=2, rounds=2, train_samples=10, test_samples=10, settings=small), Way()
+    )
+    assert len(found["rounds_s"]) == 2 and found["moved_bytes"]["connections"] >= 3
+    orders = found["blob_bytes_of_an_order"]
+    assert (orders["train"]["orders"], orders["evaluate"]["orders"]) == (4, 3)
+    assert 0 < orders["train"]["all_up"] < found["moved_bytes"]["up"]
+    assert found["after_the_rounds"]["server"]["peak_bytes"] > 50 << 20

@@ -1,13 +1,14 @@
-"""Exponents against known powers, and the cases that are measured."""
+"""Benchmarks of speed: exponents of growth, the quick check against committed rows, and the table of targets."""
 
 from __future__ import annotations
 
+import csv
 import json
 
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import growth
+from benchmarks import growth, hypernetwork, quick, target_tables
 
 
 def test_an_exponent_is_that_of_the_power():
@@ -46,3 +47,47 @@ def test_cases_above_the_limit_are_left_out_and_none_is_measured_twice(monkeypat
     series = json.loads(out.read_text())["series"]
     assert [row["clients"] for row in series["devices, 10^5 parameters"]["rows"]] == [1, 2, 4]
     assert series["parameters, 4 devices"]["exponents"]["median_s"]["all"] == 1.0
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    (tmp_path / "round.json").write_text(json.dumps({"rows": [{"clients": 2, "tls_s": 1}, {"clients": 8, "tls_s": 2}]}))
+    monkeypatch.setattr(quick, "RESULTS", tmp_path)
+
+
+def test_the_row_that_is_alike_is_the_one_compared_with(results):
+    assert quick.committed("round.json", "rows", clients=8) == {"clients": 8, "tls_s": 2}
+    assert quick.committed("round.json", "rows", clients=4) is None
+    assert quick.committed("absent.json", "rows", clients=8) is None
+
+
+def test_a_line_has_both_figures_and_their_ratio():
+    assert quick.shown(("x", 3.0, 2.0)) == "x: now 3, committed 2, ratio 1.50"
+    assert quick.shown(("x", 3.0, None)) == "x: now 3, nothing committed"
+
+
+def test_what_is_committed_is_found():
+    """Check that rows are found: a renamed key would make every line `nothing committed`."""
+    assert quick.committed("round.json", "rows", clients=2, parameters=1_000_000, rtt_ms=0.0)
+    assert quick.committed("mcsa.json", "cases", clients=10, weights=10_000_000)
+    assert quick.committed("hypernetwork.json", "cases", optimiser="sgd")
+
+
+@pytest.mark.parametrize(("optimiser", "touched"), [("sgd", 16), ("adam", 24)])
+def test_a_step_must_touch_every_weight_and_moment_once_each_way(optimiser, touched):
+    found = hypernetwork.measure(optimiser, clients=2, block=16, repeats=1)
+    assert found["weights"] == 151 * 8 * 16 and found["must_touch_bytes"] == touched * found["weights"]
+    assert found["times_the_roof"] > 0
+
+
+@pytest.mark.parametrize(("devices", "parameters"), target_tables.ROUNDS)
+def test_a_target_of_a_round_has_the_row_without_delay(devices, parameters):
+    with (target_tables.RESULTS / "round.csv").open(newline="", encoding="utf-8") as file:
+        row = next(
+            row
+            for row in csv.DictReader(file)
+            if (row["clients"], row["parameters"], row["tensors"], row["rtt_ms"]) == (str(devices), str(parameters), "8", "0.0")
+        )
+    work = f"round, {devices} x {parameters // 1_000_000} M"
+    line = next(line for line in target_tables.targets() if line.startswith(f"| {work} |"))
+    assert f"| {float(row['median_s']):.3g} s |" in line

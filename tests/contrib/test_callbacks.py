@@ -7,20 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 import attune
+from tests.fedclient.work.test_own_loop import shards
 
 MU, RATE = 4.0, 0.1
-
-
-def shards() -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(2, 24, 4)).astype(np.float32)
-    return {name: (x[at], (x[at, :, at] > 0).astype(int)) for at, name in enumerate(("kiel", "lund"))}
 
 
 def by_hand(model: Any, data: Any, context: Any) -> None:

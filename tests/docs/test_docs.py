@@ -1,4 +1,4 @@
-"""Every document: links resolve; files, commands and flags exist; the arrow rule is the checked one."""
+"""Every document: links, files, commands and flags exist; tables have a row for all that there is."""
 
 from __future__ import annotations
 
@@ -7,16 +7,28 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from attune.common.metrics import METRICS
 from attune.fedclient.cli import main as fedclient
 from attune.fedserver.cli import cli as fedserver
-from benchmarks import measure
+from attune.fedserver.core.messages import Phase, Record
+from attune.fedserver.core.records import DeviceRecord
+from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.view.export import ORDER_COLUMNS
+from attune.fedserver.view.status import status
+from attune.simulation.partition import features
+from attune.simulation.partition.readers import registry as readers
+from attune.simulation.partition.schemes import registry
+from benchmarks import idea, measure
+from docs.components import components
 
 ROOT = Path(__file__).parents[2]
 COMMANDS: dict[str, click.Group] = {"fedserver": fedserver, "fedclient": fedclient}
@@ -141,3 +153,86 @@ def test_documents_keep_their_limits_of_words(what: str, page: Any) -> None:
 @pytest.mark.parametrize("path", PAGES)
 def test_no_cell_of_a_table_is_long(path: str, page: Any) -> None:
     assert measure.long_cells(page(path).text) == []
+
+
+def test_the_picture_is_drawn_by_its_script() -> None:
+    assert idea.OUT.read_text(encoding="utf-8") == idea.svg()
+    assert ElementTree.fromstring(idea.svg()).tag.endswith("svg")  # noqa: S314
+
+
+def plain(cell: str) -> str:
+    return "" if cell == "empty" else cell.strip("`")
+
+
+def test_every_scheme_has_its_row_and_an_example(page: Any) -> None:
+    rows = page("docs/data.md").table("## Schemes")
+    assert sorted(plain(row[0]) for row in rows) == [*registry.SCHEMES]
+    assert all(f"--scheme {plain(row[0])}" in row[3] for row in rows)
+
+
+def test_every_setting_of_a_scheme_has_its_row_and_default(page: Any) -> None:
+    said = {(plain(row[0]), plain(row[1])): plain(row[2]) for row in page("docs/data.md").table("## Settings of the schemes")}
+    known = {
+        (name, key): str(default) for name in registry.SCHEMES for key, default in registry.fields(registry.get(name)).items()
+    }
+    assert said == known
+
+
+def test_every_reader_has_its_row(page: Any) -> None:
+    rows = page("docs/data.md").table("## Files")
+    forms = [row for row in rows if len(row) == 3]
+    assert len(forms) == len(readers.BUILT_IN) + 1  # READERS and the digits
+    assert all("fedclient partition" in row[2] for row in forms)
+
+
+def test_every_normalisation_has_its_row(page: Any) -> None:
+    rows = page("docs/data.md").table("## Normalisation and noise")
+    assert {plain(name) for row in rows for name in row[0].split(", ")} == set(features.HOWS)
+
+
+def test_every_field_of_the_status_is_described(page: Any) -> None:
+    monitoring = page("docs/operations/monitoring.md")
+    record = Record(phase=Phase.TRAINING, devices=("anna",), cohort=("anna",), opened_at=5.0)
+    said = status(Snapshot(None, None, record, (DeviceRecord("anna", "key"),), (), ()), set())
+    rows = [row[0].strip("`") for row in monitoring.table("## Status")]
+    [client] = said["clients"]
+    assert METRICS.keys() <= client.keys()
+    assert rows == [*said, *(field for field in client if field not in METRICS)]
+    described = monitoring.section("## Status")
+    for field in [*said["awaited"][0], "mean_over_clients", "over_samples"]:
+        assert f"`{field}`" in described
+
+
+def test_every_column_of_metrics_csv_is_described(page: Any) -> None:
+    described = page("docs/operations/results.md").section("## Export")
+    assert all(f"`{column}`" in described for column in ORDER_COLUMNS)
+    assert "(../metrics.md)" in described
+
+
+MATERIALS = components()
+BY_NAME = {component["name"]: component for component in MATERIALS["components"]}
+
+
+@pytest.mark.parametrize("name", ["torch", "grpcio", "cryptography", "starlette", "cffi"])
+def test_needed_packages_have_version_and_licence(name: str) -> None:
+    """Starlette is of an extra; cffi is needed by cryptography alone."""
+    component = BY_NAME[name]
+    assert component["version"] == version(name) and component["purl"] == f"pkg:pypi/{name}@{version(name)}"
+    assert all(licence["license"]["name"] for licence in component["licenses"]) and component["licenses"]
+
+
+def test_packages_of_developers_and_attune_itself_are_no_components() -> None:
+    assert not BY_NAME.keys() & {"pytest", "ruff", "mypy", "hypothesis", "attune-fl"}
+    assert MATERIALS["metadata"]["component"]["name"] == "attune-fl"
+
+
+def test_every_reference_is_to_something_that_is_listed() -> None:
+    listed = {component["bom-ref"] for component in (*MATERIALS["components"], MATERIALS["metadata"]["component"])}
+    relations = {relation["ref"]: set(relation["dependsOn"]) for relation in MATERIALS["dependencies"]}
+    assert relations.keys() == listed and set().union(*relations.values()) <= listed
+    assert f"pkg:pypi/cffi@{version('cffi')}" in relations[f"pkg:pypi/cryptography@{version('cryptography')}"]
+    assert (MATERIALS["bomFormat"], MATERIALS["specVersion"]) == ("CycloneDX", "1.6")
+
+
+def test_the_same_installation_gives_the_same_bill() -> None:
+    assert components() == MATERIALS

@@ -1,7 +1,4 @@
-"""The first word of each docstring of the product: an imperative verb, or no word that must be decoded.
-
-Ruff's rules of docstrings are checked by `make check`.
-"""
+"""Words of the product: the first one of each docstring, one name for one thing, and files of a readable length."""
 
 from __future__ import annotations
 
@@ -28,3 +25,24 @@ def test_the_verbs_are_sorted_and_imperative(root: Path, verbs: frozenset[str]) 
     assert lines == sorted(set(lines))
     assert not verbs & measure.NO_FIRST_WORDS
     assert [verb for verb in verbs if f"{verb}s" in verbs or f"{verb}es" in verbs] == []
+
+
+def test_no_class_or_type_alias_has_the_name_of_another_class(product: list[Source]) -> None:
+    assert measure.duplicate_classes(product) == {}
+
+
+def test_a_module_name_stands_once_in_a_package(product: list[Source]) -> None:
+    assert measure.duplicate_modules(product) == {}
+
+
+def test_variables_have_names_that_say_something(product: list[Source]) -> None:
+    places = [line for source in product for line in measure.vague_variables(source)]
+    assert places == []
+
+
+def test_no_file_of_the_product_is_long(product: list[Source]) -> None:
+    assert [str(source.path) for source in product if source.lines > measure.MAX_FILE_LINES] == []
+
+
+def test_names_of_tests_are_short(root: Path) -> None:
+    assert measure.long_test_names(measure.sources(root, ["tests"])) == []

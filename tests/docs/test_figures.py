@@ -1,4 +1,4 @@
-"""Figures in the prose of README and the documents, read from the committed result files."""
+"""Figures in the prose of README and the documents, and of the demo, read from the committed result files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from attune.common.statistics import mcnemar
 from benchmarks import measure, paper_findings, tables
+from examples.outcome import COLUMNS
 
 Row = Mapping[str, str]
 MODELS = ("mlr", "dnn", "transformer")
@@ -247,3 +249,24 @@ def test_buffered_rounds_over_the_network_have_the_figures_of_their_file(page: A
     text = prose(page, "docs/operations/rounds.md")
     for case in ("buffered", "over-selection", "synchronous"):
         assert f"with {span(case, 'accuracy', 100)} % in {span(case, 'seconds', 1)} s" in text
+
+
+def test_the_figures_of_the_demo_come_from_its_file(page: Any, root: Path) -> None:
+    with (root / "benchmarks" / "results" / "demo.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    total = sum(int(row["test_samples"]) for row in rows)
+    columns = [key for key in COLUMNS if key in rows[0]]
+    means = [fmean(float(row[key]) for row in rows) for key in columns]
+    pooled = [sum(float(row[key]) * int(row["test_samples"]) for row in rows) / total for key in columns]
+    text = page("README.md").text.replace("**", "").replace("\n", " ")
+    assert f"| mean over devices | {' | '.join(f'{value:.3f}' for value in means)} |" in text
+    assert f"| over all {total} test samples | {' | '.join(f'{value:.3f}' for value in pooled)} |" in text
+    numbers = ("none", "one", "two", "three", "four", "five")
+    forms = {
+        "kept": f"ahead of alone on {{}} of the {len(rows)} devices and behind on {{}} (sign test, p = {{:.2g}})",
+        "analytic": "ahead of alone on {} devices, behind on {} (p = {:.2g})",
+    }
+    for model, form in forms.items():
+        gains = [float(row[model]) - float(row["alone"]) for row in rows]
+        ahead, behind = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+        assert form.format(ahead, numbers[behind], mcnemar(ahead, behind)) in text

@@ -390,8 +390,8 @@ def shard(tmp_path: Path) -> Path:
 def make_bench(tmp_path: Path, shard: Path) -> Iterator[Callable[..., Bench]]:
     servers: list[FakeServer] = []
 
-    def make(**options: Any) -> Bench:
-        server = FakeServer(tmp_path / f"server{len(servers)}", **options)
+    def make(kind: type[FakeServer] = FakeServer, **options: Any) -> Bench:
+        server = kind(tmp_path / f"server{len(servers)}", **options)
         servers.append(server.start())
         return Bench(tmp_path, server, shard)
 

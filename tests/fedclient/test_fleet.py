@@ -122,11 +122,15 @@ def test_a_full_disk_is_waited_for_while_the_others_go_on(bench, folder):
     assert any("full" in line and "trying again" in line for line in bench.lines.lines)
 
 
+def outcome_of(folder, name, **said):
+    result = OrderResult(order_id="e", round=2, trained=False, samples=80, **said)
+    return fleet.DeviceOutcome(name, folder / name, result)
+
+
 def test_the_table_says_of_each_device_whether_its_model_is_better(tmp_path):
     def ended(name, better, worse):
-        counts = {"better_than_common": better, "worse_than_common": worse}
-        result = OrderResult(order_id="e", round=2, trained=False, samples=80, test_samples=40, accuracy_before=0.7, **counts)
-        return fleet.DeviceOutcome(name, tmp_path / name, result)
+        said = {"better_than_common": better, "worse_than_common": worse, "test_samples": 40, "accuracy_before": 0.7}
+        return outcome_of(tmp_path, name, **said)
 
     shown = fleet.table([ended("a", 9, 0), ended("b", 1, 12), ended("c", 4, 3), ended("d", 0, 0), fleet.DeviceOutcome("e")])
     assert shown[1] == "what they keep against the other models, on the same test samples: better 1, worse 1, unclear 2"
@@ -136,10 +140,7 @@ def test_the_table_says_of_each_device_whether_its_model_is_better(tmp_path):
 
 def test_the_table_says_where_a_model_is_no_better_than_a_constant_answer(tmp_path):
     def ended(name, accuracy, constant):
-        result = OrderResult(
-            order_id="e", round=2, trained=False, samples=80, accuracy_before=accuracy, accuracy_constant=constant
-        )
-        return fleet.DeviceOutcome(name, tmp_path / name, result)
+        return outcome_of(tmp_path, name, accuracy_before=accuracy, accuracy_constant=constant)
 
     said = fleet.table([ended("a", 0.7, 0.6), ended("b", 0.5, 0.5), ended("c", 1.0, 1.0)])[1]
     assert said == "a constant answer: mean accuracy 0.700, and on 1 of 3 devices the model is no better"
@@ -149,8 +150,7 @@ def test_the_table_says_where_a_model_is_no_better_than_a_constant_answer(tmp_pa
 def test_the_table_has_the_mean_of_ordinary_models_alone_where_devices_have_them(tmp_path):
     def ended(name, alone):
         said = {"accuracy_before": 0.5, "accuracy_kept": 0.9, "accuracy_alone": alone, "test_samples": 40}
-        result = OrderResult(order_id=f"evaluate-1-{name}", round=1, trained=False, samples=80, **said)
-        return fleet.DeviceOutcome(name, result=result, path=tmp_path)
+        return outcome_of(tmp_path, name, **said)
 
     shown = fleet.table([ended("a", 0.75), ended("b", 0.5), ended("c", None)])
     assert shown[0].endswith("mean accuracy 0.900")

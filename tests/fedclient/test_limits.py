@@ -1,17 +1,47 @@
-"""Limits of a device's owner on a single order."""
+"""Statistics of a shard that leave no device by themselves, and limits of its owner on a single order."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from attune.common.errors import Forbidden
+from attune.common.errors import Forbidden, ShapeMismatch
 from attune.common.exchange.messages import Order
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.limits import OrderLimits, check_sums
 from attune.fedclient.options import DeviceOptions
+
+STATISTICS = {"columns", "targets"}
+
+
+@pytest.mark.parametrize("disclose", [(), ("statistics",)])
+def test_sums_and_class_shares_leave_only_a_device_that_discloses_them(bench, disclose: tuple[str, ...]) -> None:
+    (bench.shard / "meta.json").write_text('{"classes": ["ant", "bee", "cow"], "standardise": "federation"}')
+    bench.run(disclose=disclose)
+    told = [json.loads(hello.profile_json) for hello in bench.server.seen.hellos]
+    assert told and [bool(profile["columns"]) for profile in told] == [bool(disclose)] * len(told)
+    reports = [json.loads(update.metrics_json) for update in bench.server.seen.submits]
+    assert len(reports) >= 3 and ["accuracy_constant" in report for report in reports] == [bool(disclose)] * len(reports)
+    said = [report.get("above_constant") for report in reports]
+    assert all("loss" in report for report in reports[:2]), "metrics of training go on"
+    assert set(said[:-1]) == {None} and (said[-1] in (0, 1)) is not bool(disclose), "an evaluation says yes or no"
+    [line] = [line for line in bench.lines.lines if "standardised" in line]
+    assert "features are standardised by each device's own statistics: neither 5 devices nor all" in line
+
+
+def test_sums_of_targets_stay_on_a_device_that_does_not_disclose_them(bench) -> None:
+    for part in ("train", "test"):
+        arrays = dict(np.load(bench.shard / f"{part}.npz"))
+        np.savez(bench.shard / f"{part}.npz", x=arrays["x"], y=arrays["x"][:, :1] * 7 + 40)
+    (bench.shard / "meta.json").write_text('{"task": "regression", "classes": ["dose"]}')
+    with pytest.raises(ShapeMismatch, match="but the model is for"):  # this server asks for classes
+        bench.run()
+    told = [json.loads(hello.profile_json) for hello in bench.server.seen.hellos]
+    assert told and all(not profile[name] for profile in told for name in STATISTICS)
 
 
 @pytest.mark.parametrize(("epochs", "kept"), [(60, 30), (59, 0)])

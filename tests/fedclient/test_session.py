@@ -53,105 +53,122 @@ def begun(finished=None):
     return session
 
 
-def test_a_quiet_life():
-    play(
-        begun(),
+TIMED, LONGER = replace(ONE, deadline_s=60.0), replace(ONE, deadline_s=600.0)
+BROKEN = (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)])
+AGAIN = (StreamOpened(), [Say("connected again")])
+DONE = (WorkDone(ONE.id), [Send(ONE.id, resume=False)])
+TRANSCRIPTS = {  # of sessions that have a plan
+    "a quiet life": [
         (Notice("waiting for 1 more device"), [Say("waiting for 1 more device")]),
         (ONE, [Start(ONE)]),
-        (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
+        DONE,
         (Sent(ONE.id, late=False), []),
         (TWO, [Start(TWO)]),
         (WorkDone(TWO.id), [Send(TWO.id, resume=False)]),
         (Sent(TWO.id, late=True), [Say(LATE)]),
         (Farewell("over"), [Keep("over")]),
         (ONE, []),
-    )
-
-
-def test_a_stream_that_breaks_while_training_does_not_disturb_it():
-    play(
-        begun(),
+    ],
+    "a stream that breaks while training does not disturb it": [
         (ONE, [Start(ONE)]),
-        (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
+        BROKEN,
         (Broke("refused", 0.3), [Reconnect(0.4)]),
-        (StreamOpened(), [Say("connected again")]),
+        AGAIN,
         (Welcome(b"plan"), []),
         (ONE, []),
-        (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
+        DONE,
         (ONE, []),
         (Sent(ONE.id, late=False), []),
-    )
-
-
-def test_work_that_ends_while_there_is_no_stream_is_handed_in_when_it_is_asked_for():
-    play(
-        begun(),
+    ],
+    "work that ends while there is no stream is handed in when it is asked for": [
         (ONE, [Start(ONE)]),
-        (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
+        BROKEN,
         (WorkDone(ONE.id), []),
-        (StreamOpened(), [Say("connected again")]),
+        AGAIN,
         (ONE, [Send(ONE.id, resume=True)]),
-    )
-
-
-def test_work_that_ends_before_a_new_stream_has_asked_for_it_waits_too():
-    play(
-        begun(),
+    ],
+    "work that ends before a new stream has asked for it waits too": [
         (ONE, [Start(ONE)]),
-        (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
-        (StreamOpened(), [Say("connected again")]),
+        BROKEN,
+        AGAIN,
         (WorkDone(ONE.id), []),
         (TWO, [Start(TWO)]),
-    )
-
-
-def test_a_break_stops_the_sending_until_the_server_asks_again():
-    play(
-        begun(),
+    ],
+    "a break stops the sending until the server asks again": [
         (ONE, [Start(ONE)]),
-        (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
+        DONE,
         (Broke("cut", 0.0), [Say("cut (trying again)"), StopSending(ONE.id), Reconnect(0.2)]),
-        (StreamOpened(), [Say("connected again")]),
+        AGAIN,
         (ONE, [Send(ONE.id, resume=True)]),
         (Sent(ONE.id, late=False), []),
-    )
-
-
-def test_work_that_fails_without_a_stream_is_tried_again_when_it_is_asked_for():
-    play(
-        begun(),
+    ],
+    "work that fails without a stream is tried again when it is asked for": [
         (ONE, [Start(ONE)]),
-        (Broke("cut", 0.0), [Say("cut (trying again)"), Reconnect(0.2)]),
+        BROKEN,
         (WorkFailed(ONE.id, "no memory"), [Say("cannot carry out this order: no memory")]),
-        (StreamOpened(), [Say("connected again")]),
+        AGAIN,
         (ONE, [Start(ONE)]),
-    )
-
-
-def test_a_device_that_was_restarted_after_its_commit_only_hands_in():
-    play(begun(finished=ONE.id), (ONE, [Send(ONE.id, resume=True)]), (Sent(ONE.id, late=False), []))
-
-
-def test_a_lost_receipt_is_asked_for_again():
-    play(
-        begun(),
+    ],
+    "a lost receipt is asked for again": [
         (ONE, [Start(ONE)]),
-        (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
+        DONE,
         (Sent(ONE.id, late=False), []),
         (ONE, [Send(ONE.id, resume=True)]),
-    )
-
-
-def test_another_order_replaces_the_work_and_the_sending():
-    play(
-        begun(),
+    ],
+    "another order replaces the work and the sending": [
         (ONE, [Start(ONE)]),
         (TWO, [StopWork(ONE.id), Start(TWO)]),
         (WorkFailed(ONE.id, "stopped"), []),
         (WorkDone(TWO.id), [Send(TWO.id, resume=False)]),
         (ONE, [StopSending(TWO.id), Start(ONE)]),
         (Sent(TWO.id, late=False), []),
-    )
+    ],
+    "failed work is reported and the device stays": [
+        (ONE, [Start(ONE)]),
+        (WorkFailed(ONE.id, "no memory"), [Say("cannot carry out this order: no memory"), ReportTrouble(ONE.id, "no memory")]),
+        (ONE, [Start(ONE)]),
+    ],
+    "work that outlives the deadline is stopped and reported": [
+        (TIMED, [Start(TIMED)]),
+        (
+            Expired(ONE.id),
+            [
+                StopWork(ONE.id),
+                Say("cannot carry out this order: the deadline passed"),
+                ReportTrouble(ONE.id, "the deadline passed"),
+            ],
+        ),
+        (Expired(ONE.id), []),
+        (TWO, [Start(TWO)]),
+    ],
+    "a repeated order has a new deadline and a late one is ignored": [
+        (TIMED, [Start(TIMED)]),
+        (LONGER, [Extend(LONGER)]),
+        DONE,
+        (Expired(ONE.id), []),
+        (Sent(ONE.id, late=False), []),
+    ],
+    "another process that takes over ends this one": [
+        (ONE, [Start(ONE)]),
+        (Displaced("newer", 1.0), [StopWork(ONE.id), Yield("newer")]),
+    ],
+    "a device displaced once by its own stream reconnects and twice yields": [
+        (Broke("cut", 0.0, 9.0), [Say("cut (trying again)"), Reconnect(0.2)]),
+        AGAIN,
+        (Displaced("newer", 0.1), [Say("newer (trying again)"), Reconnect(0.4)]),
+        AGAIN,
+        (Displaced("newer", 0.1), [Yield("newer")]),
+    ],
+}
+
+
+@pytest.mark.parametrize("script", TRANSCRIPTS.values(), ids=TRANSCRIPTS)
+def test_a_transcript(script):
+    play(begun(), *script)
+
+
+def test_a_device_that_was_restarted_after_its_commit_only_hands_in():
+    play(begun(finished=ONE.id), (ONE, [Send(ONE.id, resume=True)]), (Sent(ONE.id, late=False), []))
 
 
 def test_work_that_was_replaced_too_late_still_counts_as_finished():
@@ -159,15 +176,6 @@ def test_work_that_was_replaced_too_late_still_counts_as_finished():
     play(session, (ONE, [Start(ONE)]), (TWO, [StopWork(ONE.id), Start(TWO)]), (WorkDone(ONE.id), []))
     assert session.finished == ONE.id
     play(session, (ONE, [StopWork(TWO.id), Send(ONE.id, resume=True)]))
-
-
-def test_failed_work_is_reported_and_the_device_stays():
-    play(
-        begun(),
-        (ONE, [Start(ONE)]),
-        (WorkFailed(ONE.id, "no memory"), [Say("cannot carry out this order: no memory"), ReportTrouble(ONE.id, "no memory")]),
-        (ONE, [Start(ONE)]),
-    )
 
 
 def test_a_refused_update_is_said_loudly_and_the_device_waits():
@@ -186,36 +194,6 @@ def test_an_upload_that_is_given_up_is_told_to_the_server_which_waits_for_it():
     said, report = session.on(SendRefused(ONE.id, "the bytes are damaged"))
     assert isinstance(said, Say)
     assert report == ReportTrouble(ONE.id, "update refused: the bytes are damaged")
-
-
-def test_work_that_outlives_the_deadline_is_stopped_and_reported():
-    timed = replace(ONE, deadline_s=60.0)
-    play(
-        begun(),
-        (timed, [Start(timed)]),
-        (
-            Expired(ONE.id),
-            [
-                StopWork(ONE.id),
-                Say("cannot carry out this order: the deadline passed"),
-                ReportTrouble(ONE.id, "the deadline passed"),
-            ],
-        ),
-        (Expired(ONE.id), []),
-        (TWO, [Start(TWO)]),
-    )
-
-
-def test_a_repeated_order_has_a_new_deadline_and_a_late_one_is_ignored():
-    timed, longer = replace(ONE, deadline_s=60.0), replace(ONE, deadline_s=600.0)
-    play(
-        begun(),
-        (timed, [Start(timed)]),
-        (longer, [Extend(longer)]),
-        (WorkDone(ONE.id), [Send(ONE.id, resume=False)]),
-        (Expired(ONE.id), []),
-        (Sent(ONE.id, late=False), []),
-    )
 
 
 def test_the_end_stops_what_is_going_on():
@@ -312,21 +290,6 @@ def test_one_thing_at_a_time_whatever_happens(script):
                     running = order_id
         assert not (session.working and session.sending), doing_before
         running = session.working or session.sending
-
-
-def test_another_process_that_takes_over_ends_this_one():
-    play(begun(), (ONE, [Start(ONE)]), (Displaced("newer", 1.0), [StopWork(ONE.id), Yield("newer")]))
-
-
-def test_a_device_displaced_once_by_its_own_stream_reconnects_and_twice_yields():
-    play(
-        begun(),
-        (Broke("cut", 0.0, 9.0), [Say("cut (trying again)"), Reconnect(0.2)]),
-        (StreamOpened(), [Say("connected again")]),
-        (Displaced("newer", 0.1), [Say("newer (trying again)"), Reconnect(0.4)]),
-        (StreamOpened(), [Say("connected again")]),
-        (Displaced("newer", 0.1), [Yield("newer")]),
-    )
 
 
 def test_a_stream_that_lasted_is_replaced_by_another_process_however_it_began():

@@ -1,4 +1,4 @@
-"""Code of packages on devices: a plan lists the packages, and a device refuses them before it loads anything."""
+"""Components of packages: by name, those that win, and devices that refuse them before anything is loaded."""
 
 from __future__ import annotations
 
@@ -9,15 +9,28 @@ from typing import Any
 import msgspec
 import pytest
 
-from attune.common.errors import SettingError, WireError
-from attune.common.methods.registry import configured_in, configured_on_device
+import attune
+from attune.common.errors import SettingError, ShardError, WireError
+from attune.common.methods.method import Method, configure
+from attune.common.methods.registry import METHODS, configured_from, configured_in, configured_on_device, get, names
+from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
 from attune.common.methods.settings.aggregators import AggregatorSettings
-from attune.common.plan import Plan, Profile
+from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
+from attune.common.models.registry import MODELS, build, default_spec
+from attune.common.plan import ModelSpec, Plan, Profile
+from attune.common.plugins import Package, installed
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.limits import accept_plan
 from attune.fedclient.options import DeviceOptions
+from attune.fedclient.read_options import ReadOptions
+from attune.fedclient.work.build import objective_class, predictor_class
+from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedserver.consent import code_in
 from attune.fedserver.core.planning import make_plan, resolve
+from attune.fedserver.lab.aggregators.base import MemoryVault
+from attune.fedserver.lab.aggregators.mean import SharedValue
+from attune.fedserver.lab.build import AggregatorSpec, made
+from attune.simulation.partition.readers.registry import read
 
 PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)
 CUSTOM = {"method": {"name": "custom", "parts": {"*": "shared"}, "aggregators": {"shared": "demo"}, "server_lr": 0.25}}
@@ -111,6 +124,7 @@ def test_a_device_refuses_another_version_and_a_package_that_is_not_there(instal
         {"method": "demo"},
         {"method": "custom", "method_options": {"parts": {"*": "shared"}, "objective": "demo"}},
         {"method": "custom", "method_options": {"parts": {"*": "shared"}, "predictor": "demo"}},
+        {"model": ModelSpec("demo", "tabular", (3,), 2)},
     ],
 )
 def test_a_server_cannot_have_code_loaded_that_its_plan_does_not_list(install: Any, change: dict[str, Any]) -> None:
@@ -118,15 +132,6 @@ def test_a_server_cannot_have_code_loaded_that_its_plan_does_not_list(install: A
     hostile = msgspec.structs.replace(plan_of({"method": {"name": "fedavg"}}), **change)
     with pytest.raises(WireError, match="the server's plan uses the plug-in demo-plugin, which it does not list"):
         refused_or_not(hostile, "demo-plugin")
-    assert "demo_plugin" not in sys.modules
-
-
-def test_a_server_cannot_have_a_model_loaded_that_its_plan_does_not_list(install: Any) -> None:
-    install("demo-plugin")
-    plan = plan_of({"method": {"name": "fedavg"}})
-    hostile = msgspec.structs.replace(plan, model=msgspec.structs.replace(plan.model, name="demo"))
-    with pytest.raises(WireError, match="uses the plug-in demo-plugin"):
-        refused_or_not(hostile)
     assert "demo_plugin" not in sys.modules
 
 
@@ -159,3 +164,140 @@ def test_a_component_that_another_package_offers_after_consent_is_refused(instal
     with pytest.raises(WireError, match="other-plugin, which it does not list"):
         refused_or_not(plan, "demo-plugin")
     assert "other_plugin" not in sys.modules
+
+
+def test_a_method_of_an_installed_package_is_found_with_all_its_components(install: Any) -> None:
+    install("demo-plugin", "2.1")
+    assert "demo" in METHODS and "demo_plugin" not in sys.modules, "known, and not loaded yet"
+    assert METHODS.package_of("demo") == Package("demo-plugin", "2.1") and "demo_plugin" not in sys.modules
+    configured = configured_from({"name": "demo", "strength": 2.0, "server_lr": 0.25})
+    assert configured.method is sys.modules["demo_plugin"].ROW
+    assert (configured.objective.strength, configured.aggregators["shared"].server_lr) == (2.0, 0.25)
+    assert objective_class("demo") is Sgd
+    assert "demo" in names() and installed() == ("demo-plugin",)
+
+
+def test_a_model_of_an_installed_package_is_built_with_its_options(install: Any) -> None:
+    folder = install(
+        "demo-plugin", module="import demo_models\nMODEL = demo_models.MODEL", entries={"models": {"demo": "MODEL"}}
+    )
+    (folder / "demo_models.py").write_text(
+        "from torch import nn\n"
+        "from attune.common.models.options import ModelOptions\n"
+        "from attune.common.models.registry import ModelEntry\n"
+        "class Options(ModelOptions, frozen=True, forbid_unknown_fields=True):\n    width: int = 4\n"
+        "def make(spec, options):\n"
+        "    return nn.Sequential(nn.Linear(spec.shape[0], options.width), nn.Linear(options.width, spec.classes))\n"
+        'MODEL = ModelEntry("demo_models:make", Options, ("tabular",))\n'
+    )
+    spec = default_spec("tabular", (3,), 2, 0, "demo", {"width": 7})
+    assert [tuple(p.shape) for p in build(spec, 0).parameters()] == [(7, 3), (7,), (2, 7), (2,)]
+    with pytest.raises(SettingError, match=r"unknown setting model\.widht \(did you mean 'width'"):
+        default_spec("tabular", (3,), 2, 0, "demo", {"widht": 7})
+    with pytest.raises(SettingError, match="model demo does not take images"):
+        default_spec("images", (3, 3, 1), 2, 0, "demo", {})
+    sys.modules.pop("demo_models")
+
+
+def test_a_built_in_name_wins_over_a_package(install: Any) -> None:
+    install("demo-plugin", entries={"methods": {"fedavg": "ROW"}})
+    assert get("fedavg").citation == "McMahan et al., AISTATS 2017"
+    assert METHODS.package_of("fedavg") is None and "demo_plugin" not in sys.modules
+
+
+def test_two_packages_that_offer_one_name_are_both_named(install: Any) -> None:
+    install("demo-plugin")
+    install("other-plugin")
+    with pytest.raises(SettingError, match=r"demo-plugin and other-plugin both offer 'demo' \(methods\): uninstall one"):
+        get("demo")
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("ROW = 'no method'", r"the package demo-plugin offers 'demo' \(methods\), which is no Method: 'no method'"),
+        ("import no_such_module", r"the package demo-plugin cannot be imported \(demo_plugin:ROW\): ModuleNotFoundError"),
+    ],
+)
+def test_a_package_that_does_not_fit_is_named(install: Any, module: str, message: str) -> None:
+    install("demo-plugin", module=module, entries={"methods": {"demo": "ROW"}})
+    with pytest.raises(SettingError, match=message):
+        get("demo")
+
+
+def test_a_method_has_the_name_under_which_it_is_offered(install: Any) -> None:
+    install("demo-plugin", entries={"methods": {"other": "ROW"}})
+    with pytest.raises(SettingError, match="the method 'other' calls itself 'demo'"):
+        get("other")
+
+
+def test_settings_without_a_class_say_what_is_missing(install: Any) -> None:
+    install("demo-plugin")
+    with pytest.raises(SettingError, match="Predictor, the settings of 'demo', name no implementation"):
+        predictor_class("demo")
+
+
+class Still(SharedValue):
+    """Aggregator that never changes its state."""
+
+    def close_round(self, updates: Any) -> dict[str, float]:
+        return {}
+
+
+class StillSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):
+    implementation = Still
+
+
+def test_a_program_registers_what_it_defines_itself() -> None:
+    with pytest.raises(SettingError, match="unknown aggregator 'still'"):
+        AGGREGATORS.require("still", "aggregator")
+    attune.register("aggregators", "still", StillSettings)
+    row = Method(name="stay", citation="of this test", parts=(("*", "shared"),), aggregators={"shared": "still"})
+    attune.register("methods", "stay", row)
+    configured = configure(get("stay"), {"bound_samples": 0.0})
+    assert configured.aggregators["shared"] == StillSettings(bound_samples=0.0)
+    assert isinstance(made(AggregatorSpec("shared", "still", configured.aggregators["shared"], 0, {}), MemoryVault()), Still)
+    with pytest.raises(SettingError, match=r"method stay has no setting method\.sigma"):
+        configure(get("stay"), {"sigma": 1})
+    with pytest.raises(SettingError, match=r"unknown group 'aggregator' .*did you mean 'aggregators'"):
+        attune.register("aggregator", "still", StillSettings)
+    attune.register("objectives", "odd", StillSettings)
+    with pytest.raises(SettingError, match=r"attune.register offers 'odd' \(objectives\), which is no ObjectiveSettings"):
+        OBJECTIVES["odd"]
+
+
+def test_an_unknown_name_gets_the_nearest_of_all_that_are_known(install: Any) -> None:
+    install("demo-plugin")
+    with pytest.raises(SettingError, match=r"unknown method 'dmo' .*did you mean 'demo'"):
+        get("dmo")
+    with pytest.raises(SettingError, match=r"unknown model 'dmo' .*did you mean 'demo'"):
+        default_spec("tabular", (3,), 2, 0, "dmo", {})
+    assert "dmo" not in MODELS and MODELS.package_of("dmo") is None
+
+
+READER = """
+import numpy as np
+from attune.simulation.partition.readers.assemble import Raw
+
+class Counted:
+    def recognises(self, path):
+        return path.suffix == ".counted"
+
+    def read(self, path, options):
+        numbers = np.arange(float(path.read_text())).reshape(-1, 1)
+        return Raw(path.stem, (numbers, (numbers[:, 0] > 3).astype(int)))
+
+READER = Counted()
+"""
+
+
+def test_a_reader_of_an_installed_package_reads_its_form(install: Any, tmp_path: Path) -> None:
+    (tmp_path / "ten.counted").write_text("10")
+    with pytest.raises(ShardError, match="has no form that can be read"):
+        read(tmp_path / "ten.counted", ReadOptions.of("", (), "", "refuse"))
+    install("demo-plugin", module=READER, entries={"readers": {"counted": "READER"}})
+    data = read(tmp_path / "ten.counted", ReadOptions.of("", (), "", "refuse"))
+    assert (data.name, len(data.train_y), data.classes) == ("ten", 10, [0, 1])
+    install("other-plugin", module=READER, entries={"readers": {"counted": "READER"}})
+    with pytest.raises(SettingError, match="demo-plugin and other-plugin both offer 'counted'"):
+        read(tmp_path / "ten.counted", ReadOptions.of("", (), "", "refuse"))

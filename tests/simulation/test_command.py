@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from pathlib import Path
@@ -28,30 +27,6 @@ def run(*words: str) -> list[str]:
     done = CliRunner().invoke(cli, ["simulate", *words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout.splitlines()
-
-
-def test_methods_side_by_side(tmp_path: Path) -> None:
-    data = shards(tmp_path / "shards")
-    quick = ("--rounds", "2", "--seed", "3", "--set", "train.local_epochs=1")
-    lines = run("--data", data, "--method", "fedper, fedavg,local", *quick, "--out", str(tmp_path / "out"))
-    assert lines[0] == "model: dnn, for all methods"
-    assert lines[1].split()[:6] == ["device", "samples", "method", "kept", "own", "served"]
-    expected = {
-        method: attune.simulate(data, method, rounds=2, seed=3, settings={"train.local_epochs": 1}).table()
-        for method in ("fedper", "fedavg", "local")
-    }
-    rows = [(device, method, table[device]) for device in range(3) for method, table in expected.items()]
-    for line, (device, method, row) in zip(lines[2:11], rows, strict=True):
-        scores = [f"{row.kept:.3f}", f"{row.accuracy:.3f}", "-" if row.served is None else f"{row.served:.3f}"]
-        assert line.split()[:6] == [f"site{device}", str(row.samples), method, *scores]
-    for line, (method, table) in zip(lines[11:14], expected.items(), strict=True):
-        assert line.split()[:4] == ["mean", method, f"{table.mean('kept'):.3f}", f"{table.mean('accuracy'):.3f}"]
-    constant = next(iter(expected.values())).mean("constant")
-    assert lines[14] == f"a constant answer has {constant:.3f} on average"
-    beaten = [method for method, table in expected.items() if table.mean("kept") <= constant]
-    assert (f"no better than a constant answer: {', '.join(beaten)}" in lines) == bool(beaten)
-    status = json.loads((tmp_path / "out" / "fedavg" / "status.json").read_bytes())
-    assert (status["method"], status["state"], status["round"]) == ("fedavg", "done", 2)
 
 
 def test_a_home_is_gone_on_with(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A simulation in a folder has homes as over the network, and continues after an interruption with the same bits."""
+"""A simulation in a folder: homes as over the network, which can be verified, and the same bits after an interruption."""
 
 from __future__ import annotations
 
@@ -96,3 +96,16 @@ def test_a_home_is_one_simulation_at_a_time(tmp_path: Path) -> None:
 def test_with_a_home_a_model_must_have_a_name(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="found by its name"):
         attune.simulate(CLOUDS, "fedavg", model=lambda spec: None, rounds=1, home=tmp_path)
+
+
+def test_a_simulated_home_is_whole_and_damage_of_it_is_found(tmp_path: Path) -> None:
+    attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path)
+    [database] = tmp_path.rglob("state.sqlite")
+    home = database.parent
+    result = CliRunner().invoke(cli, ["verify", "--home", str(home)])
+    assert (result.exit_code, result.output) == (0, f"{home} is whole\n")
+    [state, *_] = sorted((home / "state").glob("*.safetensors"))
+    state.write_bytes(state.read_bytes()[:-1])
+    result = CliRunner().invoke(cli, ["verify", "--home", str(home)])
+    assert result.exit_code == 4
+    assert state.name in result.output

@@ -55,11 +55,16 @@ def models(result: SimulationResult, folder: Path, names: Mapping[str, Any]) -> 
 
 @pytest.mark.parametrize("case", CASES)
 def test_processes_have_the_bits_of_one_after_the_other(case: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    check_bits(case, request, tmp_path, "processes", workers=2)
+
+
+def check_bits(case: str, request: pytest.FixtureRequest, tmp_path: Path, executor: Any, **more: Any) -> None:
+    """Check that an executor has the bits of devices one after the other."""
     which, given = CASES[case]
     members, settings = request.getfixturevalue(which), merge(SMALL, given)
     one = attune.simulate(members, settings=settings, baseline="local")
-    spread = attune.simulate(members, settings=settings, baseline="local", executor="processes", workers=2)
-    assert spread.executor == "processes"
+    spread = attune.simulate(members, settings=settings, baseline="local", executor=executor, **more)
+    assert spread.executor == executor
     assert spread.digests == one.digests
     assert list(spread.table()) == list(one.table())
     assert models(spread, tmp_path / "spread", members) == models(one, tmp_path / "one", members)

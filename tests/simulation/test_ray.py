@@ -12,17 +12,10 @@ from typing import Any
 import pytest
 
 import attune
-from attune.common.config import merge
 from attune.common.errors import FederationFailed, SettingError
 from attune.fedclient.work.processes import remote_executor
-from tests.simulation.test_processes import diverges, kills, models
-from tests.simulation.test_same_bits import SAMPLED, SMALL, VIT
+from tests.simulation.test_processes import check_bits, diverges, kills
 from tests.simulation.test_simulate import CLOUDS, QUICK
-
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "fedper, sampled": ("clouds", merge(SAMPLED, {"method": {"name": "fedper"}, "round": {"evaluate_every": 1}})),
-    "fedtp+mcsa": ("digits", {"method": {"name": "fedtp+mcsa"}, "model": VIT}),
-}
 
 
 def test_without_ray_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,18 +48,11 @@ def cluster() -> Iterator[Any]:
     ray.shutdown()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["fedper, sampled", "fedtp+mcsa"])
 def test_ray_has_the_bits_of_one_after_the_other(
     case: str, cluster: Any, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    which, given = CASES[case]
-    members, settings = request.getfixturevalue(which), merge(SMALL, given)
-    one = attune.simulate(members, settings=settings, baseline="local")
-    spread = attune.simulate(members, settings=settings, baseline="local", executor="ray")
-    assert spread.executor == "ray"
-    assert spread.digests == one.digests
-    assert list(spread.table()) == list(one.table())
-    assert models(spread, tmp_path / "spread", members) == models(one, tmp_path / "one", members)
+    check_bits(case, request, tmp_path, "ray")
 
 
 def test_shards_are_placed_once_and_a_worker_that_died_is_replaced(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:

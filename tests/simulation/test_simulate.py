@@ -227,9 +227,10 @@ def test_a_model_is_a_name_a_factory_or_a_module() -> None:
     assert by_module.model("site0").predict(CLOUDS["site0"][0])
 
 
-def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(SettingError, match="model is a int"):
-        attune.simulate(CLOUDS, "fedavg", model=3, rounds=1)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("model", "said"), [(3, "model is a int"), ("vit", "vit does not take tabular")])
+def test_what_is_no_model_for_the_data_is_refused(model: Any, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        attune.simulate(CLOUDS, "fedavg", model=model, rounds=1)
 
 
 # --- life
@@ -275,12 +276,6 @@ def test_a_device_that_cannot_train_ends_it_with_its_reason() -> None:
         )
 
 
-def test_shards_that_do_not_fit_together_are_named() -> None:
-    x, y = cloud(5)
-    with pytest.raises(ShapeMismatch, match="odd"):
-        attune.simulate(CLOUDS | {"odd": (x[:, :2], y)}, "fedavg", rounds=1)
-
-
 def test_a_misspelt_setting_is_named() -> None:
     with pytest.raises(SettingError, match="sigma"):
         attune.simulate(CLOUDS, "fedmcsa", settings={"method.sigmma": 5})
@@ -296,10 +291,5 @@ def test_shards_that_are_not_alike_are_named_and_nothing_waits_for_others(odd: i
     """Expect that the majority refuses one of three; with two, there is no majority."""
     alike = {name: CLOUDS[name] for name in list(CLOUDS)[: 3 - odd]}
     x = np.zeros((8, 9), "f4")
-    with pytest.raises(ShapeMismatch, match=r"\(9,\)"):
+    with pytest.raises(ShapeMismatch, match=r"odd.*\(9,\)" if odd == 1 else r"\(9,\)"):
         attune.simulate(alike | {"odd": (x, np.arange(8) % 2)}, "fedavg", rounds=1)
-
-
-def test_a_model_that_cannot_take_the_data_is_said() -> None:
-    with pytest.raises(SettingError, match="vit does not take tabular"):
-        attune.simulate(CLOUDS, "fedavg", "vit", rounds=1)

@@ -1,4 +1,4 @@
-"""Simulations with stacked devices: the same results to rounding; the executor is tried, recorded and kept."""
+"""Executors of a cohort's orders, stacked and others: the same results, a choice that is kept, a budget of memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import attune
-from attune.common.errors import HomeMismatch
+from attune.common.errors import FederationFailed, HomeMismatch, SettingError
 from attune.common.wire.files import read_tensors
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.work.executor import Work
+from attune.fedclient.work.executor import SequentialExecutor, Work, done
 from attune.fedclient.work.stacked import stacked_executor
 from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
 from tests.e2e.hosted import host
@@ -43,14 +43,6 @@ def test_side_by_side_comes_to_the_same(method: str) -> None:
 def test_the_same_seeds_give_the_same_bits_again() -> None:
     one, two = (attune.simulate(CLOUDS, "fedmcsa", rounds=2, settings=QUICK, executor="stacked") for _ in range(2))
     assert one.digests == two.digests
-
-
-def test_what_cannot_be_stacked_is_said_and_has_the_same_bits() -> None:
-    settings = {"train.local_epochs": 1, "train.mixed_precision": "bf16"}
-    stacked = attune.simulate(CLOUDS, "fedavg", "dnn", rounds=1, settings=settings, executor="stacked")
-    one_by_one = attune.simulate(CLOUDS, "fedavg", "dnn", rounds=1, settings=settings)
-    assert stacked.digests == one_by_one.digests
-    assert ["bf16" in reason for reason in stacked.one_by_one] == [True]
 
 
 @pytest.mark.parametrize(("seconds", "chosen"), [((1.0, 5.0), "sequential"), ((5.0, 1.0), "stacked")])
@@ -115,3 +107,78 @@ def test_a_hosted_fleet_computes_the_devices_that_have_an_order_side_by_side(
 
 def _close(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.allclose(one[name], other[name], rtol=1e-4, atol=1e-5) for name in one)
+
+
+class Backwards(SequentialExecutor):
+    """Executor that runs the last order first."""
+
+    def __init__(self) -> None:
+        self.cohorts: list[list[str]] = []
+
+    def run(self, works: Sequence[Work]) -> Sequence[Future[OrderResult]]:
+        self.cohorts.append([work.order.id for work in works])
+        return super().run(works[::-1])[::-1]
+
+
+class Failing(Backwards):
+    def run(self, works: Sequence[Work]) -> Sequence[Future[OrderResult]]:
+        return [*super().run(works[:-1]), done(RuntimeError("out of order"))]
+
+
+def test_an_executor_is_given_whole_cohorts() -> None:
+    backwards = Backwards()
+    settings = QUICK | {"round.evaluate_every": 1, "round.clients": 2}
+    found = attune.simulate(CLOUDS, "fedavg", rounds=2, settings=settings, executor=backwards)
+    assert found.digests == attune.simulate(CLOUDS, "fedavg", rounds=2, settings=settings).digests
+    steps = [sorted(cohort) for cohort in backwards.cohorts]
+    assert [len(step) for step in steps] == [2, 3, 2, 3]
+    assert steps[1] == [f"evaluate-1-{name}" for name in CLOUDS]
+
+
+def test_what_fails_in_an_executor_is_the_failure_of_its_device() -> None:
+    with pytest.raises(FederationFailed, match="site2: out of order"):
+        attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, executor=Failing())
+
+
+@pytest.mark.parametrize("until", range(1, 9))
+def test_a_cohort_of_which_some_have_answered_already_is_gone_on_with(until: int, tmp_path: Path) -> None:
+    orders = 0
+
+    def count(share: float) -> None:
+        nonlocal orders
+        orders += 1
+        if orders == until:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        attune.simulate(CLOUDS, "fedavg", rounds=2, settings=QUICK, home=tmp_path, progress=count, executor=Backwards())
+    found = attune.simulate(CLOUDS, "fedavg", rounds=2, settings=QUICK, home=tmp_path, executor=Backwards())
+    assert found.digests == attune.simulate(CLOUDS, "fedavg", rounds=2, settings=QUICK).digests
+
+
+def test_a_home_keeps_the_executor_that_it_was_begun_with(tmp_path: Path) -> None:
+    attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path)
+    with pytest.raises(HomeMismatch, match="was begun with the executor 'sequential', not 'Backwards'"):
+        attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path, executor=Backwards())
+
+
+def test_an_executor_of_ones_own_must_be_handed_over_again(tmp_path: Path) -> None:
+    attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path, executor=Backwards())
+    with pytest.raises(SettingError, match="Backwards"):
+        attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, home=tmp_path)
+
+
+def test_an_unknown_executor_is_refused() -> None:
+    with pytest.raises(SettingError, match="did you mean 'sequential'"):
+        attune.simulate(CLOUDS, "fedavg", rounds=1, settings=QUICK, executor="sequentail")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["fedmcsa", "fedper"])
+def test_devices_that_are_put_to_sleep_learn_the_same_bits(method: str) -> None:
+    settings = {"train.local_epochs": 1, "round.clients": 2}
+    awake, asleep = (
+        attune.simulate(CLOUDS, method, "dnn", rounds=3, settings=settings, baseline="local", awake_bytes=limit)
+        for limit in (1 << 30, 0)
+    )
+    assert awake.digests == asleep.digests
+    assert list(awake.table()) == list(asleep.table())

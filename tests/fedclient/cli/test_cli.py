@@ -1,9 +1,10 @@
-"""The commands: their output and exit codes, and help without torch."""
+"""The commands: their output and exit codes, help without torch, the doctor's findings, and a whole run over mutual TLS."""
 
 from __future__ import annotations
 
 import csv
 import json
+import socket
 import subprocess
 import sys
 
@@ -11,9 +12,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from attune.common.metrics import read_metrics
+from attune.common.wire.files import read_tensors
+from attune.fedclient import doctor
 from attune.fedclient.cli import main
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
+from attune.fedclient.read_options import PLAIN
 
 
 def call(*args):
@@ -107,22 +112,102 @@ def test_a_model_that_was_changed_is_not_loaded(finished, tmp_path):
     assert call("evaluate", "--data", finished.shard, "--home", tmp_path / "home").exit_code == 19
 
 
-def test_partition_writes_shards_a_picture_and_a_table(tmp_path):
-    pytest.importorskip("sklearn")
-    args = ("--dataset", "digits", "--scheme", "pathological", "--clients", "5", "--out", tmp_path / "out")
-    result = call("partition", *args)
-    assert result.exit_code == 0, result.output
-    written = ["partition.json", "partition.png", *(f"shard{n}" for n in range(5))]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == written
-    assert "shard4" in result.output
-    wrong = call("partition", "--dataset", "digits", "--scheme", "dirichlit", "--clients", "5", "--out", tmp_path / "out2")
-    assert wrong.exit_code == 2
-    assert "did you mean 'dirichlet'" in wrong.output
-
-
 def test_a_folder_that_cannot_be_written_is_an_error_without_traceback(bench, tmp_path):
     (tmp_path / "file").write_text("")
     result = call("--data", bench.shard, "--server", "localhost:1", "--home", tmp_path / "file" / "home")
     home, file = tmp_path / "file" / "home", tmp_path / "file"
     assert result.exit_code == 2
     assert result.stderr == f"fedclient: {home} cannot be a folder, because {file} is a file; choose another --home\n"
+
+
+def shard(folder, test=True):
+    folder.mkdir()
+    for part in ("train", "test")[: 1 + test]:
+        np.savez(folder / f"{part}.npz", x=np.random.default_rng(0).random((80, 3)), y=np.arange(80) % 2)
+    return folder
+
+
+def by_name(found):
+    return {each.what: each for each in found}
+
+
+def test_a_device_that_can_take_part(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        found = by_name(doctor.examine([str(shard(tmp_path / "s"))], address, tmp_path / "home", PLAIN))
+    assert (found["data"].verdict, found["data"].text) == ("ok", "tabular, 80 samples, 80 to test on")
+    assert found["torch"].verdict == "ok"
+    assert found["identity"].verdict == "warn" and "a token of the server is needed" in found["identity"].text
+    assert found["server"].verdict == "ok"
+    assert not (tmp_path / "home").exists(), "it changes nothing"
+
+
+def test_a_shard_without_a_test_part_has_one_made(tmp_path):
+    found = doctor.shard(shard(tmp_path / "s", test=False), PLAIN)[0]
+    assert (found.verdict, found.text) == ("ok", "tabular, 60 samples, 20 to test on"), "a part is kept aside for testing"
+
+
+@pytest.mark.parametrize(("free", "verdict"), [(1 << 20, "warn"), (1 << 40, "ok")])
+def test_little_memory_and_disk_are_said(tmp_path, monkeypatch, free, verdict):
+    monkeypatch.setattr(doctor, "available_memory", lambda: free)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: doctor.shutil._ntuple_diskusage(free, 0, free))
+    assert by_name(doctor.machine())["memory"].verdict == verdict
+    assert doctor.disk(tmp_path / "not" / "yet").verdict == verdict
+
+
+def test_all_problems_are_named_at_once(tmp_path):
+    """A wrong address ended the command before it looked at anything else."""
+    (tmp_path / "file").touch()
+    words = ["doctor", "--data", str(tmp_path / "none"), "--server", "nowhere", "--home", str(tmp_path / "file" / "home")]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1
+    failed = {line.split()[1].rstrip(":") for line in done.output.splitlines() if line.startswith("FAIL")}
+    assert failed == {"data", "disk", "identity", "server"}
+
+
+def test_a_damaged_identity_does_not_hide_the_server(tmp_path):
+    home = tmp_path / "home"
+    (home / "identity").mkdir(parents=True)
+    (home / "device.json").write_text("{")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    found = by_name(doctor.examine([], f"127.0.0.1:{port}", home, PLAIN))
+    assert (found["identity"].verdict, found["server"].verdict) == ("FAIL", "FAIL")
+    assert "cannot be reached" in found["server"].text
+
+
+def test_a_whole_run_ends_with_a_model_that_works_offline(bench, tmp_path):
+    folder = bench.run()
+    assert folder == tmp_path / "home" / "model"
+    assert [update.order_id for update in bench.server.seen.submits] == ["train-1-kiel", "train-2-kiel", "evaluate-2-kiel"]
+    first, _, last = bench.server.seen.submits
+    first_metrics, last_metrics = (read_metrics(update.metrics_json, "kiel") for update in (first, last))
+    assert first.samples == 36, "a tenth of 40 is held out"
+    assert first_metrics.test_samples == 20
+    assert first_metrics.loss is not None
+    assert first_metrics.accuracy_after is not None
+    assert not last.parts
+    assert last_metrics.loss is None
+    assert last_metrics.accuracy_after is None
+
+    assert bench.server.seen.progress[0].order_id == "train-1-kiel"
+    assert 0 < bench.server.seen.progress[0].done <= 1
+    served = bench.server.serving["shared"]
+    kept = read_tensors(folder / "model.safetensors")
+    assert all(kept[name].equal(value) for name, value in served.items())
+    said = json.loads((folder / "model.json").read_text())
+    assert said["classes"] == ["ant", "bee", "cow"]
+    assert said["accuracy"] == last_metrics.accuracy_before > 0.8
+    assert bench.lines.lines[-1].endswith(str(folder))
+
+    bench.server.stop()
+    bench.server.stop = lambda: None
+    result = CliRunner().invoke(main, ["evaluate", "--data", str(bench.shard), "--home", str(tmp_path / "home"), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["accuracy"] == last_metrics.accuracy_before
+
+
+def test_a_name_keeps_its_letters(bench):
+    bench.run(name="München")
+    assert bench.server.seen.enrolled == ["München"]
+    assert bench.server.seen.submits[0].order_id == "train-1-München"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from attune.common import homes
 from attune.common.errors import (
@@ -25,6 +26,7 @@ from attune.common.errors import (
 from attune.common.identity.credential import Credential, csr_der, new_key
 from attune.common.identity.token import JoinToken
 from attune.fedclient.address import ServerAddress
+from attune.fedclient.cli import main
 from attune.fedclient.home import DeviceHome, DeviceInfo, Identity, local_token
 from attune.fedserver.identity.authority import Authority
 
@@ -162,10 +164,6 @@ def test_the_default_home_keeps_the_letters_of_a_shard_and_is_the_one_that_was_t
 
 
 def test_what_join_left_is_adopted_by_the_first_shard(quick):
-    from click.testing import CliRunner
-
-    from attune.fedclient.cli import main
-
     where = f"127.0.0.1:{quick.server.port}"
     result = CliRunner().invoke(main, ["join", "--server", where, "--token", quick.server.token(), "--name", "bonn"])
     assert result.exit_code == 0, result.output
@@ -181,10 +179,6 @@ def test_what_join_left_is_adopted_by_the_first_shard(quick):
 
 @pytest.mark.parametrize("where", ["a file", "standard input"])
 def test_a_token_comes_from_a_file_or_from_standard_input(quick, tmp_path, where):
-    from click.testing import CliRunner
-
-    from attune.fedclient.cli import main
-
     file = tmp_path / "token"
     text = f"{quick.server.token()}\n"
     file.write_text(text)
@@ -195,10 +189,6 @@ def test_a_token_comes_from_a_file_or_from_standard_input(quick, tmp_path, where
 
 
 def test_a_token_is_given_once_and_a_file_without_one_is_said(quick, tmp_path):
-    from click.testing import CliRunner
-
-    from attune.fedclient.cli import main
-
     command = ["join", "--server", f"127.0.0.1:{quick.server.port}"]
     both = CliRunner().invoke(main, [*command, "--token", "x", "--token-file", "-"])
     assert (both.exit_code, "give one" in both.output) == (2, True)
@@ -262,21 +252,6 @@ def test_a_certificate_is_renewed_beside_a_stream_that_lasts(quick, monkeypatch)
     quick.run()
     assert "renewed this device's certificate" in quick.lines.lines
     assert len({fingerprint for fingerprint, _ in quick.server.seen.streams}) == 2, "it moved over to a stream of its own"
-
-
-@pytest.mark.parametrize("text", ["host", "host:", ":1", "host:0", "host:65536", "host:x", "::1:5", "[::1]"])
-def test_addresses_that_are_none(text):
-    from attune.common.errors import SettingError
-
-    with pytest.raises(SettingError, match="HOST:PORT"):
-        ServerAddress.parse(text)
-
-
-def test_addresses():
-    assert ServerAddress.parse("[::1]:5") == ServerAddress("::1", 5)
-    assert str(ServerAddress("::1", 5)) == "[::1]:5"
-    given = ("localhost:1", "127.0.0.9:1", "[::1]:1", "10.0.0.1:1", "h:1")
-    assert [ServerAddress.parse(text).is_this_machine for text in given] == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize("damage", ["cut", "of another federation", "empty"])

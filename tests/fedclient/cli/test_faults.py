@@ -81,19 +81,12 @@ def test_an_upload_cut_at_60_percent_goes_on_from_there(bench, undisturbed):
     assert same(folder, undisturbed)
 
 
-def test_a_download_that_is_cut_goes_on_from_there(bench, undisturbed):
-    bench.server.faults.break_download_at = 100
+@pytest.mark.parametrize(("fault", "value", "offset"), [("break_download_at", 100, 100), ("damage_downloads", 1, 0)])
+def test_a_download_that_is_cut_goes_on_from_there_and_a_damaged_one_starts_again(bench, undisturbed, fault, value, offset):
+    setattr(bench.server.faults, fault, value)
     folder = bench.run()
     digest = bench.server.seen.downloads[0][0]
-    assert bench.server.seen.downloads[:2] == [(digest, 0), (digest, 100)]
-    assert same(folder, undisturbed)
-
-
-def test_a_damaged_download_starts_again(bench, undisturbed):
-    bench.server.faults.damage_downloads = 1
-    folder = bench.run()
-    digest = bench.server.seen.downloads[0][0]
-    assert bench.server.seen.downloads[:2] == [(digest, 0), (digest, 0)]
+    assert bench.server.seen.downloads[:2] == [(digest, 0), (digest, offset)]
     assert same(folder, undisturbed)
 
 

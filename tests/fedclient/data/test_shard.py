@@ -103,10 +103,6 @@ def test_one_sample_is_enough(write):
     assert len(shard.warnings) == 3 and "one class" in shard.warnings[0] and "batch of 32" in shard.warnings[1]
 
 
-def test_empty_test_part_is_allowed(write):
-    assert load_shard(write(X, Y, test=([], []))).profile().test_samples == 0
-
-
 def test_one_file_with_four_arrays(tmp_path: Path):
     path = tmp_path / "mine.npz"
     np.savez(path, train_x=X, train_y=Y, test_x=X[:2], test_y=Y[:2])

@@ -1,8 +1,10 @@
-"""A device that is served a change: it takes the right one, and fetches the whole value in place of any other."""
+"""A whole life of a device over each link: a served change is taken if it is the right one, else the whole value is fetched."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +37,7 @@ from tests.fedclient.conftest import tabular_shard
 from tests.fedclient.link.server import Scripted
 from tests.fedclient.link.test_conformance import until
 
-pytestmark = pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra zstd")
+zstd = pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra zstd")
 
 Tensors = dict[str, torch.Tensor]
 SPEC = default_spec("tabular", (6,), 3, 0, "dnn", {"hidden": [64]})
@@ -118,6 +120,7 @@ def life(play: Callable[..., Any], tmp_path: Any, change: bytes, base: str, inli
     return play(scenario)
 
 
+@zstd
 @pytest.mark.parametrize("inline", [False, True], ids=["fetched", "within the order"])
 def test_the_change_is_enough(play, tmp_path, inline: bool) -> None:
     change = the_change()
@@ -127,6 +130,7 @@ def test_the_change_is_enough(play, tmp_path, inline: bool) -> None:
     assert not [line for line in said if "as it is" in line]
 
 
+@zstd
 @pytest.mark.parametrize("base", ["sha256:" + 64 * "0", ""], ids=["of another value", "needs none"])
 def test_a_change_from_what_is_not_held_is_not_asked_for(play, tmp_path, base: str) -> None:
     """Use a change without a base too, which is a compressed value."""
@@ -147,6 +151,7 @@ FORGED = {
 }
 
 
+@zstd
 @pytest.mark.parametrize("kind", FORGED)
 def test_any_other_change_is_refused_and_the_value_is_fetched(play, tmp_path, kind: str) -> None:
     make, why = FORGED[kind]
@@ -157,6 +162,7 @@ def test_any_other_change_is_refused_and_the_value_is_fetched(play, tmp_path, ki
     assert digest_of_tensors(received) == digest_of_tensors(SECOND)
 
 
+@zstd
 def test_a_server_that_has_the_change_no_longer_is_asked_for_the_value(play, tmp_path) -> None:
     """Use a server that was killed after its order."""
     down, said, received = life(play, tmp_path, the_change(), "held", False, offered=False)
@@ -164,6 +170,7 @@ def test_a_server_that_has_the_change_no_longer_is_asked_for_the_value(play, tmp
     assert [line for line in said if "was not offered" in line]
 
 
+@zstd
 def test_what_is_kept_is_what_was_written(tmp_path) -> None:
     """Check that the digest by which a value is known is that of its bytes on the server."""
     odd = {
@@ -175,3 +182,41 @@ def test_what_is_kept_is_what_was_written(tmp_path) -> None:
     written = write_tensors(tmp_path / "odd", odd)
     assert digest_of_tensors(odd) == written.digest
     assert digest_of_tensors(read_tensors(tmp_path / "odd")) == written.digest
+
+
+CLASSES = ["ant", "bee", "cow"]
+
+
+def test_a_device_trains_and_hands_in_over_any_link(play, tmp_path):
+    spec = default_spec("tabular", (6,), 3, 0, "mlr", {})
+    plan = Plan("f", 3, spec, CLASSES, "fedavg", {}, TrainSettings(local_epochs=1))
+    served = write_tensors(tmp_path / "served.safetensors", tensors_of(build(spec, 3)))
+    folder = tabular_shard(tmp_path / "shard")
+    options = DeviceOptions(data=folder, server=ServerAddress("127.0.0.1", 1), device="cpu")
+    home, shard = DeviceHome(tmp_path / "home"), LazyShard.in_memory(load_shard(folder))
+
+    async def scenario(link: Link, server: Scripted):
+        server.offer((tmp_path / "served.safetensors").read_bytes())
+        order = Order("train-1-kiel", 1, "train", (BlobRef("shared", served.digest, served.size),), ("shared",))
+        with home.locked(), Worker() as worker:
+            life = asyncio.create_task(Device(options, shard, FolderStore(home), link, Console(), worker).run())
+            await until(lambda: server.streams or life.done())
+            for said in (Welcome(msgspec.json.encode(plan)), order):
+                server.streams[0].unsent.put_nowait(said)
+            await until(lambda: server.submits or life.done())
+            server.streams[0].unsent.put_nowait(Farewell("over"))
+            return await life, server
+
+    path, server = play(scenario)
+    [update] = server.submits
+    [part] = update.parts
+    assert (update.order_id, update.samples, part.part) == ("train-1-kiel", 36, "shared")  # four of 40 samples are held out
+    (tmp_path / "handed_in").write_bytes(server.here[part.digest])
+    handed_in, kept = read_tensors(tmp_path / "handed_in"), read_tensors(path / "model.safetensors")
+    assert handed_in.keys() == kept.keys()
+    assert all(handed_in[name].equal(kept[name]) for name in kept)
+
+
+def test_the_local_link_imports_no_grpc():
+    script = "import sys, attune.fedclient.link.local; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -11,29 +10,21 @@ import grpc
 import pytest
 
 from attune.common import aio, grpc_errors
-from attune.common.errors import AttuneError, CertificateRefused, Unreachable
+from attune.common.errors import CertificateRefused, Unreachable
 from attune.common.grpc_errors import TIME_KEY, from_rpc
-from attune.common.identity.credential import Credential, csr_der, new_key
+from attune.common.identity.credential import csr_der, new_key
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.home import Identity
 from attune.fedclient.link import grpc_link
-from attune.fedclient.link.diagnose import diagnose
 from attune.fedclient.link.enrol import check_usable
 from attune.fedclient.link.grpc_link import GrpcLink
 from attune.fedclient.link.port import Broken
 from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.server_tls import LiveServerCredentials
+from tests.fedclient.link.test_diagnose import diagnosed_against
 
 AWAY = timedelta(days=100)
 NOW = datetime.now(timezone.utc)
-
-
-def diagnosed(serve: Any, live: LiveServerCredentials, authority: Authority, credential: Credential) -> AttuneError:
-    async def scenario() -> AttuneError:
-        async with serve(live) as served:
-            return await asyncio.to_thread(diagnose, "127.0.0.1", served.port, authority.certificate_pem, credential, 5.0)
-
-    return aio.run(scenario())
 
 
 @pytest.mark.parametrize("away", [AWAY, -AWAY])
@@ -44,7 +35,7 @@ def test_a_server_whose_clock_is_away_refuses_for_now(
     credential = device(authority, now=NOW - away)
     monkeypatch.setattr("attune.fedclient.link.diagnose.now", lambda: NOW - away)
     live = LiveServerCredentials([authority.certificate_pem], authority.issue_server(now=NOW - away))
-    answer = diagnosed(serve, live, authority, credential)
+    answer = diagnosed_against(serve, live, authority.certificate_pem, credential)
     assert type(answer) is Unreachable
     assert "clock" in str(answer)
 
@@ -54,7 +45,7 @@ def test_a_device_whose_clock_is_away_goes_on_trying(
     authority: Authority, live: LiveServerCredentials, device: Any, serve: Any, monkeypatch: pytest.MonkeyPatch, away: timedelta
 ) -> None:
     monkeypatch.setattr("attune.fedclient.link.diagnose.now", lambda: NOW + away)
-    answer = diagnosed(serve, live, authority, device(authority))
+    answer = diagnosed_against(serve, live, authority.certificate_pem, device(authority))
     assert type(answer) is Unreachable
     assert "clock" in str(answer)
 
@@ -62,7 +53,7 @@ def test_a_device_whose_clock_is_away_goes_on_trying(
 def test_a_certificate_that_has_expired_for_both_is_final(
     authority: Authority, live: LiveServerCredentials, device: Any, serve: Any
 ) -> None:
-    answer = diagnosed(serve, live, authority, device(authority, days=30, now=NOW - timedelta(days=40)))
+    answer = diagnosed_against(serve, live, authority.certificate_pem, device(authority, days=30, now=NOW - timedelta(days=40)))
     assert type(answer) is CertificateRefused
     assert "--token-file" in str(answer)
 

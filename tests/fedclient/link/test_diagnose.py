@@ -24,7 +24,7 @@ from attune.fedserver.identity.authority import Authority
 from attune.fedserver.identity.server_tls import LiveServerCredentials
 
 
-def _diagnosed_against(
+def diagnosed_against(
     serve: Any, live: LiveServerCredentials, root_pem: bytes, credential: Credential, **options: Any
 ) -> AttuneError:
     async def scenario() -> AttuneError:
@@ -128,7 +128,7 @@ def test_only_three_closed_handshakes_say_something_about_dates(
 
 
 def test_a_server_that_is_back(authority: Authority, live: LiveServerCredentials, device: Any, serve: Any) -> None:
-    found = _diagnosed_against(serve, live, authority.certificate_pem, device(authority))
+    found = diagnosed_against(serve, live, authority.certificate_pem, device(authority))
     assert type(found) is Unreachable
     assert "there again" in str(found)
 
@@ -136,14 +136,14 @@ def test_a_server_that_is_back(authority: Authority, live: LiveServerCredentials
 def test_a_devices_certificate_that_the_server_refuses(
     authority: Authority, stranger: Authority, live: LiveServerCredentials, device: Any, serve: Any
 ) -> None:
-    found = _diagnosed_against(serve, live, authority.certificate_pem, device(stranger))
+    found = diagnosed_against(serve, live, authority.certificate_pem, device(stranger))
     assert type(found) is CertificateRefused
     assert "fedclient join" in str(found)
 
 
 def test_a_token_that_the_server_does_not_know(authority: Authority, live: LiveServerCredentials, serve: Any) -> None:
     token = JoinToken.new(authority.public_key_compressed)
-    found = _diagnosed_against(serve, live, token.trust_anchor_pem(), token.bootstrap(), bootstrap=True)
+    found = diagnosed_against(serve, live, token.trust_anchor_pem(), token.bootstrap(), bootstrap=True)
     assert type(found) is TokenRefused
 
 
@@ -151,7 +151,7 @@ def test_a_token_that_the_server_knows(authority: Authority, serve: Any) -> None
     token = JoinToken.new(authority.public_key_compressed)
     roots = [authority.certificate_pem, token.bootstrap().certificate_pem]
     live = LiveServerCredentials(roots, authority.issue_server())
-    found = _diagnosed_against(serve, live, token.trust_anchor_pem(), token.bootstrap(), bootstrap=True)
+    found = diagnosed_against(serve, live, token.trust_anchor_pem(), token.bootstrap(), bootstrap=True)
     assert type(found) is Unreachable
 
 
@@ -162,21 +162,21 @@ def test_the_wrong_server(authority: Authority, stranger: Authority, device: Any
         (token.trust_anchor_pem(), token.bootstrap()),
     ):
         live = LiveServerCredentials([authority.certificate_pem], stranger.issue_server())
-        found = _diagnosed_against(serve, live, root_pem, credential)
+        found = diagnosed_against(serve, live, root_pem, credential)
         assert type(found) is FingerprintMismatch
         assert short_form(authority.certificate_pem) in str(found)
 
 
 def test_a_device_in_the_servers_place(authority: Authority, device: Any, serve: Any) -> None:
     live = LiveServerCredentials([authority.certificate_pem], device(authority, server_name(authority.certificate_pem)))
-    found = _diagnosed_against(serve, live, authority.certificate_pem, device(authority))
+    found = diagnosed_against(serve, live, authority.certificate_pem, device(authority))
     assert type(found) is FingerprintMismatch
 
 
 def test_a_servers_certificate_out_of_date_may_pass_by_waiting(authority: Authority, device: Any, serve: Any) -> None:
     # It is issued with an hour's allowance for clocks, so its life of minus half an hour is over, but not reversed.
     live = LiveServerCredentials([authority.certificate_pem], authority.issue_server(days=-1 / 48))
-    found = _diagnosed_against(serve, live, authority.certificate_pem, device(authority))
+    found = diagnosed_against(serve, live, authority.certificate_pem, device(authority))
     assert type(found) is Unreachable
     assert "out of date" in str(found)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 
@@ -23,11 +22,11 @@ from attune.common.plan import Plan
 from attune.common.wire.files import read_tensors
 from attune.common.wire.tensors import Tensors
 from attune.fedclient.data.prepare import prepare
-from attune.fedclient.data.shard import load_shard
 from attune.fedclient.work.embedding import PART, EmbeddingSource, embedding_of
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.state import FolderOrders
+from tests.fedclient.work.test_learner import images_in
 
 OPTIONS = {"embedding": "device", "embedding_dim": 4, "hidden": 6}
 SPEC = default_spec("images", (8, 8, 1), 2, 0, "vit", {})
@@ -43,14 +42,7 @@ def disarmed() -> Iterator[None]:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Callable[[str], Learner]:
-    rng = np.random.default_rng(1)
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for part, size in (("train", 12), ("test", 6)):
-        y = rng.integers(0, 2, size)
-        x = rng.integers(0, 80, (size, 8, 8)).astype(np.uint8) + (y * 120).astype(np.uint8)[:, None, None]
-        np.savez(folder / f"{part}.npz", x=x, y=y)
-    prepared = prepare(load_shard(folder), PLAN)
+    prepared = prepare(images_in(tmp_path / "images"), PLAN)
 
     def learner(home: str) -> Learner:
         path = tmp_path / home

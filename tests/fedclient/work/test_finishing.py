@@ -100,19 +100,12 @@ def test_the_finished_model_is_plain_training_from_what_was_served(
 
 
 def test_only_the_last_evaluation_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
-    before = Evaluation.compared
-
-    def compared(self: Evaluation, result: Any, held: Any, order: Any, *rest: Any) -> Any:
-        asked.append((order.round, order.finish_epochs))
-        return before(self, result, held, order, *rest)
-
-    monkeypatch.setattr(Evaluation, "compared", compared)
+    asked = recorded_orders(monkeypatch)
     run("fedavg")
-    assert sorted(set(asked)) == [(1, 0), (ROUNDS, LONGEST)]
+    assert sorted({order[:2] for order in asked}) == [(1, 0), (ROUNDS, LONGEST)]
     asked.clear()
     run("fedavg", "off")
-    assert {epochs for _, epochs in asked} == {0}
+    assert {epochs for _, epochs, _ in asked} == {0}
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,12 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def images(tmp_path):
+    return images_in(tmp_path / "images")
+
+
+def images_in(folder):
+    """Write a shard of images of two classes, and read it."""
     rng = np.random.default_rng(1)
-    folder = tmp_path / "images"
     folder.mkdir()
     for part, size in (("train", 12), ("test", 6)):
         y = rng.integers(0, 2, size)

@@ -15,17 +15,9 @@ from attune.fedclient.work.blend import leave_one_out
 from attune.fedclient.work.calibration import FLOOR
 from attune.fedclient.work.evaluation import Evaluation
 from attune.fedserver.core.finishing import MOST_EPOCHS, SCORE_EPOCHS
+from tests.fedclient.work.test_finishing import CLOUDS
 
 SETTINGS: dict[str, Any] = {"train.local_epochs": 1, "train.lr": 0.05, "train.finish": "auto", "train.score_after": [1, 3]}
-
-
-def cloud(seed: int, samples: int = 60) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, 3, samples)
-    return (np.roll(np.eye(4), seed % 3, axis=1)[y] * 2 + rng.normal(size=(samples, 4))).astype(np.float32), y
-
-
-CLOUDS = {f"site{n}": cloud(n) for n in range(3)}
 
 
 def likeliest_share(p: list[float], q: list[float], value: list[float], before: tuple[float, float]) -> float:

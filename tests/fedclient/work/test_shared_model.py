@@ -1,13 +1,17 @@
-"""The model that the devices of a plan have in common: one architecture for those of a thread, while a device has it."""
+"""A model in the user's own code, which this device must allow, and the model that all devices of a plan have in common."""
 
 from __future__ import annotations
 
 import gc
+import sys
+import types
 from threading import Thread
 
+import pytest
 import torch
 
 from attune.common.config import TrainSettings
+from attune.common.errors import SettingError
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
@@ -53,3 +57,28 @@ def test_a_model_goes_with_its_last_device() -> None:
 
 def small(spec: object) -> torch.nn.Module:
     return torch.nn.Linear(4, 3)
+
+
+@pytest.fixture
+def own_model(monkeypatch):
+    module = types.ModuleType("field_models")
+    built = []
+
+    def factory(spec):
+        built.append(spec)
+        return torch.nn.Linear(spec.shape[0], spec.classes)
+
+    module.factory = factory
+    monkeypatch.setitem(sys.modules, "field_models", module)
+    return built
+
+
+def test_code_of_the_federation_runs_only_where_it_is_allowed(make_bench, own_model):
+    bench = make_bench(model="field_models:factory")
+    with pytest.raises(SettingError, match="--allow-model field_models:factory"):
+        bench.run()
+    by_the_server = len(own_model)
+    assert not (bench.folder / "home" / "plan.json").exists(), "a plan that was refused binds nothing"
+    folder = bench.run(token=None, allow_models=("field_models:factory",))
+    assert len(own_model) > by_the_server
+    assert (folder / "model.json").exists()

@@ -154,17 +154,6 @@ def test_loss_and_gradient_are_those_of_lifelines(seed: int):
     assert float(beta.grad.abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_index_is_that_of_lifelines(seed: int):
-    """Use risks with ties."""
-    utils = pytest.importorskip("lifelines.utils")
-    x, time, event = drawn(seed, 200)
-    risk = np.round(x[:, 0], 1)
-    expected = utils.concordance_index(time, -risk, event)
-    found = c_index(torch.from_numpy(risk), torch.from_numpy(time), torch.from_numpy(event))
-    assert found == pytest.approx(expected, rel=1e-12)
-
-
 def test_the_measure_has_one_score_of_all_samples_and_none_of_one():
     y = torch.tensor([[1.0, 1.0], [2.0, 0.0], [3.0, 1.0]])
     scores = torch.tensor([[2.0], [1.0], [1.5]])

@@ -1,4 +1,4 @@
-"""`fedclient partition`: options, settings of schemes, and refusals, as typed."""
+"""`fedclient partition`: options, settings of schemes and refusals, as typed, and that alpha of Synthetic changes no label."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+import attune
 from attune.fedclient.cli import main
 from attune.simulation.partition.schemes import registry
+from attune.simulation.partition.schemes.cut import generator
+from attune.simulation.partition.schemes.scheme_settings import SyntheticSettings
+from attune.simulation.partition.schemes.synthetic import samples
 
 
 @pytest.fixture
@@ -128,3 +132,24 @@ def test_words_for_missing_values(cut, tmp_path, form):
 def test_help_names_the_schemes_of_the_papers():
     text = CliRunner().invoke(main, ["partition", "--help"]).output
     assert {"iid", "pathological", "dirichlet"} <= set(registry.SCHEMES) and "iid, pathological, dirichlet" in text
+
+
+ROOT = Path(attune.__file__).resolve().parent
+
+
+def test_no_label_depends_on_alpha() -> None:
+    for client in range(10):
+        drawn = [samples(500, SyntheticSettings(alpha=alpha), generator(7, "synthetic", client)) for alpha in (0.0, 0.5, 50.0)]
+        for x, y in drawn[1:]:
+            assert np.array_equal(x, drawn[0][0]) and np.array_equal(y, drawn[0][1])
+
+
+def test_it_is_said_where_alpha_is_explained() -> None:
+    assert "- **E8** `alpha` of Synthetic has no effect" in (ROOT / "docs/methods/fedmcsa.md").read_text(encoding="utf-8")
+    [row] = [
+        line
+        for line in (ROOT / "docs/data.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `synthetic` | `alpha`")
+    ]
+    assert "labellings differ" not in row and "E8" in row
+    assert "E8" in CliRunner().invoke(main, ["partition", "--help"]).output

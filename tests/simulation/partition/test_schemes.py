@@ -38,13 +38,6 @@ def test_every_scheme_is_found_by_name():
     assert all(callable(registry.get(name).function()) for name in registry.SCHEMES)
 
 
-def test_pathological_cifar_shapes(dataset_of):
-    ten = partition(dataset_of([(5000, 1000)] * 10), "pathological", 50, classes_per_client=2)
-    assert ((ten.counts() > 0).sum(axis=0) == 10).all() and ((ten.counts() > 0).sum(axis=1) == 2).all()
-    hundred = partition(dataset_of([(500, 100)] * 100), "pathological", 50, classes_per_client=10)
-    assert ((hundred.counts() > 0).sum(axis=0) == 5).all() and hundred.counts().sum() == 50_000
-
-
 # --- two-class-unequal ---
 
 

@@ -16,6 +16,7 @@ from attune.common.methods.settings.objectives import (
     MamlSettings,
     MoreauSettings,
     OwnModelSettings,
+    SgdSettings,
     TwoHeadsSettings,
 )
 from attune.common.methods.settings.predictors import FineTuneSettings
@@ -29,6 +30,7 @@ from attune.fedclient.work.objectives.maml import Maml
 from attune.fedclient.work.objectives.moreau import Moreau
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.objectives.own_model import OwnModel
+from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.objectives.two_heads import TwoHeads, log_prior
 from attune.fedclient.work.predictors.fine_tune import FineTune
 
@@ -50,6 +52,7 @@ def start_of(model, objective):
 
 
 OBJECTIVES = {
+    "sgd": Sgd(SgdSettings()),
     "maml": Maml(MamlSettings(alpha=0.1, beta=0.1)),
     "moreau": Moreau(MoreauSettings(mu=0.5, inner_steps=2)),
     "own-model": OwnModel(OwnModelSettings()),

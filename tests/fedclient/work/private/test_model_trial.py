@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -11,11 +11,11 @@ from torch.nn.functional import dropout
 
 from attune.common.errors import SettingError
 from attune.common.torch_state import seeded
-from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.objectives.base import Batch
 from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.private.model_trial import split_of
 from attune.fedclient.work.private.unit_gradients import Split, clipped_sum
+from tests.fedclient.work.private.test_unit_gradients import mean_loss
 
 CLIP = 1.0
 CPU = torch.device("cpu")
@@ -151,13 +151,6 @@ class TokenLengths(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         order = torch.argsort((x != 0).sum(dim=1), stable=True)
         return self.head(torch.tanh(self.body(self.embed(x[order]).mean(dim=1)))[torch.argsort(order)])
-
-
-def mean_loss(network: Network) -> Callable[..., Tensor]:
-    def loss(tensors: dict[str, Tensor], _: dict[str, Tensor], batch: Batch) -> Tensor:
-        return MEASURES["classes"].loss(network(tensors, batch.x), batch.y, batch.weight)
-
-    return loss
 
 
 class Clipped:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from attune.common.errors import SettingError
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.objectives.base import Batch
 from attune.fedclient.work.objectives.network import Network
@@ -52,15 +51,6 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.lstm(x)[0][:, -1])
-
-
-class Mixing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(x - x.mean(dim=0))
 
 
 def mlp() -> nn.Module:
@@ -135,13 +125,6 @@ def test_the_way_to_the_norms_follows_from_no_served_weights(served: float) -> N
         some = Batch(torch.randn(4, *shape, generator=draws), torch.arange(4) % 3)
         split = split_of(network, mean_loss(network), tensors, {}, tuple(tensors), some)
         assert (split.linear, len(split.rest)) == (linear, rest)
-
-
-def test_a_model_that_mixes_the_samples_of_a_batch_is_refused() -> None:
-    network = Network(Mixing())
-    tensors = {name: tensor.detach() for name, tensor in network.model.named_parameters()}
-    with pytest.raises(SettingError, match="Mixing depend on the other samples of its batch"):
-        split_of(network, mean_loss(network), tensors, {}, tuple(tensors), Batch(torch.randn(4, 4), torch.zeros(4).long()))
 
 
 def test_with_dropout_one_pass_has_norms_and_gradients() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -40,13 +42,6 @@ class Positions(nn.Module):
         return self.head(torch.tanh(self.body(torch.tanh(self.body(x)))).mean(dim=1))
 
 
-def test_layers_over_positions_are_clipped_alike(make: Make) -> None:
-    devices = make(objective("sgd"), Positions, dtype=torch.float64, shape=(3, 4))
-    for device in devices:
-        device.noise = noise
-    assert compare(devices, 1e-11) > 0.01
-
-
 class Chunks(nn.Module):
     """A layer that sees at most 17 samples at a time."""
 
@@ -58,8 +53,14 @@ class Chunks(nn.Module):
         return self.head(torch.cat([torch.tanh(self.body(some)) for some in x.split(17)]))
 
 
-def test_batches_in_which_a_layer_does_not_see_all_samples_are_clipped_alike(make: Make) -> None:
-    devices = make(objective("sgd"), Chunks, dtype=torch.float64, sizes=(60, 50, 40), batch_size=16)
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [(Positions, {"shape": (3, 4)}), (Chunks, {"sizes": (60, 50, 40), "batch_size": 16})],
+)
+def test_layers_over_positions_and_over_some_samples_are_clipped_alike(
+    model: type[nn.Module], way: dict[str, Any], make: Make
+) -> None:
+    devices = make(objective("sgd"), model, dtype=torch.float64, **way)
     for device in devices:
         device.noise = noise
     assert compare(devices, 1e-11) > 0.01

@@ -1,4 +1,4 @@
-"""Evaluation of devices together against one by one, and whole orders of learners."""
+"""Orders and batches that are computed together come to what they come to one by one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from attune.common.config import TrainSettings
@@ -25,12 +27,14 @@ from attune.fedclient.work.executor import Work
 from attune.fedclient.work.job import alone
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.measures import MEASURES
+from attune.fedclient.work.objectives.descent import batches
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.objectives.two_heads import TwoHeads
 from attune.fedclient.work.predictors.base import TwoHeadsPredictor
 from attune.fedclient.work.predictors.fine_tune import FineTune
 from attune.fedclient.work.predictors.knn import Knn
 from attune.fedclient.work.stacked import descend, scoring
+from attune.fedclient.work.stacked.descend import batch_plan
 from attune.fedclient.work.stacked.lockstep import Stacked
 from attune.fedclient.work.state import FolderOrders
 from tests.fedclient.work.stacked.conftest import SIZES
@@ -195,3 +199,20 @@ def test_the_weights_of_blends_are_those_of_each_by_itself():
         for weights, *job in zip(found, each, priors, strict=True):
             assert weights == pytest.approx(weights_of(*job), rel=1e-9) and sum(weights.values()) == pytest.approx(1)
         assert len({round(weight, 6) for weight in found[2].values()}) == 3
+
+
+@given(
+    samples=st.integers(1, 60),
+    batch_size=st.integers(1, 25),
+    local_epochs=st.integers(1, 4),
+    local_steps=st.integers(0, 30),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_the_same_samples_in_the_same_order(samples, batch_size, local_epochs, local_steps, seed):
+    settings = TrainSettings(batch_size=batch_size, local_epochs=local_epochs, local_steps=local_steps)
+    expected, found = list(batches(samples, settings, seed)), batch_plan(samples, settings, seed)
+    assert found.size.tolist() == [len(index_B) for index_B in expected]
+    for index_B, padded_B, weight_B in zip(expected, found.index, found.weight, strict=True):
+        assert padded_B[: len(index_B)].equal(index_B)
+        assert weight_B[: len(index_B)].equal(torch.full((len(index_B),), 1 / len(index_B), dtype=torch.float64))
+        assert (padded_B[len(index_B) :] == index_B[0]).all() and (weight_B[len(index_B) :] == 0).all()
