@@ -166,9 +166,9 @@ def test_finished_points_are_not_run_again(tmp_path: Path, monkeypatch: pytest.M
     words = ["--recipe", "digits", "--x", "40", "--rounds", "3", "--out", str(tmp_path / "auto.csv")]
     first = CliRunner().invoke(auto.main, words, catch_exceptions=False)
     assert ran == ["local", *auto.USUAL]
-    assert CliRunner().invoke(auto.main, words, catch_exceptions=False).output == first.output and len(ran) == 5
-    assert "| digits | 40 | 3 | 0 | `fedmcsa` | 75.0 | 75.0 (`fedmcsa`) | +0.0 |" in first.output
-    assert "| digits | 40 | 3 | 1 | `fedtp` | 50.0, 70.0 | 0, 0 |" in first.output
+    assert CliRunner().invoke(auto.main, words, catch_exceptions=False).output == first.output and len(ran) == 6
+    assert "| digits | 40 | 3 | 0 | `fedmcsa` | 80.0 | 80.0 (`fedmcsa`) | +0.0 |" in first.output
+    assert "| digits | 40 | 3 | 1 | `fedtp` | 50.0, 75.0 | 0, 0 |" in first.output
 
 
 def test_a_choice_from_scores_is_that_of_a_race(tmp_path: Path) -> None:
