@@ -34,7 +34,7 @@ def chain_of(
     ]
     checks: list[Transform] = [NormLimit(), FiniteCheck(), ShapeCheck()]
     if isinstance(settings, ClosedFormSettings):
-        checks = [SumsCheck(task), *checks]
+        checks = [SumsCheck(task), *checks[1:]]  # sums are no change, whose norm has a limit
     return Chain([*(bounds if noise is None else [noise]), *checks, *transforms_for(part, transforms), PartEncoding()])
 
 

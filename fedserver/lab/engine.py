@@ -224,7 +224,7 @@ class Engine:
 
     def _base(self, client: str, part: PartKind, stack: ExitStack) -> TensorFile | None:
         """Return a client's values of a part before its training; None if it hands in their delta."""
-        values = self._settings[part].returns == "values" and part not in self._rebased
+        values = self._settings[part].returns == "values" and part not in (*self._rebased, SOLVED)
         slot = self._aggregators[part].slot(client) if values else None
         return self._opened(self._vaults[part].blob(slot), stack) if slot else None
 

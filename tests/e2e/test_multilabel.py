@@ -32,7 +32,8 @@ def test_symptoms_are_told_from_a_table_to_pictures(federation_at: Callable[[str
     shard, labels = tmp_path / "shards" / "kiel", ("--label", ",".join(LABELS), "--task", "multilabel")
     made = federation.command("fedclient", "shard", str(tables[0]), *labels, "--out", str(shard))
     assert "3 labels" in made.stdout
-    flags = ("--exit-when-done", "--min-clients", "2", "--rounds", "3", "--set", "train.lr=0.5", "--set", "model.name=mlr")
+    flags = ("--exit-when-done", "--min-clients", "2", "--rounds", "3", "--set", "model.name=mlr")
+    flags += ("--set", "train.lr=0.5", "--set", "train.local_epochs=5")
     server = federation.server("--method", "fedavg+ft", *flags, "--set", "data.task=multilabel")
     odd = federation.device(tabular_shard(tmp_path / "odd", 1, features=3))
     assert odd.code() != 0
