@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from attune import simulate
+from attune.common.config import merge
 from attune.common.exchange.messages import Order
 from attune.common.seeds import derive
 from attune.fedclient.work.learner import Learner
@@ -144,7 +145,8 @@ def run(data: Data, method: str, settings: Mapping[str, Any], attack: Attack, ro
     }
     model, options = MODELS[method]
     with attack.under_way():
-        result = simulate(shards, method, model, rounds, seed, {**options, **settings}, executor="stacked", progress=False)
+        given = {**merge({"train": {"local_epochs": 5}}, options), **settings}
+        result = simulate(shards, method, model, rounds, seed, given, executor="stacked", progress=False)
     return {client["name"]: client["accuracy"] for client in result.status["clients"] if client["accuracy"] is not None}
 
 
