@@ -101,7 +101,7 @@ def test_a_tuned_model_is_what_fedavg_with_fine_tuning_serves(demo: tuple[Path, 
     shards = [out / "shards" / f"shard{i}" for i in range(3)]
     tuning = FineTuneSettings(tune_epochs=3, alpha=0.2)
     expected = Federation(tmp_path / "ft", "fedavg+ft", shards, Watch(2.0).of("fedavg+ft", 1.0))
-    expected.to_the_end(2, 1, ("train.local_epochs=2", "method.tune_epochs=3", "method.alpha=0.2"))
+    expected.to_the_end(2, 1, ("model.name=vit", "train.local_epochs=2", "method.tune_epochs=3", "method.alpha=0.2"))
     before = Federation(out / "fedavg", "fedavg", shards, lambda *_: None)
     for shard in shards:
         ended = expected.clients()[shard.name]
