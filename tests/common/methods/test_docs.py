@@ -41,7 +41,7 @@ def test_the_page_on_privacy_names_every_method_that_cannot_train_with_noise():
     assert named == {name for name in names() if configure(get(name), {}).objective.not_private}
 
 
-def test_the_guide_to_methods_begins_with_the_race_and_with_when_not_to_federate():
+def test_the_guide_to_methods_begins_with_when_not_to_federate_and_with_the_race():
     lines = (PAGES.parent / "choosing.md").read_text(encoding="utf-8").splitlines()
     heads = [line.removeprefix("## ") for line in lines if line.startswith("## ")]
-    assert heads[:2] == ["Let a race choose", "When not to federate"]
+    assert heads[:2] == ["Alone, one round, or training together", "Let a race choose"]
