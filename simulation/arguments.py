@@ -20,7 +20,6 @@ from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedserver.core import data_form
 from attune.fedserver.core.table_schemas import merge_proposals, telling
-from attune.fedserver.core.united_classes import classes_apart
 
 NOTHING = DataSettings()
 MethodArgument = str | Mapping[str, Any]
@@ -83,10 +82,11 @@ def data_by_name(given: Shards) -> dict[str, Any]:
 
 
 def warnings_of(members: Mapping[str, LazyShard]) -> list[str]:
-    """Return a line for each thing that is strange about the shards, once with the devices that it is about."""
-    apart = classes_apart({name: list(map(str, shard.profile.labels)) for name, shard in members.items()})
-    lines = findings.lines({name: shard.warnings for name, shard in members.items()})
-    return [*([f"warning: {apart}"] if apart else []), *lines]
+    """Return a line for each thing that is strange about a shard, once with the devices that it is about.
+
+    What is strange about all shards together is said when the plan is made, as over the network.
+    """
+    return findings.lines({name: shard.warnings for name, shard in members.items()})
 
 
 def _named(given: Mapping[Any, Any]) -> dict[str, Any]:

@@ -105,3 +105,15 @@ def test_words_for_what_is_not_known_are_said_among_categories(tmp_path: Path) -
     path.write_text("sex,v,ill\n" + "".join(f"{('f', 'm', 'unbekannt')[n % 3]},{n % 7}.5,{n % 2}\n" for n in range(90)))
     said = " ".join(LazyShard.on_disk(path, ReadOptions.of("ill", schema="auto")).warnings)
     assert "values of sex may mean that it is not known: unbekannt" in said and "usual,unbekannt" in said
+
+
+def test_classes_that_occur_at_one_site_alone_are_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for site, words in (("kiel", ("sick", "well")), ("ulm", ("acute", "calm"))):
+        rows = [f"{40 + n % 30},{words[n % 2]}" for n in range(80)]
+        (tmp_path / f"{site}.csv").write_text("age,ill\n" + "\n".join(rows) + "\n")
+    tables = {site: tmp_path / f"{site}.csv" for site in ("kiel", "ulm")}
+    attune.simulate(tables, "fedavg", "mlr", rounds=1, label="ill", progress=False)
+    said = capsys.readouterr().err + caplog.text
+    assert said.count("no class of these devices occurs at another one") == 1, said

@@ -116,11 +116,11 @@ def test_classes_of_one_device_alone_are_said() -> None:
     assert not classes_apart({"a": ["0", "1"], "b": ["1", "2"], "c": ["2"]}) and not classes_apart({"a": ["0"]})
 
 
-def test_they_are_said_before_round_1_and_in_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_they_are_said_before_round_1_and_in_the_result(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rng, words = np.random.default_rng(0), {"kiel": ["krank", "gesund"], "lund": ["ill", "well"], "oslo": ["ill", "well"]}
     data = {name: (rng.normal(size=(40, 2)), np.array(of)[np.arange(40) % 2]) for name, of in words.items()}
     result = attune.simulate(data, "fedavg", rounds=1, progress=False)
-    assert "kiel (gesund, krank)" in capsys.readouterr().err
+    assert "kiel (gesund, krank)" in caplog.text
     assert "warning: no class of these devices occurs at another one: kiel (gesund, krank)" in render_status(result.status)
 
 
