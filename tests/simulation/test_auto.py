@@ -68,7 +68,7 @@ def test_the_course_is_that_of_the_decisions_from_the_scores(chosen: SimulationR
     first, second, last = race.rungs
     assert list(first.scores) == ["local", "fedavg", "fedper", "fedmcsa"]
     assert race.left_out == {
-        "closed-form": "devices have no common scale: they need --disclose statistics",
+        "closed-form": "devices have no common scale: it takes --standardise federation and --disclose statistics",
         "fedtp": "the usual model for tabular, dnn, has no qkv, which method fedtp needs",
     }
     for number, rung in enumerate((first, second)):

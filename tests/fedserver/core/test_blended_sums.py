@@ -34,7 +34,7 @@ def test_two_devices_with_sums_are_enough(profile: Profile) -> None:
     [
         (IMAGES, {}, "a", "fewer than 2 of 3 devices allow it by --disclose sums"),
         (IMAGES, {}, "xy", "fewer than 2 of 3 devices allow it by --disclose sums"),
-        (TABLE, {}, "ab", "devices have no common scale: they need --disclose statistics"),
+        (TABLE, {}, "ab", "devices have no common scale: it takes --standardise federation and --disclose statistics"),
         (IMAGES, {"privacy": {"unit": "example", "noise": 1.0}}, "ab", "with [privacy] no plain sums"),
         (IMAGES, {"privacy": {"secure_aggregation": True}}, "ab", "with [privacy] no plain sums"),
         (IMAGES, {"round": {"mode": "buffered"}}, "ab", "buffered rounds have none"),
