@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from operator import itemgetter
 
 import msgspec
@@ -249,9 +249,12 @@ class Evaluation:
             nats.append(log_likelihood(fit.probability, data.validation_weight))
         return nats[0] < nats[1] - FAR_BEHIND * len(data.validation_x)
 
-    @cached_property
+    @property
     def federated(self) -> FederatedRidge:
-        """The closed form of all devices' sums, which joins the blend where the plan has it."""
+        """The closed form of all devices' sums, which joins the blend where the plan has it.
+
+        It is not kept: its features take 4 KB of each sample, of every device of a simulation.
+        """
         return FederatedRidge(self._plan.model, samples_of(self._data, self._plan, torch.device("cpu")), held_of(self._data))
 
     def _fitted(self, held: DeviceModels) -> Portfolio | None:
