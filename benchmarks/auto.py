@@ -23,7 +23,7 @@ import torch
 from attune.common.errors import SettingError
 from attune.fedclient.work import baselines
 from attune.fedclient.work.evaluation import Evaluation
-from attune.fedserver.core.candidates import CLOSED, USUAL
+from attune.fedserver.core.candidates import CLOSED_FORM, USUAL
 from attune.fedserver.core.race_course import Course
 from attune.fedserver.core.racing import ALONE, DeviceScores, rungs_of
 from attune.simulation.recipes.catalogue import PLAIN, get
@@ -94,7 +94,7 @@ class Kept:
 def outcome(shards: Sequence[Path], method: str, rounds: int, seed: int, settings: Mapping[str, Any]) -> Outcome:
     """Train one method with all rounds."""
     rungs, recorder = (*rungs_of(rounds), rounds), Kept(rounds)
-    options = {"name": ALONE if method == CLOSED else method, **USUAL.get(method, {})}
+    options = {"name": ALONE if method == CLOSED_FORM else method, **USUAL.get(method, {})}
     sums = "off" if method == ALONE else "auto"
     given = {**settings, "train.finish": "auto", "train.score_after": list(rungs), "round.analytic": sums}
     with recorder.recording():

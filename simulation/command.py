@@ -226,7 +226,7 @@ def race_settings(
 ) -> dict[str, Any]:  # fmt: skip
     """Choose settings for each entrant of a race by the grid, on validation parts, and return the settings of the race."""
     from attune.common.config import merge
-    from attune.fedserver.core.candidates import CLOSED, ComparedMethod, entrants_of
+    from attune.fedserver.core.candidates import CLOSED_FORM, ComparedMethod, entrants_of
     from attune.simulation.arguments import overrides
     from attune.simulation.compared_methods import Comparison
     from attune.simulation.grid_search import as_options, search
@@ -234,7 +234,7 @@ def race_settings(
     given = overrides(len(members), AUTO, model, rounds, seed, settings)
     profiles = {name: shard.profile for name, shard in members.items()}
     entrants = entrants_of(given, profiles, lambda _, of: overrides(len(members), None, None, None, None, of), list(members))
-    methods = [ComparedMethod(name, of) for name, of in entrants.settings.items() if name != CLOSED]
+    methods = [ComparedMethod(name, of) for name, of in entrants.settings.items() if name != CLOSED_FORM]
     asked = Comparison([method.name for method in methods], members, model, hooks=hooks)
     searched = search(asked, methods, grid, trial_seed, executor, lambda text: click.echo(text, err=True))
     for line in searched.lines():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
@@ -108,7 +108,7 @@ class CustomMethod(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Name of a predictor.
     predictor: str = "model"
     # Aggregator for each kind of part. Default: mean for shared, attention for attended, hypernetwork for generated.
-    aggregators: dict[PartKind, str] = {}
+    aggregators: dict[AssignedKind, str] = {}
     # Model that an accuracy measures: what the server serves, or the device's model after training.
     evaluate: EvaluatedAs = "served"
 
@@ -160,7 +160,7 @@ def custom_method(options: Mapping[str, Any], aggregators_elsewhere: bool = Fals
         parts=tuple(row.parts.items()),
         objective=row.objective,
         predictor=row.predictor,
-        aggregators={**DEFAULT_AGGREGATORS, **row.aggregators},
+        aggregators={**DEFAULT_AGGREGATORS, **cast(Mapping[PartKind, str], row.aggregators)},
         evaluate=row.evaluate,
     )
 

@@ -139,6 +139,9 @@ class MlrOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of multinomial logistic regression: one linear layer without options."""
 
 
+SHARPNESS = 8.0  # of a closed form for classes and labels: its scores then are about as sure as they are right
+
+
 class ClosedFormOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of the linear model on random features, which `--method analytic` solves."""
 

@@ -24,8 +24,8 @@ from attune.fedserver.core.racing import ALONE, FEWEST_ROUNDS, NOTHING_HELD_OUT,
 
 Complete = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]  # returns all settings of a method, from its name and settings
 NOWHERE = "tried"  # the federation of a plan that is thrown away
-CLOSED = "closed-form"  # the candidate that trains each device alone, beside the closed form of all devices' sums
-USUAL: Mapping[str, Mapping[str, Any]] = {CLOSED: {}, "fedavg": {}, "fedper": {}, "fedtp": {}, "fedmcsa": {"dial": True}}
+CLOSED_FORM = "closed-form"  # the candidate that trains each device alone, beside the closed form of all devices' sums
+USUAL: Mapping[str, Mapping[str, Any]] = {CLOSED_FORM: {}, "fedavg": {}, "fedper": {}, "fedtp": {}, "fedmcsa": {"dial": True}}
 NEEDS_ATTENTION = "fedtp"  # no usual candidate for tables, on which attention needs many samples
 OF_THE_RACE = (
     "round.rounds",
@@ -286,12 +286,12 @@ def named_candidates(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def with_options(common: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of one entrant. Options without a dot are settings of its method, the others have a section.
 
-    ALONE uses nothing of other devices, and CLOSED nothing but the closed form.
+    ALONE uses nothing of other devices, and CLOSED_FORM nothing but the closed form.
     """
     method = {key: value for key, value in options.items() if "." not in key}
     others = {key: value for key, value in options.items() if "." in key}
-    settings = merge({**common, "method": {**method, "name": ALONE if name == CLOSED else name}}, by_section(others))
-    if name == CLOSED:
+    settings = merge({**common, "method": {**method, "name": ALONE if name == CLOSED_FORM else name}}, by_section(others))
+    if name == CLOSED_FORM:
         return merge({"round": {"analytic": "auto"}}, settings)
     return merge(settings, {"round": {"analytic": "off"}}) if name == ALONE else settings
 
@@ -306,7 +306,7 @@ def _usual(common: Mapping[str, Any], fitting: Fitting, left_out: dict[str, str]
             continue
         try:
             [method] = replace(fitting, names=[name]).fitted({name: with_options(common, name, options)}, {name: model})
-            if name == CLOSED and not (plan := fitting.check(name, method.settings)).closed_form:
+            if name == CLOSED_FORM and not (plan := fitting.check(name, method.settings)).closed_form:
                 raise SettingError(plan.no_closed_form or "round.analytic is off")
             usable[name] = options
         except AttuneError as error:

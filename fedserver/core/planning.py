@@ -16,6 +16,7 @@ from attune.common.methods.private_training import with_orders
 from attune.common.methods.registry import configured_from, method_from_options, packages_on_devices, returns_of
 from attune.common.methods.settings.aggregators import ClippedSettings
 from attune.common.models import registry as models
+from attune.common.models.options import SHARPNESS
 from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile, closed_form_words, standardisation
 from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
@@ -46,7 +47,6 @@ from attune.fedserver.core.secure_settings import ON, defaults_of, transform_of,
 from attune.fedserver.core.united_classes import united_classes
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
-CLOSED_FORM_SHARPNESS = 8.0  # of classes and labels (ClosedFormOptions)
 CHANGEABLE = ("adapt_rounds", "adapt", "left_out")
 SHOWN, LONGEST_VALUE = 5, 60  # differences in an error, and characters of a value
 
@@ -300,7 +300,7 @@ def make_plan(
         spec = msgspec.structs.replace(spec, options={**spec.options, "one_sum": settings.privacy.secure_aggregation})
     closed = spec.name == "closed-form" or (settings.method.predictor == "closed-form" and ":" in spec.name)
     if closed and spec.options.get("sharpness") is None and first.task != "regression":
-        spec = msgspec.structs.replace(spec, options={**spec.options, "sharpness": CLOSED_FORM_SHARPNESS})
+        spec = msgspec.structs.replace(spec, options={**spec.options, "sharpness": SHARPNESS})
     if schema is not None and schema.embedded:
         spec = msgspec.structs.replace(spec, embedded=schema.embedded)
     plan = Plan(

@@ -76,7 +76,6 @@ class Engine:
         forget(model)
         configured = configured_in(plan)
         assignment = assign(configured.method, model)
-        initial, unsolved = tensors_of(model), nothing_solved(plan.model.classes, MEMBER_FEATURES)
         by_part = components_by_part(model, assignment)
         kinds = {*assignment.values(), *([SOLVED] if plan.closed_form else [])}
         parts: list[PartKind] = [kind for kind in get_args(PartKind) if kind != "private" and kind in kinds]
@@ -104,7 +103,9 @@ class Engine:
         self._tried = False  # whether a round was aggregated, perhaps in part, without a commit
         self.manifests: dict[PartKind, Manifest] = {}
         for part, aggregator in self._aggregators.items():
-            values = {name: tensor for name, tensor in initial.items() if assignment[name] == part} or unsolved
+            values = {name: tensor for name, tensor in tensors_of(model).items() if assignment[name] == part}
+            if part == SOLVED:
+                values = nothing_solved(plan.model.classes, MEMBER_FEATURES)
             self.manifests[part] = travelling(self._settings[part], values, by_part.get(part, {}))
             if not slots:
                 aggregator.start(values)

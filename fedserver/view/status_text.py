@@ -99,8 +99,8 @@ def _parts(status: dict[str, Any]) -> Iterator[str | Table]:
     yield from _no_better(status)
     if status["standardisation"]:
         yield status["standardisation"]
-    if status["closed_form"]:
-        yield status["closed_form"]
+    if words := status.get("closed_form"):  # an older saved status has none
+        yield words
     yield from (f"warning: {text}" for text in warnings_of(status))
 
 

@@ -78,7 +78,7 @@ def inverted(model: ClosedForm, cross: torch.Tensor) -> np.ndarray:
 
 
 class Read(NamedTuple):
-    """What the server and the devices have after round 1 behind masks: all numbers that reach the server, and the sums."""
+    """Finished round 1 behind masks: all numbers that have reached the server, and the sums that devices have."""
 
     sent: list[np.ndarray]
     served: dict[str, torch.Tensor]
@@ -136,7 +136,7 @@ def plain_digits(read: Read) -> np.ndarray:
 
 
 def test_all_other_devices_together_see_the_sample(model: ClosedForm, digits: torch.Tensor, read: Read) -> None:
-    """As with every sum: docs/security.md says so. One honest device among the others is enough against it."""
+    """Expect what docs/security.md says of every sum. One honest device among the others prevents it."""
     others = [name for name in NAMES if name != "ada"]
     left = read.served[CROSS] - sum(read.given[name][CROSS] for name in others)
     np.testing.assert_allclose(inverted(model, left), digits[0].flatten().numpy(), atol=1e-3)

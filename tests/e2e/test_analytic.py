@@ -126,8 +126,8 @@ def test_a_device_that_hands_in_no_sums_is_served_those_of_the_others(shards: li
     weights = read_info(federation.model(silent)).weights
     assert sum(weight for name, weight in weights.items() if name.startswith("closed-form")) > 0
     assert federation.status()["closed_form"] == "the closed form of the devices' sums joins every device's blend"
-    log = next(federation.folder.glob(f"attune/devices/*/{silent.name}-*/disclosed.jsonl"))
-    assert "solved" not in log.read_text()
+    logs = {shard: next(federation.folder.glob(f"attune/devices/*/{shard.name}-*/disclosed.jsonl")) for shard in shards}
+    assert [shard for shard, log in logs.items() if "solved" not in log.read_text()] == [silent], "the others' logs say it"
 
 
 # --- behind masks, where no owner has to allow it

@@ -83,7 +83,7 @@ def test_the_correction_decides() -> None:
 
 
 def test_with_one_seed_the_devices_are_tested() -> None:
-    """Of 7 devices all are better: p = 2 / 2^7, and twice that for two methods."""
+    """Expect p = 2 / 2^7 where all 7 devices are better, and twice that for two methods."""
     kept = {"fedavg": [[0.5] * 7], "fedper": [[0.6] * 7], "local": [[0.6] * 4 + [0.4] * 3]}
     shown = table(kept)
     assert [row[-2:] for row in shown.rows] == [["-", None], ["better", pytest.approx(2 * 2 / 2**7)], ["unclear", 1.0]]

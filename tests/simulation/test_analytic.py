@@ -347,7 +347,7 @@ def test_a_device_that_is_not_in_the_sum_takes_nothing_out(five: dict[str, Path]
 
 
 def test_a_device_that_lies_spoils_the_sum_for_good(five: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Nobody knows who it was, and all have been in their one sum. The federation ends, with what devices fit alone."""
+    """Expect an end with what devices fit alone: all have been in their one sum, and it does not tell who lied."""
     lies = iter([-10.0, *[1.0] * 100])
 
     def given(Z_ND: torch.Tensor, T_NC: torch.Tensor) -> dict[str, torch.Tensor]:

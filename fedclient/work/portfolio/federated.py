@@ -25,14 +25,13 @@ from attune.common.methods.ridge import (
     targets_of,
 )
 from attune.common.models.closed_form import PIXELS, RandomFeatures
-from attune.common.models.options import ClosedFormOptions
+from attune.common.models.options import SHARPNESS, ClosedFormOptions
 from attune.common.plan import Kind, ModelSpec
 from attune.fedclient.work.portfolio.evaluators import FourierModel, flattened
 from attune.fedclient.work.portfolio.fitting import Samples
 from attune.fedclient.work.portfolio.folds import folds_of
 from attune.fedclient.work.portfolio.portfolio import FittedModel
 
-SHARPNESS = 8.0  # of classes and labels: their scores then are about as sure as they are right
 # Strengths with which a device draws its own weights from those that it is served, by the names of the models.
 DRAWS: Mapping[str, float] = {"closed-form-near": 10.0, "closed-form": 1.0, "closed-form-far": 0.1}
 NEAREST = next(iter(DRAWS))

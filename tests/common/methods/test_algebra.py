@@ -173,6 +173,7 @@ def test_a_users_row_says_the_same_as_the_built_in_one(models):
         ({"parts": {"*": "shared"}, "predictor": "modle"}, "'model'"),
         ({"parts": {"*": "shared"}, "aggregators": {"shared": "meen"}}, "'mean'"),
         ({"parts": {"*": "private"}, "aggregators": {"private": "mean"}}, "never leaves"),
+        ({"parts": {"*": "shared"}, "aggregators": {"solved": "mean"}}, "solved"),
     ],
 )
 def test_wrong_rows_are_refused(row, words):

@@ -124,7 +124,7 @@ def test_any_repeated_date_far_from_all_others(tmp_path: Path, mark: str) -> Non
 
 @pytest.mark.parametrize("schema", ["", "auto"])
 def test_a_number_that_stands_for_nothing_is_above_no_threshold(tmp_path: Path, schema: str) -> None:
-    """Of 999 for an unknown time `a>50` would make a class."""
+    """Expect a warning: `a>50` would make a class of 999, which stands for an unknown time."""
     path = table(tmp_path, lambda n: 999 if n % 9 == 0 else 40 + n % 30)
     options = ReadOptions.of("a>50", schema=schema)
     assert "999 in a" in " ".join(load_shard(path, options=options).warnings)

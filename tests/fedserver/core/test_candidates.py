@@ -8,7 +8,7 @@ import pytest
 
 from attune.common.errors import SettingError
 from attune.common.plan import Profile
-from attune.fedserver.core.candidates import CLOSED, entrants_of
+from attune.fedserver.core.candidates import CLOSED_FORM, entrants_of
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.racing import ALONE
 
@@ -23,10 +23,10 @@ def entrants(profiles: Any, given: Any = RACE, sums: str = "abc") -> Any:
 
 def test_training_alone_uses_nothing_of_others_and_the_closed_form_nothing_else() -> None:
     race = entrants(IMAGES)
-    assert list(race.settings) == [ALONE, CLOSED, "fedavg", "fedper", "fedtp", "fedmcsa"] and not race.left_out
+    assert list(race.settings) == [ALONE, CLOSED_FORM, "fedavg", "fedper", "fedtp", "fedmcsa"] and not race.left_out
     resolved = {name: resolve(settings) for name, settings in race.settings.items()}
     assert (resolved[ALONE].method.name, resolved[ALONE].round.analytic) == ("local", "off")
-    assert (resolved[CLOSED].method.name, resolved[CLOSED].round.analytic) == ("local", "auto")
+    assert (resolved[CLOSED_FORM].method.name, resolved[CLOSED_FORM].round.analytic) == ("local", "auto")
     assert {resolved[name].round.analytic for name in ("fedavg", "fedper", "fedtp", "fedmcsa")} == {"auto"}
 
 
@@ -36,9 +36,9 @@ def test_training_alone_uses_nothing_of_others_and_the_closed_form_nothing_else(
 )
 def test_without_sums_there_is_no_closed_form_in_the_race(profiles: Any, sums: str, why: str) -> None:
     race = entrants(profiles, sums=sums)
-    assert CLOSED not in race.settings and why in race.left_out[CLOSED]
+    assert CLOSED_FORM not in race.settings and why in race.left_out[CLOSED_FORM]
     off = entrants(profiles, {**RACE, "round": {"rounds": 10, "analytic": "off"}})
-    assert off.left_out[CLOSED] == "round.analytic is off"
+    assert off.left_out[CLOSED_FORM] == "round.analytic is off"
 
 
 def test_a_method_has_its_usual_model_unless_one_is_named() -> None:
@@ -51,7 +51,7 @@ def test_a_method_has_its_usual_model_unless_one_is_named() -> None:
 
 
 def test_named_candidates_may_be_the_closed_form() -> None:
-    race = entrants(IMAGES, {**RACE, "auto": {"candidates": [CLOSED, "fedper"]}})
-    assert list(race.settings) == [ALONE, CLOSED, "fedper"]
+    race = entrants(IMAGES, {**RACE, "auto": {"candidates": [CLOSED_FORM, "fedper"]}})
+    assert list(race.settings) == [ALONE, CLOSED_FORM, "fedper"]
     with pytest.raises(SettingError, match="fedavgg"):
         entrants(IMAGES, {**RACE, "auto": {"candidates": ["fedavgg"]}})

@@ -163,7 +163,7 @@ def test_the_fleet_chooses_the_strength_and_no_client_alone():
 
 
 def test_a_misfit_is_the_error_of_all_others_weights():
-    """By another library, from the samples: c1 has its classes in another order."""
+    """Compare with scikit-learn on the samples themselves. c1 has its classes in another order."""
     fleet = {f"c{n}": samples(n, 12 + n) for n in range(4)}
     fleet["c1"] = (fleet["c1"][0], fleet["c1"][1].roll(1, dims=1))
     vault = MemoryVault()
@@ -236,7 +236,7 @@ def test_the_common_model_has_no_sums_in_it():
 
 
 def test_the_sum_of_errors_chooses_the_strengths():
-    """By hand: with the last gamma the weights of all others err least, and beside it the second strength does."""
+    """Expect the last gamma, with which the weights of all others err least, and the second strength beside it."""
     made, errors = aggregator(), torch.full((len(GAMMAS), 1 + len(STRENGTHS)), 9.0, dtype=torch.float64)
     made.close_round([one_sum()])
     before = made.cold_start()[WEIGHT]
@@ -261,7 +261,7 @@ def test_the_first_sum_stays():
 
 @pytest.mark.parametrize("factor", [-10.0, 100.0])
 def test_a_sum_that_no_samples_have_is_none(factor: float):
-    """Nobody can tell who lied, and there is no second sum; so nothing is solved."""
+    """Expect no weights: the sum does not tell who lied, and there is no second sum."""
     made = aggregator()
     with pytest.raises(NotASum, match=r"the sum of 5 devices .* nobody knows which"):
         made.close_round([one_sum(factor=factor)])
