@@ -25,7 +25,7 @@ import torch
 
 import attune
 from attune.common.exchange.transform import PartUpdate
-from attune.common.methods.ridge import ERRORS, STRENGTHS, WEIGHT, check_sums, sums_of, targets_of
+from attune.common.methods.ridge import ERRORS, STRENGTHS, check_sums, nothing_solved, sums_of, targets_of
 from attune.common.methods.settings.aggregators import ClosedFormSettings
 from attune.common.wire.tensors import Tensors
 from attune.fedserver.lab.aggregators.closed_form import ClosedFormSums
@@ -64,15 +64,18 @@ def outputs() -> Report:
         Z_ND = torch.randn(2 * OUTPUTS, FEATURES + 1, generator=draws, dtype=torch.float64) / FEATURES**0.5
         Z_ND[:, -1] = 1
         y_N = torch.randint(OUTPUTS, (len(Z_ND),), generator=draws)
-        return {**sums_of(Z_ND, targets_of(y_N, OUTPUTS)), ERRORS: torch.ones(len(STRENGTHS), dtype=torch.float64)}
+        return {
+            **sums_of(Z_ND, targets_of(y_N, OUTPUTS), [FEATURES + 1]),
+            ERRORS: torch.ones(1, len(STRENGTHS), dtype=torch.float64),
+        }
 
     with tempfile.TemporaryDirectory() as folder, scratch_blobs(Path(folder)) as blobs:
         made = ClosedFormSums(ClosedFormSettings(), StateVault(blobs, "attended", [], 0), 0, {})
-        made.start({WEIGHT: torch.zeros(OUTPUTS, FEATURES + 1, dtype=torch.float64), "strength": torch.zeros(()).double()})
+        made.start(nothing_solved(OUTPUTS, [FEATURES + 1]))
         updates = [PartUpdate(f"device{place:02}", 2.0 * OUTPUTS, sums()) for place in range(OF_OUTPUTS)]
         before = peak_mib()
         seconds = {
-            "check_s": timed(lambda: check_sums(dict(updates[0].source), True, "device")),
+            "check_s": timed(lambda: check_sums(dict(updates[0].source), [FEATURES + 1], True, "device")),
             "close_s": timed(lambda: made.close_round(updates)),
             "serve_s": timed(lambda: list(made.generate([update.client for update in updates]))) / OF_OUTPUTS,
         }

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import relu
 
 from attune.common.errors import SettingError
-from attune.common.methods.ridge import GAMMA, WEIGHT, sums_manifest
+from attune.common.methods.ridge import GAMMA, WEIGHT, sizes_of, sums_manifest
 from attune.common.methods.settings.aggregators import AggregatorSettings, ClosedFormSettings, HypernetworkSettings
 from attune.common.wire.header import Manifest, TensorSpec, layout_of
 from attune.common.wire.tensors import Tensors, manifest_of
@@ -196,7 +196,7 @@ def travelling(
         SettingError: The hypernetwork is larger than the settings allow.
     """
     if isinstance(settings, ClosedFormSettings):
-        return sums_manifest(*values[WEIGHT].shape, one_sum=GAMMA in values)
+        return sums_manifest(len(values[WEIGHT]), sizes_of(values), one_sum=GAMMA in values)
     if not isinstance(settings, HypernetworkSettings) or not settings.on_device:
         return manifest_of(values)
     dtype = "F64" if computes_in(values) == torch.float64 else "F32"

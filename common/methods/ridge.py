@@ -2,11 +2,15 @@
 
 He, Tong, Fang, Sun, Zeng, Li, Chen, Zhuang: AFL, CVPR 2025. All numbers are float64. N samples have features Z (N, D) and
 targets T (N, C). G = Z' Z (D, D), B = Z' T (D, C), s (C,) are sums of squared targets, and W (C, D) the weights.
+
+Features may be of several kinds. Each kind is a block that ends with the constant 1, and a regression by itself: no product of
+two blocks is summed. Where tensors are of all blocks, these follow each other, and D is the sum of their sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -15,30 +19,57 @@ from attune.common.errors import UpdateRefused
 from attune.common.wire.header import Manifest, TensorSpec
 from attune.common.wire.tensors import Tensors
 
-WEIGHT, STRENGTH = "head.weight", "strength"  # names in the model of common.models.closed_form
+# Names in the model of common.models.closed_form: W of all blocks, the ridge strength of the devices' own weights, the place of
+# the block that predicts, and the sizes of all blocks.
+WEIGHT, STRENGTH, BLOCK, SIZES = "head.weight", "strength", "block", "sizes"
 GRAM, CROSS, SQUARES, ERRORS = "gram", "cross", "squares", "errors"  # what a device hands in
-# In that model, where devices are served one sum of all: the strength of the common weights, and 1 for a device in the sum.
+# In that model, where devices are served one sum of all: the strength of each block's common weights, and 1 for a device in it.
 GAMMA, COUNTED = "gamma", "counted"
 GAMMAS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # strengths between which the server chooses for the common weights
 STRENGTHS = (100.0, 10.0, 1.0, 1e-1, 1e-2, 1e-3)  # and the fleet for the devices' own; of equal ones the first
-MEMBER_FEATURES = 501  # D of the closed form that joins the blends of other methods
 FEWEST = 5  # samples with which a device draws weights of its own
 ROUNDING = 1e-9  # share of the largest diagonal element by which sums of true samples may miss to be positive semi-definite
 
 
-def sums_manifest(outputs: int, features: int, *, one_sum: bool = False) -> Manifest:
-    """Return the tensors that a device hands in: the triangle of G, B, s, and its error with each of STRENGTHS.
+def sums_manifest(outputs: int, sizes: Sequence[int], *, one_sum: bool = False) -> Manifest:
+    """Return the tensors that a device hands in: s, and of each block the triangle of G, B, and the errors.
 
-    With `one_sum` the errors have a row for each of GAMMAS, whose first number is the error of the weights of all others.
+    Args:
+        outputs: C.
+        sizes: D of each block.
+        one_sum: There are errors for each of GAMMAS, too. The first of each is that of the weights of all others.
     """
-    errors = (len(GAMMAS), 1 + len(STRENGTHS)) if one_sum else (len(STRENGTHS),)
-    shapes = {GRAM: (features * (features + 1) // 2,), CROSS: (features, outputs), SQUARES: (outputs,)}
+    errors = (len(sizes), len(GAMMAS), 1 + len(STRENGTHS)) if one_sum else (len(sizes), len(STRENGTHS))
+    shapes = {GRAM: (sum(map(_triangle, sizes)),), CROSS: (sum(sizes), outputs), SQUARES: (outputs,)}
     return {name: TensorSpec("F64", shape) for name, shape in {**shapes, ERRORS: errors}.items()}
 
 
-def nothing_solved(outputs: int, features: int) -> Tensors:
+def nothing_solved(outputs: int, sizes: Sequence[int]) -> Tensors:
     """Return what clients are served before the first sums: W (C, D) of zeros, and the strength 0."""
-    return {WEIGHT: torch.zeros(outputs, features, dtype=torch.float64), STRENGTH: torch.zeros((), dtype=torch.float64)}
+    zero = torch.zeros((), dtype=torch.float64)
+    weight_CD = torch.zeros(outputs, sum(sizes), dtype=torch.float64)
+    return {WEIGHT: weight_CD, STRENGTH: zero, BLOCK: zero.clone(), SIZES: torch.tensor(sizes, dtype=torch.float64)}
+
+
+def sizes_of(tensors: Mapping[str, Tensor]) -> list[int]:
+    """Return D of each block of a model."""
+    return [int(size) for size in tensors[SIZES].tolist()]
+
+
+def places_of(sizes: Sequence[int]) -> list[slice]:
+    """Return the place of each block among all features."""
+    return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def blocks_of(sums: Mapping[str, Tensor], sizes: Sequence[int]) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield for each block its place, G (D, D) and B (D, C), from what a device hands in."""
+    ends = accumulate(map(_triangle, sizes))
+    for place, size, end in zip(places_of(sizes), sizes, ends, strict=True):
+        yield place, whole(sums[GRAM][end - _triangle(size) : end], size), sums[CROSS][place]
+
+
+def _triangle(size: int) -> int:
+    return size * (size + 1) // 2
 
 
 def targets_of(y: Tensor, outputs: int, labels: bool = False) -> Tensor:
@@ -48,11 +79,13 @@ def targets_of(y: Tensor, outputs: int, labels: bool = False) -> Tensor:
     return 2.0 * y.double() - 1 if labels else y.double()
 
 
-def sums_of(Z_ND: Tensor, T_NC: Tensor) -> Tensors:
-    """Return G as a triangle, B and s."""
-    G_DD = Z_ND.T @ Z_ND
-    rows, columns = torch.triu_indices(len(G_DD), len(G_DD))
-    return {GRAM: G_DD[rows, columns], CROSS: Z_ND.T @ T_NC, SQUARES: T_NC.square().sum(dim=0)}
+def sums_of(Z_ND: Tensor, T_NC: Tensor, sizes: Sequence[int]) -> Tensors:
+    """Return G of each block as a triangle, B and s."""
+    triangles = []
+    for place, size in zip(places_of(sizes), sizes, strict=True):
+        rows, columns = torch.triu_indices(size, size)
+        triangles.append((Z_ND[:, place].T @ Z_ND[:, place])[rows, columns])
+    return {GRAM: torch.cat(triangles), CROSS: Z_ND.T @ T_NC, SQUARES: T_NC.square().sum(dim=0)}
 
 
 def whole(gram: Tensor, features: int) -> Tensor:
@@ -107,36 +140,46 @@ def squared_error(W_CD: Tensor, G_DD: Tensor, B_DC: Tensor, squares_C: Tensor) -
     return float(squares_C.sum() - 2 * (W_CD.T * B_DC).sum() + ((W_CD @ G_DD) * W_CD).sum())
 
 
-def check_sums(sums: Tensors, classes: bool, who: str) -> None:
+def check_sums(sums: Tensors, sizes: Sequence[int], classes: bool, who: str) -> None:
     """Check that there can be samples with these sums.
 
-    G is positive semi-definite, and so is [G B; B' T'T] to rounding. With one-hot targets T'T is diag(s), and the row of the
-    constant feature in B is s, whose sum is the number of samples. Of other targets only the diagonal of T'T is known, so each
-    output is checked by itself.
+    In each block G is positive semi-definite, and so is [G B; B' T'T] to rounding. With one-hot targets T'T is diag(s), and the
+    row of the constant feature in B is s, whose sum is the number of samples. Of other targets only the diagonal of T'T is
+    known, so each output is checked by itself.
 
     Args:
         sums: What a device hands in.
+        sizes: D of each block.
         classes: Targets are one-hot.
         who: The device and what it hands in, for errors.
 
     Raises:
         UpdateRefused: There are no such samples; it names the device.
     """
-    B_DC, squares_C = sums[CROSS], sums[SQUARES]
-    G_DD = whole(sums[GRAM], len(B_DC))
-    count, size = float(G_DD[-1, -1]), max(float(G_DD.diagonal().max()), 1.0)
-    whole_numbers = [count, *squares_C.tolist()] if classes else [count]
+    squares_C, blocks = sums[SQUARES], [(G_DD, B_DC) for _, G_DD, B_DC in blocks_of(sums, sizes)]
+    counts = [float(G_DD[-1, -1]) for G_DD, _ in blocks]
+    whole_numbers = [*counts, *squares_C.tolist()] if classes else counts
     if any(number < 0 or number != round(number) for number in whole_numbers) or (sums[ERRORS] < 0).any():
         raise UpdateRefused(f"{who} has sums that no samples can have: a count, or an error of its models, is impossible")
-    if classes and not (torch.equal(B_DC[-1], squares_C) and float(squares_C.sum()) == count):
-        raise UpdateRefused(f"{who} has sums that no samples can have: the samples of its classes are not {count:,.0f} in all")
-    factor_DD, wrong = torch.linalg.cholesky_ex(G_DD + ROUNDING * size * torch.eye(len(G_DD), dtype=G_DD.dtype))
-    if not wrong:
-        explained_DC = torch.linalg.solve_triangular(factor_DD, B_DC, upper=False)
-        slack_C = ROUNDING * len(G_DD) * squares_C.clamp(min=1.0)
-        left_CC = torch.diag(squares_C + slack_C) - explained_DC.T @ explained_DC
-        if not classes:
-            left_CC = torch.diag(left_CC.diagonal())
-        wrong = torch.linalg.cholesky_ex(left_CC)[1]
-    if wrong:
+    if len(set(counts)) > 1:
+        raise UpdateRefused(f"{who} has sums that no samples can have: its kinds of features are not of as many samples")
+    fits = all(torch.equal(B_DC[-1], squares_C) for _, B_DC in blocks)  # the row of the constant
+    if classes and not (fits and float(squares_C.sum()) == counts[0]):
+        number = f"{counts[0]:,.0f}"
+        raise UpdateRefused(f"{who} has sums that no samples can have: the samples of its classes are not {number} in all")
+    if not all(_is_possible(G_DD, B_DC, squares_C, classes) for G_DD, B_DC in blocks):
         raise UpdateRefused(f"{who} has sums that no samples can have: they are not positive semi-definite together")
+
+
+def _is_possible(G_DD: Tensor, B_DC: Tensor, squares_C: Tensor, classes: bool) -> bool:
+    """Return whether [G B; B' T'T] is positive semi-definite to rounding."""
+    size = max(float(G_DD.diagonal().max()), 1.0)
+    factor_DD, wrong = torch.linalg.cholesky_ex(G_DD + ROUNDING * size * torch.eye(len(G_DD), dtype=G_DD.dtype))
+    if wrong:
+        return False
+    explained_DC = torch.linalg.solve_triangular(factor_DD, B_DC, upper=False)
+    slack_C = ROUNDING * len(G_DD) * squares_C.clamp(min=1.0)
+    left_CC = torch.diag(squares_C + slack_C) - explained_DC.T @ explained_DC
+    if not classes:
+        left_CC = torch.diag(left_CC.diagonal())
+    return not torch.linalg.cholesky_ex(left_CC)[1]

@@ -6,6 +6,7 @@ B samples, I numbers of a sample, D features with the constant one, C outputs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,52 +17,64 @@ from attune.common.errors import SettingError
 from attune.common.models.options import ClosedFormOptions
 from attune.common.plan import ModelSpec
 
-WIDTH = 0.5  # of the frequencies, for inputs of variance 1
-MOST_INPUTS, MOST_FEATURES, MOST_OUTPUTS = 1 << 14, 4_000, 1_000
+MOST_INPUTS, MOST_FEATURES, MOST_OUTPUTS = 1 << 14, 4_500, 1_000  # features of all blocks
+MOST_LINEAR = 500  # numbers of a sample of which there is a linear block, too
 PIXELS = (0.5, 0.3)  # mean and deviation by which images enter, the same on all devices
 
 
 class ClosedForm(nn.Module):
-    """Scores W z(x) of fixed features z(x), (D), the last of which is 1.
+    """Scores W z(x) of fixed features z(x), (D,), in blocks that end with 1. One block predicts, and the fleet chooses which.
 
-    The state is `head.weight`, W (C, D), float64, and `strength`: the ridge strength with which a device draws its own weights
-    from W (0: it keeps W).
+    The state is `head.weight`, W (C, D), float64; `strength`: the ridge strength with which a device draws its own weights from
+    W (0: it keeps W); `block`, the place of the block that predicts; and `sizes`, the number of features of each block.
 
     Args:
         spec: The model.
-        features: D - 1.
+        features: Of each block their number, without the constant.
 
     Raises:
         SettingError: There are too many features or outputs, or a label for each position.
     """
 
     strength: Tensor
+    block: Tensor
+    block_of: Tensor
 
-    def __init__(self, spec: ModelSpec, features: int) -> None:
+    def __init__(self, spec: ModelSpec, features: Sequence[int]) -> None:
         super().__init__()
-        if features > MOST_FEATURES or spec.classes > MOST_OUTPUTS:
+        if sum(features) > MOST_FEATURES or spec.classes > MOST_OUTPUTS:
             raise SettingError(
                 f"a closed form takes at most {MOST_FEATURES:,} features and {MOST_OUTPUTS:,} outputs, and here are "
-                f"{features:,} and {spec.classes:,}: take another method"
+                f"{sum(features):,} and {spec.classes:,}: take another method"
             )
         if spec.per_position:
             raise SettingError("a closed form gives one answer for a sample, and here every token has a label")
         self.sharpness = float(spec.options.get("sharpness") or 1.0)
-        self.head = nn.Linear(features + 1, spec.classes, bias=False, dtype=torch.float64)
+        sizes = [1 + number for number in features]
+        self.head = nn.Linear(sum(sizes), spec.classes, bias=False, dtype=torch.float64)
         nn.init.zeros_(self.head.weight)
-        self.register_buffer("strength", torch.zeros((), dtype=torch.float64))
+        for name in ("strength", "block"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
+        self.register_buffer("sizes", torch.tensor(sizes, dtype=torch.float64))
+        blocks = [block for block, size in enumerate(sizes) for _ in range(size)]
+        self.register_buffer("block_of", torch.tensor(blocks), persistent=False)
 
     def features(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return z(x), (B, D), computed in `dtype`, for samples (B, ...)."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.head(self.features(x).double())  # a call of the head, at which ordinary models read features
+        is_used_D = self.block_of == self.block
+        scores: Tensor = self.head(
+            self.features(x).double() * is_used_D
+        )  # a call of the head, at which ordinary models read features
         return self.sharpness * scores.float()
 
 
 class RandomFeatures(ClosedForm):
-    """Closed form with z(x) = [sqrt(2 / R) cos(F x + p), 1], R random features.
+    """Closed form with random features, sqrt(2 / R) cos(F x + p), in a block for each width of F.
+
+    Tables and series of at most MOST_LINEAR numbers have a last block of the numbers themselves, x / sqrt(I).
 
     Source: Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007. F and p follow from
     `options.seed` alone, and never travel. With `options.one_sum` the state also has the sums of which W is made
@@ -75,22 +88,25 @@ class RandomFeatures(ClosedForm):
     phase: Tensor
 
     def __init__(self, spec: ModelSpec, options: ClosedFormOptions) -> None:
-        super().__init__(spec, options.features)
-        inputs = math.prod(spec.shape)
+        inputs, self.images = math.prod(spec.shape), spec.kind == "images"
+        super().__init__(spec, kinds := _kinds(spec, options))
+        self.linear = len(kinds) > len(options.widths)
         if inputs > MOST_INPUTS:
             raise SettingError(
                 f"model closed-form takes at most {MOST_INPUTS:,} numbers of a sample, and here are {inputs:,}: take another "
                 "method, or smaller images"
             )
         draws = np.random.RandomState(options.seed)  # numpy promises that its numbers never change
-        frequency_IR = draws.standard_normal((inputs, options.features)) * WIDTH / math.sqrt(inputs)
-        phase_R = draws.uniform(0, 2 * math.pi, options.features)
-        self.images = spec.kind == "images"
+        width_R = np.repeat(options.widths, options.features)
+        frequency_IR = draws.standard_normal((inputs, len(width_R))) * width_R / math.sqrt(inputs)
+        phase_R = draws.uniform(0, 2 * math.pi, len(width_R))
         for name, drawn in (("frequency", frequency_IR), ("phase", phase_R)):
             self.register_buffer(name, torch.tensor(drawn, dtype=torch.float32), persistent=False)
-        size, sums = options.features + 1, dict[str, tuple[int, ...]]()
+        self._features, sums = options.features, dict[str, tuple[int, ...]]()
         if options.one_sum:
-            sums = {"gram": (size * (size + 1) // 2,), "cross": (size, spec.classes), "gamma": (), "counted": ()}
+            triangles = sum((number + 1) * (number + 2) // 2 for number in kinds)
+            cross = (self.head.in_features, spec.classes)
+            sums = {"gram": (triangles,), "cross": cross, "gamma": (len(kinds),), "counted": ()}
         for name, shape in sums.items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
 
@@ -98,8 +114,24 @@ class RandomFeatures(ClosedForm):
         flat_BI = x.flatten(1).to(dtype)
         if self.images:
             flat_BI = (flat_BI - PIXELS[0]) / PIXELS[1]
-        random_BR = torch.cos(flat_BI @ self.frequency.to(dtype) + self.phase.to(dtype)) * math.sqrt(2 / len(self.phase))
-        return torch.cat([random_BR, torch.ones_like(flat_BI[:, :1])], dim=1)
+        random_BR = torch.cos(flat_BI @ self.frequency.to(dtype) + self.phase.to(dtype)) * math.sqrt(2 / self._features)
+        blocks = [*random_BR.split(self._features, dim=1), *([flat_BI / math.sqrt(flat_BI.shape[1])] if self.linear else [])]
+        one_B1 = torch.ones_like(flat_BI[:, :1])
+        return torch.cat([part for block_BR in blocks for part in (block_BR, one_B1)], dim=1)
+
+
+def member_of(spec: ModelSpec) -> tuple[ModelSpec, ClosedFormOptions, list[int]]:
+    """Return the closed form that joins the blends of another model's method, its options, and the size of each block."""
+    options = ClosedFormOptions()
+    member = ModelSpec("closed-form", spec.kind, spec.shape, spec.classes)
+    return member, options, [1 + features for features in _kinds(member, options)]
+
+
+def _kinds(spec: ModelSpec, options: ClosedFormOptions) -> list[int]:
+    """Return the number of features of each block, without the constant."""
+    inputs = math.prod(spec.shape)
+    is_linear = spec.kind != "images" and inputs <= MOST_LINEAR
+    return [*[options.features] * len(options.widths), *([inputs] if is_linear else [])]
 
 
 class ClosedFormOnBody(ClosedForm):
@@ -118,7 +150,7 @@ class ClosedFormOnBody(ClosedForm):
     """
 
     def __init__(self, spec: ModelSpec, body: nn.Module, features: int) -> None:
-        super().__init__(spec, features)
+        super().__init__(spec, [features])
         self.body = body.requires_grad_(False)
         self.eval()
 

@@ -145,8 +145,12 @@ SHARPNESS = 8.0  # of a closed form for classes and labels: its scores then are 
 class ClosedFormOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     """Options of the linear model on random features, which `--method analytic` solves."""
 
-    # Random features of a sample. What a device hands in grows with their square: 1 MB at 500, 64 MB at 4,000.
+    # Random features of a sample, of each width. What a device hands in grows with their square: 1 MB at 500, 64 MB at 4,000.
     features: Annotated[int, msgspec.Meta(ge=1, le=4000)] = 500
+    # Widths of the random features, for inputs of variance 1: narrow ones are smoother. Of several, the fleet chooses.
+    widths: Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=100)], ...], msgspec.Meta(min_length=1, max_length=8)] = (
+        0.7,
+    )
     # Factor of the scores. none: 8 for classes, whose scores then are about as sure as they are right, and 1 for numbers.
     sharpness: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None
     # Seed from which they are drawn, the same on all devices.

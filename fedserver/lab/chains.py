@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from torch import Tensor
+
 from attune.common.exchange.encodings import PartEncoding
 from attune.common.exchange.registry import transforms_for
 from attune.common.exchange.transform import Chain, Transform, TransformSettings
+from attune.common.methods.ridge import sizes_of
 from attune.common.methods.settings.aggregators import AggregatorSettings, ClosedFormSettings
 from attune.common.plan import Plan
 from attune.common.task import TaskName
@@ -21,11 +24,12 @@ def chain_of(
     settings: AggregatorSettings,
     transforms: Mapping[str, TransformSettings],
     noise: ClientNoise | None,
-    task: TaskName = "classes",
+    task: TaskName,
+    values: Mapping[str, Tensor],
 ) -> Chain:
     """Return the transforms of a part: bounds within a cohort, checks on arrival, those of the plan, and the encoding.
 
-    With `noise`, clipping and noise take the place of the bounds.
+    With `noise`, clipping and noise take the place of the bounds. `values` are the part's tensors before round 1.
     """
     said_above = max(settings.bound, settings.bound_change)  # clipping changes half of a cohort in every round: that is no news
     bounds: list[Transform] = [
@@ -34,7 +38,7 @@ def chain_of(
     ]
     checks: list[Transform] = [NormLimit(), FiniteCheck(), ShapeCheck()]
     if isinstance(settings, ClosedFormSettings):
-        checks = [SumsCheck(task), *checks[1:]]  # sums are no change, whose norm has a limit
+        checks = [SumsCheck(task, sizes_of(values)), *checks[1:]]  # sums are no change, whose norm has a limit
     return Chain([*(bounds if noise is None else [noise]), *checks, *transforms_for(part, transforms), PartEncoding()])
 
 

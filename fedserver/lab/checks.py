@@ -9,7 +9,7 @@ one number for each update, known before anything is summed. An update within it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median_low
@@ -62,12 +62,12 @@ class SumsCheck(Unchanged):
 
     name = "sums"
 
-    def __init__(self, task: TaskName) -> None:
-        self._classes = task == "classes"
+    def __init__(self, task: TaskName, sizes: Sequence[int]) -> None:
+        self._classes, self._sizes = task == "classes", sizes
 
     def on_arrival(self, update: PartUpdate, context: ArrivalContext) -> PartUpdate:
         if not isinstance(update.tensors, SealedTensors):  # of sealed ones the sum is checked
-            context.at_end.append(lambda: check_sums(dict(update.source), self._classes, context.who))
+            context.at_end.append(lambda: check_sums(dict(update.source), self._sizes, self._classes, context.who))
         return update
 
 

@@ -18,8 +18,9 @@ from attune.common.faults import SERVER, fail_at
 from attune.common.methods.hypernetwork import travelling
 from attune.common.methods.method import SOLVED, PartKind, assign
 from attune.common.methods.registry import configured_in
-from attune.common.methods.ridge import GRAM, MEMBER_FEATURES, nothing_solved
+from attune.common.methods.ridge import GRAM, nothing_solved
 from attune.common.models.body import body_of, forget
+from attune.common.models.closed_form import member_of
 from attune.common.models.registry import build
 from attune.common.models.structure import components_by_part, tensors_of
 from attune.common.plan import Plan
@@ -86,8 +87,10 @@ class Engine:
         self._settings = configured.aggregators
         transforms = settings_of(plan.transforms)
         self._noise = noise_of(plan, blobs, len(self._aggregators))
+        of = {part: {name: value for name, value in tensors_of(model).items() if assignment[name] == part} for part in parts}
+        initial = of | ({SOLVED: nothing_solved(plan.model.classes, member_of(plan.model)[2])} if plan.closed_form else {})
         self._chains = {
-            part: chain_of(part, self._settings[part], transforms, self._noise, plan.task) for part in self._aggregators
+            part: chain_of(part, self._settings[part], transforms, self._noise, plan.task, initial[part]) for part in parts
         }
         self._growth = {part: growth_of(part, transforms) for part in self._aggregators}
         as_values = {part for part, settings in self._settings.items() if settings.returns == "values"}
@@ -103,12 +106,9 @@ class Engine:
         self._tried = False  # whether a round was aggregated, perhaps in part, without a commit
         self.manifests: dict[PartKind, Manifest] = {}
         for part, aggregator in self._aggregators.items():
-            values = {name: tensor for name, tensor in tensors_of(model).items() if assignment[name] == part}
-            if part == SOLVED:
-                values = nothing_solved(plan.model.classes, MEMBER_FEATURES)
-            self.manifests[part] = travelling(self._settings[part], values, by_part.get(part, {}))
+            self.manifests[part] = travelling(self._settings[part], initial[part], by_part.get(part, {}))
             if not slots:
-                aggregator.start(values)
+                aggregator.start(initial[part])
         self._generated: dict[tuple[str, str], Blob] = {}
         self._cold_start: dict[str, Blob] = {}
         self._generated_before: dict[tuple[str, str], Blob] = {}  # from the state before

@@ -46,8 +46,8 @@ def model() -> ClosedForm:
 
 @pytest.fixture
 def sums(model: ClosedForm, digits: torch.Tensor) -> dict[str, torch.Tensor]:
-    made = sums_of(model.features(digits, torch.float64), targets_of(LABELS, 3))
-    return {**made, ERRORS: torch.zeros(len(STRENGTHS), dtype=torch.float64)}
+    made = sums_of(model.features(digits, torch.float64), targets_of(LABELS, 3), [model.head.in_features])
+    return {**made, ERRORS: torch.zeros(1, len(STRENGTHS), dtype=torch.float64)}
 
 
 def test_a_class_with_one_sample_shows_that_sample(
@@ -97,7 +97,7 @@ def read(model: ClosedForm, tmp_path_factory: pytest.TempPathFactory) -> Read:
     for place, name in enumerate(NAMES):
         devices.ask(name)
         devices.server.masked(name)
-        made = sums_of(model.features(images[6 * place :][:6], torch.float64), targets_of(LABELS, 3))
+        made = sums_of(model.features(images[6 * place :][:6], torch.float64), targets_of(LABELS, 3), [model.head.in_features])
         given[name] = {**made, ERRORS: torch.zeros(manifest[ERRORS].shape, dtype=torch.float64)}
         context = DeviceContext(name, "attended", 1, "", False, None, {}, lambda purpose: 5)
         write_tensors(folder / name, transform.on_device(PartUpdate(name, 6.0, given[name]), context).tensors)
@@ -147,7 +147,9 @@ def test_all_other_devices_together_see_the_sample(model: ClosedForm, digits: to
 def test_a_class_of_one_device_alone_shows_in_the_sum(model: ClosedForm, digits: torch.Tensor, read: Read) -> None:
     """Masks hide who gave what, and nobody else gave anything to this column: docs/methods/analytic.md says so."""
     others = torch.from_numpy(load_digits().images[6:36, None].astype("f4") / 16)
-    rest = sums_of(model.features(others, torch.float64), targets_of(LABELS.clamp(min=1).repeat(5), 3))
+    rest = sums_of(
+        model.features(others, torch.float64), targets_of(LABELS.clamp(min=1).repeat(5), 3), [model.head.in_features]
+    )
     total = read.given["ada"][CROSS] + rest[CROSS]
     np.testing.assert_allclose(inverted(model, total), digits[0].flatten().numpy(), atol=1e-3)
 

@@ -350,8 +350,8 @@ def test_a_device_that_lies_spoils_the_sum_for_good(five: dict[str, Path], tmp_p
     """Expect an end with what devices fit alone: all have been in their one sum, and it does not tell who lied."""
     lies = iter([-10.0, *[1.0] * 100])
 
-    def given(Z_ND: torch.Tensor, T_NC: torch.Tensor) -> dict[str, torch.Tensor]:
-        made = sums_of(Z_ND, T_NC)
+    def given(Z_ND: torch.Tensor, T_NC: torch.Tensor, sizes: list[int]) -> dict[str, torch.Tensor]:
+        made = sums_of(Z_ND, T_NC, sizes)
         return {**made, "cross": next(lies) * made["cross"]}
 
     monkeypatch.setattr(sums, "sums_of", given)

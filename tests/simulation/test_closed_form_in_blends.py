@@ -10,7 +10,6 @@ import pytest
 from sklearn.datasets import load_digits
 
 import attune
-from attune.common.methods.ridge import MEMBER_FEATURES
 from attune.common.models.closed_form import PIXELS
 from attune.common.wire.files import TensorFile
 from attune.fedclient.data.shard import load_shard
@@ -18,6 +17,7 @@ from attune.fedclient.model.artifact import Model
 from attune.fedclient.work.portfolio.federated import DRAWS, SHARPNESS, _module
 from attune.fedserver.ports.blobs import blob_of
 
+FEATURES = 501  # with the constant
 AVERAGE: dict[str, Any] = {"method": {"name": "fedavg"}, "model": {"name": "mlr"}, "round": {"rounds": 2}}
 
 
@@ -57,14 +57,14 @@ def test_a_member_is_an_independent_calculation_from_all_samples(few: dict[str, 
     with TensorFile(blended._state.storage.blobs.open(blob_of(slot))) as file:
         total = {name: file[name].numpy() for name in file.manifest}
     G, B = (sum(Z.T @ right for Z, right in pairs) for pairs in ([(Z, Z) for Z, _ in known.values()], known.values()))
-    np.testing.assert_allclose(total["gram"], G[np.triu_indices(MEMBER_FEATURES)], rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(total["gram"], G[np.triu_indices(FEATURES)], rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(total["cross"], B, rtol=1e-10, atol=1e-10)
-    identity, checked = np.eye(MEMBER_FEATURES), 0
+    identity, checked = np.eye(FEATURES), 0
     for name, (Z, T) in known.items():
         members = Model.load(blended.save(tmp_path / name) / "models" / name).members
-        served = np.linalg.solve(G - Z.T @ Z + float(total["gamma"]) * identity, B - Z.T @ T)
-        for member, strength in DRAWS.items():
-            if member in members:
+        served = np.linalg.solve(G - Z.T @ Z + float(total["gamma"][0]) * identity, B - Z.T @ T)
+        for end, strength in DRAWS.items():
+            if (member := f"closed-form{end}") in members:
                 own = np.linalg.solve(Z.T @ Z + strength * identity, Z.T @ T + strength * served)
                 np.testing.assert_allclose(members[member].tensors["weight"], SHARPNESS * own.T[:, :-1], atol=1e-8)
                 checked += 1

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attune.common.methods.ridge import (
+    BLOCK,
     COUNTED,
     CROSS,
     ERRORS,
@@ -19,12 +20,14 @@ from attune.common.methods.ridge import (
     STRENGTH,
     STRENGTHS,
     WEIGHT,
+    blocks_of,
     out_of_fold,
+    places_of,
+    sizes_of,
     solved,
     sums_manifest,
     sums_of,
     targets_of,
-    whole,
 )
 from attune.common.methods.settings.objectives import SumsSettings
 from attune.common.models.closed_form import ClosedForm
@@ -45,10 +48,10 @@ class SampleSums(Objective[SumsSettings]):
     """
 
     by_itself = "it takes no steps"
-    hands_in: ClassVar[Mapping[str, str]] = {name: PERSONAL + name for name in sums_manifest(1, 1)}
+    hands_in: ClassVar[Mapping[str, str]] = {name: PERSONAL + name for name in sums_manifest(1, [1])}
 
     def extras(self, tensors: Mapping[str, Tensor], network: Network) -> Tensors:
-        manifest = sums_manifest(*tensors[WEIGHT].shape, one_sum=GAMMA in tensors)
+        manifest = sums_manifest(len(tensors[WEIGHT]), sizes_of(tensors), one_sum=GAMMA in tensors)
         return {PERSONAL + name: torch.zeros(spec.shape, dtype=torch.float64) for name, spec in manifest.items()}
 
     def handed_in(self, tensors: Mapping[str, Tensor]) -> tuple[Tensors, bool]:
@@ -61,17 +64,18 @@ class SampleSums(Objective[SumsSettings]):
         """Return the sums beside the tensors as they are. The loss is the mean squared error of the served weights."""
         yield from ()
         Z_ND, T_NC = features_and_targets(task)
-        sums, error_L = sums_of(Z_ND, T_NC), torch.zeros(len(STRENGTHS), dtype=torch.float64)
-        served_CD = others(task).to(Z_ND)
+        sizes = sizes_of(task.start)
+        sums, served_CD = sums_of(Z_ND, T_NC, sizes), others(task).to(Z_ND)
+        error = Z_ND.new_zeros(sums_manifest(1, sizes, one_sum=GAMMA in task.start)[ERRORS].shape)
         if knows_sum(task.start):
             sums = {name: task.start[PERSONAL + name] for name in sums}
-            error_L = torch.stack([errors_of(task, Z_ND, T_NC, others(task, gamma).to(Z_ND), True) for gamma in GAMMAS])
-        elif GAMMA in task.start:
-            error_L = error_L.new_zeros(len(GAMMAS), 1 + len(STRENGTHS))
-        elif bool(served_CD.any()):
-            error_L = errors_of(task, Z_ND, T_NC, served_CD)
-        kept = {PERSONAL + name: tensor.cpu() for name, tensor in {**sums, ERRORS: error_L}.items()}
-        return Trained(task.start | kept, float((T_NC - Z_ND @ served_CD.T).square().mean()))
+            by_gamma = [errors_of(task, Z_ND, T_NC, others(task, gamma).to(Z_ND), True) for gamma in GAMMAS]
+            error = torch.stack(by_gamma, dim=1)
+        elif GAMMA not in task.start and bool(served_CD.any()):
+            error = errors_of(task, Z_ND, T_NC, served_CD)
+        kept = {PERSONAL + name: tensor.cpu() for name, tensor in {**sums, ERRORS: error}.items()}
+        used = block_of(task)
+        return Trained(task.start | kept, float((T_NC - Z_ND[:, used] @ served_CD[:, used].T).square().mean()))
 
 
 def knows_sum(tensors: Mapping[str, Tensor]) -> bool:
@@ -92,11 +96,18 @@ def others(task: LocalTask, gamma: float | None = None) -> Tensor:
     start = task.start
     if not knows_sum(start):
         return start[WEIGHT]
-    G, B_DC = (start[name] - start[COUNTED] * start[PERSONAL + name].to(start[name]) for name in (GRAM, CROSS))
+    rest = {name: start[name] - start[COUNTED] * start[PERSONAL + name].to(start[name]) for name in (GRAM, CROSS)}
+    gammas = [gamma] * len(start[GAMMA]) if gamma else start[GAMMA].tolist()
     try:
-        return solved(whole(G, len(B_DC)), B_DC, gamma or float(start[GAMMA]))
+        blocks = zip(gammas, blocks_of(rest, sizes_of(start)), strict=True)
+        return torch.cat([solved(G_DD, B_DC, strength) for strength, (_, G_DD, B_DC) in blocks], dim=1)
     except RuntimeError:  # torch.linalg.LinAlgError, which mypy does not know
         raise TrainingDiverged("the sum that the server serves, without this device, is that of no samples") from None
+
+
+def block_of(task: LocalTask) -> slice:
+    """Return the place of the block of features that predicts."""
+    return places_of(sizes_of(task.start))[int(task.start[BLOCK])]
 
 
 def centre_of(task: LocalTask) -> tuple[Tensor, float]:
@@ -107,13 +118,20 @@ def centre_of(task: LocalTask) -> tuple[Tensor, float]:
 
 
 def errors_of(task: LocalTask, Z_ND: Tensor, T_NC: Tensor, centre_CD: Tensor, common: bool = False) -> Tensor:
-    """Return the squared error out of fold with each of STRENGTHS, (L,); with `common` that of the centre before, (1 + L,)."""
-    error_L = torch.zeros(len(STRENGTHS), dtype=torch.float64)
+    """Return for each block the squared error out of fold with each of STRENGTHS, (n, L).
+
+    With `common` the error of the centre stands before them, (n, 1 + L).
+    """
+    places = places_of(sizes_of(task.start))
+    error_nL = torch.zeros(len(places), len(STRENGTHS), dtype=torch.float64)
     if task.fold is not None:
-        left_LNC = T_NC - out_of_fold(Z_ND, T_NC, task.fold, centre_CD, STRENGTHS)
-        error_L = left_LNC[:, task.fold >= 0].square().sum(dim=(1, 2))
-    first = [(T_NC - Z_ND @ centre_CD.T).square().sum().view(1).to(error_L)] if common else []
-    return torch.cat([*first, error_L])
+        for block, place in enumerate(places):
+            left_LNC = T_NC - out_of_fold(Z_ND[:, place], T_NC, task.fold, centre_CD[:, place], STRENGTHS)
+            error_nL[block] = left_LNC[:, task.fold >= 0].square().sum(dim=(1, 2))
+    if not common:
+        return error_nL
+    first = [(T_NC - Z_ND[:, place] @ centre_CD[:, place].T).square().sum().view(1, 1) for place in places]
+    return torch.cat([torch.cat(first).to(error_nL), error_nL], dim=1)
 
 
 def features_and_targets(task: LocalTask) -> tuple[Tensor, Tensor]:

@@ -58,7 +58,10 @@ class _Fitted(nn.Module):
 
 
 class LinearModel(_Fitted):
-    """Linear model: weight (K, D), bias (K,), float64. Logistic with classes and labels; log hazards in survival."""
+    """Linear model: weight (K, D), bias (K,), float64. Logistic with classes and labels; log hazards in survival.
+
+    With a tensor `pixels` (2,) it is one of the closed form's, which reads the samples' own numbers.
+    """
 
     weight: Tensor
     bias: Tensor
@@ -83,7 +86,7 @@ class LinearModel(_Fitted):
 class FourierModel(LinearModel):
     """Linear model on the features sqrt(2 / R) cos(F x + p), in which x is scaled by its mean and deviation.
 
-    Tensors beside the linear model's: frequency (I, R), phase (R,), pixels (2,).
+    Tensors beside the linear model's: frequency (I, R), phase (R,).
     """
 
     frequency: Tensor
@@ -169,6 +172,8 @@ def evaluator(
         return Neighbours(tensors, task, outputs, read)
     if "root" in tensors:
         return Trees(tensors, task, outputs, read, softmax=name == "boosting" and task == "classes")
+    if "pixels" in tensors:
+        read = flattened  # of the samples' own numbers, also beside a frozen body
     if "frequency" in tensors:
-        return FourierModel(tensors, task, outputs, flattened)  # of the samples' own numbers, also beside a frozen body
+        return FourierModel(tensors, task, outputs, read)
     return LinearModel(tensors, task, outputs, read)

@@ -7,7 +7,7 @@ import torch
 from attune.common.methods.ridge import CROSS, GRAM, WEIGHT, drawn, out_of_fold
 from attune.common.methods.settings.predictors import ClosedFormPredictorSettings
 from attune.fedclient.work.objectives.base import LocalTask, Tensors, split
-from attune.fedclient.work.objectives.sums import centre_of, closed_form_of, features_and_targets
+from attune.fedclient.work.objectives.sums import block_of, centre_of, closed_form_of, features_and_targets
 from attune.fedclient.work.predictors.base import Predictor
 
 
@@ -23,13 +23,15 @@ class ClosedFormPredictor(Predictor[ClosedFormPredictorSettings]):
         if not strength:
             return model
         Z_ND, T_NC = features_and_targets(task)
-        return model | {WEIGHT: drawn(Z_ND, T_NC, strength, centre_CD)}
+        used, W_CD = block_of(task), centre_CD.clone()
+        W_CD[:, used] = drawn(Z_ND[:, used], T_NC, strength, centre_CD[:, used].to(Z_ND)).to(W_CD)
+        return model | {WEIGHT: W_CD}
 
     def out_of_fold(self, task: LocalTask) -> torch.Tensor:
-        Z_ND, T_NC = features_and_targets(task)
+        (Z_ND, T_NC), used = features_and_targets(task), block_of(task)
         sharpness = closed_form_of(task.network).sharpness
         served_CD, strength = centre_of(task)
-        served_CD = served_CD.to(Z_ND)
+        Z_ND, served_CD = Z_ND[:, used], served_CD[:, used].to(Z_ND)
         if not strength:  # the served weights, which know these samples
             return (sharpness * (Z_ND @ served_CD.T)).float()
         if task.fold is None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.transform import NotASum, PartUpdate
 from attune.common.methods.ridge import (
+    BLOCK,
     COUNTED,
     CROSS,
     ERRORS,
@@ -20,14 +21,16 @@ from attune.common.methods.ridge import (
     GAMMA,
     GAMMAS,
     GRAM,
+    SIZES,
     SQUARES,
     STRENGTH,
     STRENGTHS,
     WEIGHT,
+    blocks_of,
     check_sums,
+    sizes_of,
     solved,
     squared_error,
-    whole,
 )
 from attune.common.methods.settings.aggregators import ClosedFormSettings
 from attune.fedserver.core.voices import bounded
@@ -36,6 +39,7 @@ from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Tensors, Vau
 START, TOTAL, OF = "start", "total", "sums/"  # keys in the vault; OF and a client's name: its latest sums, as they count
 MEMBERS = "members"  # the total as clients that are in one sum are served it
 SUMMED = (GRAM, CROSS, SQUARES)
+Block = tuple[slice, Tensor, Tensor]  # as of blocks_of
 GROUPS = 10  # of clients that are left out together, to choose gamma
 USUAL_STRENGTH = 1.0  # before devices have reported errors
 USUAL_GAMMA = GAMMAS[len(GAMMAS) // 2]
@@ -46,7 +50,8 @@ class ClosedFormSums:
 
     A client is served W without its own samples, and the strength with which it draws its own weights from W. A client with
     fewer than FEWEST samples keeps the common weights; its strength is 0. A client that has handed in nothing is served the
-    common weights, and draws its own from them. Memory: 3 + GROUPS squares of D x D numbers.
+    common weights, and draws its own from them. W is of all blocks of features, each with a gamma of its own. One block
+    predicts: the clients' errors choose it together with the strength. Memory: 3 + GROUPS squares of D x D numbers.
 
     Where a round brings one sum of several clients (PartUpdate.members), the first such sum is the total for ever, and its
     clients take their own out of it. Later ones bring the errors of their weights.
@@ -61,7 +66,7 @@ class ClosedFormSums:
         carrier: Carrier = IN_TURN,
     ) -> None:
         self._vault = vault
-        self._read: tuple[Tensor, Tensors] | None = None  # G of the total, and all of it
+        self._read: tuple[Tensors, list[Block]] | None = None  # the total
         self._is_plain = False  # the total is of single sums, and stays so: a vault lists its keys once
 
     def start(self, initial: Mapping[str, Tensor]) -> None:
@@ -82,27 +87,27 @@ class ClosedFormSums:
     def cold_start(self) -> str | Tensors:
         keys = set(self._vault.keys())
         if MEMBERS in keys:  # the sums stay in the federation
-            weights = self._vault.read(TOTAL)
-            return {name: weights[name] if name == WEIGHT else torch.zeros_like(weights[name]) for name in weights}
-        return self._served(*self._known(), strength=0.0) if TOTAL in keys else START
+            known, public = self._vault.read(TOTAL), (WEIGHT, BLOCK, SIZES)
+            return {name: known[name] if name in public else torch.zeros_like(known[name]) for name in known}
+        return _served(*self._known(), keep=True) if TOTAL in keys else START
 
     def generate(self, clients: Sequence[str]) -> Iterator[tuple[str, Tensors]]:
         """Yield W without each client's samples, and the strength."""
-        G_DD, total = self._known()
+        total, blocks = self._known()
         keys = set(self._vault.keys())
         for client in clients:
-            if f"{OF}{client}" not in keys:
-                yield client, self._served(G_DD, total, float(total[STRENGTH]))
-                continue
-            own_sums = self._vault.read(f"{OF}{client}")
-            own_DD = whole(own_sums[GRAM], len(G_DD))
-            if float(own_DD[-1, -1]) < FEWEST:
-                yield client, self._served(G_DD, total, 0.0)
+            own_sums = self._vault.read(f"{OF}{client}") if f"{OF}{client}" in keys else None
+            if own_sums is None:
+                yield client, _served(total, blocks)
+            elif float(own_sums[GRAM][-1]) < FEWEST:
+                yield client, _served(total, blocks, keep=True)
             else:
-                yield (
-                    client,
-                    self._served(G_DD - own_DD, total | {CROSS: total[CROSS] - own_sums[CROSS]}, float(total[STRENGTH])),
-                )
+                own_blocks = blocks_of(own_sums, sizes_of(total))
+                rest = [
+                    (place, G - own_DD, B - own_DC)
+                    for (place, G, B), (_, own_DD, own_DC) in zip(blocks, own_blocks, strict=True)
+                ]
+                yield client, _served(total, rest)
 
     def close_round(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """Keep the cohort's sums in place of its older ones, and make the total and the strengths anew.
@@ -121,40 +126,42 @@ class ClosedFormSums:
             share = min(1.0, update.weight / max(float(sums[GRAM][-1]), 1.0))
             write(self._vault, f"{OF}{update.client}", {name: tensor * share for name, tensor in sums.items()})
         total, groups, errors = self._summed()
-        gamma, strength = _gamma(total, groups), _strength(errors)
-        strengths = {GAMMA: torch.tensor(gamma, dtype=torch.float64), STRENGTH: torch.tensor(strength, dtype=torch.float64)}
-        write(self._vault, TOTAL, total | strengths)
+        sizes = self._sizes()
+        gammas, (block, strength) = _gammas(total, groups, sizes), _choice(errors)
+        write(self._vault, TOTAL, total | _chosen(sizes, gammas, block, strength))
         self._read = None
-        return {GAMMA: gamma, STRENGTH: strength}
+        return _figures(gammas, block, strength)
 
     def fit(self, updates: Sequence[PartUpdate]) -> dict[str, float]:
         """Keep no newcomer's sums: it draws its own weights from the common ones, which must not move."""
         return {}
 
     def _close_sum(self, update: PartUpdate) -> dict[str, float]:
-        """Keep the one sum of several clients; or choose the strengths by the sum of their errors."""
+        """Keep the one sum of several clients; or choose strengths and block by the sum of their errors."""
         who, sums = f"the sum of {len(update.members)} devices", {name: update.tensors[name] for name in (*SUMMED, ERRORS)}
+        sizes = self._sizes()
         try:
-            check_sums(sums, False, who)
+            check_sums(sums, sizes, False, who)
         except UpdateRefused as refusal:
             raise NotASum(f"{refusal}. One of them has handed in something else, and nobody knows which") from None
-        is_first, by_gamma = MEMBERS not in self._vault.keys(), dict(zip(GAMMAS, sums[ERRORS].tolist(), strict=True))  # noqa: SIM118
-        if not (float(sums[GRAM][-1]) if is_first else any(map(any, by_gamma.values()))):
+        is_first, error_nGL = MEMBERS not in self._vault.keys(), sums[ERRORS]  # noqa: SIM118
+        if not (float(sums[GRAM][-1]) if is_first else bool(error_nGL.any())):
             return {}
         for client in update.members if is_first else ():
             write(self._vault, f"{OF}{client}", {COUNTED: torch.ones((), dtype=torch.float64)})
-        gamma = USUAL_GAMMA if is_first else min(GAMMAS, key=lambda gamma: by_gamma[gamma][0])
-        strength = _strength({who: by_gamma[gamma][1:]})
+        best_n = torch.full((len(sizes),), GAMMAS.index(USUAL_GAMMA)) if is_first else error_nGL[:, :, 0].argmin(dim=1)
+        gammas = [GAMMAS[place] for place in best_n.tolist()]
+        block, strength = _choice({who: error_nGL[torch.arange(len(sizes)), best_n, 1:]})
         total = sums if is_first else self._vault.read(TOTAL)
-        served = {GRAM: total[GRAM], CROSS: total[CROSS], GAMMA: torch.tensor(gamma, dtype=torch.float64)}
-        served |= self._served(whole(served[GRAM], len(served[CROSS])), served, strength)
+        served = {GRAM: total[GRAM], CROSS: total[CROSS], **_chosen(sizes, gammas, block, strength)}
+        served |= _served(served, list(blocks_of(served, sizes)))
         for key, counts in ((TOTAL, 0.0), (MEMBERS, 1.0)):
             write(self._vault, key, served | {COUNTED: torch.tensor(counts, dtype=torch.float64)})
-        return {GAMMA: gamma, STRENGTH: strength}
+        return _figures(gammas, block, strength)
 
-    def _summed(self) -> tuple[Tensors, list[Tensors], dict[str, list[float]]]:
+    def _summed(self) -> tuple[Tensors, list[Tensors], dict[str, Tensor]]:
         """Return the total, the sums of each group of clients, and each client's errors."""
-        total, groups, errors = dict[str, Tensor](), list[Tensors](), dict[str, list[float]]()
+        total, groups, errors = dict[str, Tensor](), list[Tensors](), dict[str, Tensor]()
         for place, key in enumerate(sorted(key for key in self._vault.keys() if key.startswith(OF))):  # noqa: SIM118
             sums = self._vault.read(key)
             if place < GROUPS:
@@ -163,18 +170,24 @@ class ClosedFormSums:
                 tensor = sums[name]
                 total[name] = total.get(name, torch.zeros_like(tensor)) + tensor
                 groups[place % GROUPS][name] += tensor
-            errors[key.removeprefix(OF)] = sums[ERRORS].tolist()
+            errors[key.removeprefix(OF)] = sums[ERRORS]
         return total, groups, errors
 
-    def _known(self) -> tuple[Tensor, Tensors]:
+    def _known(self) -> tuple[Tensors, list[Block]]:
         if self._read is None:
             total = dict(self._vault.read(TOTAL))
-            self._read = whole(total[GRAM], len(total[CROSS])), total
+            self._read = total, list(blocks_of(total, sizes_of(total)))
         return self._read
 
-    def _served(self, G_DD: Tensor, sums: Mapping[str, Tensor], strength: float) -> Tensors:
-        W_CD = solved(G_DD, sums[CROSS], float(sums[GAMMA]))
-        return {WEIGHT: W_CD, STRENGTH: torch.tensor(strength, dtype=torch.float64)}
+    def _sizes(self) -> list[int]:
+        return sizes_of(self._vault.read(START))
+
+
+def _served(total: Mapping[str, Tensor], blocks: Sequence[Block], keep: bool = False) -> Tensors:
+    """Return what clients are served of the total, or of these blocks of it. With `keep` they draw no weights of their own."""
+    weights = [solved(G_DD, B_DC, gamma) for gamma, (_, G_DD, B_DC) in zip(total[GAMMA].tolist(), blocks, strict=True)]
+    strength = total[STRENGTH] * (not keep)
+    return {WEIGHT: torch.cat(weights, dim=1), STRENGTH: strength, BLOCK: total[BLOCK], SIZES: total[SIZES]}
 
 
 def left_out(total: Mapping[str, Tensor], sums: Iterable[tuple[str, Mapping[str, Tensor]]]) -> list[tuple[str, int, float]]:
@@ -182,37 +195,60 @@ def left_out(total: Mapping[str, Tensor], sums: Iterable[tuple[str, Mapping[str,
 
     The misfit is the squared error of all other clients' weights on the client's samples, as a share of its targets' squares:
     an answer of 0 to all has 1. Labels that contradict all others' have more; so have samples of which nobody else has any.
+    It is of the block that predicts.
     """
-    G_DD, gamma, rows = whole(total[GRAM], len(total[CROSS])), float(total[GAMMA]), []
+    sizes, block, rows = sizes_of(total), int(total[BLOCK]), []
+    gamma, (_, G_DD, B_DC) = float(total[GAMMA][block]), list(blocks_of(total, sizes))[block]
     for client, own_sums in sums:
-        own_DD, own_DC, squares_C = whole(own_sums[GRAM], len(G_DD)), own_sums[CROSS], own_sums[SQUARES]
-        W_CD = solved(G_DD - own_DD, total[CROSS] - own_DC, gamma)
+        _, own_DD, own_DC = list(blocks_of(own_sums, sizes))[block]
+        squares_C = own_sums[SQUARES]
+        W_CD = solved(G_DD - own_DD, B_DC - own_DC, gamma)
         squares = max(float(squares_C.sum()), torch.finfo(torch.float64).tiny)
         misfit = squared_error(W_CD, own_DD, own_DC, squares_C) / squares
         rows.append((client, round(float(own_DD[-1, -1])), misfit))
     return sorted(rows, key=lambda row: -row[2])
 
 
-def _gamma(total: Tensors, groups: Sequence[Tensors]) -> float:
-    """Return the strength with the least squared error on groups of clients that are left out; of one client the middle."""
+def _chosen(sizes: Sequence[int], gammas: Sequence[float], block: int, strength: float) -> Tensors:
+    """Return the fleet's choices as tensors."""
+    numbers = {GAMMA: gammas, STRENGTH: strength, BLOCK: block, SIZES: sizes}
+    return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
+
+
+def _figures(gammas: Sequence[float], block: int, strength: float) -> dict[str, float]:
+    """Return the fleet's choices for people; the block only where there are several."""
+    return {GAMMA: gammas[block], STRENGTH: strength, **({BLOCK: float(block)} if len(gammas) > 1 else {})}
+
+
+def _gammas(total: Tensors, groups: Sequence[Tensors], sizes: Sequence[int]) -> list[float]:
+    """Return for each block the strength with the least squared error on groups of clients that are left out.
+
+    With one client it is the middle.
+    """
     if len(groups) < 2:
-        return USUAL_GAMMA
-    errors = dict.fromkeys(GAMMAS, 0.0)
-    size = len(total[CROSS])
-    G_DD = whole(total[GRAM], size)
+        return [USUAL_GAMMA] * len(sizes)
+    error_nG = torch.zeros(len(sizes), len(GAMMAS), dtype=torch.float64)
+    wholes = list(blocks_of(total, sizes))
     for group in groups:
-        own_DD, rest_DC = whole(group[GRAM], size), total[CROSS] - group[CROSS]
-        for gamma in GAMMAS:
-            W_CD = solved(G_DD - own_DD, rest_DC, gamma)
-            errors[gamma] += squared_error(W_CD, own_DD, group[CROSS], group[SQUARES])
-    return min(errors, key=lambda gamma: errors[gamma])
+        for block, ((_, G_DD, B_DC), (_, own_DD, own_DC)) in enumerate(zip(wholes, blocks_of(group, sizes), strict=True)):
+            rest_DD, rest_DC = G_DD - own_DD, B_DC - own_DC
+            for place, gamma in enumerate(GAMMAS):
+                error_nG[block, place] += squared_error(solved(rest_DD, rest_DC, gamma), own_DD, own_DC, group[SQUARES])
+    return [GAMMAS[place] for place in error_nG.argmin(dim=1).tolist()]
 
 
-def _strength(errors: Mapping[str, Sequence[float]]) -> float:
-    """Return the strength with the least error over the clients, none of which has more than a bounded vote."""
-    reported = {client: of for client, of in errors.items() if any(of)}
+def _choice(errors: Mapping[str, Tensor]) -> tuple[int, float]:
+    """Return the block and the strength with the least error over the clients, none of which has more than a bounded vote.
+
+    Args:
+        errors: For each client the errors of each block and strength, (n, L); all 0: it reports none.
+    """
+    reported = {client: error_nL.flatten().tolist() for client, error_nL in errors.items() if bool(error_nL.any())}
     if not reported:
-        return USUAL_STRENGTH
-    votes = bounded({strength: {name: -of[place] for name, of in reported.items()} for place, strength in enumerate(STRENGTHS)})
-    sums = {strength: sum(of[name] for name in sorted(of)) for strength, of in votes.items()}
-    return max(sums, key=lambda strength: sums[strength])
+        return 0, USUAL_STRENGTH
+    votes = bounded(
+        {place: {name: -of[place] for name, of in reported.items()} for place in range(len(next(iter(reported.values()))))}
+    )
+    sums = {place: sum(of[name] for name in sorted(of)) for place, of in votes.items()}
+    block, strength = divmod(max(sums, key=lambda place: sums[place]), len(STRENGTHS))
+    return block, STRENGTHS[strength]

@@ -15,6 +15,7 @@ from attune.common.methods.ridge import (
     GRAM,
     SQUARES,
     STRENGTHS,
+    blocks_of,
     check_sums,
     solved,
     squared_error,
@@ -30,7 +31,7 @@ WHO = "kiel's attended update"
 
 
 def sums(Z_ND: torch.Tensor, T_NC: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {**sums_of(Z_ND, T_NC), ERRORS: torch.zeros(len(STRENGTHS), dtype=torch.float64)}
+    return {**sums_of(Z_ND, T_NC, [Z_ND.shape[1]]), ERRORS: torch.zeros(1, len(STRENGTHS), dtype=torch.float64)}
 
 
 def drawn(seed: int, samples: int, features: int = 4, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,9 +80,9 @@ def test_any_split_of_the_samples_has_the_pooled_weights(seed: int, samples: int
 def test_sums_of_samples_are_never_refused(seed: int, samples: int, classes: int, copies: int):
     """Even where G is singular: fewer samples than features, and each of them several times."""
     Z_ND, T_NC = drawn(seed, samples, features=12, classes=classes)
-    check_sums(sums(Z_ND.repeat(copies, 1), T_NC.repeat(copies, 1)), True, WHO)
+    check_sums(sums(Z_ND.repeat(copies, 1), T_NC.repeat(copies, 1)), [12], True, WHO)
     numbers_NC = torch.from_numpy(np.random.default_rng(seed).normal(scale=1e3, size=(samples, classes)))
-    check_sums(sums(Z_ND, numbers_NC), False, WHO)
+    check_sums(sums(Z_ND, numbers_NC), [12], False, WHO)
 
 
 def test_features_of_any_input_give_sums_that_are_accepted():
@@ -89,8 +90,8 @@ def test_features_of_any_input_give_sums_that_are_accepted():
     x = torch.rand(9, 1, 4, 4, generator=torch.Generator().manual_seed(1))
     Z_ND = model.features(x, torch.float64)
     made = sums(Z_ND, targets_of(torch.arange(9) % 3, 3))
-    check_sums(made, True, WHO)
-    assert manifest_of(made) == sums_manifest(3, 41)
+    check_sums(made, [41], True, WHO)
+    assert manifest_of(made) == sums_manifest(3, [41])
 
 
 def altered(name: str, change) -> dict[str, torch.Tensor]:
@@ -120,16 +121,16 @@ def flipped(B_DC: torch.Tensor) -> torch.Tensor:
 )
 def test_sums_that_no_samples_can_have_are_refused(wrong: dict[str, torch.Tensor]):
     with pytest.raises(UpdateRefused, match=f"^{WHO} has sums that no samples can have"):
-        check_sums(wrong, True, WHO)
+        check_sums(wrong, [4], True, WHO)
 
 
 def test_numbers_that_do_not_fit_their_squares_are_refused():
     Z_ND, T_NC = drawn(3, 20)
     made = sums(Z_ND, T_NC * 2.5)
-    check_sums(made, False, WHO)
+    check_sums(made, [4], False, WHO)
     made[CROSS] = -10 * made[CROSS]
     with pytest.raises(UpdateRefused, match="positive semi-definite"):
-        check_sums(made, False, WHO)
+        check_sums(made, [4], False, WHO)
 
 
 @pytest.mark.parametrize(
@@ -141,14 +142,53 @@ def test_a_model_that_is_too_large_is_refused(shape: tuple[int, ...], classes: i
 
 
 def test_features_are_an_independent_calculation():
-    """cos(F x + p) sqrt(2 / R), and the constant."""
-    spec = default_spec("tabular", (3,), 2, 0, "closed-form", {"features": 5, "seed": 7})
+    """Compare cos(F x + p) sqrt(2 / R) of two widths, and the numbers of a table themselves, each with the constant."""
+    spec = default_spec("tabular", (3,), 2, 0, "closed-form", {"features": 5, "seed": 7, "widths": [0.5, 2.0]})
     model = build(spec, seed=99)
     draws = np.random.RandomState(7)
-    F = draws.standard_normal((3, 5)) * 0.5 / np.sqrt(3)
-    p = draws.uniform(0, 2 * np.pi, 5)
+    F = draws.standard_normal((3, 10)) * np.array([0.5] * 5 + [2.0] * 5) / np.sqrt(3)
+    p = draws.uniform(0, 2 * np.pi, 10)
     x = np.array([[0.5, -1.0, 2.0]])
-    expected = np.hstack([np.sqrt(2 / 5) * np.cos(x @ F + p), [[1.0]]])
+    narrow, wide = np.split(np.sqrt(2 / 5) * np.cos(x @ F + p), 2, axis=1)
+    expected = np.hstack([narrow, [[1.0]], wide, [[1.0]], x / np.sqrt(3), [[1.0]]])
+    assert model.sizes.tolist() == [6, 6, 4]
     np.testing.assert_allclose(model.features(torch.from_numpy(x), torch.float64).numpy(), expected, atol=1e-6)
     again = build(spec, seed=1)
     assert torch.equal(again.frequency, model.frequency), "they follow from the spec alone"
+
+
+def test_images_and_long_samples_have_no_linear_block():
+    for kind, shape, sizes in (("images", (4, 4, 1), [6]), ("series", (501, 1), [6]), ("series", (500, 1), [6, 501])):
+        assert build(default_spec(kind, shape, 2, 0, "closed-form", {"features": 5}), seed=0).sizes.tolist() == sizes
+
+
+@given(seed=st.integers(0, 1 << 20), samples=st.integers(3, 20), sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3))
+def test_sums_of_several_blocks_are_those_of_each_block(seed: int, samples: int, sizes: list[int]):
+    parts = [drawn(seed + place, samples, features=size) for place, size in enumerate(sizes)]
+    T_NC = parts[0][1]
+    together = sums_of(torch.cat([Z_ND for Z_ND, _ in parts], dim=1), T_NC, sizes)
+    for (_, G_DD, B_DC), (Z_ND, _) in zip(blocks_of(together, sizes), parts, strict=True):
+        alone = sums_of(Z_ND, T_NC, [Z_ND.shape[1]])
+        torch.testing.assert_close(G_DD, whole(alone[GRAM], Z_ND.shape[1]))
+        torch.testing.assert_close(B_DC, alone[CROSS])
+    errors = torch.zeros(len(sizes), len(STRENGTHS), dtype=torch.float64)
+    check_sums({**together, ERRORS: errors}, sizes, True, WHO)
+    assert manifest_of({**together, ERRORS: errors}) == sums_manifest(3, sizes)
+
+
+@pytest.mark.parametrize("block", [0, 1])
+def test_a_lie_in_one_block_is_refused(block: int):
+    (Z, T_NC), (other_Z, _) = drawn(3, 20), drawn(4, 20)
+    made = {**sums_of(torch.cat([Z, other_Z], dim=1), T_NC, [4, 4]), ERRORS: torch.zeros(2, len(STRENGTHS)).double()}
+    made[CROSS][4 * block : 4 * block + 3] *= -10
+    with pytest.raises(UpdateRefused, match="positive semi-definite"):
+        check_sums(made, [4, 4], True, WHO)
+
+
+def test_blocks_of_other_numbers_of_samples_are_refused():
+    (Z, T), (other_Z, other_T) = drawn(3, 20), drawn(4, 30)
+    one, two = sums_of(Z, 2 * T, [4]), sums_of(other_Z, other_T, [4])
+    made = {name: torch.cat([one[name], two[name]]) for name in (GRAM, CROSS)}
+    made |= {SQUARES: one[SQUARES] + two[SQUARES], ERRORS: torch.zeros(2, len(STRENGTHS)).double()}
+    with pytest.raises(UpdateRefused, match="not of as many samples"):
+        check_sums(made, [4, 4], False, WHO)

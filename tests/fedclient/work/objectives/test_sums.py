@@ -40,7 +40,7 @@ def task_of(
     make_task: MakeTask, strength: float = 1.0, fold: torch.Tensor | None = None, served: bool = True, features: int = D
 ) -> LocalTask:
     options = {"features": features - 1, "sharpness": 4.0}
-    model = build(default_spec("tabular", (4,), C, 0, "closed-form", options), seed=0)
+    model = build(default_spec("images", (2, 2, 1), C, 0, "closed-form", options), seed=0)
     draws = torch.Generator().manual_seed(5)
     x, y = torch.randn(N, 4, generator=draws), torch.randint(C, (N,), generator=draws)
     start = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
@@ -65,7 +65,7 @@ def test_the_sums_are_those_of_all_samples(make_task: MakeTask):
     np.testing.assert_allclose(made.tensors[PERSONAL + "gram"].numpy(), G[np.triu_indices(D)], atol=1e-12)
     np.testing.assert_allclose(made.tensors[PERSONAL + "cross"].numpy(), Z.T @ T, atol=1e-12)
     assert made.tensors[PERSONAL + "squares"].tolist() == T.sum(axis=0).tolist()
-    assert made.tensors[PERSONAL + ERRORS].tolist() == [0] * len(STRENGTHS), "without folds nothing is known out of fold"
+    assert made.tensors[PERSONAL + ERRORS].tolist() == [[0] * len(STRENGTHS)], "without folds nothing is known out of fold"
     np.testing.assert_allclose(made.loss, np.square(T - Z @ W.T).mean(), rtol=1e-12)
     assert torch.equal(made.tensors[WEIGHT], task.start[WEIGHT])
 
@@ -76,7 +76,7 @@ def test_errors_are_those_of_models_without_each_fold(features: int, make_task: 
     fold[3] = -1  # in no fold: always fitted, never scored
     task = task_of(make_task, fold=fold, features=features)
     Z, T, W = arrays(task)
-    errors = OBJECTIVE.run(task).tensors[PERSONAL + ERRORS]
+    errors = OBJECTIVE.run(task).tensors[PERSONAL + ERRORS][0]
     for place, strength in enumerate(STRENGTHS):
         expected = 0.0
         for number in range(5):
@@ -89,7 +89,7 @@ def test_errors_are_those_of_models_without_each_fold(features: int, make_task: 
 
 def test_nothing_is_known_out_of_fold_before_weights_are_served(make_task: MakeTask):
     errors = OBJECTIVE.run(task_of(make_task, fold=torch.arange(N) % 5, served=False)).tensors[PERSONAL + ERRORS]
-    assert errors.tolist() == [0] * len(STRENGTHS)
+    assert errors.tolist() == [[0] * len(STRENGTHS)]
 
 
 @pytest.mark.parametrize("features", [D, MANY])
@@ -99,7 +99,7 @@ def test_the_device_draws_its_own_weights_from_the_served_ones(features: int, ma
     made = PREDICTOR.prepare(task)
     expected = np.linalg.solve(Z.T @ Z + 0.3 * np.eye(features), Z.T @ T + 0.3 * W.T).T
     np.testing.assert_allclose(made[WEIGHT].numpy(), expected, atol=1e-10)
-    assert set(made) == {WEIGHT, "strength"}
+    assert set(made) == {WEIGHT, "strength", "block", "sizes"}
     scores = PREDICTOR.logits(task.network, made, task.x)
     np.testing.assert_allclose(scores.numpy(), 4 * Z @ expected.T, atol=1e-4)
 
@@ -143,16 +143,16 @@ def one_sum_task(
 ) -> tuple[LocalTask, dict[str, np.ndarray]]:
     """Return the task of a device with `of` samples, and what others gave: G and B over 40 samples."""
     options = {"features": 8, "sharpness": 4.0, "one_sum": True}
-    model = build(default_spec("tabular", (4,), C, 0, "closed-form", options), seed=0)
+    model = build(default_spec("images", (2, 2, 1), C, 0, "closed-form", options), seed=0)
     draws = torch.Generator().manual_seed(5)
     x, y = torch.randn(of, 4, generator=draws), torch.randint(C, (of,), generator=draws)
     A, B = torch.randn(40, D, generator=draws, dtype=torch.float64), torch.randn(40, C, generator=draws, dtype=torch.float64)
-    of_others = sums_of(A, B)
+    of_others = sums_of(A, B, [D])
     start = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
     own = OBJECTIVE.run(make_task(model, x, y, start | OBJECTIVE.extras(start, None))).tensors
     if given:
         start |= {name: of_others[name] + counted * own[PERSONAL + name] for name in (GRAM, CROSS)}
-        start |= {STRENGTH: torch.tensor(0.3, dtype=torch.float64), GAMMA: torch.tensor(GAMMA_SERVED, dtype=torch.float64)}
+        start |= {STRENGTH: torch.tensor(0.3, dtype=torch.float64), GAMMA: torch.tensor([GAMMA_SERVED], dtype=torch.float64)}
         start |= {
             COUNTED: torch.tensor(counted, dtype=torch.float64),
             WEIGHT: torch.randn(C, D, generator=draws, dtype=torch.float64),
@@ -176,7 +176,7 @@ def test_before_the_sum_the_device_hands_in_its_sums_and_after_it_errors_alone(m
         assert any(handed_in[name].any() for name in (GRAM, CROSS, "squares")) is not given
         assert bool(handed_in[ERRORS].any()) is given
     Z, T, _ = arrays(task)
-    for gamma, errors in zip(GAMMAS, handed_in[ERRORS], strict=True):
+    for gamma, errors in zip(GAMMAS, handed_in[ERRORS][0], strict=True):
         W = of_all_others(others, gamma)
         np.testing.assert_allclose(float(errors[0]), np.square(T - Z @ W.T).sum(), rtol=1e-8)
         own = 0.0

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from attune.common.methods.ridge import (
     CROSS,
     GRAM,
-    MEMBER_FEATURES,
     SQUARES,
     STRENGTH,
     WEIGHT,
@@ -30,7 +29,7 @@ from attune.fedclient.work.portfolio.fitting import Samples
 from attune.fedclient.work.portfolio.folds import folds_of
 from attune.fedclient.work.portfolio.portfolio import Portfolio, fitted_on
 
-NONE = np.zeros(0, np.intp)
+NONE, D = np.zeros(0, np.intp), 501  # D: features, with the constant
 SPEC = default_spec("images", (3, 2, 1), 3, 0, "mlr", {})
 
 
@@ -41,7 +40,7 @@ def images(number: int = 20, seed: int = 0) -> Samples:
 
 
 def served(seed: int = 1, strength: float = 1.0) -> dict[str, torch.Tensor]:
-    centre = torch.from_numpy(np.random.default_rng(seed).normal(size=(3, MEMBER_FEATURES)) / 30)
+    centre = torch.from_numpy(np.random.default_rng(seed).normal(size=(3, D)) / 30)
     return {WEIGHT: centre, STRENGTH: torch.tensor(strength, dtype=torch.float64)}
 
 
@@ -71,8 +70,8 @@ def test_sums_are_those_of_all_training_samples() -> None:
     samples = images()
     ridge = FederatedRidge(SPEC, samples, NONE)
     sums, Z, T = ridge.sums(), features(ridge, samples.x), np.eye(3)[samples.y]
-    assert manifest_of(sums) == sums_manifest(3, MEMBER_FEATURES)
-    np.testing.assert_allclose(sums[GRAM], (Z.T @ Z)[np.triu_indices(MEMBER_FEATURES)], rtol=1e-9, atol=1e-9)
+    assert manifest_of(sums) == sums_manifest(3, [D])
+    np.testing.assert_allclose(sums[GRAM], (Z.T @ Z)[np.triu_indices(D)], rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(sums[CROSS], Z.T @ T, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(sums[SQUARES], T.sum(axis=0))
 
@@ -84,7 +83,7 @@ def test_each_model_and_its_scores_out_of_fold_are_those_of_numpy() -> None:
     folds = folds_of(samples.y, "images", None, NONE)
     new = images(7, seed=5)
     models = ridge.models(given_weights)
-    assert list(models) == list(DRAWS)
+    assert list(models) == [f"closed-form{end}" for end in DRAWS]
 
     def weights(rows: np.ndarray, strength: float) -> np.ndarray:
         G, B = Z[rows].T @ Z[rows], Z[rows].T @ T[rows]
@@ -95,7 +94,8 @@ def test_each_model_and_its_scores_out_of_fold_are_those_of_numpy() -> None:
         share /= share.sum(axis=1, keepdims=True)
         return np.log((share + LEAST) / (1 + 3 * LEAST))
 
-    for name, strength in DRAWS.items():
+    for end, strength in DRAWS.items():
+        name = f"closed-form{end}"
         module = evaluator(name, models[name].tensors, "classes", 3)
         expected = log_shares(features(ridge, new.x) @ weights(np.arange(20), strength))
         np.testing.assert_allclose(module.forward(torch.from_numpy(new.x)), expected, atol=1e-5)
@@ -105,13 +105,13 @@ def test_each_model_and_its_scores_out_of_fold_are_those_of_numpy() -> None:
 
 
 def test_before_the_first_sums_there_is_no_model() -> None:
-    assert FederatedRidge(SPEC, images(), NONE).models(nothing_solved(3, MEMBER_FEATURES)) == {}
+    assert FederatedRidge(SPEC, images(), NONE).models(nothing_solved(3, [D])) == {}
 
 
 def test_a_device_with_too_few_samples_takes_the_served_weights() -> None:
     ridge, few = FederatedRidge(SPEC, images(4), NONE), served(strength=0.0)
     (name, model), *others = ridge.models(few).items()
-    assert (name, others) == (NEAREST, [])
+    assert (name, others) == (f"closed-form{NEAREST}", [])
     np.testing.assert_allclose(model.tensors["weight"], SHARPNESS * few[WEIGHT][:, :-1])
     assert model.scores.isfinite().all(), "the served weights do not know these samples"
 
@@ -125,6 +125,6 @@ def test_a_federated_model_is_never_what_the_device_would_take_alone() -> None:
     models = FederatedRidge(SPEC, samples, NONE).models(served())
     models = {name: type(model)(model.tensors, right) for name, model in models.items()}
     together = portfolio.joined(models)
-    assert set(together.candidates) == {*portfolio.candidates, *DRAWS}
+    assert set(together.candidates) == {*portfolio.candidates, *models}
     assert together.chosen == before
-    assert set(portfolio.candidates).isdisjoint(DRAWS), "the portfolio itself is as before"
+    assert set(portfolio.candidates).isdisjoint(models), "the portfolio itself is as before"

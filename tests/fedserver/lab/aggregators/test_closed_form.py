@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -12,15 +13,18 @@ from hypothesis import strategies as st
 
 from attune.common.exchange.transform import NotASum, PartUpdate
 from attune.common.methods.ridge import (
+    BLOCK,
     COUNTED,
     CROSS,
     ERRORS,
     GAMMA,
     GAMMAS,
     GRAM,
+    SIZES,
     STRENGTH,
     STRENGTHS,
     WEIGHT,
+    nothing_solved,
     sums_of,
     targets_of,
 )
@@ -29,7 +33,7 @@ from attune.fedserver.lab.aggregators.base import MemoryVault, Tensors
 from attune.fedserver.lab.aggregators.closed_form import FEWEST, OF, TOTAL, USUAL_STRENGTH, ClosedFormSums, left_out
 
 FEATURES, CLASSES = 6, 3
-START = {WEIGHT: torch.zeros(CLASSES, FEATURES, dtype=torch.float64), STRENGTH: torch.zeros((), dtype=torch.float64)}
+START = nothing_solved(CLASSES, [FEATURES])
 Samples = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -40,8 +44,8 @@ def samples(seed: int, number: int) -> Samples:
 
 
 def update(client: str, of: Samples, errors: list[float] | None = None, weight: float | None = None) -> PartUpdate:
-    told = torch.tensor(errors or [0.0] * len(STRENGTHS), dtype=torch.float64)
-    return PartUpdate(client, len(of[0]) if weight is None else weight, {**sums_of(*of), ERRORS: told})
+    reported = torch.tensor([errors or [0.0] * len(STRENGTHS)], dtype=torch.float64)
+    return PartUpdate(client, len(of[0]) if weight is None else weight, {**sums_of(*of, [FEATURES]), ERRORS: reported})
 
 
 def aggregator(vault: MemoryVault | None = None) -> ClosedFormSums:
@@ -203,10 +207,10 @@ FIVE = tuple(f"c{n}" for n in range(5))
 
 def one_sum(errors: torch.Tensor | None = None, factor: float = 1.0, clients: tuple[str, ...] = FIVE) -> PartUpdate:
     """Return the sum of these clients' samples; with `errors` that of their errors alone."""
-    of = [sums_of(*samples(int(client[1:]), 10 + int(client[1:]))) for client in clients]
+    of = [sums_of(*samples(int(client[1:]), 10 + int(client[1:])), [FEATURES]) for client in clients]
     sums = {name: sum(its[name] for its in of) * (errors is None) for name in of[0]}
-    told = torch.zeros(len(GAMMAS), 1 + len(STRENGTHS), dtype=torch.float64) if errors is None else errors
-    return PartUpdate("the sum", 3.0, {**sums, CROSS: factor * sums[CROSS], ERRORS: told}, members=clients)
+    reported = torch.zeros(1, len(GAMMAS), 1 + len(STRENGTHS), dtype=torch.float64) if errors is None else errors[None]
+    return PartUpdate("the sum", 3.0, {**sums, CROSS: factor * sums[CROSS], ERRORS: reported}, members=clients)
 
 
 def test_members_are_told_to_take_their_own_out_of_the_sum_and_others_not():
@@ -231,8 +235,8 @@ def test_the_common_model_has_no_sums_in_it():
     made.close_round([one_sum()])
     common = made.cold_start()
     assert isinstance(common, dict) and torch.equal(common[WEIGHT], vault.read("total")[WEIGHT])
-    assert common.keys() == vault.read("total").keys()
-    assert not any(tensor.any() for name, tensor in common.items() if name != WEIGHT)
+    assert common.keys() == vault.read("total").keys() and common[SIZES].tolist() == [FEATURES]
+    assert not any(tensor.any() for name, tensor in common.items() if name not in (WEIGHT, SIZES)), "the sums stay"
 
 
 def test_the_sum_of_errors_chooses_the_strengths():
@@ -252,7 +256,7 @@ def test_the_first_sum_stays():
     made = aggregator(vault)
     made.close_round([one_sum()])
     before = vault.read("total")[GRAM]
-    errors = torch.ones(len(GAMMAS), 1 + len(STRENGTHS), dtype=torch.float64)
+    errors = torch.ones(1, len(GAMMAS), 1 + len(STRENGTHS), dtype=torch.float64)
     later = one_sum(clients=("c3", "c4", "c5", "c6", "c7"))
     made.close_round([PartUpdate(later.client, 3.0, {**later.tensors, ERRORS: errors}, members=later.members)])
     assert torch.equal(vault.read("total")[GRAM], before)
@@ -274,3 +278,49 @@ def test_no_value_is_moved_a_little_to_make_another_start():
     assert made.slot("") is None
     made.close_round([one_sum()])
     assert made.slot("") is None
+
+
+# --- features of two kinds
+
+TWO = [FEATURES, 4]
+
+
+def of_two(seed: int, number: int) -> Samples:
+    """Return Z of two blocks and T, which follows from the second block alone."""
+    draws = np.random.default_rng(seed)
+    one, (x, few) = samples(seed, number)[0], (draws.normal(size=(number, 3)), np.ones((number, 1)))
+    T_NC = targets_of(torch.from_numpy(x.argmax(axis=1)), CLASSES)
+    return torch.cat([one, torch.from_numpy(np.hstack([x, few]))], dim=1), T_NC
+
+
+def test_each_block_has_a_regression_and_a_gamma_of_its_own():
+    fleet = {f"c{n}": of_two(n, 20 + n) for n in range(4)}
+    made = ClosedFormSums(ClosedFormSettings(), MemoryVault(), 0, {})
+    made.start(nothing_solved(CLASSES, TWO))
+    nothing = torch.zeros(2, len(STRENGTHS), dtype=torch.float64)
+    made.close_round([PartUpdate(name, 1e9, {**sums_of(*of, TWO), ERRORS: nothing}) for name, of in fleet.items()])
+    for name, tensors in served(made, *fleet).items():
+        for place in (slice(0, FEATURES), slice(FEATURES, FEATURES + 4)):
+            blocks = {other: (Z[:, place].numpy(), T.numpy()) for other, (Z, T) in fleet.items()}
+
+            def without(who: str, gamma: float, blocks: Any = blocks) -> np.ndarray:
+                Z, T = (np.concatenate([of[kind] for other, of in blocks.items() if other != who]) for kind in (0, 1))
+                return np.linalg.solve(Z.T @ Z + gamma * np.eye(Z.shape[1]), Z.T @ T)
+
+            def error(gamma: float, blocks: Any = blocks, without: Any = without) -> float:
+                return sum(float(np.square(T - Z @ without(who, gamma)).sum()) for who, (Z, T) in blocks.items())
+
+            best = min(GAMMAS, key=error)
+            np.testing.assert_allclose(tensors[WEIGHT][:, place].numpy(), without(name, best).T, rtol=0, atol=1e-9)
+        assert (tensors[SIZES].tolist(), float(tensors[BLOCK])) == (TWO, 0)
+
+
+def test_the_fleet_chooses_the_block_that_errs_least():
+    made = ClosedFormSums(ClosedFormSettings(), MemoryVault(), 0, {})
+    made.start(nothing_solved(CLASSES, TWO))
+    errors = torch.full((2, len(STRENGTHS)), 9.0, dtype=torch.float64)
+    errors[0, 1], errors[1, 3] = 5.0, 4.0
+    updates = [PartUpdate(f"c{n}", 20.0, {**sums_of(*of_two(n, 20), TWO), ERRORS: errors}) for n in range(3)]
+    figures = made.close_round(updates)
+    assert (figures["block"], figures["strength"]) == (1, STRENGTHS[3])
+    assert float(made.cold_start()[BLOCK]) == float(served(made, "c0")["c0"][BLOCK]) == 1
