@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from attune.common.errors import UpdateRefused
 from attune.common.exchange.registry import SECURE_SUM, SecureSumSettings
 from attune.common.exchange.transform import ArrivalContext, Chain, Cohort, DeviceContext, PartUpdate, RoundContext
-from attune.common.methods.ridge import CROSS, ERRORS, STRENGTHS, sums_manifest, sums_of, targets_of
+from attune.common.methods.ridge import CROSS, ERRORS, STRENGTHS, nothing_solved, sums_manifest, sums_of, targets_of
 from attune.common.methods.settings.aggregators import ClosedFormSettings
 from attune.common.models.closed_form import PIXELS, ClosedForm
 from attune.common.models.registry import build, default_spec
@@ -91,7 +91,7 @@ def read(model: ClosedForm, tmp_path_factory: pytest.TempPathFactory) -> Read:
     folder, images = tmp_path_factory.mktemp("masked"), torch.from_numpy(load_digits().images[:36, None].astype("f4") / 16)
     transform, manifest = (
         SecureSum(SECURE_SUM, SecureSumSettings(most_samples=6, exact=True)),
-        sums_manifest(3, 501, one_sum=True),
+        sums_manifest(3, [501], one_sum=True),
     )
     devices, updates, sent, given = Devices(NAMES).until("masked"), [], [], {}
     for place, name in enumerate(NAMES):
@@ -112,6 +112,7 @@ def read(model: ClosedForm, tmp_path_factory: pytest.TempPathFactory) -> Read:
     cohort = transform.on_cohort(Cohort("attended", tuple(updates)), context)
     vault = MemoryVault()
     aggregator = ClosedFormSums(ClosedFormSettings(), vault, 0, {})
+    aggregator.start(nothing_solved(3, [501]))
     aggregator.close_round(cohort.updates)
     return Read(sent, dict(vault.read("members")), given)
 
@@ -170,8 +171,10 @@ class Held(TensorSource):
 
 def arrived(sums: dict[str, torch.Tensor]) -> None:
     """Let the server take in these sums of eve."""
-    context = ArrivalContext("eve", "attended", "eve's attended update", "", sums_manifest(3, 501), None, True)
-    update = chain_of("attended", ClosedFormSettings(), {}, None).on_arrival(PartUpdate("eve", 6.0, Held(sums)), context)
+    context = ArrivalContext("eve", "attended", "eve's attended update", "", sums_manifest(3, [501]), None, True)
+    update = chain_of("attended", ClosedFormSettings(), {}, None, "classes", nothing_solved(3, [501])).on_arrival(
+        PartUpdate("eve", 6.0, Held(sums)), context
+    )
     read_through(update.source)
     context.end()
 

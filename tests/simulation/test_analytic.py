@@ -167,7 +167,7 @@ def test_a_body_drops_nothing_whatever_the_mode():
 
 def test_a_body_that_cannot_be_used_is_refused():
     spec = default_spec("images", (8, 8, 1), 3, 0, "", {})
-    for width, classes, said in ((4001, 3, "4,000 features"), (8, 1001, "1,000 outputs")):
+    for width, classes, said in ((4501, 3, "4,500 features"), (8, 1001, "1,000 outputs")):
         with pytest.raises(SettingError, match=said):
             ClosedFormOnBody(msgspec.structs.replace(spec, classes=classes), nn.Linear(2, width), width)
     with pytest.raises(SettingError, match="every token has a label"):
@@ -244,7 +244,7 @@ def test_the_operator_sees_whose_labels_contradict_all_others(tmp_path: Path):
         ({"privacy": {"unit": "client", "epsilon": 2.0}}, "analytic"),
         ({"model": {"name": "dnn"}}, "'strength'"),
         ({"model": {"features": 4001}}, "model.features"),
-        ({"data": {"classes": [str(number) for number in range(1001)]}}, "at most 4,000 features and 1,000 outputs"),
+        ({"data": {"classes": [str(number) for number in range(1001)]}}, "at most 4,500 features and 1,000 outputs"),
         ({"server": {"max_update_norm": 3.0}}, "norm-limit"),
         ({"method": {"name": "analytic", "robust": "median"}}, "robust"),
     ],
@@ -310,11 +310,13 @@ def test_the_sum_is_that_of_the_pooled_samples_for_any_split(cuts: list[int], tm
     Z = model.features(torch.from_numpy(np.concatenate([shard.train_x for shard in whole])), torch.float64).numpy()
     T = np.eye(2)[np.concatenate([shard.train_y for shard in whole])]
     total = served(folder / "home", "total")
-    np.testing.assert_allclose(total["gram"].numpy(), (Z.T @ Z)[np.triu_indices(61)], rtol=0, atol=1e-12)
     np.testing.assert_allclose(total["cross"].numpy(), Z.T @ T, rtol=0, atol=1e-12)
-    gamma = float(total["gamma"])
-    pooled = np.linalg.solve(Z.T @ Z + gamma * np.eye(61), Z.T @ T).T
-    np.testing.assert_allclose(total[WEIGHT].numpy(), pooled, rtol=0, atol=1e-9)
+    blocks = [slice(0, 61), slice(61, Z.shape[1])]  # random features, and the columns themselves
+    gram = np.concatenate([(Z[:, at].T @ Z[:, at])[np.triu_indices(at.stop - at.start)] for at in blocks])
+    np.testing.assert_allclose(total["gram"].numpy(), gram, rtol=0, atol=1e-12)
+    for at, gamma in zip(blocks, total["gamma"].tolist(), strict=True):
+        pooled = np.linalg.solve(Z[:, at].T @ Z[:, at] + gamma * np.eye(at.stop - at.start), Z[:, at].T @ T).T
+        np.testing.assert_allclose(total[WEIGHT][:, at].numpy(), pooled, rtol=0, atol=1e-9)
 
 
 def test_devices_keep_what_they_keep_without_masks(five: dict[str, Path], tmp_path: Path):

@@ -223,3 +223,31 @@ def test_a_served_sum_without_the_device_in_it_is_told(make_task: MakeTask):
     start = task.start | {name: 0.5 * task.start[PERSONAL + name] for name in (GRAM, CROSS)}
     with pytest.raises(TrainingDiverged, match="is that of no samples"):
         PREDICTOR.prepare(LocalTask(**{**vars(task), "start": start}))
+
+
+def test_a_table_has_errors_of_both_blocks_and_one_predicts(make_task: MakeTask):
+    """Draw weights of the block of the numbers themselves, which the fleet has chosen, and keep those of the other."""
+    model = build(default_spec("tabular", (4,), C, 0, "closed-form", {"features": D - 1, "sharpness": 4.0}), seed=0)
+    draws = torch.Generator().manual_seed(5)
+    x, y = torch.randn(N, 4, generator=draws), torch.randint(C, (N,), generator=draws)
+    start = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
+    start |= {WEIGHT: torch.randn(C, D + 5, generator=draws).double(), STRENGTH: torch.tensor(0.3).double()}
+    start |= {"block": torch.ones((), dtype=torch.float64)}
+    task = make_task(model, x, y, start | OBJECTIVE.extras(start, None))
+    task = LocalTask(**{**vars(task), "fold": torch.arange(N) % 5})
+    Z, T, W = arrays(task)
+    A, centre = Z[:, D:], W[:, D:]
+    np.testing.assert_allclose(A, np.hstack([x.double().numpy() / 2, np.ones((N, 1))]), atol=1e-12)
+    own = np.linalg.solve(A.T @ A + 0.3 * np.eye(5), A.T @ T + 0.3 * centre.T).T
+    made = PREDICTOR.prepare(task)
+    np.testing.assert_allclose(made[WEIGHT].numpy(), np.hstack([W[:, :D], own]), atol=1e-10)
+    np.testing.assert_allclose(PREDICTOR.logits(task.network, made, x).numpy(), 4 * A @ own.T, atol=1e-4)
+    errors = OBJECTIVE.run(task).tensors[PERSONAL + ERRORS]
+    for block, place in enumerate((slice(0, D), slice(D, D + 5))):
+        expected = 0.0
+        for number in range(5):
+            left = np.arange(N) % 5 == number
+            B, drawn = Z[~left][:, place], T[~left]
+            weights = np.linalg.solve(B.T @ B + np.eye(B.shape[1]), B.T @ drawn + W[:, place].T)
+            expected += np.square(T[left] - Z[left][:, place] @ weights).sum()
+        np.testing.assert_allclose(float(errors[block, STRENGTHS.index(1.0)]), expected, rtol=1e-9)

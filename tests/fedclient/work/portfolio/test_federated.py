@@ -128,3 +128,21 @@ def test_a_federated_model_is_never_what_the_device_would_take_alone() -> None:
     assert set(together.candidates) == {*portfolio.candidates, *models}
     assert together.chosen == before
     assert set(portfolio.candidates).isdisjoint(models), "the portfolio itself is as before"
+
+
+def test_tables_have_members_that_are_linear_in_their_columns() -> None:
+    draws = np.random.default_rng(3)
+    samples = Samples(draws.normal(size=(20, 4)).astype("f4"), np.arange(20) % 3, "classes", "tabular")
+    ridge = FederatedRidge(default_spec("tabular", (4,), 3, 0, "mlr", {}), samples, NONE)
+    centre = draws.normal(size=(3, D + 5)) / 30
+    models = ridge.models({WEIGHT: torch.from_numpy(centre), STRENGTH: torch.tensor(1.0)})
+    assert list(models) == [f"{name}{end}" for name in ("closed-form", "closed-form-linear") for end in DRAWS]
+    Z, T = np.hstack([samples.x.astype("f8") / 2, np.ones((20, 1))]), np.eye(3)[samples.y]
+    for end, strength in DRAWS.items():
+        W = np.linalg.solve(Z.T @ Z + strength * np.eye(5), Z.T @ T + strength * centre[:, D:].T)
+        model = models[f"closed-form-linear{end}"]
+        share = np.exp(SHARPNESS * (Z @ W - (Z @ W).max(axis=1, keepdims=True)))
+        share /= share.sum(axis=1, keepdims=True)
+        body = evaluator("closed-form-linear", model.tensors, "classes", 3, read=lambda x: 0 * x)  # a frozen body's outputs
+        scores = body.forward(torch.from_numpy(samples.x))
+        np.testing.assert_allclose(scores, np.log((share + LEAST) / (1 + 3 * LEAST)), atol=1e-5)
