@@ -12,7 +12,6 @@ from attune.common.errors import SettingError
 from attune.common.models.options import HuggingFaceOptions
 from attune.common.plan import ModelSpec
 
-
 OWN_CODE = ("eager", "sdpa", "batched_mm", "grouped_mm")  # other names of an implementation may load a kernel of the Hub
 
 
@@ -46,7 +45,9 @@ def _check_own_code(config: Mapping[str, Any]) -> None:
     for key, value in config.items():
         chosen = value.values() if isinstance(value, dict) else [value]
         if key.endswith("_implementation") and any(one is not None and one not in OWN_CODE for one in chosen):
-            raise SettingError(f"model.config.{key} = {value!r} may load code from elsewhere: take one of {', '.join(OWN_CODE)}")
+            raise SettingError(
+                f"model.config.{key} = {value!r} may load code from elsewhere: take one of {', '.join(OWN_CODE)}"
+            )
         if isinstance(value, dict):
             _check_own_code(value)
 

@@ -202,7 +202,7 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 class TimedContext:
-    """Context of a call that ends if its peer takes no message in time: a window of 0 would hold it, also a revoked device's."""
+    """Context of a call that ends if its peer takes no message: a window of 0 would hold it, also a revoked device's."""
 
     def __init__(self, context: grpc.aio.ServicerContext, connections: ConnectionLimiter) -> None:
         self._context, self._connections = context, connections

@@ -19,9 +19,9 @@ from attune.common.errors import NoModel, SettingError, ShardError
 from attune.common.models.registry import size_bytes
 from attune.common.plan import ModelSpec
 from attune.common.text import from_json
+from attune.common.wire.files import read_tensors
 from attune.fedclient.cli import main
 from attune.fedclient.data.shard import load_shard
-from attune.common.wire.files import read_tensors
 from attune.fedclient.model.artifact import Model, read_info, save
 from tests.fedclient.conftest import tabular_shard
 from tests.fedclient.model.test_predict_images import model_in
