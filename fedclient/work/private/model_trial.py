@@ -28,6 +28,7 @@ from attune.fedclient.work.private.unit_gradients import OtherRows, Split, by_sa
 
 ROWS = 6  # samples of the trial's first batch
 SIZES = (10.0, 1.0, 0.1)  # of the numbers in a drawn sample
+LARGE = 1000.0  # times a drawn sample is what couples samples of large numbers alone
 SEED = 0
 
 # What belongs to each sample of a batch: the scores under "", and what enters and what drives each linear layer. (B, ...)
@@ -69,7 +70,7 @@ def drawn_batch(network: Network, tensors: Mapping[str, Tensor], like: Batch, ro
     shape = (rows, *like.x.shape[1:])
     if not like.x.is_floating_point():
         x = torch.randint(max(2, network.vocabulary), shape, generator=draws).to(like.x.dtype)
-    elif any(isinstance(module, nn.Embedding) for module in network.model.modules()):
+    elif not _is_scalable(like.x, network):
         x = torch.rand(shape, generator=draws).to(like.x.dtype)
     else:
         x = torch.randn(shape, generator=draws).to(like.x.dtype)
@@ -84,6 +85,11 @@ def drawn_batch(network: Network, tensors: Mapping[str, Tensor], like: Batch, ro
     numbers = 2 if like.y.is_floating_point() else classes
     y = torch.randint(numbers, (rows, *like.y.shape[1:]), generator=draws).to(like.y)
     return Batch(x, y)
+
+
+def _is_scalable(x: Tensor, network: Network) -> bool:
+    """Return whether samples are numbers of any size, and no indices."""
+    return x.is_floating_point() and not any(isinstance(module, nn.Embedding) for module in network.model.modules())
 
 
 def _drawn_weights(network: Network, tensors: Tensors, moving: Sequence[str]) -> Tensors:
@@ -138,6 +144,7 @@ class _Trial:
         others = list(range(1, rows))
         changed = self._rows(_replaced(many, 0, other), paths)
         paths = _alike_in(_at(self._rows(many, paths), others), _at(changed, others), self.network)
+        paths = self._by_extreme(batch, paths)
         is_drawn = self._draws(batch.x)
         paths = self._by_place(batch, many, paths)
         covered = {f"{path}.{what}" for path in paths for what in ("weight", "bias")}
@@ -146,6 +153,14 @@ class _Trial:
             paths, rest = [], used  # one pass for all: two would drop other units
         self.network.model.eval()
         return Split(tuple(paths), rest, not rest or self._can_map(batch, rest))
+
+    def _by_extreme(self, batch: Batch, paths: list[str]) -> list[str]:
+        """Return the layers in which a long or large sample beside short ones, of zeros behind the first number, is no matter."""
+        short, others = Batch(batch.x.clone(), batch.y), list(range(1, ROWS))
+        short.x[:, 1:] = 0
+        large = Batch(short.x.clone(), batch.y)
+        large.x[0] = batch.x[0] * (LARGE if _is_scalable(batch.x, self.network) else 1)
+        return _alike_in(_at(self._rows(short, paths), others), _at(self._rows(large, paths), others), self.network)
 
     def _by_place(self, batch: Batch, many: Batch, paths: list[str]) -> list[str]:
         """Return the layers in which neither the place of a sample nor the size of its batch counts.
