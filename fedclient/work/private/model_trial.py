@@ -155,7 +155,7 @@ class _Trial:
         return Split(tuple(paths), rest, not rest or self._can_map(batch, rest))
 
     def _by_extreme(self, batch: Batch, paths: list[str]) -> list[str]:
-        """Return the layers in which a long or large sample changes nothing for short ones, which are zero but for the beginning."""
+        """Return the layers in which a long or large sample changes nothing for short ones, which are zero in the end."""
         short, others = Batch(batch.x.clone(), batch.y), list(range(1, ROWS))
         short.x[:, 1:] = 0
         large = Batch(short.x.clone(), batch.y)
