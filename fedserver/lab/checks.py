@@ -59,12 +59,9 @@ class FiniteCheck(Unchanged):
 
     def on_cohort(self, cohort: Cohort, context: RoundContext) -> Cohort:
         def possible(update: PartUpdate) -> PartUpdate:
-            has_any = any(name.endswith(VARIANCE) for name in update.source.manifest)
-            return (
-                replace(update, tensors=PossibleTensors(update.source))
-                if has_any and context.before(update.client) is not None
-                else update
-            )
+            if context.before(update.client) is None or not any(name.endswith(VARIANCE) for name in update.source.manifest):
+                return update
+            return replace(update, tensors=PossibleTensors(update.source))
 
         return replace(cohort, updates=tuple(map(possible, cohort.updates)), unheard=tuple(map(possible, cohort.unheard)))
 
