@@ -34,22 +34,17 @@ def make(spec: ModelSpec, options: HuggingFaceOptions) -> nn.Module:
             config = transformers.AutoConfig.for_model(options.type, **values)
             model: nn.Module = _auto(transformers, spec).from_config(config)
     except (ValueError, TypeError, AttributeError, KeyError, ImportError, OSError) as error:
-        lines = str(error).strip().splitlines()
-        raise SettingError(
-            f"no Hugging Face model {options.type!r} for {spec.kind} can be made: {lines[0][:300] if lines else error!r}"
-        ) from None
+        reason = (str(error).strip() or repr(error)).splitlines()[0][:300]
+        raise SettingError(f"no Hugging Face model {options.type!r} for {spec.kind} can be made: {reason}") from None
     return model
 
 
-def _check_own_code(config: Mapping[str, Any]) -> None:
+def _check_own_code(config: Mapping[str, Any], chooses_code: bool = False) -> None:
     for key, value in config.items():
-        chosen = value.values() if isinstance(value, dict) else [value]
-        if key.endswith("_implementation") and any(one is not None and one not in OWN_CODE for one in chosen):
-            raise SettingError(
-                f"model.config.{key} = {value!r} may load code from elsewhere: take one of {', '.join(OWN_CODE)}"
-            )
         if isinstance(value, dict):
-            _check_own_code(value)
+            _check_own_code(value, key.endswith("_implementation"))
+        elif (chooses_code or key.endswith("_implementation")) and value not in (None, *OWN_CODE):
+            raise SettingError(f"model.config: the implementation {value!r} may be other code: take {', '.join(OWN_CODE)}")
 
 
 @contextmanager
@@ -65,11 +60,8 @@ def _offline() -> Iterator[None]:
 
 
 def _auto(transformers: Any, spec: ModelSpec) -> Any:
-    if spec.kind == "images":
-        return transformers.AutoModelForImageClassification
-    return (
-        transformers.AutoModelForTokenClassification if spec.per_position else transformers.AutoModelForSequenceClassification
-    )
+    labelled = "Image" if spec.kind == "images" else "Token" if spec.per_position else "Sequence"
+    return getattr(transformers, f"AutoModelFor{labelled}Classification")
 
 
 def _sizes(spec: ModelSpec) -> dict[str, Any]:

@@ -135,17 +135,15 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             async with self._answering(method, context) as answering:
                 with self._counted(await self.check(method, context), context):
                     await self._orders_out(method)
-                    return await behaviour(answering.takes(request, read), TimedContext(context, self._connections))
-
-        async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
-            async with self._answering(method, context) as answering:
-                with self._counted(await self.check(method, context), context):
-                    await self._orders_out(method)
                     timed = TimedContext(context, self._connections)
-                    async for message in behaviour(answering.takes(request, read), timed):
+                    answer = behaviour(answering.takes(request, read), timed)
+                    if not inspect.isasyncgen(answer):
+                        return await answer
+                    async for message in answer:
                         await timed.write(message)
+                    return None
 
-        return stream if inspect.isasyncgenfunction(behaviour) else call
+        return call
 
     async def _orders_out(self, method: str) -> None:
         if method.startswith(ABOUT_ORDERS):

@@ -28,7 +28,6 @@ from attune.fedclient.work.private.unit_gradients import OtherRows, Split, by_sa
 
 ROWS = 6  # samples of the trial's first batch
 SIZES = (10.0, 1.0, 0.1)  # of the numbers in a drawn sample
-LARGE = 1000.0  # times a drawn sample is what couples samples of large numbers alone
 SEED = 0
 
 # What belongs to each sample of a batch: the scores under "", and what enters and what drives each linear layer. (B, ...)
@@ -70,7 +69,7 @@ def drawn_batch(network: Network, tensors: Mapping[str, Tensor], like: Batch, ro
     shape = (rows, *like.x.shape[1:])
     if not like.x.is_floating_point():
         x = torch.randint(max(2, network.vocabulary), shape, generator=draws).to(like.x.dtype)
-    elif not _is_scalable(like.x, network):
+    elif any(isinstance(module, nn.Embedding) for module in network.model.modules()):
         x = torch.rand(shape, generator=draws).to(like.x.dtype)
     else:
         x = torch.randn(shape, generator=draws).to(like.x.dtype)
@@ -85,11 +84,6 @@ def drawn_batch(network: Network, tensors: Mapping[str, Tensor], like: Batch, ro
     numbers = 2 if like.y.is_floating_point() else classes
     y = torch.randint(numbers, (rows, *like.y.shape[1:]), generator=draws).to(like.y)
     return Batch(x, y)
-
-
-def _is_scalable(x: Tensor, network: Network) -> bool:
-    """Return whether samples are numbers of any size, and no indices."""
-    return x.is_floating_point() and not any(isinstance(module, nn.Embedding) for module in network.model.modules())
 
 
 def _drawn_weights(network: Network, tensors: Tensors, moving: Sequence[str]) -> Tensors:
@@ -144,7 +138,7 @@ class _Trial:
         others = list(range(1, rows))
         changed = self._rows(_replaced(many, 0, other), paths)
         paths = _alike_in(_at(self._rows(many, paths), others), _at(changed, others), self.network)
-        paths = self._by_extreme(batch, paths)
+        paths = self._by_length(batch, paths)
         is_drawn = self._draws(batch.x)
         paths = self._by_place(batch, many, paths)
         covered = {f"{path}.{what}" for path in paths for what in ("weight", "bias")}
@@ -154,13 +148,12 @@ class _Trial:
         self.network.model.eval()
         return Split(tuple(paths), rest, not rest or self._can_map(batch, rest))
 
-    def _by_extreme(self, batch: Batch, paths: list[str]) -> list[str]:
-        """Return the layers in which a long or large sample changes nothing for short ones, which are zero in the end."""
+    def _by_length(self, batch: Batch, paths: list[str]) -> list[str]:
+        """Return the layers in which a long sample changes nothing for short ones, which are zero but for the beginning."""
         short, others = Batch(batch.x.clone(), batch.y), list(range(1, ROWS))
         short.x[:, 1:] = 0
-        large = Batch(short.x.clone(), batch.y)
-        large.x[0] = batch.x[0] * (LARGE if _is_scalable(batch.x, self.network) else 1)
-        return _alike_in(_at(self._rows(short, paths), others), _at(self._rows(large, paths), others), self.network)
+        beside = self._rows(_replaced(short, 0, batch), paths)
+        return _alike_in(_at(self._rows(short, paths), others), _at(beside, others), self.network)
 
     def _by_place(self, batch: Batch, many: Batch, paths: list[str]) -> list[str]:
         """Return the layers in which neither the place of a sample nor the size of its batch counts.
