@@ -221,9 +221,8 @@ class Model:
         info = read_info(folder)
         check_model_allowed(info.model.name, allow_models, f"the model in {folder}")
         _check_size(info, folder)
-        tensors = {name: _tensors_in(folder / _file_of(name, info), info) for name in _weights_of(info)}
         try:
-            model = cls(info, tensors, device)
+            model = cls(info, {name: _tensors_in(folder / _file_of(name, info), info) for name in _weights_of(info)}, device)
             if ":" not in info.model.name:
                 answers_of(list(model.members.values()), model.prepared(np.zeros((1, *info.model.shape), np.int64)))
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
