@@ -226,7 +226,7 @@ class UploadTakenOver(AttuneError):
 
 
 class Stalled(AttuneError):
-    """An upload had no frame for too long. The order is open, and the bytes that arrived are kept.
+    """A transfer stood still for too long. The order is open, and the bytes that arrived are kept.
 
     What to do: Wait: the device continues by itself.
     """

@@ -93,7 +93,7 @@ def check_consent(home: ServerHome, snapshot: Snapshot, allowed: Collection[str]
         return
     federation = _federation_of(home, snapshot)
     kept = _read().get(federation)
-    if kept is None and _is_default(home):
+    if kept is None and source is None and _is_default(home):
         kept = list(names)
     if missing := sorted(names - {*(kept or ()), *allowed}):
         shown = clean(missing[0])

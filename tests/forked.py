@@ -224,6 +224,15 @@ def narrow_server() -> None:
     main()
 
 
+def hasty_server() -> None:
+    """Live as a server that waits two seconds for a peer to take a message."""
+    from attune.fedserver.cli import main
+    from attune.fedserver.rpc import auth
+
+    auth.STALLED_S = 2.0
+    main()
+
+
 def holds_learners() -> None:
     """Live as a forked process of executor "processes"."""
     from attune.fedclient.work.processes.hosted import main

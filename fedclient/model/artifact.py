@@ -215,13 +215,19 @@ class Model:
             allow_models: Model code (`module:factory`) that may run here. A folder cannot allow its own.
 
         Raises:
-            NoModel: `folder` holds none, or a damaged one.
+            NoModel: `folder` holds none, or a damaged one: it cannot predict one sample.
             SettingError: The model is code that is not in `allow_models`, or cannot be built here.
         """
         info = read_info(folder)
         check_model_allowed(info.model.name, allow_models, f"the model in {folder}")
         _check_size(info, folder)
-        return cls(info, {name: _tensors_in(folder / _file_of(name, info), info) for name in _weights_of(info)}, device)
+        try:
+            model = cls(info, {name: _tensors_in(folder / _file_of(name, info), info) for name in _weights_of(info)}, device)
+            if ":" not in info.model.name:
+                answers_of(list(model.members.values()), model.prepared(np.zeros((1, *info.model.shape), np.int64)))
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise NoModel(f"the tensors of the model in {folder} do not fit its description ({error})") from error
+        return model
 
     def without_samples(self) -> Model:
         """Return the model without fitted models that hold training samples; the weights of the others sum to 1 again.

@@ -24,6 +24,7 @@ from attune.common.task import TaskName
 from attune.common.wire.checks import check_finite, check_manifest, is_finite, squared_norm
 from attune.common.wire.tensors import BLOCK, DTYPES, TensorSource, TensorView, WatchedTensors
 
+VARIANCE = "running_var"  # ends the names of such tensors
 NORM = "norm"  # of the change, among the facts of an update
 LEAST = 3  # fewest updates whose median one of them alone cannot decide
 GROWTH = 3.0  # times the fleet's median norm: a cohort's median above it is not believed
@@ -47,7 +48,7 @@ class ShapeCheck(Unchanged):
 
 
 class FiniteCheck(Unchanged):
-    """Check for NaN and infinite numbers, while the update is read."""
+    """Check for NaN and infinite numbers, while the update is read; running variances below 0 count as 0."""
 
     name = "finite"
 
@@ -55,6 +56,14 @@ class FiniteCheck(Unchanged):
         if isinstance(update.tensors, SealedTensors):
             return update
         return replace(update, tensors=_Finite(update.source, context.who))
+
+    def on_cohort(self, cohort: Cohort, context: RoundContext) -> Cohort:
+        def possible(update: PartUpdate) -> PartUpdate:
+            if context.before(update.client) is None or not any(name.endswith(VARIANCE) for name in update.source.manifest):
+                return update
+            return replace(update, tensors=PossibleTensors(update.source))
+
+        return replace(cohort, updates=tuple(map(possible, cohort.updates)), unheard=tuple(map(possible, cohort.unheard)))
 
 
 class SumsCheck(Unchanged):
@@ -136,6 +145,16 @@ class _Finite(WatchedTensors):
     def look(self, name: str, block_N: torch.Tensor, start: int) -> None:
         if not is_finite(block_N):
             check_finite(name, self.source[name], self._who)
+
+
+class PossibleTensors(TensorView):
+    """Update whose running variances (BatchNorm) are not below 0: of one number below 0 all scores are no numbers.
+
+    Honest ones may be, by a little, where an encoding rounds them.
+    """
+
+    def changed(self, name: str, piece_N: torch.Tensor, start: int) -> torch.Tensor:
+        return piece_N.clamp_min(0) if name.endswith(VARIANCE) and piece_N.is_floating_point() else piece_N
 
 
 class ChangeNorm(WatchedTensors):

@@ -21,7 +21,8 @@ from weakref import WeakValueDictionary
 import grpc
 from google.protobuf.message import DecodeError
 
-from attune.common.errors import AttuneError, Forbidden, LedgerBusy, TokenRefused, TooMany, WireError
+from attune.common import aio
+from attune.common.errors import AttuneError, Forbidden, LedgerBusy, Stalled, TokenRefused, TooMany, WireError
 from attune.common.grpc_errors import abort
 from attune.common.text import clean
 from attune.fedserver.core.advice import for_devices
@@ -42,6 +43,7 @@ ALLOWED = {
     "operator": ("/attune.v1.Admin/", _HEALTH, "/grpc.reflection."),
 }
 ABOUT_ORDERS = (_FEDERATION + "Submit", _BLOBS)
+STALLED_S = 60.0  # for which a peer may take no message
 CALLS_A_CALLER = 32  # at one time; a device needs its stream, a transfer a part and a receipt
 BEHAVIOURS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
@@ -126,23 +128,22 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _wrap(self, method: str, behaviour: Any, read: Callable[[bytes], Any] | None) -> Any:
         """Return the behaviour behind the check.
 
-        gRPC inspects whether it is a generator or a coroutine, so each keeps its form.
+        Messages of a generator are written here, so that no peer holds one up for ever.
         """
 
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
             async with self._answering(method, context) as answering:
                 with self._counted(await self.check(method, context), context):
                     await self._orders_out(method)
-                    return await behaviour(answering.takes(request, read), context)
+                    timed = TimedContext(context, self._connections)
+                    answer = behaviour(answering.takes(request, read), timed)
+                    if not inspect.isasyncgen(answer):
+                        return await answer
+                    async for message in answer:
+                        await timed.write(message)
+                    return None
 
-        async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            async with self._answering(method, context) as answering:
-                with self._counted(await self.check(method, context), context):
-                    await self._orders_out(method)
-                    async for message in behaviour(answering.takes(request, read), context):
-                        yield message
-
-        return stream if inspect.isasyncgenfunction(behaviour) else call
+        return call
 
     async def _orders_out(self, method: str) -> None:
         if method.startswith(ABOUT_ORDERS):
@@ -196,6 +197,29 @@ class Auth(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         LOG.error("%s: %s", step, error, exc_info=error)
         self._refusals.tell(AttuneError.kind, f"{step} failed: {type(error).__name__}: {error}", *answering.who())
         await abort(context, AttuneError(f"{step} failed on the server; its log says why"))
+
+
+class TimedContext:
+    """Context of a call that ends if its peer takes no message: a window of 0 would hold it, also a revoked device's."""
+
+    def __init__(self, context: grpc.aio.ServicerContext, connections: ConnectionLimiter) -> None:
+        self._context, self._connections = context, connections
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, message: Any) -> None:
+        """Write a message.
+
+        Raises:
+            Stalled: The peer did not take it in time. Its connection is cut.
+        """
+        try:
+            async with aio.timeout(STALLED_S):
+                await self._context.write(message)
+        except TimeoutError:
+            self._connections.cut(self._context.peer())
+            raise Stalled(f"it took nothing for {STALLED_S:.0f} s, and its connection was cut") from None
 
 
 class _Answering:

@@ -84,6 +84,7 @@ class ConnectionReport:
         unfinished: How many sockets have no finished handshake.
         flooded: Some must go, or are suspected, before their time is over: the next look must be soon.
         paused: New connections must wait.
+        stalled: Sockets of `cut`.
     """
 
     too_long: list[Socket]
@@ -92,6 +93,7 @@ class ConnectionReport:
     unfinished: int
     flooded: bool
     paused: bool
+    stalled: list[Socket]
 
 
 class ConnectionLimiter:
@@ -106,6 +108,7 @@ class ConnectionLimiter:
         self._since: dict[Peer, float] = {}
         self._calls: Counter[Peer] = Counter()  # accepted calls under way; 0: all have ended since the last look
         self._accepted_at: dict[Peer, float] = {}  # when an accepted call was last seen on a connection
+        self._stalled: set[Peer] = set()  # must go, whatever they do
         self._suspects: set[Peer] = set()  # had no accepted call at the last look, and too many bytes for that
         self._unread = UnreadBytes()
         self._wasted = [(-math.inf, 0.0)]  # of `UnreadBytes`: a time before the last FLOOD_S, and all times since
@@ -139,6 +142,11 @@ class ConnectionLimiter:
     def _add_call(self, peer: Peer, number: int) -> None:
         with self._lock:
             self._calls[peer] += number
+
+    def cut(self, peer: str) -> None:
+        """Let the next look end a connection: an answer would wait for a peer that takes nothing."""
+        with self._lock:
+            self._stalled.add(address_of(peer))
 
     def note_read(self, peer: Peer, number: int) -> None:
         """Note that a handler has read a message of so many bytes from this connection."""
@@ -192,7 +200,9 @@ class ConnectionLimiter:
         too_long = self._too_long([sock for sock in known if not self._callers.get(sock.peer)], now)
         flooded = bool(beyond) or any(self._has_time(sock, now) for sock in too_long)
         unfinished = sum(sock.peer not in self._callers for sock in known)
-        return ConnectionReport(too_long, too_many, too_much, unfinished, flooded, self._paused(now))
+        self._stalled &= peers
+        stalled = [sock for sock in known if sock.peer in self._stalled]
+        return ConnectionReport(too_long, too_many, too_much, unfinished, flooded, self._paused(now), stalled)
 
     def _paused(self, now: float) -> bool:
         """Return whether new connections must wait, because those that were closed sent too much."""
@@ -227,7 +237,7 @@ class ConnectionLimiter:
             except OSError as error:  # no descriptor is left to look with
                 tell(error, handshakes)
                 continue
-            shut((*report.too_much, *report.too_many, *report.too_long))
+            shut((*report.too_much, *report.too_many, *report.too_long, *report.stalled))
             if report.paused != paused:
                 paused = report.paused
                 let_in(port, not paused)

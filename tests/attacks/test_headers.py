@@ -14,7 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import msgspec
 import pytest
+from google.protobuf.message import Message
+from grpc_health.v1.health_pb2 import HealthCheckRequest
 from safetensors.numpy import save
 
 from attune.common.identity.credential import Credential
@@ -22,13 +25,13 @@ from attune.common.identity.token import JoinToken
 from attune.common.pb import federation_pb2 as pb
 from attune.common.wire.digest import digest_of
 from tests.attacks.conftest import Victim
-from tests.e2e.hand import Hand, moved
-from tests.e2e.harness import Federation, Server
+from tests.e2e.hand import PROFILE, Hand, moved
+from tests.e2e.harness import Federation, Server, until
 
 MOST_SENT = 512 << 20  # bytes that one connection gets rid of before it is dropped, on a slow machine
 MOST_GROWTH_KB = 400_000
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, SETTINGS, CONTINUATION = 0, 1, 4, 9
+DATA, HEADERS, SETTINGS, PING, CONTINUATION = 0, 1, 4, 6, 9
 END_STREAM, END_HEADERS = 1, 4
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not count bytes")
 
@@ -47,7 +50,8 @@ def more(stream: int) -> bytes:
     return b"".join(frame(CONTINUATION, stream, field(b"a" * 100, b"b" * 120) * 60) for _ in range(10))
 
 
-FIRST = b"\x83\x87" + field(b":path", b"/attune.v1.Federation/Submit") + field(b"content-type", b"application/grpc")
+FIRST_PATH = field(b":path", b"/attune.v1.Federation/Submit")
+FIRST = b"\x83\x87" + FIRST_PATH + field(b"content-type", b"application/grpc")
 FIRST += field(b":authority", b"x") + field(b"te", b"trailers")
 
 
@@ -123,6 +127,55 @@ def test_frames_without_end_of_a_revoked_device_are_cut_off(victim: Victim, kind
     held.close()
     assert 0 < sent < MOST_SENT
     assert resident_kb(victim.server) - before < MOST_GROWTH_KB
+
+
+class Windowless(threading.Thread):
+    """Call whose device answers pings and never makes room for a message. The thread ends with the connection."""
+
+    def __init__(self, server: Server, credential: Credential, folder: Path, path: bytes, message: Message) -> None:
+        super().__init__(daemon=True)
+        self.held, data = connect(server.port, credential, folder), message.SerializeToString()
+        headers = frame(HEADERS, 1, FIRST.replace(FIRST_PATH, field(b":path", path)), END_HEADERS)
+        self.held.sendall(frame(SETTINGS, 0, b"\0\4\0\0\0\0") + headers)
+        self.held.sendall(frame(DATA, 1, b"\0" + len(data).to_bytes(4, "big") + data))
+        self.begun = False
+        self.start()
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError), self.held.makefile("rb") as heard:
+            while head := heard.read(9):
+                data = heard.read(int.from_bytes(head[:3], "big"))
+                self.begun |= head[3] == HEADERS
+                if head[3] in (SETTINGS, PING) and not head[4]:
+                    self.held.sendall(frame(head[3], 0, data if head[3] == PING else b"", 1))
+
+
+@linux
+def test_a_revoked_device_that_takes_no_message_holds_nothing(tmp_path: Path) -> None:
+    """Its streams had begun before. Of the server's minute two seconds are left (`hasty_server`)."""
+    federation = Federation(tmp_path)
+    try:
+        flags = ("--method", "fedavg", "--model", "mlr", "--min-clients", "1", "--set", "server.inline_bytes=0")
+        server = federation.server(*flags, entry="tests.forked:hasty_server")
+        eve = Hand(server.port, server.join_token, "eve")
+        digest = eve.connect().next("order").downloads[0].digest
+        hello = pb.Hello(protocol=1, software="eve", profile_json=msgspec.json.encode(PROFILE))
+        calls = {
+            b"/attune.v1.Federation/Connect": pb.DeviceMessage(hello=hello),
+            b"/attune.v1.Blobs/Download": pb.DownloadRequest(digest=digest),
+            b"/grpc.health.v1.Health/Watch": HealthCheckRequest(),
+        }
+        held = [
+            Windowless(server, eve.credential, tmp_path / path.decode()[-5:], path, message) for path, message in calls.items()
+        ]
+        until(lambda: all(connection.begun for connection in held), "the calls to be accepted")
+        federation.command("fedserver", "revoke", "eve")
+        for connection in held:
+            connection.join(30)
+        assert not any(connection.is_alive() for connection in held)
+        assert "Traceback" not in server.text
+    finally:
+        federation.close()
 
 
 DEVICES, FLOODS = 200, 20

@@ -8,17 +8,20 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from attune.common.errors import NoModel, SettingError, ShardError
 from attune.common.models.registry import size_bytes
 from attune.common.plan import ModelSpec
 from attune.common.text import from_json
+from attune.common.wire.files import read_tensors
 from attune.fedclient.cli import main
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.model.artifact import Model
+from attune.fedclient.model.artifact import Model, read_info, save
 from tests.fedclient.conftest import tabular_shard
 from tests.fedclient.model.test_predict_images import model_in
 
@@ -194,3 +197,49 @@ def test_a_file_that_is_no_part_of_a_model_does_not_hold_it(tmp_path: Path) -> N
     (tmp_path / "model" / "more.safetensors").write_bytes(bytes(large(tmp_path / "model") // 4))
     with pytest.raises(NoModel, match="hold"):
         Model.load(tmp_path / "model")
+
+
+def inner(tree: dict[str, torch.Tensor], node: int, left: int, right: int) -> None:
+    tree["left"][node], tree["right"][node] = left, right
+
+
+def doubling(tree: dict[str, torch.Tensor]) -> None:
+    """Let both sides of each node be the next one: 2^59 paths."""
+    for node in range(59):
+        inner(tree, node, node + 1, node + 1)
+
+
+def long(tree: dict[str, torch.Tensor]) -> None:
+    nodes = torch.arange(100_000)
+    tree |= {name: tensor.new_zeros(len(nodes), *tensor.shape[1:]) for name, tensor in tree.items() if len(tensor) == 60}
+    tree["left"], tree["right"] = torch.where(nodes % 2 == 1, nodes, nodes + 1), torch.where(nodes % 2 == 1, nodes, nodes + 2)
+    inner(tree, 99_998, 99_998, 99_998)
+
+
+TREE_LIES = {
+    "endless": lambda tree: inner(tree, 2, 0, 0),
+    "doubling": doubling,
+    "long": long,
+    "far": lambda tree: inner(tree, 0, 10**6, 2),
+    "no feature": lambda tree: tree["feature"].fill_(99),
+    "no class": lambda tree: tree["classes"].fill_(99),
+    "no numbers": lambda tree: tree.update(left=tree["left"].double()),
+    "no threshold": lambda tree: tree.pop("threshold"),
+    "no shape": lambda tree: tree.update(value=tree["value"][:, :2]),
+}
+
+
+@pytest.mark.parametrize("lie", TREE_LIES)
+def test_trees_that_are_none_are_refused_in_time(tmp_path: Path, lie: str) -> None:
+    model_in(tmp_path, kind="tabular", columns=("a", "b", "c"))
+    folder = tmp_path / "model"
+    nodes = torch.arange(60)
+    tree = {"feature": 0 * nodes, "left": nodes.clone(), "right": nodes.clone(), "threshold": 0.0 * nodes}
+    tree |= {"value": torch.rand(60, 3), "root": torch.tensor([0]), "base": torch.zeros(3), "classes": torch.arange(3)}
+    inner(tree, 0, 1, 2)
+    info = msgspec.structs.replace(read_info(folder), weights={"personalized": 0.5, "forest": 0.5}, files={})
+    models = {"personalized": read_tensors(folder / "model.safetensors"), "forest": tree}
+    assert Model.load(save(folder, info, models)).predict(np.zeros((2, 3), np.float32))
+    TREE_LIES[lie](tree)
+    with pytest.raises(NoModel, match="do not fit"):
+        Model.load(save(folder, info, models))

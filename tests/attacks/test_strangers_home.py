@@ -110,6 +110,9 @@ COMMANDS: dict[str, Callable[[ServerHome], tuple[int, str]]] = {
         "migrate", "--home", home.path, "--ledger", "postgresql://localhost:1/none", "--blobs", "s3://none/none"
     ),
     "restore": lambda home: fedserver("restore", "--from", home.path.parent / "backup", "--home", home.path.parent / "new"),
+    "restore below": lambda home: fedserver(
+        "restore", "--from", home.path.parent / "backup", "--home", home.path.parent / "mine" / "server" / "new"
+    ),
 }
 
 
@@ -119,7 +122,7 @@ def test_commands_run_no_code_that_a_home_names(home: ServerHome, command: str) 
     code, said = COMMANDS[command](home)
     assert code != 0 and REFUSED in said, said
     assert not ran(home)
-    assert not any((home.path.parent / left).exists() for left in ("out", "new", "mine"))
+    assert not any((home.path.parent / left).exists() for left in ("out", "new", "mine/consent.json", "mine/server/new"))
 
 
 @pytest.mark.parametrize("command", ["status", "verify", "audit", "privacy", "statistics", "run list", "plot", "backup"])

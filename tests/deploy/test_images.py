@@ -158,6 +158,7 @@ def test_every_service_is_confined_and_its_volumes_are_declared(deploy):
         assert (deploy / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
         used |= {volume.split(":")[0] for volume in service["volumes"] if not volume.startswith(".")}
     assert used == set(compose["volumes"])
+    assert compose["services"]["server"]["mem_limit"] == "8g"
     assert all(service["depends_on"]["server"] == {"condition": "service_healthy"} for service in _devices(compose))
 
 

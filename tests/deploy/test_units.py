@@ -40,6 +40,7 @@ def test_the_unit_is_hardened(name, unit):
     assert int(service["RestartSec"]) > 0
     assert service["WatchdogSec"] == "3min"
     assert int(service["LimitNOFILE"]) >= 4096
+    assert "server" not in name or service["MemoryMax"] == "75%"
 
 
 @pytest.mark.parametrize("name", UNITS)

@@ -19,6 +19,7 @@ from torch.nn.functional import one_hot
 from attune.common.task import TaskName
 
 LEAST = 1e-3  # of a probability
+MOST_DEPTH = 10_000  # of a tree: each step takes time
 ROWS = "row"  # the tensor of a model that holds training samples
 
 Tensors = Mapping[str, Tensor]
@@ -132,13 +133,19 @@ class Trees(_Fitted):
 
 
 def _depth(left_M: Tensor, right_M: Tensor, root_T: Tensor) -> int:
-    """Return the number of steps after which every sample is in a leaf."""
-    depth, nodes = 0, root_T
+    """Return the number of steps after which every sample is in a leaf.
+
+    Raises:
+        ValueError: Some node is reached twice, or after too many steps. The tensors may be a stranger's.
+    """
+    depth, nodes, unseen = 0, root_T, len(left_M)
     while True:
         inner = nodes[left_M[nodes] != nodes]
         if not len(inner):
             return depth
-        depth, nodes = depth + 1, torch.cat([left_M[inner], right_M[inner]])
+        depth, nodes, unseen = depth + 1, torch.cat([left_M[inner], right_M[inner]]), unseen - len(inner)
+        if unseen < 0 or depth > MOST_DEPTH:
+            raise ValueError("its trees have no end, or are too deep")
 
 
 class Neighbours(_Fitted):

@@ -138,6 +138,7 @@ class _Trial:
         others = list(range(1, rows))
         changed = self._rows(_replaced(many, 0, other), paths)
         paths = _alike_in(_at(self._rows(many, paths), others), _at(changed, others), self.network)
+        paths = self._by_length(batch, paths)
         is_drawn = self._draws(batch.x)
         paths = self._by_place(batch, many, paths)
         covered = {f"{path}.{what}" for path in paths for what in ("weight", "bias")}
@@ -146,6 +147,13 @@ class _Trial:
             paths, rest = [], used  # one pass for all: two would drop other units
         self.network.model.eval()
         return Split(tuple(paths), rest, not rest or self._can_map(batch, rest))
+
+    def _by_length(self, batch: Batch, paths: list[str]) -> list[str]:
+        """Return the layers in which a long sample changes nothing for short ones, which are zero but for the beginning."""
+        short, others = Batch(batch.x.clone(), batch.y), list(range(1, ROWS))
+        short.x[:, 1:] = 0
+        beside = self._rows(_replaced(short, 0, batch), paths)
+        return _alike_in(_at(self._rows(short, paths), others), _at(beside, others), self.network)
 
     def _by_place(self, batch: Batch, many: Batch, paths: list[str]) -> list[str]:
         """Return the layers in which neither the place of a sample nor the size of its batch counts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import types
@@ -276,6 +277,24 @@ def test_a_config_with_endless_layers_ends_within_the_bound_on_time(monkeypatch:
     monkeypatch.setattr(registry, "MEASURING_S", 3)
     with pytest.raises(SettingError, match="within 3 s"):
         registry.size_bytes(bert(num_hidden_layers=100_000_000))
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+@pytest.mark.parametrize("value", ["evil/kernel", "flash_attention_2", {"": "evil/kernel"}])
+def test_a_config_loads_no_kernels_of_the_hub(key: str, value: object):
+    for config in ({key: value}, {"text_config": {key: value}}):
+        with pytest.raises(SettingError, match="take eager, sdpa"):
+            registry.build(bert(**config), 0, "meta")
+
+
+def test_nothing_is_downloaded_for_a_config(monkeypatch: pytest.MonkeyPatch):
+    """The server of a federation chooses the config."""
+    asked: list[object] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: asked.append(host) or [])
+    options = {"type": "upernet", "config": {"backbone": "strangers/body"}}
+    with pytest.raises(SettingError, match="offline"):
+        registry.build(ModelSpec("huggingface", "images", (8, 8, 3), 3, options=options), 0, "meta")
+    assert not asked
 
 
 def test_what_a_process_says_of_a_wrong_config_is_told():

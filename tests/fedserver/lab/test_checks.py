@@ -70,6 +70,16 @@ def test_parts_of_a_device_s_own_are_bounded_too(bench, method):
     assert np.abs(numbers(tiny, "stranger")).max() < 100
 
 
+def test_no_variance_of_a_batch_norm_gets_below_zero(bench):
+    """With one number below zero, well within the bounds, one device of ten took 86 points from all others."""
+    tiny = bench("fedavg", "convnet-bn")
+    tiny.close(ann=(0.01, 10), bob=(0.02, 10), eve=(-0.5, 10))
+    served = [tiny.read(blob) for blob in tiny.engine.serve(["ann"])["ann"].values()]
+    variances = [tensor for part in served for name, tensor in part.items() if name.endswith("running_var")]
+    assert variances and all((tensor >= 0).all() for tensor in variances)
+    assert any((tensor < 0).all() for part in served for tensor in part.values())
+
+
 def test_samples_count_for_at_most_so_many_medians(bench):
     tiny = bench()
     tiny.close(ann=(1.0, 10), bob=(1.0, 10), carl=(1.0, 10), eve=(1.2, 1 << 40))

@@ -59,6 +59,13 @@ class ManyCentred(Layers):
         return h - h.mean(0) if self.training and len(h) > 12 else h
 
 
+class Trimmed(Layers):
+    """Leaves out columns that are zero in each sample of a batch, as padding is."""
+
+    def between(self, h: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(h * (x != 0).any(dim=0).sum())
+
+
 class ByPlace(Layers):
     def between(self, h: Tensor, x: Tensor) -> Tensor:
         return h * torch.arange(1, len(h) + 1, dtype=h.dtype)[:, None] if self.training else h
@@ -189,7 +196,7 @@ def samples(count: int = 14, first_in_order: bool = False) -> tuple[Tensor, Tens
 
 @pytest.mark.parametrize(
     "model",
-    [TrainCentre, TrainLargest, CentreWithDropout, ManyCentred, ByPlace, ByCount, DroppedByCount, Remembers],
+    [TrainCentre, TrainLargest, CentreWithDropout, ManyCentred, Trimmed, ByPlace, ByCount, DroppedByCount, Remembers],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_model_that_couples_samples_in_training_is_refused(model: type[Layers], dtype: torch.dtype) -> None:
