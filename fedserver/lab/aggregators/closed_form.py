@@ -39,7 +39,7 @@ from attune.fedserver.lab.aggregators.base import IN_TURN, Carrier, Tensors, Vau
 START, TOTAL, OF = "start", "total", "sums/"  # keys in the vault; OF and a client's name: its latest sums, as they count
 MEMBERS = "members"  # the total as clients that are in one sum are served it
 SUMMED = (GRAM, CROSS, SQUARES)
-Block = tuple[slice, Tensor, Tensor]  # as of blocks_of
+BlockSums = tuple[slice, Tensor, Tensor]  # as of blocks_of
 GROUPS = 10  # of clients that are left out together, to choose gamma
 USUAL_STRENGTH = 1.0  # before devices have reported errors
 USUAL_GAMMA = GAMMAS[len(GAMMAS) // 2]
@@ -66,7 +66,7 @@ class ClosedFormSums:
         carrier: Carrier = IN_TURN,
     ) -> None:
         self._vault = vault
-        self._read: tuple[Tensors, list[Block]] | None = None  # the total
+        self._read: tuple[Tensors, list[BlockSums]] | None = None  # the total
         self._is_plain = False  # the total is of single sums, and stays so: a vault lists its keys once
 
     def start(self, initial: Mapping[str, Tensor]) -> None:
@@ -173,7 +173,7 @@ class ClosedFormSums:
             errors[key.removeprefix(OF)] = sums[ERRORS]
         return total, groups, errors
 
-    def _known(self) -> tuple[Tensors, list[Block]]:
+    def _known(self) -> tuple[Tensors, list[BlockSums]]:
         if self._read is None:
             total = dict(self._vault.read(TOTAL))
             self._read = total, list(blocks_of(total, sizes_of(total)))
@@ -183,7 +183,7 @@ class ClosedFormSums:
         return sizes_of(self._vault.read(START))
 
 
-def _served(total: Mapping[str, Tensor], blocks: Sequence[Block], keep: bool = False) -> Tensors:
+def _served(total: Mapping[str, Tensor], blocks: Sequence[BlockSums], keep: bool = False) -> Tensors:
     """Return what clients are served of the total, or of these blocks of it. With `keep` they draw no weights of their own."""
     weights = [solved(G_DD, B_DC, gamma) for gamma, (_, G_DD, B_DC) in zip(total[GAMMA].tolist(), blocks, strict=True)]
     strength = total[STRENGTH] * (not keep)
