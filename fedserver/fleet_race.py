@@ -128,7 +128,7 @@ async def over(turn: Turn, coordinator: Coordinator) -> AttuneError | None:
             if turn.name == ALONE or coordinator.unusable.is_set() or not isinstance(error, FederationFailed):
                 raise error
             return error
-        if turn.name != ALONE and (why := _cannot_train(coordinator.round)):
+        if turn.name != ALONE and (why := _cannot_train(coordinator.state.round)):
             return FederationFailed(why)
         await asyncio.sleep(LOOK_S)
     return None
@@ -136,7 +136,7 @@ async def over(turn: Turn, coordinator: Coordinator) -> AttuneError | None:
 
 def _is_there(turn: Turn, coordinator: Coordinator) -> bool:
     """Return whether the round of a leg is closed and evaluated; of the first leg, whether the devices' data are known."""
-    return coordinator.plan is not None if turn.until == 0 else reached(coordinator.round.record, turn.until)
+    return coordinator.state.plan is not None if turn.until == 0 else reached(coordinator.state.round.record, turn.until)
 
 
 def _cannot_train(now: Round) -> str:
@@ -162,8 +162,8 @@ async def end_leg(ledger: Ledger, turn: Turn, coordinator: Coordinator, error: A
     if error is not None:
         race = race.after(RunLeg(turn.name, until, failed=str(error)))
     elif not until:
-        able = [name for name in coordinator.profiles if coordinator.streams.can(name, SUMS)]
-        given, profiles = race.overrides, coordinator.profiles
+        able = [name for name in coordinator.planner.profiles if coordinator.state.streams.can(name, SUMS)]
+        given, profiles = race.overrides, coordinator.planner.profiles
         entrants = await asyncio.to_thread(entrants_of, given, profiles, lambda _, settings: settings, able)
         settings = {name: dict(of) for name, of in entrants.settings.items()}
         race = msgspec.structs.replace(race, entrants=settings, left_out=dict(entrants.left_out))

@@ -14,10 +14,7 @@ from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.executor import Executor, Work, result_of
 from attune.fedclient.work.worker import LearnerCache, Worker, deliver, local_learner
 from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
-from attune.fedserver.federation.updates import Updates
-from attune.fedserver.ports.blobs import Blobs
 
 OnTrouble = Callable[[str, str], None]  # takes the device and the reason
 OnAnswer = Callable[[], None]
@@ -27,24 +24,13 @@ class InProcessServer:
     """Implementation of fedclient.link.local.LocalServer.
 
     Args:
-        members: The server's members.
-        updates: The server's intake of updates.
-        coordinator: The coordinator of the rounds.
-        blobs: The server's blobs.
+        coordinator: The server's coordinator.
         on_trouble: Called when a device cannot carry out an order, before the round learns of it.
         on_answer: Called after each answer of a device.
     """
 
-    def __init__(
-        self,
-        members: Members,
-        updates: Updates,
-        coordinator: Coordinator,
-        blobs: Blobs,
-        on_trouble: OnTrouble,
-        on_answer: OnAnswer,
-    ) -> None:
-        self._members, self._updates, self._book, self._blobs = members, updates, coordinator.book, blobs
+    def __init__(self, coordinator: Coordinator, on_trouble: OnTrouble, on_answer: OnAnswer) -> None:
+        self._state, self._members, self._updates = coordinator.state, coordinator.members, coordinator.updates
         self._masked, self._on_trouble, self._on_answer = coordinator.masked, on_trouble, on_answer
 
     async def connect(self, name: str, hello: Hello) -> Stream:
@@ -70,7 +56,7 @@ class InProcessServer:
         self._members.described(name, said)
 
     async def download(self, name: str, digest: str, offset: int) -> AsyncIterator[bytes]:
-        for frame in read_frames(self._blobs.open(self._book.offer(name, digest)), offset):
+        for frame in read_frames(self._state.storage.blobs.open(self._state.book.offer(name, digest)), offset):
             yield frame
 
     async def upload_offset(self, name: str, target: UploadTarget) -> int:

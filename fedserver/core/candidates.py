@@ -19,7 +19,7 @@ from attune.common.methods.fit import NO_PRIVACY, check_model
 from attune.common.models.registry import model_for, why_not_usual
 from attune.common.plan import Kind, Plan, Profile
 from attune.fedserver.core import planning
-from attune.fedserver.core.patience import round_settings
+from attune.fedserver.core.finishing import round_settings
 from attune.fedserver.core.racing import ALONE, FEWEST_ROUNDS, NOTHING_HELD_OUT, rungs_of
 
 Complete = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]  # returns all settings of a method, from its name and settings

@@ -65,7 +65,8 @@ class MaskedSurvey:
         account: ExchangeAccount | None = None,
     ) -> None:
         self.on = privacy.secure_aggregation and not privacy.on_devices and not privacy.on_server
-        self._minimum, self.federation = max(FEWEST_DEVICES, privacy.secure_devices), federation
+        self._minimum, self.wait_s = max(FEWEST_DEVICES, privacy.secure_devices), privacy.secure_wait_s
+        self.federation = federation
         self._streams, self._blobs, self._executors, self._clock = streams, blobs, executors, clock
         self._exchanger = Exchanger(self._send, clock, account, "statistics ")
         self._turn = asyncio.Lock()

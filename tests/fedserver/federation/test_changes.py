@@ -117,7 +117,7 @@ async def hand_in(server: Server, orders: list[Order]) -> None:
 def held_by(server: Server, order: Order):
     """Return the value that an order serves, read from the state."""
     client = id_of(order).client
-    served = server.coordinator.lab._started.serve([client])
+    served = server.state.lab._started.serve([client])
     return read_tensors(server.blobs.open(served[client]["shared"]))
 
 
