@@ -18,7 +18,6 @@ from attune.fedclient.address import ServerAddress
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.device import Device
-from attune.fedclient.link.local import LocalLink
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.executor import Executor
@@ -37,7 +36,7 @@ from attune.fedserver.federation.steps import Clock, InlineTurns
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 from attune.fedserver.web.serving import PageAddress
-from attune.simulation.in_process import CohortWorker, InlineWorker, InProcessServer
+from attune.simulation.in_process import CohortWorker, InlineWorker, InProcessServer, LocalLink
 from attune.simulation.progress import Watcher, orders_of
 from attune.simulation.simulated_clock import ClockedWorker, SimulatedClock
 from attune.simulation.simulation_state import SimulationState

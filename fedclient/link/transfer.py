@@ -33,11 +33,10 @@ from attune.common.faults import fail_at
 from attune.common.metrics import metrics_of
 from attune.common.protocol import ENCODINGS
 from attune.common.wire.blobs import Readable, paced_frames, read_frames
-from attune.common.wire.checks import check_manifest
 from attune.common.wire.digest import Digest, check_digest
 from attune.common.wire.header import Limits, Manifest, layout_in, layout_of
 from attune.common.wire.malformed import BadOffset, DigestMismatch, Truncated
-from attune.common.wire.tensors import Tensors, views
+from attune.common.wire.tensors import Tensors, check_manifest, views
 from attune.fedclient.address import backoff_s
 from attune.fedclient.link.port import FINAL, Broken, Link
 from attune.fedclient.messages import OrderResult, Part, SendRefused, Sent, SmallerFormUnusable

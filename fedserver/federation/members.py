@@ -35,7 +35,7 @@ from attune.fedserver.federation.federation_state import FederationState, Handle
 from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.opening import OrderSender
 from attune.fedserver.federation.planner import Planner
-from attune.fedserver.federation.report_budget import ReportBudget
+from attune.fedserver.federation.refusals import ReportBudget
 from attune.fedserver.federation.secure_rounds import SecureRounds
 from attune.fedserver.federation.streams import WORK, DeviceStage, Stream
 

@@ -62,18 +62,17 @@ class OrderSender:
         for name in devices:
             blobs, stream = takes[name], self._state.streams.get(name)
             trains, returns = self._task_of(parts, record, name, known.get(name)) if work == "train" else ((), ())
-            asked = {part: self._settings.encodings.asked(part, part in blobs) for part in returns if part != SOLVED}
-            encodings = {part: encoding for part, encoding in asked.items() if encoding}
+            encoding_of = self._settings.encodings.asked
+            asked = {part: "" if part == SOLVED else encoding_of(part, part in blobs) for part in returns}
             order_id, changes = OrderId(work, number, name), stream is not None and stream.changes
             order = self._book.write(
                 order_id,
                 blobs,
-                returns,
+                asked,
                 span_s,
                 version,
                 cold_start,
                 trains,
-                encodings,
                 smaller[name],
                 changes,
                 prior.of(name),

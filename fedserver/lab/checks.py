@@ -22,8 +22,17 @@ from attune.common.exchange.transform import ArrivalContext, Cohort, PartUpdate,
 from attune.common.methods.ridge import check_sums
 from attune.common.methods.settings.aggregators import Returns
 from attune.common.task import TaskName
-from attune.common.wire.checks import check_finite, check_manifest, is_finite, squared_norm
-from attune.common.wire.tensors import BLOCK, DTYPES, TensorSource, TensorView, WatchedTensors
+from attune.common.wire.tensors import (
+    BLOCK,
+    DTYPES,
+    TensorSource,
+    TensorView,
+    WatchedTensors,
+    check_finite,
+    check_manifest,
+    is_finite,
+    squared_norm,
+)
 
 NORM = "norm"  # of the change, among the facts of an update
 LEAST = 3  # fewest updates whose median one of them alone cannot decide
