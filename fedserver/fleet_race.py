@@ -1,7 +1,7 @@
 """`fedserver --method auto`: a race of methods over one fleet. Each candidate is a run, which is put aside while others train.
 
 The ledger keeps the race: what was asked for, and the legs that are over. Everything else follows from that. So a server that
-is killed goes on with the same leg, and the same scores make the same choice (fedserver.core.racing).
+is killed goes on with the same leg, and the same scores make the same choice (fedserver.choosing.racing).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from attune.common.faults import SERVER, fail_at
 from attune.common.methods.registry import AUTO
 from attune.common.protocol import SUMS
 from attune.fedserver import runs
+from attune.fedserver.choosing.candidates import check_race, common_settings, entrants_of, named_candidates, with_options
+from attune.fedserver.choosing.race_course import Race, RunLeg, reached, run_of
+from attune.fedserver.choosing.racing import ALONE
 from attune.fedserver.core import planning
-from attune.fedserver.core.candidates import check_race, common_settings, entrants_of, named_candidates, with_options
 from attune.fedserver.core.messages import Phase
-from attune.fedserver.core.race_course import Race, RunLeg, reached, run_of
-from attune.fedserver.core.racing import ALONE
 from attune.fedserver.core.state import Round
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.home import ServerHome

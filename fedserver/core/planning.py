@@ -35,11 +35,10 @@ from attune.fedserver.core.conflicts import check_conflicts
 from attune.fedserver.core.data_form import columns_of
 from attune.fedserver.core.encodings import Encodings, encodings_of
 from attune.fedserver.core.finishing import round_settings, trial_round, usual_epochs, with_scores
-from attune.fedserver.core.masked_statistics import MaskedScales
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.policy import SUSPECTED, Synchronous, heard_as, outvoted
 from attune.fedserver.core.replayed_rounds import Arrival, ReplayedRounds
-from attune.fedserver.core.scale import check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
+from attune.fedserver.core.scale import MaskedScales, check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
 from attune.fedserver.core.secure_policy import ON, SameCohortRounds, defaults_of, transform_of, weighted
 from attune.fedserver.core.united_classes import united_classes
 

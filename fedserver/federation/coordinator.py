@@ -67,9 +67,6 @@ class Coordinator:
         self._closer = RoundCloser(state, self._orders, self.secure, self._passed_over, self._follow)
         self._timer: asyncio.TimerHandle | None = None
 
-    def __repr__(self) -> str:
-        return f"Coordinator({self.state})"
-
     async def start(self) -> None:
         """Continue the step at which the last process stopped. Errors are those of `FederationState.restore` and `resume`."""
         await self.resume(await self.state.restore())

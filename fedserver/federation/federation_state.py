@@ -69,9 +69,6 @@ class FederationState:
         self.max_bytes: Mapping[str, int] = {}
         self.run = ""
 
-    def __repr__(self) -> str:
-        return f"FederationState({self.round.record.phase} round={self.round.record.round}, {self.streams!r})"
-
     @property
     def task(self) -> TaskName:
         """Task of the plan, or "classes" without a plan."""

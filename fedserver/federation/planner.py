@@ -14,7 +14,7 @@ from attune.common.errors import AttuneError, SettingError, ShapeMismatch, Updat
 from attune.common.exchange.messages import Notice, Welcome
 from attune.common.faults import SERVER, fail_at
 from attune.common.plan import Plan, Profile
-from attune.common.protocol import SUMS
+from attune.common.protocol import LOCAL_SCALE, SUMS
 from attune.common.schema import Schema
 from attune.fedserver.core import data_form, planning
 from attune.fedserver.core import scale as scales
@@ -114,9 +114,8 @@ class Planner:
         scale, targets = scales.scale_of(profiles, self._fewest), scales.scale_of_targets(profiles, self._fewest)
         errors: dict[str, AttuneError] = {}
         for name, profile in profiles.items():
-            stream = self._streams.get(name)
             try:
-                scales.check_ability(profile, name, stream is not None and stream.scales, scale, targets)
+                scales.check_ability(profile, name, self._streams.can(name, LOCAL_SCALE), scale, targets)
             except SettingError as error:
                 errors[name] = error
         return errors

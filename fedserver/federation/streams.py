@@ -14,7 +14,7 @@ from functools import lru_cache
 from attune.common.errors import AttuneError, Replaced, Unreachable
 from attune.common.exchange.messages import Beat, Farewell, ToDevice
 from attune.common.plan import Profile
-from attune.common.protocol import CHANGE, EMPTY, LOCAL_SCALE
+from attune.common.protocol import CHANGE, EMPTY
 from attune.fedserver.core.messages import StrEnum
 
 REVOKED = "the operator of this federation has revoked {}"
@@ -56,7 +56,7 @@ class Stream:
 
     __slots__ = (
         "_error", "_moves", "_progress", "_unsent", "_woken", "changes", "closed", "empty", "inline_bytes", "known", "name",
-        "process", "profile", "scales", "software",
+        "process", "profile", "software",
     )  # fmt: skip
 
     def __init__(
@@ -75,7 +75,6 @@ class Stream:
         self.inline_bytes = inline_bytes  # of blobs that the device takes within an order
         self.changes = CHANGE in known  # whether the device accepts a delta from the value that it holds
         self.empty = EMPTY in known  # whether the device has lost what it had of the run
-        self.scales = LOCAL_SCALE in known  # whether it can standardise by its own statistics
         self.known = _shared(frozenset(known))  # what the device can do (Hello.encodings)
         self._progress, self._moves = ("", 0.0), 0  # the order and the share of it that is done; how often that has changed
         self._unsent: list[ToDevice | Beat | None] = []  # an asyncio.Queue would take 3 KiB of each idle device

@@ -19,7 +19,6 @@ from attune.common.errors import LedgerBusy, LimitExceeded, PortInUse, TooMany
 from attune.common.exchange.protobuf import SERVICES
 from attune.fedserver import process
 from attune.fedserver.core.advice import HANDSHAKE
-from attune.fedserver.core.noisy_fleet import NoisyQuestions
 from attune.fedserver.descriptors import raise_limit
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
@@ -40,6 +39,7 @@ from attune.fedserver.rpc.connection_limiter import PAUSE_S, Bounds, ConnectionL
 from attune.fedserver.rpc.health import Health, watch
 from attune.fedserver.rpc.pulses import DevicePulses
 from attune.fedserver.rpc.service import FederationService
+from attune.fedserver.surveys.noisy_fleet import NoisyQuestions
 
 NEWS_S = 1.0  # between two looks for decisions that were made on other machines
 NEW_CONNECTIONS = "new connections"  # a trouble

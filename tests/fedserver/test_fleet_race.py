@@ -17,10 +17,10 @@ from attune.common.errors import AttuneError, FederationFailed, HomeMismatch, Po
 from attune.common.exchange.messages import Order
 from attune.common.protocol import SCORES
 from attune.fedserver import app, fleet_race, runs
+from attune.fedserver.choosing.race_course import Race, RunLeg
+from attune.fedserver.choosing.racing import ALONE
 from attune.fedserver.core import planning
 from attune.fedserver.core.messages import Phase, Record
-from attune.fedserver.core.race_course import Race, RunLeg
-from attune.fedserver.core.racing import ALONE
 from attune.fedserver.core.records import Report
 from attune.fedserver.fleet_race import Turn
 from attune.fedserver.home import ServerHome

@@ -15,9 +15,9 @@ from attune.common import aio
 from attune.common.errors import CertificateRefused
 from attune.common.protocol import SCORES
 from attune.fedserver import fleet_race
+from attune.fedserver.choosing.race_course import Race
 from attune.fedserver.core import planning
 from attune.fedserver.core.messages import Phase
-from attune.fedserver.core.race_course import Race
 from attune.fedserver.core.records import Report
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
-from attune.fedserver.core.candidates import check_race, common_settings
+from attune.fedserver.choosing.candidates import check_race, common_settings
 from attune.fedserver.core.finishing import improves
 from attune.fedserver.core.planning import resolve
 
