@@ -23,9 +23,9 @@ import torch
 from attune.common.errors import SettingError
 from attune.fedclient.work import baselines
 from attune.fedclient.work.evaluation import Evaluation
-from attune.fedserver.core.candidates import CLOSED_FORM, USUAL
-from attune.fedserver.core.race_course import Course
-from attune.fedserver.core.racing import ALONE, DeviceScores, rungs_of
+from attune.fedserver.choosing.candidates import CLOSED_FORM, USUAL
+from attune.fedserver.choosing.race_course import Course
+from attune.fedserver.choosing.racing import ALONE, DeviceScores, rungs_of
 from attune.simulation.recipes.catalogue import PLAIN, get
 from attune.simulation.recipes.run import Groups, groups_of, harmed
 from attune.simulation.simulate import simulate

@@ -23,7 +23,7 @@ from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
 from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
 from attune.common.models.registry import MODELS
 from attune.common.plan import DataSettings
-from attune.fedserver.core.candidates import AutoSettings
+from attune.fedserver.choosing.candidates import AutoSettings
 from docs.markdown import linked, table
 
 Struct = type[msgspec.Struct]

@@ -24,10 +24,11 @@ from attune.common.text import listed
 from attune.fedserver import fleet_race, logs, process, runs
 from attune.fedserver.consent import check_consent, code_in, keep_consent
 from attune.fedserver.core import planning
-from attune.fedserver.core.client_settings import check_secret
+from attune.fedserver.core.client_privacy import check_secret
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.federation.federation_state import FederationState
 from attune.fedserver.federation.members import NOTHING_PERSONAL
 from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.federation.steps import Clock
@@ -208,38 +209,38 @@ async def _laboratory(
 
 async def _serve(options: ServerOptions, opened: _Opened, signalled: asyncio.Future[str]) -> bool:
     """Serve until a signal, the end, or the end of a leg of a race. Return whether another leg follows."""
-    turn = opened.turn
+    turn, ledger = opened.turn, opened.storage.ledger
     home, authority, settings = opened.home, opened.authority, opened.settings
-    ledger, blobs = opened.storage.ledger, opened.storage.blobs
     registrar = Registrar(authority, ledger, settings.server.certificate_days)
-    coordinator = Coordinator(ledger, blobs, opened.lab, settings, authority.fingerprint, opened.executors, options.clock)
+    state = FederationState(opened.storage, opened.lab, settings, opened.executors, options.clock)
+    coordinator = Coordinator(state, authority.fingerprint)
     grpc_server = GrpcServer(
         settings.server, registrar, opened.admin("operator over the network"), Refusals(ledger), coordinator, opened.storage,
         opened.executors, opened.direct,
     )  # fmt: skip
-    coordinator.direct = opened.direct.address if opened.direct else ""
+    coordinator.planner.direct = opened.direct.address if opened.direct else ""
     address = _address(options, home.address())
     address.port = grpc_server.listen(address.host, address.port)
     join = await _begun(options, opened)
     await registrar.refresh()
-    snapshot = await coordinator.restore()
+    snapshot = await state.restore()
     resumed = coordinator.resume(snapshot)
-    logs.follow(lambda: coordinator.round.record.open_orders[1])
+    logs.follow(lambda: state.round.record.open_orders[1])
     try:
         # While the lab takes up its state, the devices of a server that died shake hands again.
         async with grpc_server.open():
             process.keep_what_has_begun()
             home.write_address(address)
             operator = Operator(
-                coordinator, grpc_server.members, registrar, opened.admin, address.joined(settings.server.advertise)
+                coordinator, coordinator.members, registrar, opened.admin, address.joined(settings.server.advertise)
             )
             life = partial(RunningServer, coordinator, f"{address.host}:{address.port}")
             with page(home, options.dashboard, address, settings.server, "server", life, operator.actions()) as url:
                 if turn is not None:
                     options.say(turn.words())
                 if options.is_first:
-                    _greet(options, address, authority.short_fingerprint, join, settings, url, coordinator.direct)
-                async with supervised(lambda: _state_of(coordinator)):
+                    _greet(options, address, authority.short_fingerprint, join, settings, url, coordinator.planner.direct)
+                async with supervised(lambda: state.line):
                     leg = await _until(signalled, resumed, coordinator, registrar, options.exit_when_done, turn)
     finally:  # also after an error of this block: the turn under way must not meet a closed ledger
         await coordinator.stop()
@@ -272,11 +273,6 @@ async def _begun(options: ServerOptions, opened: _Opened) -> str:
     local = await starting.new_token(key, LOCAL_USES, LOCAL_TTL_S, origin=FOR_LOCAL, keep=1)
     write_file(opened.home.local_token, local.encode())
     return await starting.new_token(key, options.join_uses, JOIN_TTL_S, origin=AT_START, keep=KEPT_JOIN_TOKENS)
-
-
-def _state_of(coordinator: Coordinator) -> str:
-    record, most = coordinator.round.record, coordinator.settings.round.rounds
-    return f"{record.phase}, {record.round} of {record.last or most} rounds, {len(coordinator.streams)} devices"
 
 
 def _address(options: ServerOptions, before: ServedAddress | None) -> ServedAddress:
@@ -360,7 +356,7 @@ async def _until(
             try:
                 await registrar.refresh()
             except LedgerBusy as error:
-                coordinator.troubles.met(error)
+                coordinator.state.troubles.met(error)
     for task in ends - {signalled}:
         task.cancel()
     return leg if leg in done else None
@@ -378,11 +374,12 @@ async def _goodbye(coordinator: Coordinator, returning: bool) -> None:
         returning: True if a race has just ended with another run, from which devices must come back. They have RETURN_S.
     """
     await coordinator.finished.wait()
-    patience_s = RETURN_S if returning else coordinator.settings.round.grace_s
-    if coordinator.error is None and (away := _away(coordinator, patience_s)):
+    state = coordinator.state
+    patience_s = RETURN_S if returning else state.settings.round.grace_s
+    if coordinator.error is None and (away := _away(state, patience_s)):
         LOG.info("waiting up to %.0f s for devices that left before they knew the end: %s", patience_s, listed(away))
-        await _while(lambda: _away(coordinator, patience_s), patience_s, coordinator.clock)
-    await _while(lambda: coordinator.streams, GOODBYE_S, coordinator.clock)
+        await _while(lambda: _away(state, patience_s), patience_s, state.clock)
+    await _while(lambda: state.streams, GOODBYE_S, state.clock)
 
 
 async def _while(devices: Callable[[], Sized], most_s: float, clock: Clock) -> None:
@@ -394,7 +391,7 @@ async def _while(devices: Callable[[], Sized], most_s: float, clock: Clock) -> N
         await asyncio.sleep(STEP_S)
 
 
-def _away(coordinator: Coordinator, patience_s: float) -> list[str]:
+def _away(state: FederationState, patience_s: float) -> list[str]:
     """Return the devices that left within these seconds, and have not had their farewell."""
-    since, left_at = coordinator.clock.monotonic() - patience_s, coordinator.round.left_at
-    return sorted(name for name in left_at.keys() - coordinator.streams.dismissed if left_at[name] > since)
+    since, left_at = state.clock.monotonic() - patience_s, state.round.left_at
+    return sorted(name for name in left_at.keys() - state.streams.dismissed if left_at[name] > since)

@@ -1,7 +1,7 @@
 """`fedserver --method auto`: a race of methods over one fleet. Each candidate is a run, which is put aside while others train.
 
 The ledger keeps the race: what was asked for, and the legs that are over. Everything else follows from that. So a server that
-is killed goes on with the same leg, and the same scores make the same choice (fedserver.core.racing).
+is killed goes on with the same leg, and the same scores make the same choice (fedserver.choosing.racing).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from attune.common.faults import SERVER, fail_at
 from attune.common.methods.registry import AUTO
 from attune.common.protocol import SUMS
 from attune.fedserver import runs
+from attune.fedserver.choosing.candidates import check_race, common_settings, entrants_of, named_candidates, with_options
+from attune.fedserver.choosing.race_course import Race, RunLeg, reached, run_of
+from attune.fedserver.choosing.racing import ALONE
 from attune.fedserver.core import planning
-from attune.fedserver.core.candidates import check_race, common_settings, entrants_of, named_candidates, with_options
 from attune.fedserver.core.messages import Phase
-from attune.fedserver.core.race_course import Race, RunLeg, reached, run_of
-from attune.fedserver.core.racing import ALONE
 from attune.fedserver.core.state import Round
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.home import ServerHome
@@ -128,7 +128,7 @@ async def over(turn: Turn, coordinator: Coordinator) -> AttuneError | None:
             if turn.name == ALONE or coordinator.unusable.is_set() or not isinstance(error, FederationFailed):
                 raise error
             return error
-        if turn.name != ALONE and (why := _cannot_train(coordinator.round)):
+        if turn.name != ALONE and (why := _cannot_train(coordinator.state.round)):
             return FederationFailed(why)
         await asyncio.sleep(LOOK_S)
     return None
@@ -136,7 +136,7 @@ async def over(turn: Turn, coordinator: Coordinator) -> AttuneError | None:
 
 def _is_there(turn: Turn, coordinator: Coordinator) -> bool:
     """Return whether the round of a leg is closed and evaluated; of the first leg, whether the devices' data are known."""
-    return coordinator.plan is not None if turn.until == 0 else reached(coordinator.round.record, turn.until)
+    return coordinator.state.plan is not None if turn.until == 0 else reached(coordinator.state.round.record, turn.until)
 
 
 def _cannot_train(now: Round) -> str:
@@ -162,8 +162,8 @@ async def end_leg(ledger: Ledger, turn: Turn, coordinator: Coordinator, error: A
     if error is not None:
         race = race.after(RunLeg(turn.name, until, failed=str(error)))
     elif not until:
-        able = [name for name in coordinator.profiles if coordinator.streams.can(name, SUMS)]
-        given, profiles = race.overrides, coordinator.profiles
+        able = [name for name in coordinator.planner.profiles if coordinator.state.streams.can(name, SUMS)]
+        given, profiles = race.overrides, coordinator.planner.profiles
         entrants = await asyncio.to_thread(entrants_of, given, profiles, lambda _, settings: settings, able)
         settings = {name: dict(of) for name, of in entrants.settings.items()}
         race = msgspec.structs.replace(race, entrants=settings, left_out=dict(entrants.left_out))

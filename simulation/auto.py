@@ -1,6 +1,6 @@
 """`--method auto`: a race of methods over the same shards, which ends with the best one for these devices.
 
-`fedserver.core.racing` decides. Here the candidates are trained from rung to rung, each as a run of its own.
+`fedserver.choosing.racing` decides. Here the candidates are trained from rung to rung, each as a run of its own.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 from attune.common.errors import FederationFailed, SettingError
 from attune.fedclient.data.holdout import FEWEST_SAMPLES
-from attune.fedserver.core.candidates import check_race, entrants_of
-from attune.fedserver.core.race_course import Course
-from attune.fedserver.core.racing import ALONE, KEPT, NOTHING_HELD_OUT, rungs_of
+from attune.fedserver.choosing.candidates import check_race, entrants_of
+from attune.fedserver.choosing.race_course import Course
+from attune.fedserver.choosing.racing import ALONE, KEPT, NOTHING_HELD_OUT, rungs_of
 from attune.simulation.arguments import overrides as arguments_of
 from attune.simulation.progress import Watcher
 from attune.simulation.result import SimulationResult

@@ -15,7 +15,7 @@ from attune.common.task import TASKS
 from attune.common.text import aligned
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.work.comparison import Places, compared
-from attune.fedserver.core.candidates import ComparedMethod
+from attune.fedserver.choosing.candidates import ComparedMethod
 from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts
 from attune.simulation.over_seeds import SeedResults
 from attune.simulation.result import DeviceRow, SimulationResult

@@ -18,7 +18,6 @@ from attune.fedclient.address import ServerAddress
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.device import Device
-from attune.fedclient.link.local import LocalLink
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.executor import Executor
@@ -32,14 +31,12 @@ from attune.fedserver.core.replayed_rounds import Arrival, check_arrivals
 from attune.fedserver.core.state import Round
 from attune.fedserver.executors import InlineExecutors
 from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.members import Members
+from attune.fedserver.federation.federation_state import FederationState
 from attune.fedserver.federation.steps import Clock, InlineTurns
-from attune.fedserver.federation.updates import Updates
 from attune.fedserver.lab.thread import ThreadLab
 from attune.fedserver.ports.ledger import Certificate, Snapshot
-from attune.fedserver.stores.uploads import Uploads
 from attune.fedserver.web.serving import PageAddress
-from attune.simulation.in_process import CohortWorker, InlineWorker, InProcessServer
+from attune.simulation.in_process import CohortWorker, InlineWorker, InProcessServer, LocalLink
 from attune.simulation.progress import Watcher, orders_of
 from attune.simulation.simulated_clock import ClockedWorker, SimulatedClock
 from attune.simulation.simulation_state import SimulationState
@@ -154,18 +151,18 @@ class Federation:
                 await self._enrol(name)
             coordinator = self._coordinator(settings)
             await coordinator.start()
-            if self._is_there(coordinator.round.record):  # the last answers were durable already, and no other one comes
+            if self._is_there(coordinator.state.round.record):  # the last answers were durable already, and no other one comes
                 self._stopped_there.set()
-            self._watcher.begin(orders_of(settings, len(self._shards), coordinator.round.record.round))
+            self._watcher.begin(orders_of(settings, len(self._shards), coordinator.state.round.record.round))
             try:
-                with serve_page(self._page, coordinator, self._state), self._worker(coordinator) as worker:
+                with serve_page(self._page, coordinator, self._state), self._worker(coordinator.state) as worker:
                     results = await self._run_devices(coordinator, worker)
             finally:
                 self._watcher.end()
                 await coordinator.stop()
             snapshot = await ledger.snapshot()
-            reported = coordinator.inbox.names(*snapshot.record.open_orders)
-            return FederationOutcome(snapshot, frozenset(reported), coordinator.troubles.lines, results)
+            reported = coordinator.state.inbox.names(*snapshot.record.open_orders)
+            return FederationOutcome(snapshot, frozenset(reported), coordinator.state.troubles.lines, results)
         finally:
             await self._state.storage.close()
 
@@ -229,43 +226,41 @@ class Federation:
 
     def _coordinator(self, settings: ResolvedSettings) -> Coordinator:
         """Make the coordinator. No order expires on its clock, and no device is late if it stands still."""
-        ledger, blobs, executors = self._state.storage.ledger, self._state.storage.blobs, InlineExecutors()
+        executors = InlineExecutors()
         device = settings.server.device
         if device == "auto" and self._common.device != "mps":  # aggregators need float64, which MPS has not
             device = self._common.device
-        lab = ThreadLab(blobs, executors, settings.server.threads or self._common.threads, device=device)
+        lab = ThreadLab(self._state.storage.blobs, executors, settings.server.threads or self._common.threads, device=device)
         simulated = self._clock
         clock = Clock(lambda: 0.0 if simulated is None else simulated.now, stands=True)
-        return Coordinator(ledger, blobs, lab, settings, FEDERATION, executors, clock, one_owner=True, turns=InlineTurns())
+        state = FederationState(self._state.storage, lab, settings, executors, clock, InlineTurns())
+        return Coordinator(state, FEDERATION, one_owner=True)
 
-    def _worker(self, coordinator: Coordinator) -> Worker:
+    def _worker(self, state: FederationState) -> Worker:
         if self._clock is not None:
 
             def held() -> dict[str, str] | None:
-                round_ = coordinator.round
+                round_ = state.round
                 if round_.record.phase is Phase.AGGREGATING or not self._joined(round_):
                     return None
                 return {name: str(round_.record.order_of(name)) for name in round_.awaited | round_.training}
 
-            return ClockedWorker(self._stopped, self._awake_bytes, self._clock, held, lambda: coordinator.round.record.round)
+            return ClockedWorker(self._stopped, self._awake_bytes, self._clock, held, lambda: state.round.record.round)
         if self._executor is None:
             return InlineWorker(self._stopped, self._awake_bytes)
         if isinstance(self._executor, RemoteExecutor):
             return RemoteWorker(self._executor, self._awake_bytes, self._stopped, bounded=False)
-        return CohortWorker(self._stopped, self._awake_bytes, self._executor, lambda: len(coordinator.round.awaited))
+        return CohortWorker(self._stopped, self._awake_bytes, self._executor, lambda: len(state.round.awaited))
 
     async def _run_devices(self, coordinator: Coordinator, worker: Worker) -> dict[str, OrderResult]:
         """Run all devices until each has its model, and return the last result of each."""
-        ledger, blobs = self._state.storage.ledger, self._state.storage.blobs
-        members = Members(coordinator, ledger)
-        updates = Updates(coordinator, members, Uploads(self._state.storage), ledger, InlineExecutors())
 
         def answered() -> None:
             worker.answered()
-            if self._is_there(coordinator.round.record):
+            if self._is_there(coordinator.state.round.record):
                 self._stopped_there.set()
 
-        server = InProcessServer(members, updates, coordinator, blobs, self._fail, answered)
+        server = InProcessServer(coordinator, self._fail, answered)
         consoles = {name: CountingConsole(self._watcher) for name in self._shards}
         lives = [
             asyncio.create_task(
@@ -301,7 +296,7 @@ class Federation:
     async def _failure(self, coordinator: Coordinator) -> AttuneError:
         """Wait for an error that keeps the federation from its end, and return it."""
         finished, unusable = (asyncio.ensure_future(event.wait()) for event in (coordinator.finished, coordinator.unusable))
-        planless = coordinator.planless  # if no plan is possible now, none ever will be: no other device joins
+        planless = coordinator.planner.planless  # if no plan is possible now, none ever will be: no other device joins
         waits: set[asyncio.Future[Any]] = {self._trouble, finished, unusable, planless}
         try:
             while not (self._trouble.done() or planless.done()) and coordinator.error is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from attune.common.config import load_settings, merge
 from attune.common.errors import AttuneError, together
-from attune.fedserver.core.candidates import ComparedMethod
+from attune.fedserver.choosing.candidates import ComparedMethod
 from attune.simulation.compared_methods import Comparison
 from attune.simulation.grid import TrialSettings, best, parse_grid
 from attune.simulation.result_table import Cell, ResultTable

@@ -1,4 +1,4 @@
-"""In-process counterparts of the network's parts: the server's side of a call, and workers on the caller's thread."""
+"""In-process counterparts of the network's parts: both sides of a call, no byte of which passes a socket, and workers."""
 
 from __future__ import annotations
 
@@ -6,45 +6,60 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from functools import cache, cached_property
+from typing import Any, NoReturn, Protocol, TypeVar
 
-from attune.common.exchange.messages import Description, Hello, SecureMessage, StatisticsReport, Update, UploadTarget
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from attune.common.errors import Unreachable
+from attune.common.exchange.messages import (
+    Answer,
+    Beat,
+    Description,
+    Hello,
+    SecureMessage,
+    StatisticsReport,
+    ToDevice,
+    Update,
+    UploadTarget,
+    Welcome,
+)
+from attune.common.identity.certificates import (
+    AUTHORITY,
+    CLIENT,
+    FIRST_DAY,
+    LAST_DAY,
+    Lifetime,
+    authority_certificate,
+    leaf_certificate,
+    subject,
+)
+from attune.common.identity.credential import Credential, key_pem
 from attune.common.wire.blobs import read_frames
-from attune.fedclient.messages import OrderResult
+from attune.fedclient.home import Identity
+from attune.fedclient.link.port import Broken, Handle
+from attune.fedclient.messages import OrderResult, StreamOpened
 from attune.fedclient.work.executor import Executor, Work, result_of
 from attune.fedclient.work.worker import LearnerCache, Worker, deliver, local_learner
 from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
-from attune.fedserver.federation.updates import Updates
-from attune.fedserver.ports.blobs import Blobs
 
 OnTrouble = Callable[[str, str], None]  # takes the device and the reason
 OnAnswer = Callable[[], None]
 
 
 class InProcessServer:
-    """Implementation of fedclient.link.local.LocalServer.
+    """Implementation of LocalServer.
 
     Args:
-        members: The server's members.
-        updates: The server's intake of updates.
-        coordinator: The coordinator of the rounds.
-        blobs: The server's blobs.
+        coordinator: The server's coordinator.
         on_trouble: Called when a device cannot carry out an order, before the round learns of it.
         on_answer: Called after each answer of a device.
     """
 
-    def __init__(
-        self,
-        members: Members,
-        updates: Updates,
-        coordinator: Coordinator,
-        blobs: Blobs,
-        on_trouble: OnTrouble,
-        on_answer: OnAnswer,
-    ) -> None:
-        self._members, self._updates, self._book, self._blobs = members, updates, coordinator.book, blobs
+    def __init__(self, coordinator: Coordinator, on_trouble: OnTrouble, on_answer: OnAnswer) -> None:
+        self._state, self._members, self._updates = coordinator.state, coordinator.members, coordinator.updates
         self._masked, self._on_trouble, self._on_answer = coordinator.masked, on_trouble, on_answer
 
     async def connect(self, name: str, hello: Hello) -> Stream:
@@ -70,7 +85,7 @@ class InProcessServer:
         self._members.described(name, said)
 
     async def download(self, name: str, digest: str, offset: int) -> AsyncIterator[bytes]:
-        for frame in read_frames(self._blobs.open(self._book.offer(name, digest)), offset):
+        for frame in read_frames(self._state.storage.blobs.open(self._state.book.offer(name, digest)), offset):
             yield frame
 
     async def upload_offset(self, name: str, target: UploadTarget) -> int:
@@ -143,3 +158,178 @@ class CohortWorker(InlineWorker):
             return
         cohort, self._waiting = self._waiting, []
         deliver(cohort, self.executor.run([work for work, _ in cohort]))
+
+
+SAID = 16  # messages that may wait for the server; what is said beyond that is dropped
+
+
+class LocalStream(Protocol):
+    """The server's end of a control stream."""
+
+    async def next(self) -> ToDevice | Beat | None:
+        """Return the server's next message; None at the end. An error that ended the stream is raised."""
+
+
+class LocalServer(Protocol):
+    """Interface of a server in this process for a device with `name`.
+
+    ConnectionError stands for every failure of a transport.
+    """
+
+    async def connect(self, name: str, hello: Hello) -> LocalStream:
+        """Open a device's new stream, in place of an older one."""
+
+    def disconnect(self, name: str, stream: Any) -> None:
+        """Take note that the device has hung up the stream that `connect` returned."""
+
+    async def progress(self, name: str, order_id: str, done: float) -> None: ...
+
+    async def trouble(self, name: str, order_id: str, reason: str) -> None: ...
+
+    def secure(self, name: str, message: SecureMessage) -> None: ...
+
+    def statistics(self, name: str, report: StatisticsReport) -> None: ...
+
+    def described(self, name: str, said: Description) -> None: ...
+
+    def download(self, name: str, digest: str, offset: int) -> AsyncIterator[bytes]:
+        """Yield the bytes of an offered blob from `offset` on.
+
+        Raises:
+            UnknownBlob: The server does not offer it (raised while reading).
+        """
+
+    async def upload_offset(self, name: str, target: UploadTarget) -> int: ...
+
+    async def upload(self, name: str, target: UploadTarget, frames: Iterator[bytes]) -> int:
+        """Take in the bytes from target.offset on, and return how many bytes of the blob are here and checked."""
+
+    async def submit(self, name: str, update: Update) -> bool:
+        """Return whether the update counts."""
+
+
+@contextlib.contextmanager
+def _breaking() -> Iterator[None]:
+    """Turn errors that stand for a failing transport into Broken during the block."""
+    try:
+        yield
+    except (ConnectionError, Unreachable) as error:
+        raise Broken(f"lost the server ({error})", connecting=isinstance(error, ConnectionRefusedError)) from None
+
+
+@cache
+def _authority() -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+    """Return the key of this process's authority, and its certificate as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    return key, authority_certificate(key.public_key(), key).public_bytes(Encoding.PEM)
+
+
+class LocalLink:
+    """The link of the device `name` to `server`."""
+
+    renews = False
+
+    def __init__(self, name: str, server: LocalServer) -> None:
+        self.name, self.open = name, asyncio.Event()
+        self.inline_bytes, self.waits = 0, False  # in one process no upload is on its way during another call
+        self._server = server
+        self._said: asyncio.Queue[tuple[str, float | str]] = asyncio.Queue(SAID)
+
+    def __repr__(self) -> str:
+        return f"<LocalLink of {self.name}, {'open' if self.open.is_set() else 'closed'}>"
+
+    async def control(self, hello: Hello, handle: Handle) -> NoReturn:
+        self._said = asyncio.Queue(SAID)
+        with _breaking():
+            stream = await self._server.connect(self.name, hello)
+        speaking = asyncio.create_task(self._speak(self._said))
+        try:
+            self.open.set()
+            await handle(StreamOpened())
+            with _breaking():
+                while (message := await stream.next()) is not None:
+                    if isinstance(message, Welcome):
+                        self.inline_bytes = message.inline_bytes
+                    if not isinstance(message, Beat):
+                        await handle(message)
+        finally:
+            self.open.clear()
+            speaking.cancel()
+            self._server.disconnect(self.name, stream)
+        raise Broken("the server closed the connection")
+
+    async def _speak(self, said: asyncio.Queue[tuple[str, float | str]]) -> None:
+        while True:
+            order_id, what = await said.get()
+            if isinstance(what, str):
+                await self._server.trouble(self.name, order_id, what)
+            else:
+                await self._server.progress(self.name, order_id, what)
+
+    def progress(self, order_id: str, done: float) -> None:
+        self._say(order_id, done)
+
+    def trouble(self, order_id: str, reason: str) -> None:
+        self._say(order_id, reason)
+
+    def answer(self, message: Answer) -> None:
+        if self.open.is_set() and isinstance(message, SecureMessage):
+            self._server.secure(self.name, message)
+        elif self.open.is_set() and isinstance(message, StatisticsReport):
+            self._server.statistics(self.name, message)
+        elif self.open.is_set() and isinstance(message, Description):
+            self._server.described(self.name, message)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """An identity of this process alone: within it, no authority is needed but for secure aggregation."""
+        authority, root_pem = _authority()
+        key = ec.generate_private_key(ec.SECP256R1())
+        lifetime = Lifetime(FIRST_DAY, LAST_DAY)
+        certificate = leaf_certificate(
+            key.public_key(), subject(self.name), CLIENT, lifetime, issuer=AUTHORITY, signer=authority
+        )
+        credential = Credential(key_pem(key), certificate.public_bytes(Encoding.PEM))
+        return Identity(self.name, credential, root_pem)
+
+    async def decline(self, reason: str) -> None:
+        """Decline to take part. No-op: the simulation gets the device's error itself."""
+
+    def _say(self, order_id: str, what: float | str) -> None:
+        if self.open.is_set():
+            with contextlib.suppress(asyncio.QueueFull):
+                self._said.put_nowait((order_id, what))
+
+    async def read(self, digest: str, offset: int, take: Callable[[bytes], None]) -> None:
+        with _breaking():
+            async for frame in self._server.download(self.name, digest, offset):
+                take(frame)
+
+    async def get(self, digest: str, offset: int, size: int, take: Callable[[bytes], None]) -> bool:
+        return False
+
+    async def put(self, target: UploadTarget, source: Callable[[], object]) -> bool:
+        return False
+
+    async def upload_offset(self, target: UploadTarget) -> int:
+        with _breaking():
+            return await self._server.upload_offset(self.name, target)
+
+    async def upload(self, target: UploadTarget, frames: Iterator[bytes]) -> None:
+        with _breaking():
+            received = await self._server.upload(self.name, target, frames)
+        if received < target.size:
+            raise Broken(f"the server has {received} of {target.size} bytes")
+
+    async def submit(self, update: Update) -> bool:
+        with _breaking():
+            return await self._server.submit(self.name, update)
+
+    async def renew(self) -> bool:
+        return False
+
+    async def diagnosis(self) -> str:
+        return "nobody answers in this process"
+
+    async def close(self) -> None:
+        self.open.clear()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from attune.common.statistics import LEVEL, Finding, finding, holm, mcnemar
 from attune.common.task import TASKS
-from attune.fedserver.core.candidates import ComparedMethod
+from attune.fedserver.choosing.candidates import ComparedMethod
 from attune.simulation.comparison_table import ALONE_NOTE, COLUMN_NOTES, model_lines
 from attune.simulation.over_seeds import SeedResults, against_first
 from attune.simulation.result import DeviceTable

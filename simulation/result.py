@@ -26,8 +26,8 @@ from attune.fedclient.work.comparison import comparisons_of, finding_of
 from attune.fedclient.work.executor import SEQUENTIAL, Executor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
+from attune.fedserver.choosing.racing import RaceResult
 from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts
-from attune.fedserver.core.racing import RaceResult
 from attune.fedserver.core.replayed_rounds import Arrival, arrivals_of
 from attune.fedserver.view.status import status
 from attune.simulation.federation import FederationOutcome

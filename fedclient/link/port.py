@@ -1,6 +1,6 @@
 """Link of a device to its server: a port with two implementations.
 
-They are fedclient.link.grpc_link over the network, and fedclient.link.local within the process. An error that the server names
+They are fedclient.link.grpc_link over the network, and simulation.in_process within the process. An error that the server names
 (a `kind`) is raised as that error. Every failure of a transport is raised as Broken. A task that is cancelled gets
 CancelledError, whatever else happens in the same moment.
 """

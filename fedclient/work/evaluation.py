@@ -68,7 +68,7 @@ class Evaluation:
         dial: Mapping[str, Sequence[str]], hooks: Hooks, portfolio: Callable[[], Portfolio | None] = lambda: None,
     ) -> None:  # fmt: skip
         self._portfolio = portfolio
-        self._data, self._trainer, self._rivals, self._own, self._dial = data, trainer, rivals, own_choice, dial
+        self._data, self._trainer, self._rivals, self.own_choice, self._dial = data, trainer, rivals, own_choice, dial
         self._classes, self._score, self._measure = plan.classes, hooks.evaluate, MEASURES[plan.task]
         self._by_sample = hooks.evaluate is not None or self._measure.by_sample
         self._scores = len(data.test_x) > 0 if hooks.evaluate is not None else self._measure.can_score(data.test_y)
@@ -81,7 +81,7 @@ class Evaluation:
         self.constant = baselines.constant_answer(data, self._measure) if hooks.evaluate is None else None
 
     def __repr__(self) -> str:
-        return f"<Evaluation of a {self._own} model{', with a dial' if self._dial else ''}>"
+        return f"<Evaluation of a {self.own_choice} model{', with a dial' if self._dial else ''}>"
 
     def accuracy(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[float | None]:
         """Return the accuracy of the own model on the test part; None if that cannot be scored."""
@@ -116,12 +116,15 @@ class Evaluation:
             theta = theta | mixed.tensors
             result = msgspec.structs.replace(result, dial_mean=mixed.share("mean"), dial_own=mixed.share("own"))
         own_tensors = yield from self._prepared(theta, held.received, seeds, cancelled)
-        candidates: baselines.Candidates = {self._own: (self._trainer, own_tensors), **self._rivals.candidates(held.common)}
+        candidates: baselines.Candidates = {
+            self.own_choice: (self._trainer, own_tensors),
+            **self._rivals.candidates(held.common),
+        }
         portfolio = self._fitted(held)
         alone = {} if portfolio is None else {"alone": portfolio.candidates[portfolio.chosen]}
         right = (yield from baselines.right_on_test({**candidates, **alone}, data)) if self._scores else {}
         accuracies = {name: mean_score(scores) for name, scores in right.items()}
-        others = [name for name in RIVALS if name in right and name != self._own and self._by_sample]
+        others = [name for name in RIVALS if name in right and name != self.own_choice and self._by_sample]
         blend, after = Weighed({}, {}), dict[str, float]()
         if self._trainer.predictor.scores_out_of_fold and portfolio is not None and self._keeps_best:
             blend = yield from self._beside_fitted(portfolio, held, own_tensors, order, seeds)
@@ -132,28 +135,28 @@ class Evaluation:
                 # can tell how likely its held-out samples are.
                 theta, is_flattered = held.theta, False
                 undialled = yield from self._prepared(theta, held.received, seeds, cancelled)
-                blending = {**candidates, self._own: (self._trainer, undialled)}
+                blending = {**candidates, self.own_choice: (self._trainer, undialled)}
             finished, after = yield from self._finished(theta, held.common, blending, order, seeds, cancelled, portfolio)
             blending = {**blending, **finished}
-            blend = yield from weighed(blending, self._own, data, order.prior, portfolio)
+            blend = yield from weighed(blending, self.own_choice, data, order.prior, portfolio)
             candidates = blending if blend.members else candidates
         members = blend.members
         reported = [name for name in CHOICES if name in blend.likelihood]  # nothing is reported of finished models
         said = {name: blend.likelihood[name] for name in reported} if not is_flattered and len(reported) > 1 else {}
         likelihood_kept = (yield from self._scored(blend, candidates, order)) if order.round in self._scored_rounds else None
         blended = (yield from self._blended(list(members.values()))) if members and right else None
-        against = [comparison.compared(right[self._own], right[name], RIVALS[name], data.test_groups) for name in others]
+        against = [comparison.compared(right[self.own_choice], right[name], RIVALS[name], data.test_groups) for name in others]
         if right:
-            kept = right[self._own] if blended is None else blended
+            kept = right[self.own_choice] if blended is None else blended
             against += [comparison.compared(kept, right[name], KEPT_RIVALS[name], data.test_groups) for name in others]
         result = msgspec.structs.replace(
             result,
-            accuracy_before=accuracies.get(self._own),
+            accuracy_before=accuracies.get(self.own_choice),
             accuracy_common=accuracies.get("common"),
             accuracy_local=accuracies.get("local"),
             accuracy_alone=accuracies.get("alone"),
-            accuracy_kept=accuracies.get(self._own) if blended is None else mean_score(blended),
-            kept=_kept(members) or self._own,
+            accuracy_kept=accuracies.get(self.own_choice) if blended is None else mean_score(blended),
+            kept=_kept(members) or self.own_choice,
             weights={name: member.weight for name, member in members.items()},
             sharpness={name: member.sharpness for name, member in members.items()},
             validation_samples=len(next(iter(blend.probability.values()))) if blend.likelihood else 0,
@@ -163,7 +166,7 @@ class Evaluation:
             **{LIKELIHOODS[name]: value for name, value in said.items()},
             **{name: value for numbers in against for name, value in numbers.items()},
         )
-        beside = {name for name in members if name != self._own} | ({self._own} if mixed is not None else set())
+        beside = {name for name in members if name != self.own_choice} | ({self.own_choice} if mixed is not None else set())
         return result, {name: members[name].tensors if name in members else candidates[name][1] for name in sorted(beside)}
 
     def _beside_fitted(
@@ -175,11 +178,11 @@ class Evaluation:
         placed = torch.full((len(data.places), scores.shape[1]), torch.nan, dtype=scores.dtype)
         placed[torch.from_numpy(data.places[: len(scores)])] = scores
         against = portfolio.against(placed)
-        candidates: baselines.Candidates = {self._own: (self._trainer, own_tensors)}
+        candidates: baselines.Candidates = {self.own_choice: (self._trainer, own_tensors)}
         if against is None:
-            return (yield from weighed(candidates, self._own, data, order.prior, portfolio))
+            return (yield from weighed(candidates, self.own_choice, data, order.prior, portfolio))
         fit, beside = against
-        return (yield from weighed(candidates, self._own, data, order.prior, beside, {self._own: fit}))
+        return (yield from weighed(candidates, self.own_choice, data, order.prior, beside, {self.own_choice: fit}))
 
     def _finished(
         self,
@@ -202,9 +205,9 @@ class Evaluation:
         data, models, after = self._data, dict[str, Tensors](), dict[str, float]()
         if not order.finish_epochs or not len(data.validation_x) or not self._finishes:
             return {}, after
-        if self._own != "local":
-            models["finished-common" if self._own == "common" else "finished-personalized"] = theta
-        if common and self._own != "common" and not (yield from self._far_behind(common, theta)):
+        if self.own_choice != "local":
+            models["finished-common" if self.own_choice == "common" else "finished-personalized"] = theta
+        if common and self.own_choice != "common" and not (yield from self._far_behind(common, theta)):
             models["finished-common"] = common
         models = {name: self._rivals.plain(tensors)[1] for name, tensors in models.items()}
         finished: dict[str, tuple[Trainer, Tensors]] = {}
@@ -221,7 +224,7 @@ class Evaluation:
             done, finished = stop, {name: self._rivals.plain(tensors) for name, tensors in models.items() if stop}
             if len(stops) > 2 and stop in LIKELIHOODS_AFTER:
                 candidates = {**unfinished, **finished}
-                blend = yield from weighed(candidates, self._own, data, order.prior, portfolio)
+                blend = yield from weighed(candidates, self.own_choice, data, order.prior, portfolio)
                 likelihood = yield from self._scored(blend, candidates, order)
                 after |= {} if likelihood is None else {LIKELIHOODS_AFTER[stop]: likelihood}
         return finished, after
@@ -235,9 +238,9 @@ class Evaluation:
         if not len(data.validation_x):
             return None
         if not probability:
-            trainer, tensors = candidates[self._own]
+            trainer, tensors = candidates[self.own_choice]
             fit = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y, data.validation_weight)
-            probability = {self._own: fit.probability.nan_to_num(0.0)}
+            probability = {self.own_choice: fit.probability.nan_to_num(0.0)}
         return leave_one_out(probability, order.prior, data.validation_weight, data.validation_groups)
 
     def _far_behind(self, common: Tensors, theta: Tensors) -> Jobs[bool]:

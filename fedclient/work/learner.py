@@ -97,17 +97,17 @@ class Learner:
         if hooks.train is not None:
             check_loop(configured, private is not None)
         self.part_of = shared.part_of
-        self.own_choice = baselines.own_name(method, self.part_of)
-        has_rival = self.own_choice == "personalized" and baselines.has_common(self.part_of, configured.objective)
+        chosen, blends = baselines.own_name(method, self.part_of), keep == "best"
+        has_rival = chosen == "personalized" and baselines.has_common(self.part_of, configured.objective)
         self.transforms = settings_of({name: plan.transforms[name] for name in plan.device_transforms})
         self.returns: dict[str, str] = {
             kind: plan.returns.get(kind, part.returns) for kind, part in configured.aggregators.items()
         }
         objective, predictor = objective_for(configured), predictor_for(configured)
-        self.dial = dial_of(configured.dial, self.part_of, shared.components)
-        self.keeps_trained = bool(self.dial) and method.evaluate == "served"  # otherwise the trained values are theta's
-        self.keeps_received = objective.keeps_received
-        self.data, self.hands_in = on_processor(prepared, device), objective.hands_in
+        dial = dial_of(configured.dial, self.part_of, shared.components)
+        # Tensors whose trained values are kept; otherwise they are theta's.
+        self.keeps_trained = [name for names in dial.values() for name in names] if method.evaluate == "served" else []
+        self.data = on_processor(prepared, device)
         self.standardiser, self.targets = prepared.standardiser, prepared.targets
         measure, family = MEASURES[plan.task], (family_of(plan), "method")
         self.trainer = Trainer(
@@ -130,13 +130,12 @@ class Learner:
             if knows_received:
                 served = {part: digest for part, digest in self.newest.served.items() if part not in wire}
         self.holdings = Holdings(manifests_of(self.part_of, state.theta) | wire, has_rival, served)
-        local = trains_local and self.own_choice != "local"
+        local = trains_local and chosen != "local"
         self.baselines = baselines.Baselines(plan, shared, device, state.local, local, hooks, name)
         self._take(replace(state, local=self.baselines.local))
         read = reader_of(shared.network, shared.initial)
         fitted = cache(partial(portfolio_of, self.data, plan, orders, device, read)) if fits_alone else lambda: None
-        chosen, blends = self.own_choice, keep == "best"
-        self.evaluation = Evaluation(plan, self.data, self.trainer, self.baselines, chosen, blends, self.dial, hooks, fitted)
+        self.evaluation = Evaluation(plan, self.data, self.trainer, self.baselines, chosen, blends, dial, hooks, fitted)
 
     def __repr__(self) -> str:
         return f"<Learner {self.name}, newest {self.newest.order_id if self.newest else None}>"
@@ -186,7 +185,8 @@ class Learner:
             raise Cancelled("this work was replaced")
         fail_at(self.name, order.round, "trained")
         result = msgspec.structs.replace(result, seconds=time.monotonic() - started, of_samples=tells)
-        beside = state.beside(self.keeps_received) | {KEPT.format(name): tensors for name, tensors in kept.items()}
+        beside = state.beside(self.trainer.objective.keeps_received)
+        beside |= {KEPT.format(name): tensors for name, tensors in kept.items()}
         self.newest = self.orders.commit(result, state.theta, beside, parts)
         fail_at(self.name, order.round, "order-committed")
         self.holdings = replace(self.holdings, served=served)
@@ -235,7 +235,7 @@ class Learner:
             order_id=order.id,
             round=order.round,
             trained=order.work == "train",
-            own_choice=self.own_choice,
+            own_choice=self.evaluation.own_choice,
             task=self.plan.task,
             samples=len(self.data.train_x),
             test_samples=len(self.data.test_x),
@@ -280,7 +280,7 @@ class Learner:
         result = msgspec.structs.replace(result, loss=trained.loss, accuracy_before=before, accuracy_after=after, noisy=noisy)
         state = replace(state, theta=dict(trained.tensors), loop=trained.state)
         if self.keeps_trained:
-            state = replace(state, trained={name: state.theta[name] for names in self.dial.values() for name in names})
+            state = replace(state, trained={name: state.theta[name] for name in self.keeps_trained})
         local = yield from quietly(self.private, self.baselines.trained(data, seeds, second, cancelled, order.round), None)
         if local is not None:
             state = replace(state, local=local.tensors, loop_local=local.state)
@@ -318,7 +318,7 @@ class Learner:
             elif embedding and part == PART:
                 before = embedding.network
                 values, embedding = embedding.handed_in(state.theta, state.received, order.round)
-            elif self.hands_in:
+            elif self.trainer.objective.hands_in:
                 values, of_samples = self.trainer.objective.handed_in(state.theta)
             else:
                 names = self.holdings.expected(part)
@@ -370,7 +370,7 @@ class Learner:
         data, seeds = self.data, self._seeds(self.newest.round)
         preparing = self.trainer.preparing(self.state.theta, self.state.received, data.train_x, data.train_y, seeds)
         own_tensors = alone(quietly(self.private, preparing, {name: self.state.theta[name] for name in self.part_of}))
-        names = self.newest.weights or {self.own_choice: 1.0}
+        names = self.newest.weights or {self.evaluation.own_choice: 1.0}
         return {name: self.orders.beside(self.newest, KEPT.format(name)) or own_tensors for name in names}
 
     def _seeds(self, round_: int) -> Seeds:

@@ -11,7 +11,7 @@ import click
 from attune.common.outputs import check_file
 
 if TYPE_CHECKING:
-    from attune.fedserver.core.fleet_statistics import FleetStatistics
+    from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 
 MOST_BYTES = 64 << 20  # of a file with statistics
 
@@ -72,7 +72,7 @@ def _statistics(path: Path) -> FleetStatistics:
     from attune.common.durable import read_small
     from attune.common.errors import SettingError
     from attune.common.text import from_json
-    from attune.fedserver.core.fleet_statistics import FleetStatistics
+    from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 
     try:
         return from_json(read_small(path, MOST_BYTES), FleetStatistics)

@@ -21,7 +21,7 @@ from attune.common.methods.settings.aggregators import VOTES, ClosedFormSettings
 from attune.common.plan import FEWEST_DEVICES
 from attune.common.protocol import MOST_MEMBERS
 from attune.common.task import TaskName
-from attune.fedserver.core.secure_settings import short_step
+from attune.fedserver.core.secure_policy import short_step
 
 if TYPE_CHECKING:
     from attune.fedserver.core.planning import ResolvedSettings

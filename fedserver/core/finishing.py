@@ -1,14 +1,16 @@
-"""How long devices train: the epochs of an order where none are set, and of finishing, their own fine-tuning at the end."""
+"""Length of training: epochs of orders and of finishing, devices' own fine-tuning at the end, and an early end of rounds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
+from typing import Any
 
 import msgspec
 
-from attune.common.config import TrainSettings
+from attune.common.config import RoundSettings, TrainSettings, convert
+from attune.common.errors import SettingError
 from attune.common.metrics import FINISH_STOPS, LIKELIHOODS_AFTER
 from attune.fedserver.core.records import Report
 from attune.fedserver.core.voices import bounded
@@ -94,3 +96,50 @@ def likeliest(tried: Sequence[Report]) -> int | None:
     votes = bounded({stop: {row.client: getattr(row, name) for row in rows} for stop, name in LIKELIHOODS_AFTER.items()})
     sums = {stop: math.fsum(of.values()) for stop, of in votes.items()}
     return max(sums, key=lambda stop: sums[stop])  # the first of equal ones
+
+
+# --- an early end: after `round.patience` rounds in which held-out samples have not become likelier
+
+AUTO = "auto"  # as `round.rounds`
+AUTO_ROUNDS: Mapping[str, int] = {"rounds": 200, "patience": 10}
+EVERY = 5  # rounds from one comparison to the next
+
+
+def round_settings(given: Mapping[str, Any]) -> RoundSettings:
+    """Return the settings of rounds, with those that `auto` stands for.
+
+    Raises:
+        SettingError: A setting is unknown or wrong.
+    """
+    if given.get("rounds") == AUTO:
+        given = {**AUTO_ROUNDS, **{key: value for key, value in given.items() if key != "rounds"}}
+    return convert(RoundSettings, given, "round.")
+
+
+def with_scores(train: TrainSettings, rounds: RoundSettings) -> TrainSettings:
+    """Return the settings of training, in which devices report likelihoods if these may end the federation.
+
+    Raises:
+        SettingError: The settings allow no such end.
+    """
+    if not rounds.patience:
+        return train
+    if rounds.mode != "synchronous":
+        raise SettingError('round.patience compares states that all devices evaluate: set round.mode = "synchronous"')
+    if not train.validation:
+        raise SettingError("round.patience needs held-out samples: set train.validation above 0, or set round.rounds")
+    scored = sorted({*train.scored_rounds, *range(EVERY, rounds.rounds + 1, EVERY)})
+    return msgspec.structs.replace(train, score_after=tuple(scored))
+
+
+def improves(now: Mapping[str, float], best: Mapping[str, float]) -> bool:
+    """Return whether the fleet explains held-out samples better than after the best round so far.
+
+    It counts the devices that have scored both, each with a bounded vote. If these are less than half of the devices of one of
+    the two, the fleet is another one: the comparison begins anew with the later round.
+    """
+    both = now.keys() & best.keys()
+    if 2 * len(both) < max(len(now), len(best)):
+        return True
+    votes = bounded({name: {device: of[device] for device in both} for name, of in (("now", now), ("best", best))})
+    return math.fsum(votes["now"].values()) > math.fsum(votes["best"].values())

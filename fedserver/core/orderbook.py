@@ -30,12 +30,11 @@ class OrderBook:
         self,
         order: OrderId,
         blobs: Mapping[str, Blob],
-        returns: Sequence[str],
+        returns: Mapping[str, str],
         deadline_s: float,
         version: int,
         cold_start: Mapping[str, Blob] | None = None,
         trains: Sequence[str] = (),
-        encodings: Mapping[str, str] | None = None,
         smaller: Mapping[str, Smaller] | None = None,
         changes: bool = False,
         prior: Mapping[str, float] | None = None,
@@ -47,12 +46,11 @@ class OrderBook:
         Args:
             order: Its id.
             blobs: Values to start from, by part.
-            returns: Parts to hand in.
+            returns: The encoding of each part to hand in; "" is none.
             deadline_s: Seconds that the device has.
             version: How many rounds were closed when the served state was made.
             cold_start: Values of the common model to compare with, by part.
             trains: Kinds of tensors that training changes; empty: all.
-            encodings: Encodings of what is handed in, by part.
             smaller: Compressed forms to send instead, by the digest of the value.
             changes: Whether the device accepts a compressed form under the digest of the value itself.
             prior: Shares of the models (core.prior).
@@ -73,7 +71,7 @@ class OrderBook:
             returns=tuple(returns),
             trains=tuple(trains),
             cold_start=_refs(compared, version, instead, changes),
-            encodings=encodings or {},
+            encodings={part: encoding for part, encoding in returns.items() if encoding},
             prior=prior or {},
             finish_epochs=finish_stops[-1] if finish_stops else 0,
             finish_stops=tuple(finish_stops[:-1]),

@@ -20,10 +20,11 @@ from attune.common.models.options import SHARPNESS
 from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile, closed_form_words, standardisation
 from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
-from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
+from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of, device_defaults
 from attune.fedserver.core.blended_sums import with_closed_form
 from attune.fedserver.core.buffered_rounds import BufferedRounds
-from attune.fedserver.core.client_settings import (
+from attune.fedserver.core.client_privacy import (
+    PoissonRounds,
     check_public,
     client_defaults,
     drawn_rate,
@@ -32,18 +33,13 @@ from attune.fedserver.core.client_settings import (
 )
 from attune.fedserver.core.conflicts import check_conflicts
 from attune.fedserver.core.data_form import columns_of
-from attune.fedserver.core.embedding_settings import device_defaults
 from attune.fedserver.core.encodings import Encodings, encodings_of
-from attune.fedserver.core.finishing import trial_round, usual_epochs
-from attune.fedserver.core.masked_statistics import MaskedScales
-from attune.fedserver.core.patience import round_settings, with_scores
+from attune.fedserver.core.finishing import round_settings, trial_round, usual_epochs, with_scores
 from attune.fedserver.core.phases import Rules
-from attune.fedserver.core.poisson_rounds import PoissonRounds
 from attune.fedserver.core.policy import SUSPECTED, Synchronous, heard_as, outvoted
 from attune.fedserver.core.replayed_rounds import Arrival, ReplayedRounds
-from attune.fedserver.core.same_cohort import SameCohortRounds
-from attune.fedserver.core.scale import check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
-from attune.fedserver.core.secure_settings import ON, defaults_of, transform_of, weighted
+from attune.fedserver.core.scale import MaskedScales, check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
+from attune.fedserver.core.secure_policy import ON, SameCohortRounds, defaults_of, transform_of, weighted
 from attune.fedserver.core.united_classes import united_classes
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have

@@ -13,9 +13,8 @@ from attune.common.config import RoundSettings
 from attune.common.exchange.messages import WorkName
 from attune.common.seeds import derive
 from attune.common.text import listed
-from attune.fedserver.core.attendance import LONGEST_S, QUANTILE, STEPS, FleetPace, indebted
 from attune.fedserver.core.messages import EarlierState, GoBack, Phase, Record
-from attune.fedserver.core.state import Round
+from attune.fedserver.core.state import LONGEST_S, QUANTILE, STEPS, FleetPace, Round, indebted
 
 FEW = 1 / 3  # share of a step's devices that are missing, at which it need not wait until its deadline
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from attune.fedserver.core import messages as events
-from attune.fedserver.core.attendance import forgiven
 from attune.fedserver.core.buffered_rounds import BUFFERED
 from attune.fedserver.core.phases import PHASES, PhaseKey, PhaseVerbs, Rules, Step, phase_of
 from attune.fedserver.core.policy import passed_over
-from attune.fedserver.core.state import Round, without
+from attune.fedserver.core.state import Round, forgiven, without
 
 
 def step(rules: Rules, state: Round, event: events.Event, unix: float = 0.0) -> Step:

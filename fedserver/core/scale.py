@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from statistics import median, median_low
 
+import msgspec
+
 from attune.common.config import PrivacySettings
 from attune.common.errors import SettingError
 from attune.common.plan import Columns, Profile, Scale
@@ -17,6 +19,13 @@ from attune.fedserver.core.voices import FEWEST_VOTES, MOST_VOTE
 LARGEST = 1e100  # largest mean; its square is still finite
 FAR = 30.0  # spreads; a category has them that half of one site's rows have, and one of 1,000 rows elsewhere
 Sums = tuple[float, float, float]  # count of numbers, their mean, and the sum of their squared distances from it
+
+
+class MaskedScales(msgspec.Struct, frozen=True):
+    """Mean and deviation of features and of targets over the devices of a masked sum; None: they were not in it."""
+
+    features: Scale | None = None
+    targets: Scale | None = None
 
 
 def scale_of(profiles: Mapping[str, Profile], fewest: int = 1) -> Scale | None:

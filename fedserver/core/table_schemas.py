@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,7 +13,9 @@ from attune.common.errors import SettingError, ShapeMismatch
 from attune.common.plan import FEWEST_DEVICES, Profile
 from attune.common.schema import EMBEDDED_FROM, MAX_VALUES, OUTPUTS, ROLES, Column, Missing, Schema, name_and_unit
 from attune.common.text import clean, listed
-from attune.fedserver.core.fleet_statistics import FleetStatistics
+
+if TYPE_CHECKING:
+    from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 
 _SHOWN = 5
 COMMON = "a site lacks it"

@@ -12,8 +12,8 @@ from attune.common import aio
 from attune.common.config import RoundSettings
 from attune.common.exchange.messages import SecureMessage
 from attune.common.text import listed
-from attune.fedserver.core.exchange_waits import ExchangeWait
 from attune.fedserver.core.messages import Exchanged
+from attune.fedserver.core.secure_policy import ExchangeWait
 from attune.fedserver.core.state import Round
 from attune.fedserver.federation.steps import Clock, Turns
 

@@ -25,13 +25,14 @@ from attune.common.plan import FEWEST_DEVICES, Profile
 from attune.common.protocol import MASKED, MASKED_SCALE, STATISTICS_ORDER
 from attune.common.secure.masked_sums import ONE_SUM, MaskedLayout, added, plus_masks
 from attune.common.text import from_json, listed
-from attune.fedserver.core.fleet_statistics import FleetStatistics
-from attune.fedserver.core.masked_statistics import KeptSum, MaskedScales, SumReader, layout_of, scaled_of
+from attune.fedserver.core.scale import MaskedScales
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.exchanger import ExchangeAccount, Exchanger
 from attune.fedserver.federation.steps import Clock
 from attune.fedserver.federation.streams import Streams
 from attune.fedserver.ports.blobs import MASKED_STATISTICS, Blobs, Damaged
+from attune.fedserver.surveys.fleet_statistics import FleetStatistics
+from attune.fedserver.surveys.masked_statistics import KeptSum, SumReader, layout_of, scaled_of
 
 if TYPE_CHECKING:
     from attune.fedserver.core.collector import Collector
@@ -65,7 +66,8 @@ class MaskedSurvey:
         account: ExchangeAccount | None = None,
     ) -> None:
         self.on = privacy.secure_aggregation and not privacy.on_devices and not privacy.on_server
-        self._minimum, self.federation = max(FEWEST_DEVICES, privacy.secure_devices), federation
+        self._minimum, self.wait_s = max(FEWEST_DEVICES, privacy.secure_devices), privacy.secure_wait_s
+        self.federation = federation
         self._streams, self._blobs, self._executors, self._clock = streams, blobs, executors, clock
         self._exchanger = Exchanger(self._send, clock, account, "statistics ")
         self._turn = asyncio.Lock()
@@ -103,7 +105,7 @@ class MaskedSurvey:
 
     def wanting(self, profiles: Mapping[str, Profile]) -> bool:
         """Return whether enough of these devices want to be scaled by a masked sum."""
-        wish = [name for name in profiles if self._allows(name) and self._can(name, MASKED_SCALE)]
+        wish = [name for name in profiles if self._allows(name) and self._streams.can(name, MASKED_SCALE)]
         return self.on and len(wish) >= self._minimum
 
     async def scale(self, profiles: Mapping[str, Profile], wait_s: float) -> None:
@@ -220,12 +222,8 @@ class MaskedSurvey:
 
     # --- what devices say
 
-    def _can(self, name: str, ability: str) -> bool:
-        stream = self._streams.get(name)
-        return stream is not None and ability in stream.known
-
     def _allows(self, name: str) -> bool:
-        return self._can(name, MASKED)
+        return self._streams.can(name, MASKED)
 
     def _send(self, name: str, message: SecureMessage) -> None:
         """Send a message, and before it the question, if the device does not know it on this stream."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, ShapeMismatch, UpdateRefused
+from attune.common.errors import AttuneError, OrderClosed, Replaced, SettingError, UpdateRefused
 from attune.common.exchange.messages import Description, Hello, Notice, SecureMessage, read_profile
-from attune.common.plan import Profile
 from attune.common.protocol import (
     DESCRIPTION,
     EMBEDDING,
@@ -24,22 +23,21 @@ from attune.common.protocol import (
     SPENT,
     SUMS,
 )
-from attune.common.schema import UNIT_VERDICTS, Schema
+from attune.common.schema import UNIT_VERDICTS
 from attune.common.text import listed
 from attune.fedserver.core import data_form
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import scale as scales
-from attune.fedserver.core.embedding_settings import describes_devices, embeds_on_devices
+from attune.fedserver.core.adaptation import describes_devices, embeds_on_devices
 from attune.fedserver.core.records import KEPT_LABELS, DeviceRecord
-from attune.fedserver.core.schema_votes import united
-from attune.fedserver.core.secure_settings import check_profile, knows_more
-from attune.fedserver.core.table_schemas import telling
-from attune.fedserver.core.united_classes import classes_apart
-from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.device_activity import WORK, DeviceStage
-from attune.fedserver.federation.report_budget import ReportBudget
-from attune.fedserver.federation.streams import Stream
-from attune.fedserver.ports.ledger import MemberLedger
+from attune.fedserver.core.secure_policy import check_profile, knows_more
+from attune.fedserver.federation.federation_state import FederationState, Handle
+from attune.fedserver.federation.masked_survey import MaskedSurvey
+from attune.fedserver.federation.opening import OrderSender
+from attune.fedserver.federation.planner import Planner
+from attune.fedserver.federation.refusals import ReportBudget
+from attune.fedserver.federation.secure_rounds import SecureRounds
+from attune.fedserver.federation.streams import WORK, DeviceStage, Stream
 
 LOG = logging.getLogger("fedserver")
 NOTHING_PERSONAL = "method {} keeps nothing of a device's own: newcomers get the common model as it is"
@@ -56,17 +54,25 @@ def quarter_of(done: float) -> float | None:
 class Members:
     """Handlers of what devices say on their streams, and of the end of a stream."""
 
-    def __init__(self, coordinator: Coordinator, ledger: MemberLedger) -> None:
-        self._coordinator, self._ledger, self._clock = coordinator, ledger, coordinator.clock
-        self._settings, self._streams, self._turns = coordinator.settings, coordinator.streams, coordinator.turns
-        self._activity = coordinator.activity
+    def __init__(
+        self,
+        state: FederationState,
+        handle: Handle,
+        planner: Planner,
+        orders: OrderSender,
+        secure: SecureRounds,
+        masked: MaskedSurvey,
+    ) -> None:
+        """Take over the parts of a federation. `handle` tells the round what has happened."""
+        self._state, self._handle, self._planner, self._orders = state, handle, planner, orders
+        self._secure, self._masked = secure, masked
+        self._settings, self._streams, self._turns = state.settings, state.streams, state.turns
         self._budget = ReportBudget()
         self._arrived: list[tuple[Stream, str]] = []  # not yet welcomed, each with a note for the operator
         self._early: list[Stream] = []  # of devices that came before there was a plan
-        self._describes = describes_devices(coordinator.settings.configured)
+        self._describes = describes_devices(state.settings.configured)
         self._described: dict[str, bool] = {}  # devices that have told of their data, or not to: whether the lab knows it
         self._silent: dict[str, Stream] = {}  # newcomers that know the plan and are still to tell of their data
-        self._summing, self._summed = False, False  # whether statistics for common scales are being summed, or were
 
     def rival(self, name: str, process: str) -> Stream | None:
         """Return the open stream of another process with this identity, or None."""
@@ -75,7 +81,7 @@ class Members:
 
     def turned_away(self, name: str, address: str) -> Replaced:
         """Show the operator that two processes use one identity, and return the error for the later one."""
-        self._coordinator.troubles.set(
+        self._state.troubles.set(
             TWO_PROCESSES.format(name),
             f"a later one, at {address}, was turned away. Stop the one that is not meant to run; if its home was copied by a "
             f"stranger, revoke {name}",
@@ -108,11 +114,11 @@ class Members:
             raise SettingError(f"{name} cannot take part in buffered rounds (round.mode of this federation): update fedclient")
         if self._settings.train.scored_rounds and SCORES not in hello.encodings:
             raise SettingError(f"{name} cannot score what it would keep (--method auto of this federation): update fedclient")
-        self._coordinator.revoked.check(name)
+        self._state.revoked.check(name)
         data_form.check_possible(profile, name)
         check_profile(self._settings.privacy, profile, name)
-        if self._coordinator.plan is not None:
-            plan = self._coordinator.plan
+        if self._state.plan is not None:
+            plan = self._state.plan
             data_form.check_fits(profile, plan, name)
             scales.check_ability(profile, name, LOCAL_SCALE in hello.encodings, plan.scale, plan.targets)
         else:
@@ -123,7 +129,7 @@ class Members:
         note = SECOND_STREAM if self._streams.enter(stream) and not broke else ""
         self._arrived.append((stream, note))
         if len(self._arrived) == 1:
-            self._turns.start(self._coordinator.turn(self._welcome))
+            self._turns.start(self._turns.step(self._welcome))
         return stream
 
     async def _welcome(self) -> None:
@@ -133,11 +139,11 @@ class Members:
         """
         arrived, self._arrived = self._arrived, []
         streams = [stream for stream, note in arrived if await self._is_in(stream, note)]
-        if self._coordinator.plan is not None:
+        if self._state.plan is not None:
             await self._enter(streams)
         else:
             self._early += streams
-            if self._early and await self._planned():
+            if self._early and await self._planner.planned(self._known, self._refuse, self._welcome):
                 early, self._early = self._early, []
                 await self._enter(early)
         for stream in streams:
@@ -149,106 +155,45 @@ class Members:
         if not self._streams.is_current(stream):
             return False
         labels = ", ".join(map(str, profile.labels))[:KEPT_LABELS]
-        await self._update(name, connected=True, since=self._clock.unix(), samples=profile.samples, note=note, labels=labels)
+        await self._update(
+            name, connected=True, since=self._state.clock.unix(), samples=profile.samples, note=note, labels=labels
+        )
         if self._is_written(name, f"{note}{stream.software}"):
             if note:
                 LOG.warning("%s: %s", name, note, extra={"device": name})
             LOG.info("%s connected (%d samples, %s)", name, profile.samples, stream.software, extra={"device": name})
-        self._activity.enter(name, DeviceStage.WAITING)
-        if self._coordinator.plan is not None:
-            self._streams.send(name, self._coordinator.welcome(self._coordinator.plan))
-        self._coordinator.masked.connected(name)
+        self._state.activity.enter(name, DeviceStage.WAITING)
+        if self._state.plan is not None:
+            self._streams.send(name, self._planner.welcome(self._state.plan))
+        self._masked.connected(name)
         return True
 
     async def _enter(self, streams: Sequence[Stream]) -> None:
         """Tell the round about devices that know the plan. A newcomer waits until it has told of its data, if it will."""
         present = {stream.name: stream.empty for stream in streams if self._streams.is_current(stream)}
         contributed = {device.name for device in await self._known(present) if device.contributed}
-        if self._describes and self._coordinator.round.record.round:
+        if self._describes and self._state.round.record.round:
             asked = {name for name in present.keys() - contributed if not self._described.get(name)}
             silent = {one.name: one for one in streams if one.name in asked and DESCRIPTION in one.known}
             self._silent |= silent
             present = {name: empty for name, empty in present.items() if name not in silent}
-        now = self._clock.monotonic()
-        await self._coordinator.handle(
-            *(events.Connected(name, now, name not in contributed, empty) for name, empty in present.items())
-        )
+        now = self._state.clock.monotonic()
+        await self._handle(*(events.Connected(name, now, name not in contributed, empty) for name, empty in present.items()))
         for name in present:
-            self._coordinator.secure.connected(name)
+            self._secure.connected(name)
 
     def described(self, name: str, said: Description) -> None:
         """Take in what a device says of its data, if embeddings start from it. The first word stands."""
-        if self._describes and self._coordinator.plan is not None and name not in self._described:
+        if self._describes and self._state.plan is not None and name not in self._described:
             self._described[name] = False
-            self._turns.start(self._coordinator.turn(self._take_description, name, said.moments))
+            self._turns.start(self._turns.step(self._take_description, name, said.moments))
 
     async def _take_description(self, name: str, moments: Sequence[float]) -> None:
-        if not await self._coordinator.lab.describe(name, moments):
+        if not await self._state.lab.describe(name, moments):
             LOG.info("%s says nothing of its data that embeddings could start from", name, extra={"device": name})
         self._described[name] = True
         if (stream := self._silent.pop(name, None)) is not None:
             await self._enter([stream])
-
-    async def _planned(self) -> bool:
-        """Return whether there is a plan now. Devices whose data differ from the majority's are refused."""
-        if len(self._streams) < self._settings.round.min_clients:
-            return False
-        declared = self._streams.profiles()
-        tokens = {device.name: device.token for device in await self._known(declared)}
-        swollen = {} if self._settings.data.schema else data_form.too_many_features(declared, tokens)
-        usual = {name: profile for name, profile in declared.items() if name not in swollen}
-        try:
-            profiles, outside = await asyncio.to_thread(united, usual, self._settings.data.schema, tokens)
-        except SettingError as conflict:
-            self._coordinator.cannot_begin(conflict)
-            return False
-        agreement = data_form.agree(profiles, tokens)
-        proposals = {name: profile.proposal for name, profile in usual.items() if isinstance(profile.proposal, Schema)}
-        schema = next((profile.schema for profile in profiles.values() if isinstance(profile.schema, Schema)), None)
-        for name, texts in (telling(schema, proposals) if schema is not None else {}).items():
-            for text in texts:
-                LOG.warning("%s: %s", name, text, extra={"device": name})
-        apart = classes_apart({name: list(map(str, profile.labels)) for name, profile in agreement.agreed.items()})
-        for why in filter(None, (data_form.one_token(tokens), apart)):
-            LOG.warning("%s", why)
-        if agreement.tie:
-            self._coordinator.cannot_begin(ShapeMismatch(agreement.tie))
-            return False
-        greedy = {} if self._settings.data.classes else data_form.too_many_classes(agreement.agreed, tokens)
-        unable = self._unable(agreement.agreed)
-        for name, error in {**swollen, **outside, **agreement.odd, **greedy, **unable}.items():
-            await self._refuse(name, error)
-        agreed = {name: profile for name, profile in agreement.agreed.items() if name not in {*greedy, *unable}}
-        if len(agreed) < self._settings.round.min_clients or self._summing:
-            return False
-        if not self._summed and self._coordinator.masked.wanting(agreed):
-            self._summing = True
-            self._turns.start(self._sum_statistics(agreed))
-            return False
-        return await self._coordinator.try_plan(agreed)
-
-    async def _sum_statistics(self, agreed: Mapping[str, Profile]) -> None:
-        """Sum masked statistics for common scales, beside the turns, and go on to the plan."""
-        masked, wait_s = self._coordinator.masked, self._settings.privacy.secure_wait_s
-        try:
-            await self._coordinator.troubles.overcome("summing statistics", lambda: masked.scale(agreed, wait_s))
-        except (UpdateRefused, SettingError) as refusal:
-            LOG.warning("each device standardises by its own statistics, since there is no masked sum of them: %s", refusal)
-        self._summing, self._summed = False, True
-        self._turns.start(self._coordinator.turn(self._welcome))
-
-    def _unable(self, profiles: Mapping[str, Profile]) -> dict[str, AttuneError]:
-        """Return an error for each device that relies on common statistics, if these devices disclose too few."""
-        fewest = self._coordinator.fewest
-        scale, targets = scales.scale_of(profiles, fewest), scales.scale_of_targets(profiles, fewest)
-        errors: dict[str, AttuneError] = {}
-        for name, profile in profiles.items():
-            stream = self._streams.get(name)
-            try:
-                scales.check_ability(profile, name, stream is not None and stream.scales, scale, targets)
-            except SettingError as error:
-                errors[name] = error
-        return errors
 
     async def _refuse(self, name: str, error: AttuneError) -> None:
         if self._is_written(name, str(error)):
@@ -257,11 +202,11 @@ class Members:
         if stream is not None:
             stream.close(error)
             self.disconnect(stream)
-        self._activity.enter(name, DeviceStage.ABSENT, f"refused: {error}")
+        self._state.activity.enter(name, DeviceStage.ABSENT, f"refused: {error}")
         await self._update(name, note=str(error)[:MAX_NOTE])
 
     def _tell_who_waits(self, stream: Stream) -> None:
-        record = self._coordinator.round.record
+        record = self._state.round.record
         missing = self._settings.round.min_clients - len(self._streams)
         if record.phase is events.Phase.WAITING and missing > 0:
             stream.send(Notice(f"waiting for {missing} more device{'s' if missing > 1 else ''}"))
@@ -276,18 +221,18 @@ class Members:
     def disconnect(self, stream: Stream) -> None:
         """Handle the end of a stream. The end of an older stream of a device that has reconnected changes nothing."""
         if self._streams.leave(stream):
-            self._coordinator.troubles.clear(TWO_PROCESSES.format(stream.name))
-            self._turns.start(self._coordinator.turn(self._left, stream))
+            self._state.troubles.clear(TWO_PROCESSES.format(stream.name))
+            self._turns.start(self._turns.step(self._left, stream))
 
     async def _left(self, stream: Stream) -> None:
         if self._streams.get(stream.name) is not None:
             return  # it is back already, and its welcome has had its turn or will have it
-        await self._update(stream.name, connected=False, since=self._clock.unix())
+        await self._update(stream.name, connected=False, since=self._state.clock.unix())
         if self._is_written(stream.name, ""):
             LOG.info("%s disconnected", stream.name, extra={"device": stream.name})
-        if self._activity.stage(stream.name) is not DeviceStage.ABSENT:  # else it has a better reason
-            self._activity.enter(stream.name, DeviceStage.ABSENT, "disconnected")
-        await self._coordinator.handle(events.Disconnected(stream.name, self._clock.monotonic()))
+        if self._state.activity.stage(stream.name) is not DeviceStage.ABSENT:  # else it has a better reason
+            self._state.activity.enter(stream.name, DeviceStage.ABSENT, "disconnected")
+        await self._handle(events.Disconnected(stream.name, self._state.clock.monotonic()))
 
     async def excuse(self, name: str, reason: str, *, troubled: bool = False) -> None:
         """Let the round go on without this device, and show the reason to the operator.
@@ -300,14 +245,14 @@ class Members:
         written = self._is_written(name, reason)
         if written:
             LOG.warning("%s: %s", name, reason, extra={"device": name})
-        await self._coordinator.turn(self._excused, name, reason, troubled, written)
+        await self._turns.step(self._excused, name, reason, troubled, written)
 
     async def _excused(self, name: str, reason: str, troubled: bool, written: bool) -> None:
         if written:
             await self._update(name, note=reason[:MAX_NOTE])
         if self._streams.get(name) is not None:
-            self._activity.enter(name, DeviceStage.WAITING, reason)
-        await self._coordinator.handle(events.Excused(name, self._clock.monotonic(), troubled))
+            self._state.activity.enter(name, DeviceStage.WAITING, reason)
+        await self._handle(events.Excused(name, self._state.clock.monotonic(), troubled))
 
     async def progress(self, name: str, order_id: str, done: float) -> None:
         """Note how much of an order a device has done. Each new quarter is written to the ledger; NaN is ignored."""
@@ -315,35 +260,35 @@ class Members:
         if quarter is None:
             return
         with contextlib.suppress(OrderClosed, UpdateRefused):
-            order = self._coordinator.book.order(name, order_id)
-            self._activity.enter(name, WORK[order.work])
+            order = self._state.book.order(name, order_id)
+            self._state.activity.enter(name, WORK[order.work])
             stream = self._streams.get(name)
             if stream is not None and stream.moves_to(order_id, quarter):
                 await self._update(name, progress=quarter)
-            await self._coordinator.dispatch(events.DeviceProgressed(name, self._clock.monotonic()))
+            await self._turns.step(self._handle, events.DeviceProgressed(name, self._state.clock.monotonic()))
 
     async def trouble(self, name: str, order_id: str, reason: str) -> None:
         """Handle a device's report that it cannot carry out an order; without an order, that it takes no part at all."""
         if not order_id:
             if self._is_written(name, reason):
                 LOG.warning("%s takes no part: %s", name, reason, extra={"device": name})
-                await self._coordinator.turn(self._declined, name, reason)
+                await self._turns.step(self._declined, name, reason)
             return
         with contextlib.suppress(OrderClosed, UpdateRefused):
-            self._coordinator.book.order(name, order_id)
+            self._state.book.order(name, order_id)
             await self.excuse(name, reason, troubled=reason != SPENT)
 
     def secure(self, name: str, message: SecureMessage) -> None:
         """Take in a device's answer in secure aggregation. Without it, the answer is ignored."""
         try:
-            (self._coordinator.masked if message.of_statistics else self._coordinator.secure).answered(name, message)
+            (self._masked if message.of_statistics else self._secure).answered(name, message)
         except UpdateRefused as refusal:
             if self._is_written(name, str(refusal)):
                 LOG.warning("%s takes no part in secure aggregation: %s", name, refusal, extra={"device": name})
 
     async def units(self, name: str, verdicts: Mapping[str, str]) -> None:
         """Show the operator which columns of a device do not fit the ranges of the schema. Unknown words are ignored."""
-        plan = self._coordinator.plan
+        plan = self._state.plan
         columns = {} if plan is None or plan.schema is None else plan.schema.columns
         ranged = {column for column in columns if columns[column].range is not None}
         odd = {column: verdict for column, verdict in verdicts.items() if column in ranged and verdict in UNIT_VERDICTS[1:]}
@@ -352,47 +297,57 @@ class Members:
             text = f"columns do not fit the schema's ranges, maybe by their unit: {named}"
             if self._is_written(name, text):
                 LOG.warning("%s: %s", name, text, extra={"device": name})
-                await self._coordinator.turn(self._noted, name, text)
+                await self._turns.step(self._noted, name, text)
 
     async def _noted(self, name: str, text: str) -> None:
         await self._update(name, note=text[:MAX_NOTE])
 
     def _is_written(self, name: str, text: str) -> bool:
-        return self._budget.allows(name, text, self._clock.monotonic())
+        return self._budget.allows(name, text, self._state.clock.monotonic())
 
     async def _declined(self, name: str, reason: str) -> None:
         """Note that a device takes no part. It ends its stream next; if it returns in time, it gets its order again."""
         await self._update(name, note=reason[:MAX_NOTE])
-        self._activity.enter(name, DeviceStage.ABSENT, reason)
+        self._state.activity.enter(name, DeviceStage.ABSENT, reason)
 
     def readmit(self, name: str) -> None:
         """Let a device in under the name of a revoked one, as the operator has decided."""
-        self._coordinator.revoked.readmit(name)
+        self._state.revoked.readmit(name)
 
     async def shut_out(self, error_for: dict[str, AttuneError]) -> int:
         """End the streams of these devices, each with its error, and return how many devices stay connected."""
         for name, error in error_for.items():
-            if not self._coordinator.revoked.add(name, error):
+            if not self._state.revoked.add(name, error):
                 continue
             LOG.warning("%s: %s", name, error, extra={"device": name})
             stream = self._streams.get(name)
             if stream is not None:
                 stream.close(error)
                 self.disconnect(stream)
-            await self._coordinator.turn(self._expel, name, str(error))
+            await self._turns.step(self._expel, name, str(error))
         return len(self._streams)
 
     async def _expel(self, name: str, reason: str) -> None:
         await self._update(name, note=reason[:MAX_NOTE])
-        self._activity.enter(name, DeviceStage.ABSENT, reason)
-        await self._coordinator.expel(name)
-        self._coordinator.secure.drop(name, reason)
-        self._coordinator.masked.drop(name, reason)
+        self._state.activity.enter(name, DeviceStage.ABSENT, reason)
+        await self.expel(name)
+        self._secure.drop(name, reason)
+        self._masked.drop(name, reason)
+
+    async def expel(self, name: str) -> None:
+        """Continue the round without a revoked device, and remove its update from the inbox. The caller must have the turn."""
+        state, before = self._state, self._state.round.record
+        self._orders.count_votes_anew()
+        await self._handle(events.Expelled(name, state.clock.monotonic()))
+        # An aggregation under way is not started again, and it still reads this update.
+        if before.phase is not events.Phase.AGGREGATING or name not in before.cohort:
+            discard = partial(state.executors.disk, state.inbox.discard, before.order_of(name))
+            await state.troubles.overcome("expelling a device", discard)
 
     async def _known(self, names: Collection[str]) -> list[DeviceRecord]:
-        return await self._coordinator.troubles.overcome("reading who is known", lambda: self._ledger.devices(names))
+        read = partial(self._state.storage.ledger.devices, names)
+        return await self._state.troubles.overcome("reading who is known", read)
 
     async def _update(self, name: str, **fields: Any) -> None:
-        await self._coordinator.troubles.overcome(
-            "writing who is connected", lambda: self._ledger.update_device(name, **fields)
-        )
+        write = partial(self._state.storage.ledger.update_device, name, **fields)
+        await self._state.troubles.overcome("writing who is connected", write)

@@ -1,7 +1,7 @@
 """Refused callers and the reasons: a line in the log, a row in the ledger, a note on the device, a line in the audit log.
 
 Refusals are cheap for the server: one entry per minute for each caller and kind, a bounded number per minute in all, and one
-line of the audit log per hour.
+line of the audit log per hour. The reports of a device are bounded in bytes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 from attune.common.errors import AttuneError
@@ -92,3 +93,42 @@ class Refusals:
         """Drop old counters, so that memory is bounded."""
         if len(self._seen) > 2 * KEPT:
             self._seen = {key: seen for key, seen in self._seen.items() if seen.written_at > now - AUDIT_EVERY_S}
+
+
+BYTES_A_MINUTE = 40_000  # of the reports of a device; two minutes meet in a moment, so a flood may get twice as many
+LINE_BYTES = 240  # of a line beside the report itself
+WINDOW_S = 60.0
+LEFT_OUT = "%s reports more than %d bytes a minute: its further reports in this minute are counted, and not written"
+COUNTED = "%s: %d reports were left out"
+
+
+class ReportBudget:
+    """Bytes that each device has reported in the present minute, and how many of its reports were left out."""
+
+    def __init__(self) -> None:
+        self._window_ends = float("-inf")
+        self._bytes: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"ReportBudget({len(self._bytes)} devices in this minute)"
+
+    def allows(self, name: str, text: str, now: float) -> bool:
+        """Count a report, and return whether it is written. A device above its budget gets two lines a minute.
+
+        Args:
+            name: The device.
+            text: Its report.
+            now: The present time (monotonic, seconds).
+        """
+        if now >= self._window_ends:
+            for device, number in self._left_out.items():
+                LOG.warning(COUNTED, device, number, extra={"device": device})
+            self._window_ends, self._bytes, self._left_out = now + WINDOW_S, Counter(), Counter()
+        self._bytes[name] += LINE_BYTES + len(text.encode())
+        if self._bytes[name] <= BYTES_A_MINUTE:
+            return True
+        if not self._left_out[name]:
+            LOG.warning(LEFT_OUT, name, BYTES_A_MINUTE, extra={"device": name})
+        self._left_out[name] += 1
+        return False

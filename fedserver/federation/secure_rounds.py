@@ -79,6 +79,7 @@ class SecureRounds:
         account: ExchangeAccount | None = None,
     ) -> None:
         self.on, self._minimum, self._wait_s = privacy.secure_aggregation, privacy.secure_devices, privacy.secure_wait_s
+        self.clip = privacy.secure_clip
         self._federation, self._spare, self._same_cohort = federation, privacy.secure_spare, privacy.same_cohort
         self._clock, self._turns, self._handle = clock, turns, handle
         self._exchanger = Exchanger(lambda name, message: streams.send(name, message), clock, account)

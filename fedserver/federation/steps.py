@@ -20,7 +20,7 @@ from attune.common.config import RoundSettings
 from attune.common.durable import NO_SPACE
 from attune.common.errors import AttuneError, DiskFull, HomeMismatch, LedgerBusy
 from attune.common.exchange.messages import WorkName
-from attune.fedserver.core.attendance import LIMIT, PATIENCE, SHARE
+from attune.fedserver.core.state import LIMIT, PATIENCE, SHARE
 from attune.fedserver.ports.blobs import INBOX, UPLOADS, Blobs
 from attune.fedserver.ports.ledger import MemberLedger
 from attune.fedserver.ports.storage import Storage
@@ -57,6 +57,10 @@ class Clock:
     stands: bool = False
 
 
+async def _raise(error: Exception) -> None:
+    raise error
+
+
 class Turns:
     """Queue of work, of which one piece has the turn."""
 
@@ -65,6 +69,7 @@ class Turns:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._began_at: float | None = None
         self.met: Callable[[BaseException], object] = store_of  # is told of errors that no caller hears: see Troubles.met
+        self.failed: Callable[[Exception], Coroutine[Any, Any, None]] = _raise  # is told, in the turn, of a step's error
 
     @property
     def busy_s(self) -> float:
@@ -74,6 +79,18 @@ class Turns:
     async def take(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run `work` in a turn, and return its result. Cancelling the caller does not cancel the work."""
         return await asyncio.shield(self.start(self._in_turn(work)))
+
+    async def step(self, work: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T | None:
+        """Run `work(*arguments)` in a turn. Its errors fail the federation's step and do not reach the caller (None)."""
+        return await self.take(partial(self.or_failed, work, *arguments))
+
+    async def or_failed(self, work: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T | None:
+        """Run `work(*arguments)` for a caller that has the turn, as `step` does."""
+        try:
+            return await work(*arguments)
+        except Exception as error:
+            await self.failed(error)
+            return None
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start work that needs no turn, and return its task."""

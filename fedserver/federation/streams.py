@@ -1,15 +1,23 @@
-"""Control streams of the devices, only the newest of each, and the devices that were revoked. They are in memory only."""
+"""Devices as this process sees them, in memory only: the newest control stream of each, its activity, and who was revoked.
+
+One thread writes. Any thread may read the activity, because it gets copies of values that never change.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import lru_cache
 
 from attune.common.errors import AttuneError, Replaced, Unreachable
 from attune.common.exchange.messages import Beat, Farewell, ToDevice
 from attune.common.plan import Profile
-from attune.common.protocol import CHANGE, EMPTY, LOCAL_SCALE
+from attune.common.protocol import CHANGE, EMPTY
+from attune.fedserver.core.messages import StrEnum
+
+REVOKED = "the operator of this federation has revoked {}"
 
 
 class RevokedDevices:
@@ -48,7 +56,7 @@ class Stream:
 
     __slots__ = (
         "_error", "_moves", "_progress", "_unsent", "_woken", "changes", "closed", "empty", "inline_bytes", "known", "name",
-        "process", "profile", "scales", "software",
+        "process", "profile", "software",
     )  # fmt: skip
 
     def __init__(
@@ -67,7 +75,6 @@ class Stream:
         self.inline_bytes = inline_bytes  # of blobs that the device takes within an order
         self.changes = CHANGE in known  # whether the device accepts a delta from the value that it holds
         self.empty = EMPTY in known  # whether the device has lost what it had of the run
-        self.scales = LOCAL_SCALE in known  # whether it can standardise by its own statistics
         self.known = _shared(frozenset(known))  # what the device can do (Hello.encodings)
         self._progress, self._moves = ("", 0.0), 0  # the order and the share of it that is done; how often that has changed
         self._unsent: list[ToDevice | Beat | None] = []  # an asyncio.Queue would take 3 KiB of each idle device
@@ -196,3 +203,64 @@ class Streams:
         """End every stream, because the server stops. Devices return when there is a server again."""
         for stream in self._streams.values():
             stream.close()
+
+
+KEPT_SPANS = 200  # of each device
+KEPT_ROUNDS = 50
+
+
+class DeviceStage(StrEnum):
+    """Stage of a device's work."""
+
+    WAITING = "waiting"
+    DOWNLOADING = "downloading"
+    TRAINING = "training"
+    EVALUATING = "evaluating"
+    SENDING = "sending"
+    ABSENT = "absent"
+    FINISHED = "finished"
+
+
+WORK = {"train": DeviceStage.TRAINING, "evaluate": DeviceStage.EVALUATING}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Time in which a device was in `stage`: from the unix time `began_at` to that of its next span."""
+
+    stage: DeviceStage
+    began_at: float
+    why: str = ""
+
+
+class DeviceActivity:
+    """Spans of all devices, and the times of the last closed rounds."""
+
+    def __init__(self, unix: Callable[[], float]) -> None:
+        self._unix = unix
+        self._spans: dict[str, tuple[Span, ...]] = {}  # an idle device has one: a deque would take 700 bytes of each
+        self._closed: deque[tuple[int, float]] = deque(maxlen=KEPT_ROUNDS)
+
+    def enter(self, name: str, stage: DeviceStage, why: str = "") -> None:
+        """Note that the device is in this stage now. Entering the same stage again changes only the reason."""
+        spans = self._spans.get(name, ())
+        if spans and spans[-1].stage is stage and why in ("", spans[-1].why):
+            return
+        self._spans[name] = (*spans[1 - KEPT_SPANS :], Span(stage, self._unix(), why))
+
+    def stage(self, name: str) -> DeviceStage | None:
+        """Return the stage of the device, or None if this process has not seen it."""
+        return self._spans[name][-1].stage if name in self._spans else None
+
+    def close_round(self, number: int) -> None:
+        self._closed.append((number, self._unix()))
+
+    @property
+    def spans(self) -> dict[str, tuple[Span, ...]]:
+        """Spans of each device that this process has seen, oldest first."""
+        return dict(self._spans)
+
+    def round_s(self) -> float | None:
+        """Return the mean seconds of the last rounds, or None before two were closed."""
+        closed = tuple(self._closed)
+        return (closed[-1][1] - closed[0][1]) / (len(closed) - 1) if len(closed) > 1 else None

@@ -20,7 +20,9 @@ from attune.common.privacy.noisy_statistics import NoisySums
 from attune.common.protocol import NOISY_STATISTICS, STATISTICS
 from attune.common.site_statistics import MOST_COLUMNS, Centre, SiteSketches, SiteSums
 from attune.common.text import clean, from_json
-from attune.fedserver.core.fleet_statistics import (
+from attune.fedserver.federation.masked_survey import MaskedSurvey
+from attune.fedserver.federation.streams import Streams
+from attune.fedserver.surveys.fleet_statistics import (
     FleetStatistics,
     centres_of,
     check_sketches,
@@ -29,9 +31,7 @@ from attune.fedserver.core.fleet_statistics import (
     fleet_statistics,
     survival_columns,
 )
-from attune.fedserver.core.noisy_fleet import NoisyQuestions, noisy_fleet
-from attune.fedserver.federation.masked_survey import MaskedSurvey
-from attune.fedserver.federation.streams import Streams
+from attune.fedserver.surveys.noisy_fleet import NoisyQuestions, noisy_fleet
 
 T = TypeVar("T")
 LONGEST_S = 600.0
@@ -98,7 +98,7 @@ class Survey:
             known = {name for profile in profiles.values() for name in columns_of(profile)}
             if lacking := [name for name in columns if name not in known]:
                 raise SettingError(f"no connected device has a column {clean(lacking[0])!r}")
-            without = {name: TOO_OLD for name in profiles if not self._knows(name, STATISTICS)}
+            without = {name: TOO_OLD for name in profiles if not self._streams.can(name, STATISTICS)}
             asked = profiles.keys() - without.keys()
             question = StatisticsRequest("", tuple(columns))
             reports = await self._pass(asked, question, patience_s)
@@ -127,7 +127,7 @@ class Survey:
         """Ask the connected devices for sums with noise, in one pass."""
         async with self._turn:
             profiles = self._streams.profiles()
-            without = {name: TOO_OLD for name in profiles if not self._knows(name, NOISY_STATISTICS)}
+            without = {name: TOO_OLD for name in profiles if not self._streams.can(name, NOISY_STATISTICS)}
             asked = {name: profile for name, profile in profiles.items() if name not in without}
             layout, withheld = noisy.layout(asked, columns)
             question = StatisticsRequest("", noisy_json=msgspec.json.encode(layout))
@@ -138,10 +138,6 @@ class Survey:
             )
             silent = dict.fromkeys(asked.keys() - answers.keys() - refused.keys(), SILENT)
             return await asyncio.to_thread(noisy_fleet, layout, answers, without | refused | silent, withheld)
-
-    def _knows(self, name: str, ability: str) -> bool:
-        stream = self._streams.get(name)
-        return stream is not None and ability in stream.known
 
     async def _pass(
         self, names: Collection[str], question: StatisticsRequest, patience_s: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -17,17 +17,18 @@ from attune.common.protocol import REWRITTEN
 from attune.common.task import TaskName
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.advice import advice
-from attune.fedserver.core.messages import OrderId
+from attune.fedserver.core.messages import Acknowledge, OrderId, Reported
 from attune.fedserver.core.records import DeviceRecord, Report
-from attune.fedserver.executors import Executors
-from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.device_activity import DeviceStage
-from attune.fedserver.federation.members import Members
+from attune.fedserver.core.round import step
+from attune.fedserver.federation.federation_state import FederationState, Handle
+from attune.fedserver.federation.secure_rounds import SecureRounds
 from attune.fedserver.federation.steps import can_pass
+from attune.fedserver.federation.streams import DeviceStage
 from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.ports.lab import Arrived
-from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.stores.uploads import Sink, Uploads
+
+Excuse = Callable[[str, str], Awaitable[None]]
 
 
 class _PendingUpload:
@@ -71,12 +72,18 @@ class PendingUploads:
 class Updates:
     """Announced blobs that arrive, and the updates that name them."""
 
-    def __init__(
-        self, coordinator: Coordinator, members: Members, uploads: Uploads, ledger: Ledger, executors: Executors
-    ) -> None:
-        self._coordinator, self._members = coordinator, members
-        self._uploads, self._ledger, self._executors = uploads, ledger, executors
-        self.pending_uploads, self.revoked = PendingUploads(), coordinator.revoked
+    def __init__(self, state: FederationState, handle: Handle, excuse: Excuse, secure: SecureRounds) -> None:
+        """Take over the parts of a federation.
+
+        Args:
+            state: The federation.
+            handle: Tells the round what has happened.
+            excuse: Lets the round go on without a device, for a reason.
+            secure: The exchanges of the round that is being closed.
+        """
+        self._state, self._handle, self._excuse, self._secure = state, handle, excuse, secure
+        self._settings, self._executors, self._uploads = state.settings.server, state.executors, Uploads(state.storage)
+        self.pending_uploads, self.revoked = PendingUploads(), state.revoked
         self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # --- uploads
@@ -95,7 +102,7 @@ class Updates:
         sink = await self._executors.disk(self._uploads.sink, name, target, max_bytes)
         if target.offset > sink.offset:
             raise UpdateRefused(f"{name} goes on with {target.part} at {target.offset}; only {sink.offset} bytes are here")
-        self._coordinator.activity.enter(name, DeviceStage.SENDING)
+        self._state.activity.enter(name, DeviceStage.SENDING)
         return sink
 
     async def write(self, name: str, target: UploadTarget, sink: Sink, frames: Sequence[bytes]) -> None:
@@ -138,16 +145,15 @@ class Updates:
         returns = self._parts_for(name, target.order_id)
         if target.part not in returns:
             raise UpdateRefused(f"{name} sends {target.part[:40]!r}; its order asks for {', '.join(returns) or 'metrics only'}")
-        limit = self._coordinator.settings.server.max_blob_bytes
-        return min(self._coordinator.max_bytes[target.part], limit)
+        limit = self._settings.max_blob_bytes
+        return min(self._state.max_bytes[target.part], limit)
 
     def _parts_for(self, name: str, order_id: str) -> Sequence[str]:
         """Return the parts that a device may upload now; under secure aggregation only when masked updates are waited for."""
-        secure = self._coordinator.secure
-        if not secure.on:
-            return self._coordinator.book.order(name, order_id).returns
-        if secure.awaits(OrderId.parse(order_id, name)):
-            return sorted(self._coordinator.max_bytes)
+        if not self._secure.on:
+            return self._state.book.order(name, order_id).returns
+        if self._secure.awaits(OrderId.parse(order_id, name)):
+            return sorted(self._state.max_bytes)
         raise OrderClosed(f"no masked update for {order_id} is waited for")
 
     # --- updates
@@ -162,7 +168,7 @@ class Updates:
             DiskFull: The disk has no room.
         """
         await self.pending_uploads.wait(name, [ref.digest for ref in update.parts])
-        return await self._coordinator.turns.carry(self._submit(name, update))
+        return await self._state.turns.carry(self._submit(name, update))
 
     async def _submit(self, name: str, update: Update) -> Receipt:
         async with self._alone[name]:  # a device that lost its stream sends again while its first call is still at work
@@ -170,48 +176,65 @@ class Updates:
             if update.attempt:
                 return await self._submit_masked(name, update)
             try:
-                order = self._coordinator.book.order(name, update.order_id)
+                order = self._state.book.order(name, update.order_id)
             except OrderClosed as closed:
                 return Receipt(late=str(closed))
             order_id, loss = OrderId(order.work, order.round, name), None
-            if name not in self._coordinator.round.reported:
+            if name not in self._state.round.reported:
                 loss = (await self._accept(order_id, order, update)).loss
-            if await self._coordinator.report(order_id, loss):
+            if await self.report(order_id, loss):
                 return Receipt()
-            await self._executors.disk(self._coordinator.inbox.discard, order_id)
+            await self._executors.disk(self._state.inbox.discard, order_id)
             return Receipt(late=f"round {order.round} is closed")
+
+    async def report(self, order: OrderId, loss: float | None = None) -> bool:
+        """Tell the round that the update or evaluation for this order is durable in the inbox.
+
+        Returns:
+            Whether it counts; False if it is late.
+        """
+        state = self._state
+        event = Reported(order.client, order.round, state.clock.monotonic(), order.work, loss)
+        counts = await state.turns.step(self._handle, event)
+        if counts is None:
+            # A later step has failed, but the update is durable. So the present round decides whether it counts.
+            taken = step(state.rules, state.round, event, state.clock.unix())
+            state.round, counts = taken.state, Acknowledge(order.client, accepted=True) in taken.effects
+        if (stage := state.activity.stage(order.client)) is not None and stage is not DeviceStage.ABSENT:
+            state.activity.enter(order.client, DeviceStage.WAITING)
+        return counts
 
     async def _submit_masked(self, name: str, update: Update) -> Receipt:
         """Take in the masked parts of an update, which the round's exchange waits for."""
-        order_id, secure = OrderId.parse(update.order_id, name), self._coordinator.secure
-        if not secure.awaits(order_id, update.attempt):
+        order_id = OrderId.parse(update.order_id, name)
+        if not self._secure.awaits(order_id, update.attempt):
             return Receipt(late=f"attempt {update.attempt} of {order_id} is over")
         sent, here = {ref.part: ref.digest for ref in update.parts}, dict[str, Blob]()
         try:
-            if sorted(sent) != sorted(self._coordinator.max_bytes) or any(ref.encoding for ref in update.parts):
-                raise UpdateRefused(f"{name} handed in {sorted(sent)}; {sorted(self._coordinator.max_bytes)} are masked")
+            if sorted(sent) != sorted(self._state.max_bytes) or any(ref.encoding for ref in update.parts):
+                raise UpdateRefused(f"{name} handed in {sorted(sent)}; {sorted(self._state.max_bytes)} are masked")
             await self._take_in(order_id, update)
             for part, digest in sent.items():
                 here[part] = await self._executors.disk(self._uploads.take, name, part, digest)
             for part, blob in here.items():
-                await self._coordinator.lab.arrive(name, part, blob, "", served=True, max_norm=0.0)
-            await self._executors.disk(self._coordinator.inbox.accept_masked, order_id, update.attempt, here)
+                await self._state.lab.arrive(name, part, blob, "", served=True, max_norm=0.0)
+            await self._executors.disk(self._state.inbox.accept_masked, order_id, update.attempt, here)
         except UnknownBlob:
             raise
         except AttuneError as refusal:
             if not can_pass(refusal):
-                secure.drop(name, str(refusal))
+                self._secure.drop(name, str(refusal))
             raise
         await self._executors.disk(self._uploads.discard, set(here.values()))
-        return Receipt() if secure.accepted(order_id, update.attempt) else Receipt(late="its exchange is over")
+        return Receipt() if self._secure.accepted(order_id, update.attempt) else Receipt(late="its exchange is over")
 
     async def _accept(self, order_id: OrderId, order: Order, update: Update) -> Report:
         """Put the update and its report into the inbox. If it is refused, the round does not wait for the device any longer."""
         name, here = order_id.client, dict[str, Blob]()
         try:
-            row = row_of(order_id, update, await self._ledger.device(name), self._coordinator.task)
+            row = row_of(order_id, update, await self._state.storage.ledger.device(name), self._state.task)
             sent = {ref.part: ref.digest for ref in update.parts}
-            returns = sorted(order.returns) if not self._coordinator.secure.on else []  # masked parts come later
+            returns = sorted(order.returns) if not self._secure.on else []  # masked parts come later
             if sorted(sent) != returns:
                 raise UpdateRefused(f"{name} handed in {sorted(sent)}; its order asks for {returns}")
             if wrong := [ref.part for ref in update.parts if ref.encoding != order.encodings.get(ref.part, "")]:
@@ -223,7 +246,7 @@ class Updates:
             arrived = await self._arrive(name, order, blobs)
             values = {part: part_update.blob for part, part_update in arrived.items()}
             facts = {part: part_update.facts for part, part_update in arrived.items() if part_update.facts}
-            await self._executors.disk(self._coordinator.inbox.accept, order_id, row, values, facts)
+            await self._executors.disk(self._state.inbox.accept, order_id, row, values, facts)
         except UnknownBlob:
             raise
         except AttuneError as refusal:
@@ -232,7 +255,7 @@ class Updates:
             if isinstance(refusal, Damaged) and refusal.name in parts:
                 raise UnknownBlob(f"{name} sends {parts[refusal.name]} again: upload it, then submit again") from None
             if not can_pass(refusal):
-                await self._members.excuse(name, f"update refused: {refusal} - {advice(refusal.kind)}")
+                await self._excuse(name, f"update refused: {refusal} - {advice(refusal.kind)}")
             raise
         await self._executors.disk(self._uploads.discard, {*blobs.values(), *values.values()})
         return row
@@ -246,8 +269,8 @@ class Updates:
         return arrived
 
     async def _checked(self, name: str, order: Order, blobs: Mapping[str, Blob]) -> dict[str, Arrived]:
-        lab, served = self._coordinator.lab, {ref.part for ref in order.downloads}
-        max_norm = self._coordinator.settings.server.max_update_norm
+        lab, served = self._state.lab, {ref.part for ref in order.downloads}
+        max_norm = self._settings.max_update_norm
         return {
             part: await lab.arrive(name, part, blob, order.encodings.get(part, ""), part in served, max_norm)
             for part, blob in blobs.items()
@@ -255,7 +278,7 @@ class Updates:
 
     async def _take_in(self, order_id: OrderId, update: Update) -> None:
         """Store the blobs that came within the update, as if they were uploaded."""
-        limit = self._coordinator.settings.server.inline_bytes
+        limit = self._settings.inline_bytes
         if sum(len(ref.data) for ref in update.parts) > limit:
             raise LimitExceeded(f"{order_id.client} sent more than {limit} bytes of blobs within its update: upload them")
         for ref in update.parts:

@@ -134,7 +134,7 @@ class ClientNoise(Unchanged):
     def on_cohort(self, cohort: Cohort, context: RoundContext) -> Cohort:
         """Return the one update. Without any device it is the present value with noise alone."""
         before = context.before("")
-        assert before is not None  # noqa: S101 - core.client_settings refuses parts of which changes are handed in
+        assert before is not None  # noqa: S101 - core.client_privacy refuses parts of which changes are handed in
         clip = self._clip if self._quantile is None else context.norms.get(CLIP, self._clip)
         norms = {update.client: change_norm(update.source, before) for update in cohort.updates}
         factors = {name: min(1.0, clip / norm) if norm else 1.0 for name, norm in norms.items()}

@@ -11,7 +11,7 @@ from attune.common.models import registry
 from attune.common.models.registry import size_bytes
 from attune.common.plan import ModelSpec, Profile
 from attune.common.task import TASKS, TIME_AND_EVENT
-from attune.fedserver.core.client_settings import with_noise
+from attune.fedserver.core.client_privacy import with_noise
 from attune.fedserver.core.conflicts import check_conflicts
 from attune.fedserver.core.planning import ResolvedSettings, make_plan, roles_of
 from attune.fedserver.core.scale import check_bounds

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 from typing import cast, get_args
 
 import msgspec
@@ -25,25 +24,41 @@ from attune.common.models.registry import build
 from attune.common.models.structure import components_by_part, tensors_of
 from attune.common.plan import Plan
 from attune.common.wire.blobs import Blob
-from attune.common.wire.files import TensorFile, TensorWriter, write_tensors
+from attune.common.wire.files import TensorFile, TensorWriter
 from attune.common.wire.header import Manifest, layout_of
 from attune.common.wire.tensors import Cast, TensorSource
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot, Smaller
-from attune.fedserver.lab.aggregators.base import Aggregator, Tensors
+from attune.fedserver.lab.aggregators.base import Aggregator
 from attune.fedserver.lab.aggregators.described import ToldDescriptions
 from attune.fedserver.lab.build import Maker, aggregators_for, made
 from attune.fedserver.lab.chains import chain_of, noise_of
-from attune.fedserver.lab.checks import read_through
-from attune.fedserver.lab.packing import Packing
-from attune.fedserver.lab.stale_updates import weighed
+from attune.fedserver.lab.checks import read_through, weighed
+from attune.fedserver.lab.served_values import ServedValues
 from attune.fedserver.lab.unaggregated import stage_another, stage_earlier
 from attune.fedserver.lab.vault import Norms, NotFinite, StateRecipe, StateVault, earlier_slots, kept_slots
-from attune.fedserver.ports.blobs import SERVED, STATE, Blobs, blob_of
+from attune.fedserver.ports.blobs import STATE, Blobs, blob_of
 from attune.fedserver.ports.lab import Arrived, RoundOutcome, Served
 
 HEADER_SLACK_BYTES = 1 << 16  # another writer's safetensors header may be longer than ours
+
+
+@dataclass
+class _Closing:
+    """Round that is being closed.
+
+    Attributes:
+        norms: Norms of changes by part, with those of the staged state.
+        unmasking: Secrets that take the masks off its sum.
+        bounded: Devices whose change was bounded, each with its norm in medians.
+        without_vote: Those of them that did not count in some part.
+    """
+
+    norms: dict[str, dict[str, float]]
+    unmasking: Unmasking | None = None
+    bounded: dict[str, float] = field(default_factory=dict)
+    without_vote: set[str] = field(default_factory=set)
 
 
 class Engine:
@@ -69,7 +84,8 @@ class Engine:
         served: Blobs | None = None,
         make: Maker = made,
     ) -> None:
-        self._plan, self._blobs, self._closed, self._served = plan, blobs, closed, served or blobs
+        self._plan, self._blobs, self._closed = plan, blobs, closed
+        self._served = ServedValues(blobs, served or blobs)
         model = build(plan.model, plan.seed)
         body = body_of(model)
         self.body_digest = body.digest if body else ""
@@ -92,33 +108,21 @@ class Engine:
         self._chains = {
             part: chain_of(part, self._settings[part], transforms, self._noise, plan.task, initial[part]) for part in parts
         }
-        self._growth = {part: growth_of(part, transforms) for part in self._aggregators}
-        as_values = {part for part, settings in self._settings.items() if settings.returns == "values"}
-        self._rebased = {part for part in as_values if plan.returns.get(part) == "change"}  # maybe from an older state
-        # Client -> medians, of the round closed last; and those of them that did not count in some part.
-        self._bounded, self._without_vote = dict[str, float](), set[str]()
         self._norms: Norms = {}  # of the changes in earlier rounds
-        self._next_norms: dict[str, dict[str, float]] = {}  # with those of the staged state
         self._admitted: dict[str, bool] = {}  # since the present state became true: client -> whether it is a founder
         self._recipes: list[StateRecipe] = []  # of the present state and of those before it, the newest first
         self._next_recipe: StateRecipe | None = None  # of the staged one
-        self._unmasking: Unmasking | None = None  # of the round that is being closed
-        self._tried = False  # whether a round was aggregated, perhaps in part, without a commit
+        self._closing: _Closing | None = None  # the round that was aggregated, perhaps in part, without a commit
         self.manifests: dict[PartKind, Manifest] = {}
         for part, aggregator in self._aggregators.items():
             self.manifests[part] = travelling(self._settings[part], initial[part], by_part.get(part, {}))
             if not slots:
                 aggregator.start(initial[part])
-        self._generated: dict[tuple[str, str], Blob] = {}
-        self._cold_start: dict[str, Blob] = {}
-        self._generated_before: dict[tuple[str, str], Blob] = {}  # from the state before
-        self._lent: dict[tuple[str, str], Blob] = {}  # from older states, for orders that are still open
-        self._keeps_generated = False  # True once deltas from generated values are served
-        self._packing = Packing(blobs, self._write_served)
 
     def max_bytes(self) -> dict[str, int]:
         """Return for each part that devices hand in, in a fixed order, the largest blob that can be an answer."""
-        sizes = {part: layout_of(self.manifests[part]).size * self._growth[part] for part in sorted(self.manifests)}
+        transforms, manifests = settings_of(self._plan.transforms), sorted(self.manifests.items())
+        sizes = {part: layout_of(manifest).size * growth_of(part, transforms) for part, manifest in manifests}
         return {part: math.ceil(size) + HEADER_SLACK_BYTES for part, size in sizes.items()}
 
     def serve(self, clients: Sequence[str], founders: Collection[str] = (), solved: bool = True) -> Served:
@@ -130,9 +134,10 @@ class Engine:
         self._admit({client: client in founders for client in clients})
         for part, aggregator in self._by_name(solved):
             slots = {client: aggregator.slot(client) for client in clients}
-            self._generate(part, aggregator, [client for client in sorted(clients) if slots[client] is None])
+            without = [client for client in sorted(clients) if slots[client] is None]
+            self._served.generate(part, aggregator, without, self._closed)
             for client, slot in slots.items():
-                served[client][part] = self._generated[part, client] if slot is None else self._whole(part, slot)
+                served[client][part] = self._served.generated[part, client] if slot is None else self._whole(part, slot)
         return served
 
     def _by_name(self, solved: bool = True) -> list[tuple[PartKind, Aggregator]]:
@@ -143,10 +148,10 @@ class Engine:
         slots, refused = earlier_slots(self._slots(), self._recipes, self._closed, version, self._blobs)
         if refused:
             return self.serve(clients, founders, solved)
-        earlier = Engine(self._plan, slots, self._blobs, version, served=self._served)
+        earlier = Engine(self._plan, slots, self._blobs, version, served=self._served.store)
         earlier.told.take(self.told.by_client)
         served = earlier.serve(clients, founders, solved)
-        self._lent |= earlier._generated
+        self._served.lend(earlier._served)
         return served
 
     def _whole(self, part: PartKind, slot: str) -> Blob:
@@ -165,40 +170,21 @@ class Engine:
     def cold_start(self) -> dict[str, Blob]:
         """Return for each part what an unknown device is served. Devices compare their own model with it."""
         for part, aggregator in self._by_name(solved=False):
-            if part not in self._cold_start:
+            if part not in self._served.cold_start:
                 tensors = aggregator.cold_start()
-                self._cold_start[part] = (
-                    self._whole(part, tensors) if isinstance(tensors, str) else self._write_served(part, tensors)
+                self._served.cold_start[part] = (
+                    self._whole(part, tensors) if isinstance(tensors, str) else self._served.write(part, tensors)
                 )
-        return self._cold_start
-
-    def _generate(self, part: str, aggregator: Aggregator, clients: Sequence[str]) -> None:
-        missing = [client for client in clients if (part, client) not in self._generated]
-        if missing:
-            for client, tensors in aggregator.generate(missing):
-                name = f"{part}.{client}.{self._closed}"  # what was generated from the state before may still be there
-                self._generated[part, client] = self._write_served(name, tensors)
-
-    def _write_served(self, name: str, tensors: Tensors) -> Blob:
-        create = partial(self._served.create, f"{SERVED}{name}.safetensors", durable=False)
-        return write_tensors(create, tensors)
+        return self._served.cold_start
 
     def pack(self, blobs: Iterable[Blob]) -> dict[str, Blob]:
         """Return the smaller lossless form of served blobs, by digest, where there is one."""
-        return self._packing.whole(blobs)
+        return self._served.packing.whole(blobs)
 
     def changes(self, clients: Sequence[str], parts: Sequence[PartKind]) -> dict[str, Smaller]:
         """Return deltas of served values, as the port."""
-        self._keeps_generated = True
-        return self._packing.changes(self._renewed(clients, parts))
-
-    def _renewed(self, clients: Sequence[str], parts: Sequence[PartKind]) -> Iterator[tuple[Blob, Blob]]:
-        """Yield (what clients are served now, what they were served before the last commit), where that still exists."""
-        for part, client in product(sorted(self._aggregators.keys() & set(parts)), clients):
-            slot, vault = self._aggregators[part].slot(client), self._vaults[part]
-            base = self._generated_before.get((part, client)) if slot is None else vault.before(slot)
-            if base is not None:
-                yield (self._generated[part, client] if slot is None else vault.blob(slot)), base
+        asked = {part: self._aggregators[part] for part in sorted(self._aggregators.keys() & set(parts))}
+        return self._served.changes(asked, self._vaults, clients)
 
     def arrive(
         self, client: str, part: PartKind, blob: Blob, encoding: str = "", served: bool = True, max_norm: float = 0.0
@@ -225,9 +211,13 @@ class Engine:
 
     def _base(self, client: str, part: PartKind, stack: ExitStack) -> TensorFile | None:
         """Return a client's values of a part before its training; None if it hands in their delta."""
-        values = self._settings[part].returns == "values" and part not in (*self._rebased, SOLVED)
+        values = self._settings[part].returns == "values" and part != SOLVED and not self._is_rebased(part)
         slot = self._aggregators[part].slot(client) if values else None
         return self._opened(self._vaults[part].blob(slot), stack) if slot else None
+
+    def _is_rebased(self, part: PartKind) -> bool:
+        """Return whether devices hand in changes, maybe from an older state, where the aggregator takes values."""
+        return self._settings[part].returns == "values" and self._plan.returns.get(part) == "change"
 
     def aggregate(
         self,
@@ -237,55 +227,57 @@ class Engine:
         unmasking: Unmasking | None = None,
     ) -> RoundOutcome:
         """Aggregate accepted updates into the next state, staged in the vaults, with the recipe that made it; as the port."""
-        self._unmasking = unmasking
+        closing = self._take_back(unmasking)
         try:
-            metrics = self._close(entries, adaptation, founders)
+            metrics = self._close(closing, entries, adaptation, founders)
         except (NotFinite, NotASum) as error:
-            self._take_back()
-            self._note_recipe(None, {}, [])
-            return RoundOutcome({}, [], dict(self._bounded), sorted(self._without_vote), str(error))
+            self._note_recipe(self._take_back(), None, {}, [])
+            return RoundOutcome({}, [], closing.bounded, sorted(closing.without_vote), str(error))
         slots = self.staged_slots()
-        self._note_recipe(adaptation, entries, slots)
-        return RoundOutcome(metrics, slots, dict(self._bounded), sorted(self._without_vote))
+        self._note_recipe(closing, adaptation, entries, slots)
+        return RoundOutcome(metrics, slots, closing.bounded, sorted(closing.without_vote))
 
     def follow(self, recipe: StateRecipe) -> list[Slot]:
         """Stage again what `aggregate` once staged."""
-        self._norms, self._unmasking = recipe.norms_before, recipe.unmasking
+        self._norms = recipe.norms_before
         self._admitted.update({client: client in recipe.founders for client in recipe.admitted})
         self.told.take(recipe.descriptions)
-        self._close(recipe.entries, recipe.adaptation, recipe.founders)
+        self._close(self._take_back(recipe.unmasking), recipe.entries, recipe.adaptation, recipe.founders)
         return self.staged_slots()
 
     def go_back(self, to: int) -> RoundOutcome:
         """Stage the state after the round `to` as the next one, as the port."""
-        self._take_back()
-        present = self._slots()
+        closing, present = self._take_back(), self._slots()
         slots, refused = earlier_slots(present, self._recipes, self._closed, to, self._blobs)
         stage_earlier(self._vaults, present, slots)
-        return self._unaggregated(refused)
+        return self._unaggregated(closing, refused)
 
     def another_start(self) -> RoundOutcome:
         """Stage a state near the present one as the next one, as the port."""
-        self._take_back()
+        closing = self._take_back()
         stage_another(self._vaults, self._aggregators, self._plan.seed, self._closed)
-        return self._unaggregated()
+        return self._unaggregated(closing)
 
-    def _unaggregated(self, refused: str = "") -> RoundOutcome:
+    def _unaggregated(self, closing: _Closing, refused: str = "") -> RoundOutcome:
         """Return the outcome of a state that was staged without an aggregator."""
         self._aggregators = self._make()
-        self._note_recipe(None, {}, [])
+        self._note_recipe(closing, None, {}, [])
         return RoundOutcome({}, self.staged_slots(), refused=refused)
 
     def _slots(self) -> list[Slot]:
         return [slot for _, vault in sorted(self._vaults.items()) for slot in vault.slots()]
 
     def _note_recipe(
-        self, adaptation: AdaptationSpec | None, entries: Mapping[str, AcceptedUpdate], made: Sequence[Slot]
+        self,
+        closing: _Closing,
+        adaptation: AdaptationSpec | None,
+        entries: Mapping[str, AcceptedUpdate],
+        made: Sequence[Slot],
     ) -> None:
         """Note how the staged state was made; for one that no aggregator made, only what it replaces."""
         replaced = [slot for _, vault in sorted(self._vaults.items()) for slot in vault.replaced_slots()]
         admitted, founding = sorted(self._admitted), sorted(name for name, founder in self._admitted.items() if founder)
-        norms, secrets = (self._norms, self._next_norms), self._unmasking if entries else None
+        norms, secrets = (self._norms, closing.norms), closing.unmasking if entries else None
         said = {client: self.told.by_client[client] for client in admitted if client in self.told.by_client}
         self._next_recipe = StateRecipe(
             self._closed + 1, adaptation, admitted, dict(entries), replaced, made, founding, *norms, secrets, said
@@ -294,10 +286,12 @@ class Engine:
         fail_at(SERVER, self._next_recipe.round, "aggregated")
 
     def _close(
-        self, entries: Mapping[str, AcceptedUpdate], adaptation: AdaptationSpec | None, founders: Collection[str]
+        self,
+        closing: _Closing,
+        entries: Mapping[str, AcceptedUpdate],
+        adaptation: AdaptationSpec | None,
+        founders: Collection[str],
     ) -> dict[str, float]:
-        self._take_back()
-        self._bounded, self._without_vote = {}, set()
         votes = adaptation is None or adaptation.common  # if only newcomers' own values are fitted, no update can harm others
         # An earlier try or another process may have admitted clients. The next state and its recipe must have all of them.
         self._admit(self._admitted | {client: client in founders for client in entries})
@@ -305,7 +299,8 @@ class Engine:
         for part in sorted(self._aggregators if adaptation is None else adaptation.returns):
             aggregator = self._aggregators[part]
             with ExitStack() as stack:
-                cohort = self._cohort(part, {n: entry for n, entry in entries.items() if part in entry.parts}, votes, stack)
+                theirs = {name: entry for name, entry in entries.items() if part in entry.parts}
+                cohort = self._cohort(closing, part, theirs, votes, stack)
                 if self._chains[part].sealed_by:
                     metrics |= {key: value for update in cohort.updates for key, value in update.facts.items()}
                 numbers = aggregator.close_round(cohort.updates) if votes else aggregator.fit(cohort.updates)
@@ -314,17 +309,18 @@ class Engine:
                 metrics |= {f"{part}.{key}": value for key, value in numbers.items()}
         return metrics
 
-    def _cohort(self, part: PartKind, entries: Mapping[str, AcceptedUpdate], votes: bool, stack: ExitStack) -> Cohort:
+    def _cohort(
+        self, closing: _Closing, part: PartKind, entries: Mapping[str, AcceptedUpdate], votes: bool, stack: ExitStack
+    ) -> Cohort:
         """Return a cohort's updates of a part as its aggregator gets them."""
-        norms = self._next_norms.setdefault(part, {})
-        base = partial(self._base, part=part, stack=stack)
-        context = RoundContext(part, self._closed + 1, base, votes, self._bounded, norms=norms, unmasking=self._unmasking)
+        norms, base = closing.norms.setdefault(part, {}), partial(self._base, part=part, stack=stack)
+        context = RoundContext(part, self._closed + 1, base, votes, closing.bounded, norms=norms, unmasking=closing.unmasking)
         context.manifest, context.inputs = self.manifests[part], self._inputs(part, entries)
         context.attempt = max((entry.attempt for entry in entries.values()), default=0)
         cohort = Cohort(part, tuple(self._update(part, name, entry, stack) for name, entry in sorted(entries.items())))
         cohort = self._chains[part].on_cohort(cohort, context)
-        self._without_vote |= context.without_vote
-        slot = self._aggregators[part].slot("") if part in self._rebased else None
+        closing.without_vote |= context.without_vote
+        slot = self._aggregators[part].slot("") if self._is_rebased(part) else None
         present = None if slot is None else self._opened(self._vaults[part].blob(slot), stack)
         fresh = {name: entry.fresh for name, entry in entries.items()}  # a sum of updates has no name
         returns = self._settings[part].returns
@@ -345,14 +341,14 @@ class Engine:
         update = PartUpdate(name, float(samples), values, facts=entry.facts.get(part, {}))
         return update.sealed(sealed_by) if sealed_by else update
 
-    def _take_back(self) -> None:
+    def _take_back(self, unmasking: Unmasking | None = None) -> _Closing:
         """Forget what was staged and not committed, as a restart does: the round is closed again from the durable state."""
-        if self._tried:
+        if self._closing is not None:
             for vault in self._vaults.values():
                 vault.take_back()
             self._aggregators, self._next_recipe = self._make(), None
-        self._next_norms = {part: dict(norms) for part, norms in self._norms.items()}
-        self._tried = True
+        self._closing = _Closing({part: dict(norms) for part, norms in self._norms.items()}, unmasking)
+        return self._closing
 
     def _opened(self, blob: Blob, stack: ExitStack) -> TensorFile:
         return stack.enter_context(TensorFile(self._blobs.open(blob)))
@@ -378,13 +374,9 @@ class Engine:
         if self._next_recipe is not None:
             self._closed, self._norms = self._next_recipe.round, self._next_recipe.norms
             self._recipes, self._next_recipe = [self._next_recipe, *self._recipes], None
-        self._tried = False
-        kept = self._generated if self._keeps_generated else {}
-        old = (*self._generated_before.values(), *self._generated.values(), *self._cold_start.values(), *self._packing.take())
-        lent, self._lent = self._lent, {key: blob for key, blob in (self._lent | self._generated).items() if key[1] in holders}
-        gone = {blob.name for blob in (*old, *lent.values())} - {blob.name for blob in (*kept.values(), *self._lent.values())}
-        self._served.remove([name for name in sorted(gone) if name.startswith(SERVED)])
-        self._generated, self._generated_before, self._cold_start, self._admitted = {}, kept, {}, {}
+        self._closing = None
+        self._served.settle(holders)
+        self._admitted = {}
 
     def forget(self, oldest: int) -> None:
         """Remove the recipes that lead back beyond the state after the round `oldest`, and their blobs, as the port.

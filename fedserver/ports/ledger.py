@@ -19,9 +19,9 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from attune.common.plan import Plan
+from attune.fedserver.choosing.race_course import Race
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.planning import ResolvedSettings, resolve
-from attune.fedserver.core.race_course import Race
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
 
 Role = Literal["device", "operator"]

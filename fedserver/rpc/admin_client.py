@@ -12,11 +12,11 @@ from attune.common.grpc_errors import from_rpc
 from attune.common.identity.client_tls import channel_credentials, channel_options
 from attune.common.identity.credential import Credential
 from attune.common.text import from_json
-from attune.fedserver.core.fleet_statistics import FleetStatistics
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.registrar import OPERATOR
 from attune.fedserver.pb.admin_pb2 import PauseRequest, StatisticsQuestion, TroublesRequest, WakeRequest
 from attune.fedserver.pb.admin_pb2_grpc import AdminStub
+from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 
 TIMEOUT_S = 10.0
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104

@@ -10,8 +10,9 @@ import grpc
 import msgspec
 
 from attune.common.errors import CertificateRefused, SettingError
-from attune.fedserver.federation.coordinator import REVOKED, Coordinator
+from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
+from attune.fedserver.federation.streams import REVOKED
 from attune.fedserver.federation.survey import Survey
 from attune.fedserver.identity.admin import DAY_S, LONGEST_TTL_S, FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
@@ -43,7 +44,7 @@ class AdminService(AdminServicer):
 
     async def wake(self) -> int:
         """Read the database again, and return the number of connected devices. This goes on without the caller."""
-        return await self._coordinator.turns.carry(self._wake())
+        return await self._coordinator.state.turns.carry(self._wake())
 
     async def _wake(self) -> int:
         await self._registrar.refresh()
@@ -52,11 +53,11 @@ class AdminService(AdminServicer):
 
     async def Troubles(self, request: pb.TroublesRequest, context: grpc.aio.ServicerContext) -> pb.TroublesReply:  # noqa: N802
         """Return a line for each step that cannot be carried out now."""
-        return pb.TroublesReply(troubles=self._coordinator.troubles.lines)
+        return pb.TroublesReply(troubles=self._coordinator.state.troubles.lines)
 
     async def Pause(self, request: pb.PauseRequest, context: grpc.aio.ServicerContext) -> pb.PauseReply:  # noqa: N802
-        await self._coordinator.turns.carry(self._pause(request.paused))
-        record = self._coordinator.round.record
+        await self._coordinator.state.turns.carry(self._pause(request.paused))
+        record = self._coordinator.state.round.record
         return pb.PauseReply(phase=str(record.phase), round=record.round)
 
     async def _pause(self, on: bool) -> None:
@@ -69,7 +70,7 @@ class AdminService(AdminServicer):
             raise SettingError(f"a token lives from a second to ten years, not {ttl_s:g} s")
         key = self._registrar.authority.public_key_compressed
         made = self._admin.new_token(key, request.uses or 1, ttl_s, only_for=request.only_for)
-        token = await self._coordinator.turns.carry(made)
+        token = await self._coordinator.state.turns.carry(made)
         await self._registrar.refresh()
         return pb.NewTokenReply(token=token)
 
@@ -79,11 +80,13 @@ class AdminService(AdminServicer):
     async def RevokeToken(  # noqa: N802
         self, request: pb.RevokeTokenRequest, context: grpc.aio.ServicerContext
     ) -> pb.RevokeTokenReply:
-        revoked, _ = await self._coordinator.turns.carry(self._decided(self._admin.revoke_token(request.id, request.devices)))
+        revoked, _ = await self._coordinator.state.turns.carry(
+            self._decided(self._admin.revoke_token(request.id, request.devices))
+        )
         return pb.RevokeTokenReply(revoked=revoked)
 
     async def Revoke(self, request: pb.RevokeRequest, context: grpc.aio.ServicerContext) -> pb.RevokeReply:  # noqa: N802
-        _, connected = await self._coordinator.turns.carry(self._decided(self._admin.revoke(request.name)))
+        _, connected = await self._coordinator.state.turns.carry(self._decided(self._admin.revoke(request.name)))
         return pb.RevokeReply(connected=connected)
 
     async def _decided(self, decision: Coroutine[Any, Any, T]) -> tuple[T, int]:

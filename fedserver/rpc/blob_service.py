@@ -19,8 +19,8 @@ from attune.common.pulse import Pulse
 from attune.common.wire.blobs import FRAME_BYTES, Pace, read_frames
 from attune.fedserver.core.orderbook import OrderBook
 from attune.fedserver.executors import Executors
-from attune.fedserver.federation.device_activity import WORK, DeviceActivity, DeviceStage
 from attune.fedserver.federation.direct_transfers import DirectTransfers
+from attune.fedserver.federation.streams import WORK, DeviceActivity, DeviceStage
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.rpc.auth import caller

@@ -74,10 +74,10 @@ async def watch(coordinator: Coordinator, limit_s: float, tell: Callable[[bool],
         await asyncio.sleep(limit_s / LOOKS)
         stuck_s = coordinator.stuck_s
         if stuck_s >= limit_s:
-            phase = coordinator.round.record.phase
-            coordinator.troubles.set(WATCHDOG, f"the step {phase} has made no headway for {limit_s:.0f} s or longer")
+            phase = coordinator.state.round.record.phase
+            coordinator.state.troubles.set(WATCHDOG, f"the step {phase} has made no headway for {limit_s:.0f} s or longer")
         else:
-            coordinator.troubles.clear(WATCHDOG)
+            coordinator.state.troubles.clear(WATCHDOG)
         if healthy != (stuck_s < limit_s):
             healthy = not healthy
             tell(healthy)

@@ -19,16 +19,13 @@ from attune.common.errors import LedgerBusy, LimitExceeded, PortInUse, TooMany
 from attune.common.exchange.protobuf import SERVICES
 from attune.fedserver import process
 from attune.fedserver.core.advice import HANDSHAKE
-from attune.fedserver.core.noisy_fleet import NoisyQuestions
 from attune.fedserver.descriptors import raise_limit
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.direct_transfers import DirectTransfers
-from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.refusals import Refusals
 from attune.fedserver.federation.steps import DOOR, try_stores
 from attune.fedserver.federation.survey import Survey, without_statistics
-from attune.fedserver.federation.updates import Updates
 from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
 from attune.fedserver.identity.server_tls import server_options
@@ -42,7 +39,7 @@ from attune.fedserver.rpc.connection_limiter import PAUSE_S, Bounds, ConnectionL
 from attune.fedserver.rpc.health import Health, watch
 from attune.fedserver.rpc.pulses import DevicePulses
 from attune.fedserver.rpc.service import FederationService
-from attune.fedserver.stores.uploads import Uploads
+from attune.fedserver.surveys.noisy_fleet import NoisyQuestions
 
 NEWS_S = 1.0  # between two looks for decisions that were made on other machines
 NEW_CONNECTIONS = "new connections"  # a trouble
@@ -65,25 +62,23 @@ class GrpcServer:
         direct: DirectStore | None = None,
     ) -> None:
         self._settings, self._registrar, self._coordinator = settings, registrar, coordinator
-        ledger, blobs = storage.ledger, storage.blobs
-        members = self.members = Members(coordinator, ledger)
-        updates = Updates(coordinator, members, Uploads(storage), ledger, executors)
+        state, members, updates = coordinator.state, coordinator.members, coordinator.updates
         self._health, self._refusals = Health(), refusals
         self._connections, self._port = ConnectionLimiter(Bounds.of(raise_limit()), settings.handshake_s), 0
         self._cut = False  # connections were cut since memory was returned
         self._mapped = self._returned = 0  # least size of a block of its own; ended connections whose memory was returned
         self._pulses = pulses = DevicePulses(settings.keepalive_s)
         options = server_options(handshake_s=settings.handshake_s, connections=self._connections.bounds.connections)
-        auth = Auth(registrar, coordinator.troubles, refusals, self._connections, coordinator.ready)
+        auth = Auth(registrar, state.troubles, refusals, self._connections, coordinator.ready)
         self._server = server = grpc.aio.server(interceptors=[auth], options=options)
-        resolved, masked = coordinator.settings, coordinator.masked
+        resolved, masked = state.settings, coordinator.masked
         noisy = NoisyQuestions(masked.federation, resolved.privacy, resolved.data)
-        survey = Survey(coordinator.streams, without_statistics(resolved.privacy), masked, noisy)
-        federation = FederationService(members, updates, registrar, pulses, survey, coordinator.turns)
-        self._direct = DirectTransfers(direct, coordinator.book, updates) if direct is not None else None
-        transfers = BlobService(coordinator.book, blobs, updates, executors, pulses, coordinator.activity, self._direct)
+        survey = Survey(state.streams, without_statistics(resolved.privacy), masked, noisy)
+        federation = FederationService(members, updates, registrar, pulses, survey, state.turns)
+        self._direct = DirectTransfers(direct, state.book, updates) if direct is not None else None
+        transfers = BlobService(state.book, storage.blobs, updates, executors, pulses, state.activity, self._direct)
         server.add_generic_rpc_handlers((federation.handler(), transfers.handler()))
-        self._storage, self._operators = storage, AdminService(coordinator, members, registrar, admin, ledger, survey)
+        self._storage, self._operators = storage, AdminService(coordinator, members, registrar, admin, storage.ledger, survey)
         admin_pb2_grpc.add_AdminServicer_to_server(self._operators, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         files: list[Any] = [admin_pb2, health_pb2]
@@ -118,14 +113,14 @@ class GrpcServer:
         }
         if self._direct is not None:
             watches["the watch on direct transfers"] = self._direct.watch
-        keep_up = self._coordinator.troubles.keep_up
+        keep_up = self._coordinator.state.troubles.keep_up
         watching = [asyncio.create_task(keep_up(step, watch)) for step, watch in watches.items()]
         try:
             yield
         finally:
             for task in watching:
                 task.cancel()
-            self._coordinator.streams.hang_up()
+            self._coordinator.state.streams.hang_up()
             await self._server.stop(STOP_GRACE_S)
             if self._direct is not None:
                 await self._direct.close()
@@ -152,15 +147,15 @@ class GrpcServer:
                     await self._operators.wake()
                     known = news
             except LedgerBusy as error:
-                self._coordinator.troubles.met(error)
-                self._coordinator.streams.hang_up()
+                self._coordinator.state.troubles.met(error)
+                self._coordinator.state.streams.hang_up()
 
     async def _try_stores(self) -> None:
-        coordinator, most = self._coordinator, self._settings.max_blob_bytes
+        state, most = self._coordinator.state, self._settings.max_blob_bytes
         while True:
             await asyncio.sleep(NEWS_S)
-            largest = min(most, max(coordinator.max_bytes.values(), default=0))
-            await try_stores(coordinator.troubles, self._storage, largest)
+            largest = min(most, max(state.max_bytes.values(), default=0))
+            await try_stores(state.troubles, self._storage, largest)
 
     async def _guard(self) -> None:
         """Enforce the limits on connections, in a thread."""
@@ -183,14 +178,14 @@ class GrpcServer:
         The memory of those that have ended goes back to the system, and that of idle ones is kept small.
         """
         # Before there is a plan no frames travel, and many devices enrol.
-        least = process.OWN_MAPPING_BYTES if self._coordinator.plan else process.ENROLLING_MAPPING_BYTES
+        least = process.OWN_MAPPING_BYTES if self._coordinator.state.plan else process.ENROLLING_MAPPING_BYTES
         if least != self._mapped:
             process.map_blocks(least)
             self._mapped = least
         if isinstance(look, OSError):
-            self._coordinator.troubles.set(DOOR, str(look.strerror))
+            self._coordinator.state.troubles.set(DOOR, str(look.strerror))
             return
-        self._coordinator.troubles.clear(DOOR)
+        self._coordinator.state.troubles.clear(DOOR)
         # To look for free blocks stops the process for up to seconds while a flood fills its memory.
         self._cut |= bool(look.too_much)
         calm = not look.too_much and not look.paused
@@ -205,6 +200,6 @@ class GrpcServer:
             for address, number in Counter(sock.peer[0] for sock in dropped).items():
                 self._refusals.tell(kind, f"{number} {why}", address)
         waits = f"they wait for {PAUSE_S:g} s, because of a flood; open ones go on" if look.paused else ""
-        self._coordinator.troubles.show(NEW_CONNECTIONS, waits)
+        self._coordinator.state.troubles.show(NEW_CONNECTIONS, waits)
         if self._connections.failing(begun, look.unfinished, time.monotonic()):
             self._refusals.tell(HANDSHAKE, "connections ended before their first call", "somebody")

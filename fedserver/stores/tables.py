@@ -18,8 +18,8 @@ import msgspec
 from attune.common.metrics import within_bounds
 from attune.common.plan import Plan
 from attune.common.text import converted, from_json
+from attune.fedserver.choosing.race_course import Race
 from attune.fedserver.core.messages import Record
-from attune.fedserver.core.race_course import Race
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
 from attune.fedserver.ports.ledger import AuditHead, Certificate, Refusal, Snapshot, Token
 

@@ -13,7 +13,7 @@ from attune.common.methods.registry import configured_on_device
 from attune.common.plan import Plan
 from attune.common.privacy.accountant import MEANING, NoisySteps, epsilon_of
 from attune.common.privacy.statement import mode_of, visible_of
-from attune.fedserver.core.client_settings import drawn_rate, releases
+from attune.fedserver.core.client_privacy import drawn_rate, releases
 from attune.fedserver.core.records import Report
 from attune.fedserver.ports.ledger import Snapshot
 

@@ -10,8 +10,8 @@ from typing import Any
 from attune.common.pictures import figures, page
 from attune.common.plan import FEWEST_ROWS
 from attune.common.text import aligned, clean
-from attune.fedserver.core.fleet_statistics import ColumnErrors, ColumnStatistics, FleetStatistics, Noise
-from attune.fedserver.core.kaplan_meier import KaplanMeier
+from attune.fedserver.surveys.fleet_statistics import ColumnErrors, ColumnStatistics, FleetStatistics, Noise
+from attune.fedserver.surveys.kaplan_meier import KaplanMeier
 
 HEADS = ("column", "devices", "rows", "missing", "mean", "deviation", "5 %", "median", "95 %", "between sites")
 SURVIVAL_HEADS = ("until", "at risk", "events", "survival")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from attune.fedserver.federation.device_activity import Span
+from attune.fedserver.federation.streams import Span
 from attune.fedserver.web.condensed import RoundLine, Totals
 
 Kind = Literal["server", "standby", "home", "folder", "simulation"]

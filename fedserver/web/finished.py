@@ -12,7 +12,7 @@ import msgspec
 
 from attune.common.errors import SettingError
 from attune.common.plan import run_name
-from attune.fedserver.federation.device_activity import DeviceActivity
+from attune.fedserver.federation.streams import DeviceActivity
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.arrays import ArrayFile
 from attune.fedserver.ports.ledger import Snapshot

@@ -15,8 +15,9 @@ from attune.common.config import ServerSettings
 from attune.common.durable import write_file
 from attune.common.errors import CertificateRefused, HomeMismatch, PortInUse
 from attune.common.text import from_json, newer_format
-from attune.fedserver.federation.coordinator import REVOKED, Coordinator
+from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
+from attune.fedserver.federation.streams import REVOKED
 from attune.fedserver.home import ServedAddress, ServerHome
 from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Registrar

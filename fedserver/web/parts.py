@@ -10,7 +10,7 @@ from attune import __version__
 from attune.common.metrics import METRICS
 from attune.common.paired import gain_of
 from attune.common.task import described
-from attune.fedserver.federation.device_activity import DeviceStage, Span
+from attune.fedserver.federation.streams import DeviceStage, Span
 from attune.fedserver.view.status import FINISHED, warnings_of
 from attune.fedserver.web.facts import PageFacts
 

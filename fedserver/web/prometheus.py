@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from attune.common.metrics import METRICS
 from attune.fedserver.core.accuracy import mean_metrics
 from attune.fedserver.core.messages import Phase
-from attune.fedserver.federation.device_activity import DeviceStage
+from attune.fedserver.federation.streams import DeviceStage
 from attune.fedserver.web.facts import PageFacts
 from attune.fedserver.web.parts import parts
 

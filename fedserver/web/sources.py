@@ -19,7 +19,7 @@ from attune.common.identity.credential import short_form
 from attune.common.plan import run_name
 from attune.common.text import clean, from_json
 from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.device_activity import DeviceActivity
+from attune.fedserver.federation.streams import DeviceActivity
 from attune.fedserver.home import BACKUP_MADE, ServerHome
 from attune.fedserver.identity.authority import authority_certificate_in
 from attune.fedserver.lab.aggregators.stored import MATRICES, Arrays, read_matrices
@@ -216,21 +216,21 @@ class RunningServer:
     standby = ""
 
     def __init__(self, coordinator: Coordinator, address: str, feed: FaultFeed) -> None:
-        self._coordinator, self.activity, self.address, self.feed = coordinator, coordinator.activity, address, feed
+        self._coordinator, self.activity, self.address, self.feed = coordinator, coordinator.state.activity, address, feed
 
     @property
     def troubles(self) -> Sequence[str]:
-        return self._coordinator.troubles.lines
+        return self._coordinator.state.troubles.lines
 
     def reported(self, snapshot: Snapshot) -> Collection[str]:
-        return self._coordinator.round.reported
+        return self._coordinator.state.round.reported
 
     def stuck(self) -> str:
-        limit_s = self._coordinator.settings.server.watchdog_s
+        limit_s = self._coordinator.state.settings.server.watchdog_s
         stuck_s = self._coordinator.stuck_s
         return f"a step has made no progress for {stuck_s:.0f} s" if limit_s and stuck_s >= limit_s else ""
 
     def trouble(self) -> str:
         if self._coordinator.error is not None:
             return f"failed: {self._coordinator.error}"
-        return self.stuck() or "; ".join(self._coordinator.troubles.keeping_out())
+        return self.stuck() or "; ".join(self._coordinator.state.troubles.keeping_out())

@@ -7,7 +7,7 @@ import pytest
 
 from attune.common.errors import UpdateRefused
 from attune.common.privacy.noisy_statistics import NoisyColumn, NoisyLayout, NoisySums
-from attune.fedserver.core.noisy_fleet import noisy_fleet
+from attune.fedserver.surveys.noisy_fleet import noisy_fleet
 
 LAYOUT = NoisyLayout("fed", "example", 1.0, 1e-5, None, {"sex": NoisyColumn(values=["f", "m"])}, ["0"])
 HONEST = NoisySums(100, 4.0, [40.0, 59.5, 0.5, 30.0])

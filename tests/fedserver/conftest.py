@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from attune.fedserver.ports.blobs import Blobs
-from attune.fedserver.ports.ledger import Ledger
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.memory import MemoryStorage
@@ -20,7 +19,7 @@ from attune.fedserver.stores.memory import MemoryStorage
 class World:
     """State that a process leaves behind, and the next one finds."""
 
-    ledger: Callable[[], Ledger]
+    opened: Callable[[], Storage]
     storage: Storage
 
     @property
@@ -43,9 +42,9 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         storage = MemoryStorage()  # its tables are SQLite's, in memory
         for target in ("sqlite3.connect", "builtins.open", "io.open", "os.open", "pathlib.Path.open"):
             monkeypatch.setattr(target, refuse)
-        return World(lambda: storage.ledger, storage)
+        return World(lambda: storage, storage)
     return world_on_disk(tmp_path)
 
 
 def world_on_disk(folder: Path) -> World:
-    return World(lambda: DiskStorage(folder).ledger, DiskStorage(folder))
+    return World(lambda: DiskStorage(folder), DiskStorage(folder))

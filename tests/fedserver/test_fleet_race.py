@@ -17,10 +17,10 @@ from attune.common.errors import AttuneError, FederationFailed, HomeMismatch, Po
 from attune.common.exchange.messages import Order
 from attune.common.protocol import SCORES
 from attune.fedserver import app, fleet_race, runs
+from attune.fedserver.choosing.race_course import Race, RunLeg
+from attune.fedserver.choosing.racing import ALONE
 from attune.fedserver.core import planning
 from attune.fedserver.core.messages import Phase, Record
-from attune.fedserver.core.race_course import Race, RunLeg
-from attune.fedserver.core.racing import ALONE
 from attune.fedserver.core.records import Report
 from attune.fedserver.fleet_race import Turn
 from attune.fedserver.home import ServerHome
@@ -54,7 +54,7 @@ def in_leg(turn: Turn, scenario: Callable[[Server], Awaitable[None]], storage: M
     async def run() -> None:
         at = storage or MemoryStorage()
         settings = replace(planning.resolve(settings_of(turn.name)), until=turn.until)
-        async with made(World(lambda: at.ledger, at), settings, DEVICES) as server:
+        async with made(World(lambda: at, at), settings, DEVICES) as server:
             await server.coordinator.start()
             await scenario(server)
 
@@ -78,8 +78,8 @@ def connect(server: Server, *names: str) -> list[Any]:
 
 async def score(server: Server, order: Order) -> None:
     row = Report(round=1, work="evaluate", client=id_of(order).client, samples=10, likelihood_kept=-1.0)
-    server.coordinator.inbox.accept(id_of(order), row, {})
-    await server.coordinator.report(id_of(order))
+    server.state.inbox.accept(id_of(order), row, {})
+    await server.coordinator.updates.report(id_of(order))
 
 
 def test_the_data_of_the_devices_in_the_plan_say_who_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,17 +87,17 @@ def test_the_data_of_the_devices_in_the_plan_say_who_takes_part(monkeypatch: pyt
     turn = Turn(Race(dict(GIVEN), 3), ALONE, 0, {})
 
     async def scenario(server: Server) -> None:
-        start = server.coordinator.lab.start
+        start = server.state.lab.start
 
         async def started(*arguments: Any) -> Any:
             odd = msgspec.json.encode(msgspec.structs.replace(PROFILE, labels=["\uff10"]))
             server.members.connect("late", replace(hello(encodings=[SCORES]), profile_json=odd))
             return await start(*arguments)
 
-        monkeypatch.setattr(server.coordinator.lab, "start", started)
+        monkeypatch.setattr(server.state.lab, "start", started)
         streams = connect(server, *DEVICES)
         async with aio.timeout(30):
-            while server.coordinator.plan is None:  # noqa: ASYNC110
+            while server.state.plan is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         for stream in streams:
             stream.close()

@@ -32,14 +32,13 @@ def ended(left_at: dict[str, float], error: Exception | None = None) -> Any:
     """Return what `_goodbye` needs of a coordinator that has ended. Its clock moves on by a second with each look."""
     finished, ticks = asyncio.Event(), count(100)
     finished.set()
-    return SimpleNamespace(
-        finished=finished,
-        error=error,
+    state = SimpleNamespace(
         settings=SimpleNamespace(round=SimpleNamespace(grace_s=GRACE_S)),
         clock=SimpleNamespace(monotonic=lambda: float(next(ticks))),
         round=SimpleNamespace(left_at=left_at),
         streams=Streams(),
     )
+    return SimpleNamespace(finished=finished, error=error, state=state)
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +50,10 @@ def seconds_of(coordinator: Any, returning: bool = False) -> float:
     """Return for how long the server waits, by the coordinator's clock."""
 
     async def goodbye() -> float:
-        began = coordinator.clock.monotonic()
+        began = coordinator.state.clock.monotonic()
         async with timeout(20):
             await app._goodbye(coordinator, returning)
-        return float(coordinator.clock.monotonic() - began)
+        return float(coordinator.state.clock.monotonic() - began)
 
     return run(goodbye())
 
@@ -69,11 +68,11 @@ def test_nobody_is_waited_for_in_vain(case: str) -> None:
     left_at = {} if case == "nobody left" else {"ada": 100.0 - (2 * GRACE_S if case == "long ago" else 0)}
     coordinator = ended(left_at, FederationFailed("broken") if case == "failed" else None)
     if case == "had its farewell":
-        coordinator.streams.dismissed.add("ada")
+        coordinator.state.streams.dismissed.add("ada")
     assert seconds_of(coordinator) < 10
 
 
 def test_a_device_that_comes_and_goes_cannot_keep_the_server_from_ending() -> None:
     coordinator = ended({})
-    coordinator.round.left_at = Leaving(coordinator.clock.monotonic)
+    coordinator.state.round.left_at = Leaving(coordinator.state.clock.monotonic)
     assert seconds_of(coordinator) < GRACE_S + 10

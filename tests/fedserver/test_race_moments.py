@@ -15,13 +15,13 @@ from attune.common import aio
 from attune.common.errors import CertificateRefused
 from attune.common.protocol import SCORES
 from attune.fedserver import fleet_race
+from attune.fedserver.choosing.race_course import Race
 from attune.fedserver.core import planning
 from attune.fedserver.core.messages import Phase
-from attune.fedserver.core.race_course import Race
 from attune.fedserver.core.records import Report
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation.coordinator import Coordinator
-from attune.fedserver.federation.members import Members
+from attune.fedserver.federation.federation_state import FederationState
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.home import ServerHome
 from attune.fedserver.lab.thread import ThreadLab
@@ -83,9 +83,9 @@ class Fleet:
                 continue
             nats = None if stream.name == self.silent else self.rng.choice([-1e100, -5.0, -4.0, 1e100])
             row = Report(round=order.round, work="evaluate", client=stream.name, samples=10, likelihood_kept=nats)
-            await server.coordinator._executors.disk(server.coordinator.inbox.accept, id_of(order), row, {})
-            if not await server.coordinator.report(id_of(order)):
-                await server.coordinator._executors.disk(server.coordinator.inbox.discard, id_of(order))
+            await server.state.executors.disk(server.state.inbox.accept, id_of(order), row, {})
+            if not await server.coordinator.updates.report(id_of(order)):
+                await server.state.executors.disk(server.state.inbox.discard, id_of(order))
 
     async def disturb(self, server: Server) -> None:
         name, chance = self.rng.choice(sorted(self.here)), self.rng.random()
@@ -95,11 +95,11 @@ class Fleet:
             await server.ledger.update_device(name, revoked=True)
             await server.members.shut_out({name: CertificateRefused(f"{name} is revoked")})
         elif chance < 0.5:
-            if (stream := server.coordinator.streams.get(name)) is not None:
+            if (stream := server.state.streams.get(name)) is not None:
                 stream.close()
                 server.members.disconnect(stream)
                 await asyncio.sleep(self.rng.choice([0.0, 0.5]))
-            if server.coordinator.streams.get(name) is None:
+            if server.state.streams.get(name) is None:
                 self.connect(server, name)
         elif chance < 0.6:
             await server.coordinator.pause(True)
@@ -118,8 +118,9 @@ async def leg(home: ServerHome, storage: HomeStorage, fleet: Fleet) -> Race | No
     settings, executors = replace(planning.resolve(merged), until=turn.until), Executors()
     await storage.ledger.set_race(turn.race)
     await storage.ledger.set_overrides(merged)
-    coordinator = Coordinator(storage.ledger, storage.blobs, ThreadLab(storage.blobs, executors), settings, "fed", executors)
-    server = Server(coordinator, Members(coordinator, storage.ledger), storage.ledger, storage)
+    lab = ThreadLab(storage.blobs, executors)
+    coordinator = Coordinator(FederationState(storage, lab, settings, executors), "fed")
+    server = Server(coordinator, storage)
     await server.enrol(*DEVICES)
     try:
         await coordinator.start()
@@ -139,7 +140,7 @@ async def leg(home: ServerHome, storage: HomeStorage, fleet: Fleet) -> Race | No
             if living.done():
                 living.result()
             if not ends.done():
-                assert patience < 60, f"{turn} hangs: {coordinator.round}"
+                assert patience < 60, f"{turn} hangs: {coordinator.state.round}"
                 ends.cancel()
                 return None
         finally:

@@ -18,9 +18,9 @@ from click.testing import CliRunner
 import attune
 from attune.common import faults
 from attune.common.errors import FederationFailed, SettingError
+from attune.fedserver.choosing.candidates import USUAL
+from attune.fedserver.choosing.racing import at_end, at_rung
 from attune.fedserver.cli import cli
-from attune.fedserver.core.candidates import USUAL
-from attune.fedserver.core.racing import at_end, at_rung
 from attune.simulation import auto
 from attune.simulation.federation import CountingConsole
 from attune.simulation.result import SimulationResult

@@ -22,7 +22,7 @@ from attune.common.wire.files import read_tensors
 from attune.fedserver.core.messages import SummedChanges
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import AcceptedUpdate
-from attune.fedserver.core.secure_settings import check_profile
+from attune.fedserver.core.secure_policy import check_profile
 from attune.fedserver.home import ServerHome
 from attune.fedserver.view.status_text import render_status
 from tests.simulation.test_simulate import QUICK, cloud

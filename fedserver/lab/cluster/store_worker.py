@@ -17,9 +17,9 @@ import torch
 
 from attune.common.errors import LedgerBusy
 from attune.common.exchange.transform import PartUpdate
-from attune.common.wire.checks import is_finite
 from attune.common.wire.digest import digest_of, file_name
 from attune.common.wire.header import Manifest
+from attune.common.wire.tensors import is_finite
 from attune.fedserver.lab.aggregators.base import Blockwise, Put, Tensors, Unit
 from attune.fedserver.lab.build import AggregatorSpec, made
 from attune.fedserver.lab.cluster.cluster_worker import ClusterWorker, PackedTensors, pack, unpack

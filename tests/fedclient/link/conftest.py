@@ -12,10 +12,10 @@ import torch
 
 from attune.common import aio
 from attune.fedclient import address
-from attune.fedclient.link.local import LocalLink
 from attune.fedclient.link.port import Link
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.state import FolderOrders
+from attune.simulation.in_process import LocalLink
 from tests.fedclient.link.server import OverGrpc, Scripted
 from tests.fedserver.identity.conftest import authority, device, live, serve, stranger
 

@@ -218,5 +218,5 @@ def test_a_device_trains_and_hands_in_over_any_link(play, tmp_path):
 
 
 def test_the_local_link_imports_no_grpc():
-    script = "import sys, attune.fedclient.link.local; sys.exit('grpc' in sys.modules)"
+    script = "import sys, attune.simulation.in_process; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

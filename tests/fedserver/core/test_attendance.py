@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from attune.common.config import RoundSettings
-from attune.fedserver.core.attendance import indebted
 from attune.fedserver.core.messages import (
     Aggregate,
     Aggregated,
@@ -28,7 +27,7 @@ from attune.fedserver.core.messages import (
 )
 from attune.fedserver.core.policy import Synchronous, passed_over
 from attune.fedserver.core.round import Rules, next_wake, step
-from attune.fedserver.core.state import Round
+from attune.fedserver.core.state import Round, indebted
 
 HOUR_S = 3600.0
 TAKES_S = 4.0

@@ -13,7 +13,7 @@ from attune.common.errors import SettingError
 from attune.common.methods.fit import check_model
 from attune.common.methods.registry import configure, get
 from attune.common.plan import Columns, ModelSpec, Profile
-from attune.fedserver.core.client_settings import check_secret
+from attune.fedserver.core.client_privacy import PoissonRounds, check_secret
 from attune.fedserver.core.messages import (
     Aggregate,
     Aggregated,
@@ -27,7 +27,6 @@ from attune.fedserver.core.messages import (
     Tick,
 )
 from attune.fedserver.core.planning import make_plan, resolve
-from attune.fedserver.core.poisson_rounds import PoissonRounds
 from attune.fedserver.core.round import step
 from attune.fedserver.core.state import Round
 

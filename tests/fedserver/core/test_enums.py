@@ -9,7 +9,7 @@ import pytest
 
 from attune.fedserver.core.messages import Phase, StrEnum
 from attune.fedserver.core.phases import PhaseKey
-from attune.fedserver.federation.device_activity import DeviceStage
+from attune.fedserver.federation.streams import DeviceStage
 
 
 @pytest.mark.parametrize("kind", [Phase, PhaseKey, DeviceStage])

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from attune.fedserver.core import evidence
-from attune.fedserver.core.evidence import Belief, beliefs_of_counts, beliefs_of_gains
+from attune.fedserver.core import fleet_verdict as evidence
+from attune.fedserver.core.fleet_verdict import Belief, beliefs_of_counts, beliefs_of_gains
 from tests.needs import Later
 
 stats = Later("scipy.stats")

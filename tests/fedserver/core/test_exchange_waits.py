@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from attune.common.config import PrivacySettings, RoundSettings
-from attune.fedserver.core.exchange_waits import ExchangeWait
 from attune.fedserver.core.messages import Exchanged
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.round import step
+from attune.fedserver.core.secure_policy import ExchangeWait
 from attune.fedserver.core.state import Round
 
 EXCHANGES = ("keys", "shares", "masked", "survivors", "unmasking")

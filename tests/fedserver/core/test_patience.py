@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
-from attune.fedserver.core.candidates import check_race, common_settings
-from attune.fedserver.core.patience import improves
+from attune.fedserver.choosing.candidates import check_race, common_settings
+from attune.fedserver.core.finishing import improves
 from attune.fedserver.core.planning import resolve
 
 

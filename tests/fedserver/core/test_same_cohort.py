@@ -12,7 +12,7 @@ from attune.fedserver.core.messages import Attempted, Phase, Record
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.planning import reconcile, resolve
 from attune.fedserver.core.round import step
-from attune.fedserver.core.same_cohort import SameCohortRounds
+from attune.fedserver.core.secure_policy import SameCohortRounds
 from attune.fedserver.core.state import Round
 
 ALL = tuple(f"d{number}" for number in range(8))

@@ -21,12 +21,12 @@ from attune.fedclient.disclosing import Discloser
 from attune.fedclient.home import Identity
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.store import MemoryStore
-from attune.fedserver.core.fleet_statistics import FleetStatistics
 from attune.fedserver.executors import InlineExecutors
 from attune.fedserver.federation.masked_survey import MaskedSurvey
 from attune.fedserver.federation.steps import Clock
 from attune.fedserver.federation.streams import Stream, Streams
 from attune.fedserver.stores.memory import MemoryBlobs
+from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 from attune.simulation.in_process import InlineWorker
 from tests.common.secure.cohort import credential_of, the_authority
 

@@ -117,7 +117,7 @@ async def hand_in(server: Server, orders: list[Order]) -> None:
 def held_by(server: Server, order: Order):
     """Return the value that an order serves, read from the state."""
     client = id_of(order).client
-    served = server.coordinator.lab._started.serve([client])
+    served = server.state.lab._started.serve([client])
     return read_tensors(server.blobs.open(served[client]["shared"]))
 
 
@@ -173,7 +173,7 @@ def test_changes_are_no_longer_offered_to_whoever_has_no_use_for_them(tmp_path) 
     smaller, book = {new.digest: Smaller(change, "sha256:before")}, OrderBook()
 
     def offered(number: int, asks: str) -> None:
-        book.write(OrderId("train", number, "a"), {"shared": new}, [], 9.0, number, smaller=smaller, changes=True)
+        book.write(OrderId("train", number, "a"), {"shared": new}, {}, 9.0, number, smaller=smaller, changes=True)
         for _ in range(3):  # a download that breaks off continues
             book.offer("a", asks)
 

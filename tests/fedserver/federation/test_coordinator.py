@@ -28,6 +28,7 @@ from attune.fedserver.core.records import Report
 from attune.fedserver.executors import Executors
 from attune.fedserver.federation import steps
 from attune.fedserver.federation.coordinator import Coordinator
+from attune.fedserver.federation.federation_state import FederationState
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.streams import Stream
 from attune.fedserver.identity.registrar import Caller
@@ -58,9 +59,19 @@ def hello(inline_bytes: int = 0, encodings: Sequence[str] = ()) -> Hello:
 @dataclass
 class Server:
     coordinator: Coordinator
-    members: Members
-    ledger: Ledger
     storage: Storage
+
+    @property
+    def state(self) -> FederationState:
+        return self.coordinator.state
+
+    @property
+    def members(self) -> Members:
+        return self.coordinator.members
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.storage.ledger
 
     @property
     def blobs(self) -> Blobs:
@@ -76,8 +87,8 @@ class Server:
 
     async def answer(self, order: OrderId) -> bool:
         row = Report(round=order.round, work=order.work, client=order.client, samples=10, accuracy_before=0.5, test_samples=4)
-        self.coordinator.inbox.accept(order, row, {})
-        return await self.coordinator.report(order)
+        self.coordinator.state.inbox.accept(order, row, {})
+        return await self.coordinator.updates.report(order)
 
     async def closed(self, rounds: int) -> None:
         async with aio.timeout(20):
@@ -88,17 +99,17 @@ class Server:
 @asynccontextmanager
 async def made(world: World, settings: ResolvedSettings, devices: str, *, one_owner: bool = False) -> AsyncIterator[Server]:
     """Return a server over the present state with these devices, which has not started. It ends with the context."""
-    ledger, executors = world.ledger(), Executors()
-    lab = ThreadLab(world.blobs, executors)
-    coordinator = Coordinator(ledger, world.blobs, lab, settings, "federation", executors, one_owner=one_owner)
-    server = Server(coordinator, Members(coordinator, ledger), ledger, world.storage)
+    storage, executors = world.opened(), Executors()
+    state = FederationState(storage, ThreadLab(storage.blobs, executors), settings, executors)
+    coordinator = Coordinator(state, "federation", one_owner=one_owner)
+    server = Server(coordinator, storage)
     await server.enrol(*devices)
     try:
         yield server
     finally:
         await coordinator.stop()
         executors.shutdown()
-        await ledger.close()
+        await storage.ledger.close()
 
 
 def process(
@@ -162,8 +173,8 @@ def test_the_fleets_number_of_finishing_epochs_is_the_same_after_a_restart(world
                 )
                 row = Report(round=order.round, work=order.work, client=stream.name, samples=10, **said)
                 assert order.all_stops == ((5, 10, 20) if said else ())
-                server.coordinator.inbox.accept(id_of(order), row, {})
-                await server.coordinator.report(id_of(order))
+                server.state.inbox.accept(id_of(order), row, {})
+                await server.coordinator.updates.report(id_of(order))
         orders = [await next_order(stream) for stream in streams]
         assert {(order.work, order.finish_epochs, order.finish_stops) for order in orders} == {("evaluate", 10, (5,))}
 
@@ -185,8 +196,8 @@ def test_an_evaluation_begins_with_the_results_of_the_last_also_after_a_restart(
     async def found(server: Server, order: Order, best: float) -> None:
         likelihood = {"likelihood_common": -300.0, "likelihood_local": best}
         row = Report(round=order.round, work="evaluate", client=id_of(order).client, samples=10, **likelihood)
-        server.coordinator.inbox.accept(id_of(order), row, {})
-        await server.coordinator.report(id_of(order))
+        server.state.inbox.accept(id_of(order), row, {})
+        await server.coordinator.updates.report(id_of(order))
 
     async def first(server: Server) -> None:
         streams = server.connect("a", "b")
@@ -210,13 +221,13 @@ def test_an_evaluation_begins_with_the_results_of_the_last_also_after_a_restart(
 
 def held_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Make the lab wait with aggregation until this event is set."""
-    go_on, aggregate = threading.Event(), server.coordinator.lab.aggregate
+    go_on, aggregate = threading.Event(), server.state.lab.aggregate
 
     async def waits(*arguments: Any) -> Any:
         await asyncio.to_thread(go_on.wait, 20)
         return await aggregate(*arguments)
 
-    monkeypatch.setattr(server.coordinator.lab, "aggregate", waits)
+    monkeypatch.setattr(server.state.lab, "aggregate", waits)
     return go_on
 
 
@@ -231,19 +242,19 @@ def test_devices_connect_while_the_lab_takes_up_its_state_and_are_answered_after
     async def second() -> None:
         async with made(world, resolve(SETTINGS), "ab") as server:
             coordinator, go_on = server.coordinator, asyncio.Event()
-            start = coordinator.lab.start
+            start = coordinator.state.lab.start
 
             async def waits(*arguments: Any) -> Any:
                 await go_on.wait()
                 return await start(*arguments)
 
-            monkeypatch.setattr(coordinator.lab, "start", waits)
-            resumed = coordinator.resume(await coordinator.restore())
+            monkeypatch.setattr(coordinator.state.lab, "start", waits)
+            resumed = coordinator.resume(await coordinator.state.restore())
             streams = server.connect("a", "b")
             with pytest.raises(TimeoutError):
                 async with aio.timeout(0.1):
                     await asyncio.shield(resumed)
-            assert not coordinator.ready.is_set() and coordinator.round.record.round == 0
+            assert not coordinator.ready.is_set() and coordinator.state.round.record.round == 0
             go_on.set()
             await resumed
             assert [(await next_order(stream)).round for stream in streams] == [1, 1]
@@ -294,11 +305,11 @@ def test_nobody_waits_for_the_aggregation_and_who_comes_meanwhile_is_welcome(
         go_on = held_up(server, monkeypatch)
         async with aio.timeout(10):
             assert [await server.answer(order) for order in orders] == [True, True]
-            assert server.coordinator.round.record.phase is Phase.AGGREGATING
+            assert server.state.round.record.phase is Phase.AGGREGATING
             assert await server.answer(orders[0]), "sending again is answered as before"
             [again] = server.connect("a")
-            await server.coordinator.turn(asyncio.sleep, 0)  # the welcome was queued before
-            assert "a" in server.coordinator.round.connected
+            await server.state.turns.step(asyncio.sleep, 0)  # the welcome was queued before
+            assert "a" in server.state.round.connected
         go_on.set()
         assert (await next_order(again)).round == 2
 
@@ -336,11 +347,11 @@ def test_what_can_pass_is_tried_again_and_said(
     async def scenario(server: Server) -> None:
         orders = await first_orders(server)
         owner, name = step.split(".")
-        target = {"lab": server.coordinator.lab, "ledger": server.ledger}[owner]
+        target = {"lab": server.state.lab, "ledger": server.ledger}[owner]
         original, left = getattr(target, name), [3]
 
         async def fails(*arguments: Any, **more: Any) -> Any:
-            said.extend(server.coordinator.troubles.lines)
+            said.extend(server.state.troubles.lines)
             if left[0]:
                 left[0] -= 1
                 raise error
@@ -351,7 +362,7 @@ def test_what_can_pass_is_tried_again_and_said(
             await server.answer(order)
         await server.closed(1)
         assert not server.coordinator.finished.is_set()
-        assert server.coordinator.troubles.lines == []
+        assert server.state.troubles.lines == []
         assert any(str(error) in line for line in said), said
 
     process(world, scenario)
@@ -378,7 +389,7 @@ def test_a_ledger_that_is_lost_while_devices_come_and_answer_is_waited_for(
         await server.closed(1)
         assert server.coordinator.error is None and len(asked) > 3
         async with aio.timeout(20):
-            while server.coordinator.troubles.lines:  # noqa: ASYNC110 (the next round may wait for the ledger, too)
+            while server.state.troubles.lines:  # noqa: ASYNC110 (the next round may wait for the ledger, too)
                 await asyncio.sleep(0.01)
 
     process(world, scenario)
@@ -397,11 +408,11 @@ def test_a_step_that_fails_has_not_happened_and_a_restart_tries_it_again(
             raise ZeroDivisionError("by zero")
 
         owner, name = step.split(".")
-        monkeypatch.setattr({"lab": server.coordinator.lab, "ledger": server.ledger}[owner], name, broken)
+        monkeypatch.setattr({"lab": server.state.lab, "ledger": server.ledger}[owner], name, broken)
         assert [await server.answer(order) for order in orders] == [True, True]
         async with aio.timeout(20):
             await server.coordinator.finished.wait()
-        record = server.coordinator.round.record
+        record = server.state.round.record
         assert (record.phase, record.round) == (Phase.FAILED, 0)
         assert "by zero" in record.reason
         assert owner == "ledger" or (await server.ledger.snapshot()).record == record
@@ -429,7 +440,7 @@ def test_damage_found_in_mid_run_ends_the_server_and_a_restored_file_continues(
         async def broken(*_: Any) -> Any:
             raise Damaged("state/attended.client~a.1.safetensors is damaged")
 
-        monkeypatch.setattr(server.coordinator.lab, "serve", broken)
+        monkeypatch.setattr(server.state.lab, "serve", broken)
         for order in orders:
             await server.answer(order)
         async with aio.timeout(20):
@@ -464,12 +475,12 @@ def test_the_operator_is_told_who_is_passed_over_until_it_is_asked_again(world: 
         assert "not asked" in await note(server)
         assert "2 orders in a row" in await note(server)
         assert ((await next_order(hanging)).round, last.round) == (2, 4)
-        assert server.coordinator.round.record.devices == ("a",)
+        assert server.state.round.record.devices == ("a",)
         server.members.disconnect(hanging)
         server.connect("b")
         await server.answer(id_of(last))
         assert (await next_order(answering)).round == 5
-        assert server.coordinator.round.record.devices == ("a", "b")
+        assert server.state.round.record.devices == ("a", "b")
         assert await note(server) == ""
 
     process(world, scenario, SETTINGS | {"round": {"rounds": 9, "min_clients": 1, "quorum": 1, "deadline_s": 1.0}})
@@ -483,18 +494,18 @@ def test_a_round_that_refused_updates_keep_from_its_quorum_says_what_to_do(world
         orders = [id_of(await next_order(stream)) for stream in streams]
         for order in orders[:2]:
             await server.answer(order)
-        assert server.coordinator.troubles.lines == []
+        assert server.state.troubles.lines == []
         for number in range(2):
             if number:
                 await next_order(streams[2])
-                assert server.coordinator.troubles.lines == [], "it may bring a good one now"
+                assert server.state.troubles.lines == [], "it may bring a good one now"
             await server.members.excuse("c", "update refused: c's update is not finite")
-            [line] = server.coordinator.troubles.lines
+            [line] = server.state.troubles.lines
             assert "round 1 needs 3 updates and cannot get more than 2: c failed or sent an update that was refused" in line
             assert "revoke" in line and "round.quorum" in line
-        await server.coordinator.turn(server.coordinator.expel, "c")
+        await server.state.turns.step(server.coordinator.members.expel, "c")
         await server.closed(1)
-        assert server.coordinator.troubles.lines == []
+        assert server.state.troubles.lines == []
 
     rounds = SETTINGS["round"] | {"min_clients": 3, "deadline_s": 1.0}
     process(world, scenario, SETTINGS | {"round": rounds}, "abc")
@@ -553,12 +564,12 @@ def test_a_newer_stream_of_a_device_takes_its_orders_over(world: World) -> None:
         [new] = server.connect("a")
         assert (await next_order(new)).id == order.id
         server.members.disconnect(old)
-        await server.coordinator.turn(asyncio.sleep, 0)
+        await server.state.turns.step(asyncio.sleep, 0)
         device = await server.ledger.device("a")
         assert device is not None and device.connected, "the end of the old stream changes nothing"
         assert "two processes use its identity" in device.note
         server.members.disconnect(new)
-        await server.coordinator.turn(asyncio.sleep, 0)
+        await server.state.turns.step(asyncio.sleep, 0)
         device = await server.ledger.device("a")
         assert device is not None and not device.connected
 
@@ -576,13 +587,13 @@ def test_a_device_never_sampled_is_fitted_after_the_end_to_what_it_is_served(wor
         for _ in ("train", "evaluate"):
             for name, stream in streams.items():
                 order = await next_order(stream)
-                served = (await coordinator.lab.serve([name]))[name]["shared"]
+                served = (await coordinator.state.lab.serve([name]))[name]["shared"]
                 row = Report(round=order.round, work=order.work, client=name, samples=10, accuracy_before=0.5, test_samples=4)
                 part = server.blobs.put(f"uploads/{name}", server.blobs.get(served.name))
-                coordinator.inbox.accept(id_of(order), row, {"shared": part} if order.returns else {})
-                assert await coordinator.report(id_of(order))
+                coordinator.state.inbox.accept(id_of(order), row, {"shared": part} if order.returns else {})
+                assert await coordinator.updates.report(id_of(order))
             await server.closed(1)
-        [newcomer] = {"a", "b"} - set(coordinator.round.record.last_cohort)
+        [newcomer] = {"a", "b"} - set(coordinator.state.round.record.last_cohort)
         order = await next_order(streams[newcomer])
         assert (order.id, order.trains, order.returns) == (f"train-2-{newcomer}", ("private",), ())
         assert [ref.part for ref in order.downloads] == ["shared"]
@@ -593,13 +604,13 @@ def test_a_device_never_sampled_is_fitted_after_the_end_to_what_it_is_served(wor
 
 async def hand_in(server: Server, order: OrderId) -> bool:
     """Hand in a changed copy of the shared part that the device is served."""
-    served = (await server.coordinator.lab.serve([order.client]))[order.client]["shared"]
+    served = (await server.state.lab.serve([order.client]))[order.client]["shared"]
     with TensorFile(server.blobs.open(served)) as file:
         trained = {name: tensor + len(order.client) for name, tensor in file.items()}
     part = write_tensors(partial(server.blobs.create, f"uploads/{order.client}"), trained)
     row = Report(round=order.round, work=order.work, client=order.client, samples=10)
-    server.coordinator.inbox.accept(order, row, {"shared": part})
-    return await server.coordinator.report(order)
+    server.state.inbox.accept(order, row, {"shared": part})
+    return await server.coordinator.updates.report(order)
 
 
 def test_a_device_that_is_revoked_during_the_aggregation_does_not_stop_it(
@@ -609,11 +620,11 @@ def test_a_device_that_is_revoked_during_the_aggregation_does_not_stop_it(
         orders, coordinator = await first_orders(server), server.coordinator
         go_on = held_up(server, monkeypatch)
         assert [await hand_in(server, order) for order in orders] == [True, True]
-        await coordinator.turn(coordinator.expel, "b")
+        await coordinator.state.turns.step(coordinator.members.expel, "b")
         go_on.set()
         await server.closed(1)
         assert coordinator.error is None and not coordinator.unusable.is_set()
-        assert coordinator.inbox.holds(orders[1]), "a damaged state is made again of it"
+        assert coordinator.state.inbox.holds(orders[1]), "a damaged state is made again of it"
 
     process(world, scenario, FEDAVG)
 
@@ -628,12 +639,12 @@ def test_a_device_that_was_revoked_before_a_kill_does_not_count_after_it(
         held_up(server, monkeypatch)
         assert [await hand_in(server, order) for order in orders] == [True, True]
         await server.ledger.update_device("b", revoked=True)
-        await coordinator.turn(coordinator.expel, "b")
+        await coordinator.state.turns.step(coordinator.members.expel, "b")
 
     async def restarted(server: Server) -> None:
         await server.closed(1)
-        assert server.coordinator.round.record.last_cohort == ("a",)
-        assert not server.coordinator.inbox.holds(OrderId("train", 1, "b"))
+        assert server.state.round.record.last_cohort == ("a",)
+        assert not server.state.inbox.holds(OrderId("train", 1, "b"))
 
     process(world, killed, FEDAVG)
     process(world, restarted, FEDAVG)
@@ -670,7 +681,7 @@ def test_a_damaged_update_opens_its_round_again_and_its_device_sends_it_once_mor
         monkeypatch.setattr(server.ledger, "commit_round", commit)
 
     async def only_a_is_asked_again(server: Server) -> None:
-        assert server.coordinator.round.record.phase is Phase.TRAINING
+        assert server.state.round.record.phase is Phase.TRAINING
         streams = server.connect("a", "b")
         assert await hand_in(server, id_of(await next_order(streams[0])))
         found.append(await state(server))
@@ -690,7 +701,7 @@ def test_the_watchdog_barks_at_a_step_without_headway_and_is_quiet_again(world: 
         told: asyncio.Queue[tuple[bool, list[str]]] = asyncio.Queue()
 
         def tell(healthy: bool) -> None:
-            told.put_nowait((healthy, server.coordinator.troubles.lines))
+            told.put_nowait((healthy, server.state.troubles.lines))
 
         orders = await first_orders(server)
         go_on = held_up(server, monkeypatch)
@@ -744,7 +755,7 @@ def test_a_ledger_that_is_older_than_the_state_is_refused_and_nothing_is_swept_a
     blobs = [name for name in world.blobs.names("") if name.startswith(("state/", "inbox/"))]
 
     async def older() -> None:
-        ledger = world.ledger()
+        ledger = world.opened().ledger
         record = (await ledger.snapshot()).record
         await ledger.put_record(msgspec.structs.replace(record, round=0))
         await ledger.close()
@@ -765,7 +776,7 @@ def test_latecomers_that_answer_at_the_same_time_all_have_their_rows(world: Worl
             await server.answer(id_of(await next_order(stream)))
         assert (await server.ledger.snapshot()).record.phase is Phase.DONE
         orders = [id_of(await next_order(stream)) for stream in server.connect("c", "d")]
-        inbox, clear = server.coordinator.inbox, server.coordinator.inbox.clear_evaluation
+        inbox, clear = server.state.inbox, server.state.inbox.clear_evaluation
 
         def answered_meanwhile(number: int, clients: Iterable[str]) -> None:
             inbox.clear_evaluation = clear  # type: ignore[method-assign]
@@ -774,7 +785,7 @@ def test_latecomers_that_answer_at_the_same_time_all_have_their_rows(world: Worl
 
         inbox.clear_evaluation = answered_meanwhile  # type: ignore[method-assign]
         inbox.accept(orders[0], Report(round=1, work="evaluate", client="c", samples=10), {})
-        assert await server.coordinator.report(orders[0]) and await server.coordinator.report(orders[1])
+        assert await server.coordinator.updates.report(orders[0]) and await server.coordinator.updates.report(orders[1])
         rows = (await server.ledger.snapshot()).rows
         assert sorted(row.client for row in rows if row.work == "evaluate") == ["a", "b", "c", "d"]
 
@@ -810,8 +821,8 @@ async def until(
             row = Report(
                 round=order.round, work=order.work, client=id_of(order).client, samples=10, accuracy_constant=constant, **found
             )
-            server.coordinator.inbox.accept(id_of(order), row, {})
-            await server.coordinator.report(id_of(order), losses.get(order.round) if order.work == "train" else None)
+            server.state.inbox.accept(id_of(order), row, {})
+            await server.coordinator.updates.report(id_of(order), losses.get(order.round) if order.work == "train" else None)
 
 
 def test_what_was_found_of_a_state_that_was_taken_back_has_no_say(world: World) -> None:
@@ -828,7 +839,7 @@ def test_who_is_revoked_has_no_say_any_more_in_this_process_as_in_the_next(world
         told = await until(server, server.connect("a", "b"), "evaluate", 3, {})
         assert all(order.prior["local"] > 0.6 for order in told)
         await server.ledger.update_device("a", revoked=True)
-        await server.coordinator.turn(server.coordinator.expel, "a")
+        await server.state.turns.step(server.coordinator.members.expel, "a")
         assert (await next_order(*server.connect("b"))).prior == EQUAL, "nobody else has voted"
 
     async def restarted(server: Server) -> None:
@@ -874,6 +885,6 @@ def test_a_device_that_needs_common_statistics_is_refused_where_there_are_none(w
             await stream.next()
         with pytest.raises(SettingError, match="a cannot standardise by its own statistics"):
             server.members.connect("a", Hello("old", msgspec.json.encode(older), ()))
-        assert server.coordinator.plan is not None and server.coordinator.plan.scale is None
+        assert server.state.plan is not None and server.state.plan.scale is None
 
     process(world, scenario, devices="abc")

@@ -39,15 +39,15 @@ async def founded(server: Server) -> None:
     for stream in streams:
         order = await next_order(stream)
         server.members.described(stream.name, said_by(stream.name))
-        served = (await server.coordinator.lab.serve([stream.name]))[stream.name]["generated"]
+        served = (await server.state.lab.serve([stream.name]))[stream.name]["generated"]
         change = {
             name: torch.full_like(tensor, 0.1 * (ord(stream.name) - ord("c")))
             for name, tensor in read_tensors(server.blobs.open(served)).items()
         }
         part = write_tensors(partial(server.blobs.create, f"uploads/{stream.name}"), change)
         row = Report(round=order.round, work=order.work, client=stream.name, samples=10)
-        server.coordinator.inbox.accept(id_of(order), row, {"generated": part})
-        assert await server.coordinator.report(id_of(order))
+        server.state.inbox.accept(id_of(order), row, {"generated": part})
+        assert await server.coordinator.updates.report(id_of(order))
     await server.closed(1)
     for stream in streams:
         assert await server.answer(id_of(await next_order(stream)))
@@ -80,7 +80,7 @@ def test_a_newcomer_is_served_after_it_has_told_of_its_data(world: World) -> Non
         server.members.described("new", said_by("e"))  # the first word stands
         order = await waiting
         assert generated(order).digest != common(order).digest
-        z = server.coordinator.lab._engine._aggregators["generated"]._load().embeddings  # type: ignore[attr-defined]
+        z = server.state.lab._engine._aggregators["generated"]._load().embeddings  # type: ignore[attr-defined]
         distance = {name: float(torch.dist(z.values(["new"]), z.values([name]))) for name in FOUNDERS}
         assert min(distance, key=distance.__getitem__) == "a"
 

@@ -105,7 +105,7 @@ class Intake:
 class Scene:
     def __init__(self, folder: Path) -> None:
         self.book, self.store = OrderBook(), Store()
-        self.book.write(OrderId("train", 1, "kiel"), {}, ["shared"], 60.0, 0)
+        self.book.write(OrderId("train", 1, "kiel"), {}, {"shared": ""}, 60.0, 0)
         self.intake = Intake(folder, self.book)
         self.direct = DirectTransfers(self.store, self.book, self.intake)  # type: ignore[arg-type]
 
@@ -191,7 +191,7 @@ async def test_what_is_begun_is_given_up_with_the_order_or_the_device(
     watching = asyncio.create_task(scene.direct.watch())
     await scene.ask()
     if end == "closed":
-        scene.book.write(OrderId("train", 2, "kiel"), {}, ["shared"], 60.0, 1)
+        scene.book.write(OrderId("train", 2, "kiel"), {}, {"shared": ""}, 60.0, 1)
     else:
         scene.intake.revoked.add("kiel", CertificateRefused("revoked"))
     assert await asyncio.to_thread(scene.store.gone.wait, 30)

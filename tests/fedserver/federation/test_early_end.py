@@ -12,7 +12,7 @@ from attune.common import aio
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Report
-from attune.fedserver.federation.early_end import likeliest_and_last
+from attune.fedserver.federation.closing import likeliest_and_last
 from attune.fedserver.stores.memory import MemoryLedger
 
 Scores = Mapping[str, float]

@@ -76,7 +76,7 @@ def handed_in(order: Order, data: bytes, encoding: str = "int8") -> Update:
 
 
 def served(server: Server, order: Order) -> Tensors:
-    return read_tensors(server.blobs.open(server.coordinator.book.offer("a", order.downloads[0].digest)))
+    return read_tensors(server.blobs.open(server.state.book.offer("a", order.downloads[0].digest)))
 
 
 async def orders_of(server: Server, spoken: Sequence[str] = ENCODINGS, inline_bytes: int = 1 << 20) -> list[Order]:
@@ -94,7 +94,7 @@ def test_what_is_kept_of_a_change_are_the_values_that_it_leads_to(world: World) 
         written = encode(trained, "int8", before)
         data = save(written.tensors)
         assert await updates_of(server).submit("a", handed_in(order, data)) == Receipt()
-        [entry] = server.coordinator.inbox.entries("train", 1).values()
+        [entry] = server.state.inbox.entries("train", 1).values()
         assert entry.row.bytes_up == len(data)
         kept = read_tensors(server.blobs.open(entry.parts["shared"]))
         assert {name: tensor.dtype for name, tensor in kept.items()} == {name: each.dtype for name, each in before.items()}
@@ -164,8 +164,8 @@ needs_zstd = pytest.mark.skipif("zstd" not in ENCODINGS, reason="needs the extra
 def unpacked_of(server: Server, order: Order) -> Tensors:
     """Return the tensors that the order serves, from the bytes that it offers."""
     [ref] = order.downloads
-    sent = read_tensors(server.blobs.open(server.coordinator.book.offer("a", ref.digest)))
-    manifest = server.coordinator.lab._started.manifests["shared"]
+    sent = read_tensors(server.blobs.open(server.state.book.offer("a", ref.digest)))
+    manifest = server.state.lab._started.manifests["shared"]
     return dict(decoded(sent, manifest_of(sent), ref.encoding, manifest, None, "the server")) if ref.encoding else sent
 
 
@@ -177,7 +177,7 @@ def test_what_is_served_is_sent_in_fewer_bytes_and_every_bit_comes_back(world: W
         trained = {name: tensor + torch.randn(tensor.shape) * 1e-3 for name, tensor in before.items()}
         data = save(encode(trained, "zstd", before).tensors)
         assert await updates_of(server).submit("a", handed_in(order, data, "zstd")) == Receipt()
-        [entry] = server.coordinator.inbox.entries("train", 1).values()
+        [entry] = server.state.inbox.entries("train", 1).values()
         kept = read_tensors(server.blobs.open(entry.parts["shared"]))
         assert all(torch.equal(kept[name], tensor) for name, tensor in trained.items())
         assert entry.row.bytes_up == len(data)

@@ -13,7 +13,7 @@ from attune.common.exchange.messages import BlobRef, Order, Receipt, Update, Upl
 from attune.common.wire.digest import digest_of
 from attune.common.wire.malformed import DigestMismatch
 from attune.fedserver.federation.updates import PendingUploads, Updates
-from attune.fedserver.stores.uploads import Sink, Uploads
+from attune.fedserver.stores.uploads import Sink
 from tests.fedserver.conftest import World
 from tests.fedserver.federation.test_coordinator import FEDAVG, Server, hello, next_order, process
 
@@ -25,7 +25,7 @@ async def orders(server: Server, *inline_bytes: int) -> list[Order]:
 
 def read(server: Server, name: str, order: Order) -> bytes:
     [ref] = order.downloads
-    return server.blobs.get(server.coordinator.book.offer(name, ref.digest).name)
+    return server.blobs.get(server.state.book.offer(name, ref.digest).name)
 
 
 @pytest.mark.parametrize("setting", [1 << 16, 0])
@@ -35,7 +35,7 @@ def test_an_order_carries_what_the_device_takes_and_the_server_gives(world: Worl
         carried = read(server, "a", first) if setting else b""
         assert [ref.data for ref in first.downloads] == [carried]
         assert [ref.data for ref in second.downloads] == [b""], "this device has not said that it takes any"
-        assert server.coordinator.book.order("a", first.id).downloads[0].data == b"", "the book need not hold it"
+        assert server.state.book.order("a", first.id).downloads[0].data == b"", "the book need not hold it"
 
     process(world, scenario, {**FEDAVG, "server": {"inline_bytes": setting}})
 
@@ -50,7 +50,7 @@ def test_a_blob_beyond_the_room_is_offered_as_ever(world: World) -> None:
 
 
 def updates_of(server: Server) -> Updates:
-    return Updates(server.coordinator, server.members, Uploads(server.storage), server.ledger, server.coordinator._executors)
+    return server.coordinator.updates
 
 
 def update(order: Order, data: bytes, digest: str = "") -> Update:
@@ -82,7 +82,7 @@ def test_what_an_update_carries_is_checked(world: World) -> None:
             await updates.submit("a", update(order, data[:-1] + b"!", order.downloads[0].digest))
         with pytest.raises(LimitExceeded, match="more than 65536 bytes"):
             await updates.submit("a", update(order, bytes((1 << 16) + 1)))
-        assert server.coordinator.inbox.names("train", 1) == set()
+        assert server.state.inbox.names("train", 1) == set()
 
     process(world, scenario, FEDAVG)
 
@@ -137,9 +137,9 @@ def test_an_upload_that_is_sent_again_while_its_update_is_taken_in_changes_nothi
 
     async def scenario(server: Server) -> None:
         updates, [order, _] = updates_of(server), await orders(server, 1 << 20, 1 << 20)
-        data, lab = order.downloads[0].data, server.coordinator.lab
+        data, lab = order.downloads[0].data, server.state.lab
         target = UploadTarget(order.id, "shared", digest_of(data), len(data))
-        work, sinks = server.coordinator.lab.arrive, list[Sink]()
+        work, sinks = server.state.lab.arrive, list[Sink]()
 
         async def again(*arguments: Any) -> Any:
             sinks.append(await updates.open("a", target))
@@ -157,8 +157,8 @@ def test_an_upload_of_other_bytes_while_an_update_is_taken_in_is_no_damage(
 ) -> None:
     async def scenario(server: Server) -> None:
         updates, [order, _] = updates_of(server), await orders(server, 1 << 20, 1 << 20)
-        data, lab = order.downloads[0].data, server.coordinator.lab
-        work = server.coordinator.lab.arrive
+        data, lab = order.downloads[0].data, server.state.lab
+        work = server.state.lab.arrive
 
         async def other(*arguments: Any) -> Any:
             monkeypatch.setattr(lab, "arrive", work)

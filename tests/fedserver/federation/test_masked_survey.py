@@ -13,9 +13,9 @@ from attune.common import aio
 from attune.common.errors import SettingError
 from attune.common.exchange.messages import SecureMessage, StatisticsReport, StatisticsRequest
 from attune.common.text import from_json
-from attune.fedserver.core.masked_statistics import KeptSum
 from attune.fedserver.federation import masked_survey
 from attune.fedserver.ports.blobs import MASKED_STATISTICS, Damaged
+from attune.fedserver.surveys.masked_statistics import KeptSum
 from tests.fedserver.federation.masked_fleet import NAMES, MaskedFleet, MaskedSite, joined, tables
 
 EXCHANGES = ("keys", "shares", "masked", "survivors", "unmasking")

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from attune.fedserver.federation.report_budget import BYTES_A_MINUTE, LINE_BYTES, ReportBudget
+from attune.fedserver.federation.refusals import BYTES_A_MINUTE, LINE_BYTES, ReportBudget
 
 LONG = "x" * (1000 - LINE_BYTES)  # a report that counts 1,000 bytes
 

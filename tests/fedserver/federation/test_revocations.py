@@ -28,21 +28,21 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "fedtp": {"model": {"name": "transformer", "width": 8, "depth": 1, "heads": 2}},
     "buffered": {"method": {"name": "fedavg"}, "round": {"mode": "buffered", "buffer": 2}},
 }
-SLOW = (("_executors", "disk"), ("lab", "aggregate"), ("_ledger", "commit_round"), ("_ledger", "put_record"))
+SLOW = (("executors", "disk"), ("lab", "aggregate"), ("ledger", "commit_round"), ("ledger", "put_record"))
 
 
 async def hand_in(server: Server, order: OrderId, parts: tuple[str, ...], attempt: int) -> None:
     """Hand in the parts that the device is served, changed."""
     coordinator, kept = server.coordinator, {}
-    served = (await coordinator.lab.serve([order.client]))[order.client]
+    served = (await coordinator.state.lab.serve([order.client]))[order.client]
     for part in parts:
         with TensorFile(server.blobs.open(served[part])) as file:
             changed = {name: tensor + 0.01 for name, tensor in file.items()}
         kept[part] = write_tensors(partial(server.blobs.create, f"uploads/{order.client}-{part}-{attempt}"), changed)
     row = Report(round=order.round, work=order.work, client=order.client, samples=10, accuracy_before=0.5, test_samples=4)
-    await coordinator._executors.disk(coordinator.inbox.accept, order, row, kept)
-    if not await coordinator.report(order):
-        await coordinator._executors.disk(coordinator.inbox.discard, order)
+    await coordinator.state.executors.disk(coordinator.state.inbox.accept, order, row, kept)
+    if not await coordinator.updates.report(order):
+        await coordinator.state.executors.disk(coordinator.state.inbox.discard, order)
 
 
 class Fleet:
@@ -65,7 +65,7 @@ class Fleet:
             if last:
                 async with aio.timeout(30):
                     await server.coordinator.finished.wait()
-                assert server.coordinator.round.record.phase is Phase.DONE
+                assert server.state.round.record.phase is Phase.DONE
             assert server.coordinator.error is None
         finally:
             for each in self._at_work:
@@ -92,7 +92,7 @@ class Fleet:
 
     async def _disturb(self, server: Server, name: str) -> None:
         """Break the stream of a device, which comes back, or say that its update was refused."""
-        stream = server.coordinator.streams.get(name)
+        stream = server.state.streams.get(name)
         if stream is not None and self._rng.random() < 0.5:
             stream.close()
             server.members.disconnect(stream)
@@ -109,14 +109,15 @@ def test_no_revocation_stops_the_server(tmp_path: Path, monkeypatch: pytest.Monk
     fleet = Fleet(rng)
 
     async def scenario(server: Server, last: bool) -> None:
+        owners = {"executors": server.state.executors, "lab": server.state.lab, "ledger": server.ledger}
         for owner, name in SLOW:
-            step = getattr(getattr(server.coordinator, owner), name)
+            step = getattr(owners[owner], name)
 
             async def slow(*arguments: Any, step: Any = step) -> Any:
                 await asyncio.sleep(rng.uniform(0, 0.01))
                 return await step(*arguments)
 
-            monkeypatch.setattr(getattr(server.coordinator, owner), name, slow)
+            monkeypatch.setattr(owners[owner], name, slow)
         await fleet.live(server, last=last)
 
     rounds = {

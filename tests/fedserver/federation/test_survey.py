@@ -18,11 +18,11 @@ from attune.common.privacy.noisy_statistics import NoisyLayout, NoisySums
 from attune.common.protocol import NOISY_STATISTICS, STATISTICS
 from attune.common.site_statistics import Centre, ColumnSums, SiteSketches, SiteSums
 from attune.fedclient.data.site_sums import sketch_of
-from attune.fedserver.core.fleet_statistics import FleetStatistics
-from attune.fedserver.core.noisy_fleet import NoisyQuestions
 from attune.fedserver.federation import survey
 from attune.fedserver.federation.streams import Stream, Streams
 from attune.fedserver.federation.survey import SILENT, TOO_MUCH, TOO_OLD, Survey, without_statistics
+from attune.fedserver.surveys.fleet_statistics import FleetStatistics
+from attune.fedserver.surveys.noisy_fleet import NoisyQuestions
 
 PROFILE = Profile("tabular", (1,), ["no", "yes"], 10, 2, column_names=["age"])
 NOISY = NoisySums(12, 2.0, [5.0, 7.5])

@@ -63,9 +63,9 @@ def test_orders_of_others_and_impossible_ones_are_refused(text):
 
 def test_the_book_knows_the_newest_order_of_each_device():
     book = OrderBook()
-    book.write(OrderId("train", 1, "a"), {}, ["shared"], 10.0, 0)
+    book.write(OrderId("train", 1, "a"), {}, {"shared": ""}, 10.0, 0)
     assert list(book.order("a", "train-1-a").returns) == ["shared"]
-    book.write(OrderId("train", 2, "a"), {}, [], 10.0, 1)
+    book.write(OrderId("train", 2, "a"), {}, {}, 10.0, 1)
     for name, order in (("a", "train-1-a"), ("b", "train-2-b")):
         with pytest.raises(OrderClosed):
             book.order(name, order)
@@ -78,12 +78,12 @@ def test_the_book_knows_the_newest_order_of_each_device():
 def test_blobs_of_closed_orders_are_withdrawn(tmp_path):
     """A device that is not asked any more could fetch a removed file, and the log called the home damaged."""
     book, blob = OrderBook(), Blob("state/shared.value.1.safetensors", "sha256:" + "0" * 64, 8)
-    book.write(OrderId("train", 1, "a"), {"shared": blob}, ["shared"], 10.0, 0)
+    book.write(OrderId("train", 1, "a"), {"shared": blob}, {"shared": ""}, 10.0, 0)
     assert book.offer("a", blob.digest) == blob
     book.withdraw()
     with pytest.raises(UnknownBlob):
         book.offer("a", blob.digest)
-    book.write(OrderId("train", 2, "b"), {"shared": blob}, ["shared"], 10.0, 1)
+    book.write(OrderId("train", 2, "b"), {"shared": blob}, {"shared": ""}, 10.0, 1)
     assert book.offer("b", blob.digest) == blob
 
 

@@ -39,7 +39,7 @@ async def vanish(call: Awaitable[Any], begun: asyncio.Event, goes_on: asyncio.Ev
 
 async def revoked(server: Server) -> bool:
     device = await server.ledger.device("a")
-    return device is not None and device.revoked and server.coordinator.streams.get("a") is None
+    return device is not None and device.revoked and server.state.streams.get("a") is None
 
 
 async def withdrawn(server: Server) -> bool:

@@ -151,7 +151,7 @@ async def test_the_guard_gives_memory_back_once_and_maps_small_blocks_before_the
     nobody = SimpleNamespace(tell=print, set=print, clear=print, show=print)
     parts = SimpleNamespace(
         _registrar=SimpleNamespace(tls=SimpleNamespace(handshakes=0)), _connections=keeper, _port=PORT, _refusals=nobody,
-        _coordinator=SimpleNamespace(troubles=nobody, plan=None), _mapped=0, _returned=0, _cut=False,
+        _coordinator=SimpleNamespace(state=SimpleNamespace(troubles=nobody, plan=None)), _mapped=0, _returned=0, _cut=False,
     )  # fmt: skip
     parts._looked = functools.partial(server.GrpcServer._looked, cast(Any, parts))
     guard = asyncio.create_task(server.GrpcServer._guard(cast(Any, parts)))
@@ -159,7 +159,7 @@ async def test_the_guard_gives_memory_back_once_and_maps_small_blocks_before_the
         present.clear()
         present.update({fd: ("10.0.0.1", fd) for fd in range(held)})
         await asyncio.sleep(0.1)
-    parts._coordinator.plan = "a plan"
+    parts._coordinator.state.plan = "a plan"
     await asyncio.sleep(0.1)
     guard.cancel()
     assert ended == [server.MANY_ENDED]

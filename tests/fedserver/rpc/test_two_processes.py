@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from attune.common.errors import Replaced
 from attune.common.exchange.messages import Beat, Hello
 from attune.common.plan import Profile
 from attune.common.protocol import PROCESS_KEY
-from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.steps import Troubles, Turns
 from attune.fedserver.federation.streams import Stream, Streams
@@ -29,8 +29,7 @@ class RealStreams(Members):
 
     def __init__(self) -> None:
         self._streams = Streams()
-        self._coordinator: Any = type("C", (Coordinator,), {"__init__": lambda self: None})()
-        self._coordinator.troubles = Troubles()
+        self._state: Any = SimpleNamespace(troubles=Troubles())
 
     def connect(self, name: str, hello: Hello, process: str = "") -> Stream:
         stream = Stream(name, Profile(kind="tabular", shape=(3,), labels=[0, 1], samples=20, test_samples=5), process=process)
@@ -39,7 +38,7 @@ class RealStreams(Members):
 
     def disconnect(self, stream: Stream) -> None:
         if self._streams.leave(stream):
-            self._coordinator.troubles.clear(f"two processes use the identity of {stream.name}")
+            self._state.troubles.clear(f"two processes use the identity of {stream.name}")
 
 
 class Context:
@@ -85,12 +84,12 @@ def play(first: Context, second: Context) -> tuple[str, list[str]]:
                 while not two.done():
                     stream = members._streams.get("ada")
                     if stream is not None and stream.process == second.process:
-                        return "in", members._coordinator.troubles.lines
+                        return "in", members._state.troubles.lines
                     await asyncio.sleep(0.01)
             error = two.exception()
             assert isinstance(error, Replaced), error
             assert not one.done()
-            return "turned away", members._coordinator.troubles.lines
+            return "turned away", members._state.troubles.lines
         finally:
             for task in (one, two, looking):
                 task.cancel()

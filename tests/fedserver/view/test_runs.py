@@ -14,8 +14,8 @@ from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError, HomeBusy, HomeMismatch, SettingError
 from attune.common.plan import ModelSpec, Plan
 from attune.fedserver import runs
+from attune.fedserver.choosing.race_course import Race
 from attune.fedserver.core.messages import Phase, Record
-from attune.fedserver.core.race_course import Race
 from attune.fedserver.core.records import Report, Slot
 from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.ledger import Certificate, Token

@@ -155,7 +155,7 @@ def test_what_devices_say_is_text(served, open_page):
     """Use notes, faults and troubles, which are in a peer's words; names are checked when a device enrols."""
     from attune.fedserver.core.messages import Record
     from attune.fedserver.core.records import DeviceRecord
-    from attune.fedserver.federation.device_activity import DeviceStage, Span
+    from attune.fedserver.federation.streams import DeviceStage, Span
     from attune.fedserver.ports.ledger import Snapshot
     from attune.fedserver.view.status import status
     from attune.fedserver.web.facts import LoggedFault, PageFacts
@@ -242,7 +242,7 @@ def crowded():
     """Return the facts of a finished run of devices with the longest names, notes and reports."""
     from attune.fedserver.core.messages import Phase, Record
     from attune.fedserver.core.records import DeviceRecord
-    from attune.fedserver.federation.device_activity import DeviceStage, Span
+    from attune.fedserver.federation.streams import DeviceStage, Span
     from attune.fedserver.ports.ledger import Snapshot
     from attune.fedserver.view.status import status
     from attune.fedserver.web.condensed import CondensedReports

@@ -15,7 +15,7 @@ from attune.common.identity.credential import short_form
 from attune.fedserver.cli import cli
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import DeviceRecord, Report
-from attune.fedserver.federation.device_activity import DeviceStage, Span
+from attune.fedserver.federation.streams import DeviceStage, Span
 from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.status import status

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from attune.common.config import ServerSettings
-from attune.fedserver.federation.coordinator import PLANNING
+from attune.fedserver.federation.planner import PLANNING
 from attune.fedserver.federation.steps import DOOR, STORES, Troubles
 from attune.fedserver.web.sources import FaultFeed, RunningServer
 
@@ -32,7 +32,6 @@ def test_a_server_that_can_let_nobody_in_is_not_ready(step: str) -> None:
 
 def _running() -> tuple[RunningServer, Troubles]:
     troubles = Troubles()
-    coordinator: Any = SimpleNamespace(
-        troubles=troubles, error=None, stuck_s=0.0, activity=None, settings=SimpleNamespace(server=ServerSettings())
-    )
+    state = SimpleNamespace(troubles=troubles, activity=None, settings=SimpleNamespace(server=ServerSettings()))
+    coordinator: Any = SimpleNamespace(state=state, error=None, stuck_s=0.0)
     return RunningServer(cast("Any", coordinator), "localhost:1", FaultFeed()), troubles

@@ -13,7 +13,7 @@ from attune.common.plan import Profile
 from attune.common.schema import Column, Schema
 from attune.common.secure.masked_sums import MaskedLayout, added, packed
 from attune.common.site_statistics import BUCKETS, Centre
-from attune.fedserver.core.masked_statistics import KeptSum, SumReader, layout_of
+from attune.fedserver.surveys.masked_statistics import KeptSum, SumReader, layout_of
 
 SCHEMA = Schema.of({"age": Column("number", range=(0.0, 100.0)), "dose": Column("number"), "ill": Column("label")})
 

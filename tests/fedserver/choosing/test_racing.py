@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attune.fedserver.core.racing import ALONE, FEWEST_ROUNDS, at_end, at_rung, paired, rungs_of
+from attune.fedserver.choosing.racing import ALONE, FEWEST_ROUNDS, at_end, at_rung, paired, rungs_of
 
 NUMBERS = st.floats(-1e6, 1e6)
 NAMES = ("fedavg", "fedper", "fedtp", "fedmcsa")

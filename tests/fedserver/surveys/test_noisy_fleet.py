@@ -20,8 +20,8 @@ from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.noisy_sums import unit_sums
 from attune.fedclient.work.private.ledger import PrivacyLedger
 from attune.fedclient.work.private.noisy_release import released
-from attune.fedserver.core.fleet_statistics import FleetStatistics
-from attune.fedserver.core.noisy_fleet import NoisyQuestions, noisy_fleet
+from attune.fedserver.surveys.fleet_statistics import FleetStatistics
+from attune.fedserver.surveys.noisy_fleet import NoisyQuestions, noisy_fleet
 from attune.fedserver.view.statistics_page import lines_of, write_page
 
 SITES, ROWS = 20, 400

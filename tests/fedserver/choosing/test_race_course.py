@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
-from attune.fedserver.core.race_course import Course
-from attune.fedserver.core.racing import ALONE, DeviceScores, at_end
+from attune.fedserver.choosing.race_course import Course
+from attune.fedserver.choosing.racing import ALONE, DeviceScores, at_end
 
 ENTRANTS = (ALONE, "fedavg", "fedper", "fedtp")
 DEVICES = "abcd"

@@ -13,7 +13,7 @@ from attune.common.errors import UpdateRefused
 from attune.common.plan import Profile
 from attune.common.site_statistics import ColumnSketch, ColumnSums, SiteSketches, SiteSums
 from attune.fedclient.data.site_sums import column_sums, sketch_of
-from attune.fedserver.core.fleet_statistics import (
+from attune.fedserver.surveys.fleet_statistics import (
     FleetStatistics,
     centres_of,
     check_sketches,

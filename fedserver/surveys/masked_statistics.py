@@ -17,7 +17,8 @@ from attune.common.secure.masked_sums import MaskedLayout, SlotValue, unpacked
 from attune.common.site_statistics import BUCKETS, MOST_COLUMNS, Centre, ColumnSketch, output_columns
 from attune.common.task import TIME_AND_EVENT
 from attune.common.text import clean
-from attune.fedserver.core.fleet_statistics import (
+from attune.fedserver.core.scale import MaskedScales
+from attune.fedserver.surveys.fleet_statistics import (
     ColumnStatistics,
     FleetStatistics,
     advice,
@@ -26,7 +27,7 @@ from attune.fedserver.core.fleet_statistics import (
     quantiles_of,
     shown_classes,
 )
-from attune.fedserver.core.kaplan_meier import KaplanMeier, is_within, kaplan_meier
+from attune.fedserver.surveys.kaplan_meier import KaplanMeier, is_within, kaplan_meier
 
 NO_RANGE = Centre(0.0, 1.0)
 NOT_A_SUM = "the masked sum is no sum of statistics: a device has sent something else, and nobody knows which"
@@ -49,13 +50,6 @@ class KeptSum(msgspec.Struct, frozen=True):
     fixed: FixedSurvivors
     number: bytes
     is_masked: bool = True
-
-
-class MaskedScales(msgspec.Struct, frozen=True):
-    """Mean and deviation of features and of targets over the devices of a masked sum; None: they were not in it."""
-
-    features: Scale | None = None
-    targets: Scale | None = None
 
 
 def layout_of(

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from attune.common.errors import SettingError
-from attune.fedserver.core.messages import Phase, Record
-from attune.fedserver.core.racing import (
+from attune.fedserver.choosing.racing import (
     ALONE,
     NOTHING_HELD_OUT,
     DeviceScores,
@@ -22,6 +21,7 @@ from attune.fedserver.core.racing import (
     rungs_of,
     scored_by_all,
 )
+from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.voices import bounded
 
 

@@ -20,7 +20,7 @@ from attune.common.privacy.noisy_statistics import BINS, MOMENTS, NoisyColumn, N
 from attune.common.schema import Schema
 from attune.common.site_statistics import output_columns
 from attune.common.text import clean, listed
-from attune.fedserver.core.fleet_statistics import (
+from attune.fedserver.surveys.fleet_statistics import (
     QUANTILES,
     ColumnErrors,
     ColumnStatistics,

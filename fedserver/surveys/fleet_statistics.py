@@ -25,8 +25,8 @@ from attune.common.site_statistics import (
     bucket_value,
     output_columns,
 )
-from attune.fedserver.core.kaplan_meier import KaplanMeier, is_within, kaplan_meier
 from attune.fedserver.core.scale import can_be_joined, joined
+from attune.fedserver.surveys.kaplan_meier import KaplanMeier, is_within, kaplan_meier
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 BINS = 20  # of a histogram, before bins with too few rows or devices are joined

@@ -8,9 +8,9 @@ import pytest
 
 from attune.common.errors import SettingError
 from attune.common.plan import Profile
-from attune.fedserver.core.candidates import CLOSED_FORM, entrants_of
+from attune.fedserver.choosing.candidates import CLOSED_FORM, entrants_of
+from attune.fedserver.choosing.racing import ALONE
 from attune.fedserver.core.planning import resolve
-from attune.fedserver.core.racing import ALONE
 
 IMAGES = dict.fromkeys("abc", Profile("images", (8, 8, 1), [3, 9], 100, 30))
 TABLES = dict.fromkeys("abc", Profile("tabular", (4,), [0, 1], 100, 30))

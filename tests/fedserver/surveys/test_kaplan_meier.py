@@ -23,7 +23,7 @@ from attune.fedclient.data.masked_slots import slots_of
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.site_sums import site_sketches, site_sums, sketch_of
 from attune.fedclient.read_options import ReadOptions
-from attune.fedserver.core.fleet_statistics import (
+from attune.fedserver.surveys.fleet_statistics import (
     FleetStatistics,
     centres_of,
     check_sketches,
@@ -31,9 +31,9 @@ from attune.fedserver.core.fleet_statistics import (
     fleet_statistics,
     survival_columns,
 )
-from attune.fedserver.core.kaplan_meier import KaplanMeier, kaplan_meier
-from attune.fedserver.core.masked_statistics import KeptSum, SumReader, layout_of
-from attune.fedserver.core.noisy_fleet import NoisyQuestions
+from attune.fedserver.surveys.kaplan_meier import KaplanMeier, kaplan_meier
+from attune.fedserver.surveys.masked_statistics import KeptSum, SumReader, layout_of
+from attune.fedserver.surveys.noisy_fleet import NoisyQuestions
 from attune.fedserver.view.statistics_page import lines_of, write_page
 
 SURVIVAL = ReadOptions.of(task="survival")
