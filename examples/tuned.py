@@ -23,7 +23,7 @@ from attune.fedclient.home import DeviceHome
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.work.job import alone
 from attune.fedclient.work.objectives.sgd import Sgd
-from attune.fedclient.work.predictors.fine_tune import FineTune
+from attune.fedclient.work.predictors.base import FineTune
 from attune.fedclient.work.trainer import Trainer
 
 TUNING = FineTuneSettings(tune_epochs=20, alpha=0.1)

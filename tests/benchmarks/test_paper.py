@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from attune.common.config import convert, parse_assignment
 from attune.fedclient.data.shard import load_shard
 from attune.fedserver.core.planning import ResolvedSettings, resolve
-from attune.simulation.grid import SHARED
+from attune.simulation.grid_search import SHARED
 from benchmarks import lines, paper, paper_curves, report, tables
 from benchmarks.federation import Ended
 from benchmarks.result_file import Results

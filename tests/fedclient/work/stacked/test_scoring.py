@@ -30,8 +30,7 @@ from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.objectives.descent import batches
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.objectives.two_heads import TwoHeads
-from attune.fedclient.work.predictors.base import TwoHeadsPredictor
-from attune.fedclient.work.predictors.fine_tune import FineTune
+from attune.fedclient.work.predictors.base import FineTune, TwoHeadsPredictor
 from attune.fedclient.work.predictors.knn import Knn
 from attune.fedclient.work.stacked import descend, scoring
 from attune.fedclient.work.stacked.descend import batch_plan
