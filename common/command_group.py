@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from attune.common.outputs import open_streams
+from attune.common.durable import open_streams
 
 FORMAT = click.option(
     "--format",

@@ -12,8 +12,7 @@ import msgspec
 import torch
 
 from attune.common import hardware
-from attune.common.methods.settings.objectives import SgdSettings
-from attune.common.methods.settings.predictors import FineTuneSettings
+from attune.common.methods.settings.objectives import FineTuneSettings, SgdSettings
 from attune.common.models.registry import build
 from attune.common.plan import Plan
 from attune.common.seeds import derive

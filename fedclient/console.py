@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from attune.common.durable import forget_output
 from attune.common.estimate import Estimate
-from attune.common.outputs import forget_output
 from attune.common.paired import RIVAL_WORDS, Pair
 from attune.common.statistics import Finding, interval_of
 from attune.common.task import TASKS

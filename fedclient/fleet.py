@@ -25,7 +25,7 @@ from attune.common.statistics import Finding
 from attune.common.supervisor import supervised
 from attune.common.task import TASKS
 from attune.common.torch_state import plain_torch
-from attune.fedclient import app
+from attune.fedclient import client
 from attune.fedclient.address import backoff_s
 from attune.fedclient.console import Console, line_of
 from attune.fedclient.data.lazy_shard import LazyShard
@@ -267,11 +267,11 @@ async def _life(options: DeviceOptions, console: FleetConsole, worker: Worker) -
 
 
 async def _lived(options: DeviceOptions, shard: LazyShard, home: DeviceHome, console: Console, worker: Worker) -> Path:
-    """Run a device as app.live does. It waits while the disk is full; the others go on meanwhile."""
+    """Run a device as client.live does. It waits while the disk is full; the others go on meanwhile."""
     failures = 0
     while True:
         try:
-            return await app.live(options, shard, home, console, worker)
+            return await client.live(options, shard, home, console, worker)
         except DiskFull as full:
             failures += 1
             console.say(f"{full} (trying again)")
@@ -351,7 +351,7 @@ def exit_code(outcomes: Sequence[DeviceOutcome]) -> int:
 
 def join(members: Sequence[DeviceOptions], say: Callable[[str], None]) -> None:
     """Enrol the device of each shard, so that the fleet needs no token later. Errors are those of the first refused device."""
-    from attune.fedclient.app import identity_of
+    from attune.fedclient.client import identity_of
 
     for options in members:
         assert options.home is not None  # noqa: S101 (members() gave every device one)

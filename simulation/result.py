@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from attune.common.durable import PUBLIC, write_file
+from attune.common.durable import PUBLIC, check_folder, write_file
 from attune.common.errors import SettingError, nearest
 from attune.common.methods.registry import configured_in
 from attune.common.metrics import reported_by
-from attune.common.outputs import check_folder
 from attune.common.plan import Plan
 from attune.common.statistics import Finding, HelpOrHarm, interval_of
 from attune.common.task import TaskName

@@ -12,8 +12,7 @@ from attune.common.methods.method import SOLVED, ConfiguredMethod, Method, confi
 from attune.common.methods.rows import ROWS
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
 from attune.common.methods.settings.aggregators import ClosedFormSettings, Returns
-from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
-from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
+from attune.common.methods.settings.objectives import OBJECTIVES, PREDICTORS
 from attune.common.models.registry import MODELS
 from attune.common.plan import Plan
 from attune.common.plugins import Package, PluginRegistry, check_installed

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attune.common.command_group import FORMAT
-from attune.common.durable import replaced
+from attune.common.durable import check_file, check_folder, replaced
 from attune.common.errors import AttuneError, SettingError
-from attune.common.outputs import check_file, check_folder
 from attune.common.text import csv_cell, listed
 from attune.fedclient.cli.shared import allow_model_option, data_option, home_of, home_option, model_option, server_option
 from attune.fedclient.table_options import mapping_options, read_options, table_options

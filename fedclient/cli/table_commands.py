@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from attune.common.outputs import check_file
+from attune.common.durable import check_file
 from attune.fedclient.table_options import read_options, table_options
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from attune.common.errors import ShardError
+from attune.fedclient.data.arrays import read_text
 from attune.fedclient.data.cells import written
-from attune.fedclient.data.files import read_text
 
 MAX_CELLS = 1 << 28
 _DELIMITERS = "\t;,|"

@@ -16,8 +16,7 @@ from attune.common.plan import ModelSpec
 from attune.common.schema import Schema
 from attune.common.text import listed
 from attune.fedclient.data import cautions, stand_ins
-from attune.fedclient.data.arrays import Array, read_arrays
-from attune.fedclient.data.files import MAX_BINARY_BYTES
+from attune.fedclient.data.arrays import MAX_BINARY_BYTES, Array, read_arrays
 from attune.fedclient.data.makers import images
 from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.makers.pixels import decode_images

@@ -14,9 +14,9 @@ from typing import Any
 
 from attune.common.errors import SettingError, nearest
 from attune.common.text import listed
+from attune.fedclient.data.arrays import plain_suffix
 from attune.fedclient.data.cells import WORDS, Words, has_decimal_comma, words_of, written
 from attune.fedclient.data.csv_file import plain_name
-from attune.fedclient.data.files import plain_suffix
 from attune.fedclient.data.table import CSV_SUFFIXES, PERHAPS, DataTable, read_table
 from attune.fedclient.read_options import ReadOptions
 

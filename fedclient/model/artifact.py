@@ -21,7 +21,7 @@ from attune.common.durable import PUBLIC, committed_folder, read_small, write_fi
 from attune.common.errors import NoModel, SettingError, ShapeMismatch, ShardError, WireError
 from attune.common.hardware import choose
 from attune.common.methods.registry import configured_from
-from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.methods.settings.objectives import ModelSettings
 from attune.common.metrics import NETWORKS
 from attune.common.models.registry import build, size_bytes
 from attune.common.models.structure import tensors_of
@@ -39,8 +39,8 @@ from attune.fedclient.work.blend import Member, answers_of, blended_shares
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.executor import AnyLearner
 from attune.fedclient.work.measures import MEASURES, mean_score
+from attune.fedclient.work.objectives.base import Network
 from attune.fedclient.work.objectives.memory import FEATURES
-from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.portfolio.evaluators import ROWS
 from attune.fedclient.work.portfolio.portfolio import reader_of, trainer_of
 from attune.fedclient.work.predictors.base import PlainPredictor

@@ -9,12 +9,11 @@ import msgspec
 import torch
 
 from attune.common.methods.method import Method, PartKind
-from attune.common.methods.settings.objectives import ObjectiveSettings, SgdSettings
-from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.methods.settings.objectives import ModelSettings, ObjectiveSettings, SgdSettings
 from attune.common.metrics import Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
-from attune.fedclient.hooks import NONE, Hooks
+from attune.fedclient.options import NONE, Hooks
 from attune.fedclient.work.build import family_of
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, Measure

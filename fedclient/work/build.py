@@ -10,8 +10,8 @@ import msgspec
 import torch
 
 from attune.common.methods.method import ConfiguredMethod
-from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVE_SETTINGS
-from attune.common.methods.settings.predictors import SETTINGS as PREDICTOR_SETTINGS
+from attune.common.methods.settings.objectives import OBJECTIVES as OBJECTIVE_SETTINGS
+from attune.common.methods.settings.objectives import PREDICTORS as PREDICTOR_SETTINGS
 from attune.common.plan import Plan
 from attune.common.plugins import implementation_of, imported
 from attune.fedclient.data.prepare import Prepared

@@ -19,7 +19,7 @@ from attune.common.methods.registry import configured_on_device
 from attune.common.models.registry import build, is_built_in
 from attune.common.models.structure import Tensors, components, tensors_of
 from attune.common.plan import Plan
-from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.objectives.base import Network
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,16 +13,16 @@ from attune.common import homes
 from attune.common.command_group import ExtensibleGroup
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError, SettingError
-from attune.fedserver.cli import privacy, results, running, table_schema, tokens, upkeep
+from attune.fedserver.cli import privacy, results, running, tokens
 from attune.fedserver.cli.shared import ALLOW_CODE, HOME, SETTINGS
 
 PROJECT = Path(__file__).parents[1] / "starter" / "project"  # the files that `new` writes
 COMMANDS = (
     tokens.token, tokens.revoke, tokens.dashboard_token,
     running.pause, running.resume, running.status, running.dashboard, running.tls_name,
-    upkeep.audit, upkeep.backup, upkeep.restore, upkeep.verify, upkeep.migrate,
+    tokens.audit, tokens.backup, tokens.restore, tokens.verify, tokens.migrate,
     results.export, results.plot,
-    privacy.privacy, table_schema.schema, results.statistics,
+    privacy.privacy, results.schema, results.statistics,
     running.run, running.forget,
 )  # fmt: skip
 

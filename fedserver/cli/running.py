@@ -71,18 +71,18 @@ def status(home: Path | None, as_json: bool) -> None:
 @click.argument("folder", required=False, type=click.Path(path_type=Path, file_okay=False))
 def dashboard(home: Path | None, port: int, folder: Path | None) -> None:
     """Print the address of the running server's page, or serve one of a home or of FOLDER, an exported or saved result."""
-    from attune.fedserver.web import finished
+    from attune.fedserver.web import pages
     from attune.fedserver.web.serving import PageAddress
 
     if folder is not None and home is not None:
         raise click.UsageError("FOLDER stands alone: without --home")
     place = place_of(home)
-    if folder is None and (url := finished.running_page(place)) is not None:
+    if folder is None and (url := pages.running_page(place)) is not None:
         click.echo(url)
         return
     if folder is None:
         place.require()
-    finished.show(folder or place.path, PageAddress(port=port), click.echo)
+    pages.show(folder or place.path, PageAddress(port=port), click.echo)
 
 
 @click.command("tls-name")

@@ -12,8 +12,7 @@ import msgspec
 
 from attune.common import aio
 from attune.common.errors import AttuneError
-from attune.fedserver.web.facts import PageSource
-from attune.fedserver.web.parts import parts
+from attune.fedserver.web.parts import PageSource, parts
 
 EVERY_S = 0.5
 QUIET_S = 15.0  # longest silence: then an empty message shows both sides that the other one is there

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from attune.common import aio
 from attune.common.errors import PortInUse, SettingError
 from attune.common.text import host_and_port
-from attune.fedserver.web.facts import PageSource
+from attune.fedserver.web.parts import PageSource
 
 if TYPE_CHECKING:
     from attune.fedserver.web.actions import Actions

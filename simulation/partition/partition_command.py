@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from attune.common.config import parse_assignment
+from attune.common.durable import check_folder
 from attune.common.errors import SettingError
-from attune.common.outputs import check_folder
 from attune.fedclient.table_options import mapping_options
 from attune.simulation.partition.schemes import registry
 
@@ -64,7 +64,7 @@ def partition(
     from attune.fedclient.read_options import ReadOptions
     from attune.simulation.partition import split
     from attune.simulation.partition.datasets import load_source
-    from attune.simulation.partition.overview import save_picture, table
+    from attune.simulation.partition.split import save_picture, table
 
     source = None
     check_folder(out)

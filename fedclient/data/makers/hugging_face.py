@@ -10,9 +10,9 @@ import msgspec
 
 from attune.common.errors import SettingError, ShardError
 from attune.common.text import from_json
+from attune.fedclient.data.arrays import MAX_BINARY_BYTES
 from attune.fedclient.data.cells import is_missing
 from attune.fedclient.data.csv_file import is_index
-from attune.fedclient.data.files import MAX_BINARY_BYTES
 from attune.fedclient.data.parquet_file import cells_of
 from attune.fedclient.data.table import DataTable
 from attune.fedclient.data.table_mapping import mapped

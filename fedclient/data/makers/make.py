@@ -10,13 +10,11 @@ from typing import Any, Literal
 import msgspec
 
 from attune.common.classes import label_of_text
-from attune.common.durable import NO_SPACE, PUBLIC, write_file
+from attune.common.durable import NO_SPACE, PUBLIC, check_folder, write_file
 from attune.common.errors import DiskFull, SettingError, ShardError
-from attune.common.outputs import check_folder
 from attune.common.plan import Label
-from attune.fedclient.data.arrays import Array, write_arrays
+from attune.fedclient.data.arrays import Array, plain_suffix, read_text, write_arrays
 from attune.fedclient.data.csv_file import looks_like_table
-from attune.fedclient.data.files import plain_suffix, read_text
 from attune.fedclient.data.makers import hugging_face, images
 from attune.fedclient.data.makers.alphabets import alphabet_of, lost_characters
 from attune.fedclient.data.makers.make_options import LENGTH, MakeOptions

@@ -21,9 +21,8 @@ from attune.common.methods.settings.objectives import (
     ProximalSettings,
 )
 from attune.fedclient.work.job import Jobs
-from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Objective, Tensors, Trained, personal, split
+from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Network, Objective, Tensors, Trained, personal, split
 from attune.fedclient.work.objectives.descent import Descent, Penalty, TrainingDiverged, last_loss
-from attune.fedclient.work.objectives.network import Network
 
 
 class Proximal(Objective[ProximalSettings]):

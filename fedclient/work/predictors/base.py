@@ -10,12 +10,11 @@ import msgspec
 import torch
 from typing_extensions import TypeVar
 
-from attune.common.methods.settings.predictors import FineTuneSettings, PredictorSettings
+from attune.common.methods.settings.objectives import FineTuneSettings, PredictorSettings
 from attune.fedclient.work.job import Jobs, alone
-from attune.fedclient.work.objectives.base import LocalTask, Tensors, Trained, split
+from attune.fedclient.work.objectives.base import LocalTask, Network, Tensors, Trained, split
 from attune.fedclient.work.objectives.descent import Descent
-from attune.fedclient.work.objectives.domain_bias import SHIFT
-from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.objectives.two_heads import SHIFT
 
 S = TypeVar("S", bound=PredictorSettings, default=Any)
 

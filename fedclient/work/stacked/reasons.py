@@ -13,9 +13,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from attune.common.config import TrainSettings
 from attune.common.models.body import training_mode
-from attune.fedclient.work.objectives.base import Batch, Tensors
+from attune.fedclient.work.objectives.base import Batch, Network, Tensors
 from attune.fedclient.work.objectives.descent import Descent
-from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.stacked.descend import gradients_of, stacked, used_gradients
 from attune.fedclient.work.stacked.noisy_stack import against_noise
 from attune.fedclient.work.trainer import Accuracy, Scores

@@ -30,10 +30,10 @@ from attune.fedserver.lab.aggregators.base import (
     written,
 )
 from attune.fedserver.lab.build import AggregatorSpec, Maker, made
-from attune.fedserver.lab.cluster.cluster_worker import PackedTensors, pack, pack_updates, unpack
 from attune.fedserver.lab.cluster.parcels import PARCEL_BYTES, UnitBatch, columns_of, unit_batches
 from attune.fedserver.lab.cluster.store_round import StoreRound, store_of
 from attune.fedserver.lab.cluster.worker_pool import ClusterUnusable, PoolCall, WorkerPool
+from attune.fedserver.lab.cluster.workers import PackedTensors, pack, pack_updates, unpack
 from attune.fedserver.lab.vault import StateVault
 
 CHEAP_RULES = ("none", "clip")  # a plain mean: the server adds a number for less than it costs to send it

@@ -16,9 +16,9 @@ from attune.common.wire.tensors import Cast, TensorSource
 from attune.fedserver.lab.aggregators.base import Block, Blockwise, ReportedTensors, Tensors, Vault
 from attune.fedserver.lab.build import AggregatorSpec
 from attune.fedserver.lab.checks import BoundedTensors
-from attune.fedserver.lab.cluster.cluster_worker import pack, unpack
 from attune.fedserver.lab.cluster.parcels import UnitBatch, unit_batches
 from attune.fedserver.lab.cluster.worker_pool import ClusterUnusable, PoolCall, WorkerPool
+from attune.fedserver.lab.cluster.workers import pack, unpack
 from attune.fedserver.lab.stale_updates import RebasedTensors
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.ports.blobs import SharedBlobs, shared_blobs
@@ -78,7 +78,7 @@ class StoreRound:
             NotFinite, Damaged, LedgerBusy: As in one process.
             ClusterUnusable: The cluster is gone, and nothing is staged.
         """
-        from attune.fedserver.lab.cluster.store_worker import Piece, WrittenBlob
+        from attune.fedserver.lab.cluster.workers import Piece, WrittenBlob
 
         kept = self._aggregator.kept(self._updates)
         try:
@@ -133,7 +133,7 @@ class StoreRound:
         return self._aggregator.combine(unit, [partials[block] for block in unit.blocks], self._updates)
 
     def _round(self) -> Any:
-        from attune.fedserver.lab.cluster.store_worker import PresentValues, StoredRound
+        from attune.fedserver.lab.cluster.workers import PresentValues, StoredRound
 
         values = {key: self._vault.read(key) for key in self._aggregator.reads(self._updates)}
         return StoredRound(self._spec, list(self._updates), PresentValues(self._vault.keys(), values), self._blobs.ranges)

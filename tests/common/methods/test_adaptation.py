@@ -18,9 +18,8 @@ from attune.common.plan import ModelSpec
 from attune.common.seeds import derive
 from attune.fedclient.work.build import objective_class, objective_for, predictor_for
 from attune.fedclient.work.job import alone
-from attune.fedclient.work.objectives.base import PERSONAL
-from attune.fedclient.work.objectives.domain_bias import SHIFT
-from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.objectives.base import PERSONAL, Network
+from attune.fedclient.work.objectives.two_heads import SHIFT
 from attune.fedclient.work.trainer import Trainer
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
 from attune.fedserver.core.planning import resolve

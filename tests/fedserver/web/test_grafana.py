@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import attune
 from attune.fedserver.home import ServerHome
-from attune.fedserver.web.finished import of_home
+from attune.fedserver.web.pages import of_home
 from tests.e2e.harness import tabular_shard
 from tests.fedserver.web.conftest import TOKEN
 
@@ -113,7 +113,7 @@ def test_series_that_there_are_only_while_it_runs_or_with_certificates(served):
     """Use a server's facts about the remaining time and certificates."""
     from dataclasses import replace
 
-    from attune.fedserver.web.facts import PageFacts
+    from attune.fedserver.web.parts import PageFacts
     from tests.fedserver.web.conftest import Source
     from tests.fedserver.web.test_guard import EMPTY
 

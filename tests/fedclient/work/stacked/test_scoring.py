@@ -13,12 +13,17 @@ from torch import nn
 
 from attune.common.config import TrainSettings
 from attune.common.exchange.messages import BlobRef, Order
-from attune.common.methods.settings.objectives import SgdSettings, TwoHeadsSettings
-from attune.common.methods.settings.predictors import FineTuneSettings, KnnSettings, TwoHeadsPredictorSettings
+from attune.common.methods.settings.objectives import (
+    FineTuneSettings,
+    KnnSettings,
+    SgdSettings,
+    TwoHeadsPredictorSettings,
+    TwoHeadsSettings,
+)
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.contrib.gp.method import GpPredictorSettings
-from attune.contrib.gp.predictor import GpPredictor
+from attune.contrib.gp.objective import GpPredictor
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.work.blend import Weighing, weights_of
