@@ -359,7 +359,7 @@ class Device:
         return progress
 
     async def _send(self, order_id: str, resume: bool) -> None:
-        from attune.fedclient.link.handin import send
+        from attune.fedclient.link.transfer import send
 
         slot = self._ready()
         result = slot.newest

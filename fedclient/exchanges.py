@@ -174,7 +174,7 @@ class Exchanges:
 
     async def _hand_in(self, orders: OrderStore, result: OrderResult, state: MemberState) -> None:
         """Hand the masked update in. It has the same bytes whenever this is done again."""
-        from attune.fedclient.link.handin import send
+        from attune.fedclient.link.transfer import send
 
         if (key := (state.order_id, state.attempt)) in self._sending:
             return

@@ -35,9 +35,8 @@ from attune.common.secure.fixed_point import EXACT_BYTES, ONE, decode, decode_ex
 from attune.common.secure.masked_sums import added, plus_masks
 from attune.common.secure.masks import add_masks, mask_ciphers
 from attune.common.wire.blobs import LocalFile, Readable
-from attune.common.wire.checks import check_manifest
 from attune.common.wire.header import Limits, Manifest, TensorSpec, layout_in
-from attune.common.wire.tensors import DTYPES, TensorSource, empty
+from attune.common.wire.tensors import DTYPES, TensorSource, check_manifest, empty
 
 # Among the tensors of a part: the device's weight in units of 1 / ONE; then for each metric the weight, if the device has
 # measured it, and the weight times the metric over its bound; then 1 for each of REACHES below its largest change, else 0.

@@ -12,7 +12,6 @@ from typing_extensions import Self
 
 from attune.common.durable import replaced
 from attune.common.wire.blobs import Blob, LocalFile, LocalTarget, Readable, Target, hash_span
-from attune.common.wire.checks import check_spec
 from attune.common.wire.digest import Digest, digest_of
 from attune.common.wire.header import LENGTH_BYTES, Limits, Opened, TensorSpec, header_bytes, layout_in, layout_of
 from attune.common.wire.malformed import DigestMismatch, Malformed
@@ -22,6 +21,7 @@ from attune.common.wire.tensors import (
     TensorSource,
     bytes_of,
     check_boolean,
+    check_spec,
     empty,
     manifest_of,
     spec_of,

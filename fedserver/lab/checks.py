@@ -20,9 +20,19 @@ from attune.common.errors import UpdateRefused
 from attune.common.exchange.encodings import AS_THEY_LIE, encoded_manifest
 from attune.common.exchange.transform import ArrivalContext, Cohort, PartUpdate, RoundContext, SealedTensors, Unchanged
 from attune.common.methods.ridge import check_sums
+from attune.common.methods.settings.aggregators import Returns
 from attune.common.task import TaskName
-from attune.common.wire.checks import check_finite, check_manifest, is_finite, squared_norm
-from attune.common.wire.tensors import BLOCK, DTYPES, TensorSource, TensorView, WatchedTensors
+from attune.common.wire.tensors import (
+    BLOCK,
+    DTYPES,
+    TensorSource,
+    TensorView,
+    WatchedTensors,
+    check_finite,
+    check_manifest,
+    is_finite,
+    squared_norm,
+)
 
 NORM = "norm"  # of the change, among the facts of an update
 LEAST = 3  # fewest updates whose median one of them alone cannot decide
@@ -324,3 +334,41 @@ class BoundedTensors(TensorView):
             return (wide_N * self._factor).to(piece_N.dtype)
         served_N = self._served.span(name, start, start + len(wide_N)).double()
         return (served_N + (wide_N - served_N) * self._factor).to(piece_N.dtype)
+
+
+def weighed(update: PartUpdate, fresh: float, returns: Returns, present: TensorSource | None) -> PartUpdate:
+    """Return an update with the weight of its staleness.
+
+    Args:
+        update: The update.
+        fresh: The weight, from 0 to 1.
+        returns: What the part's aggregator takes.
+        present: The present values, if devices hand in changes where the aggregator takes values; None: they do not.
+    """
+    if present is not None:
+        return replace(update, tensors=RebasedTensors(update.source, present, fresh))
+    if fresh == 1:
+        return update
+    if returns == "change":
+        return replace(update, tensors=BoundedTensors(update.source, None, fresh))
+    return replace(update, fresh=fresh)
+
+
+class RebasedTensors(TensorView):
+    """Changes from an older state, as values beside the present one: present + factor * change.
+
+    Args:
+        source: The changes.
+        present: The present values.
+        factor: The weight of their staleness, from 0 to 1.
+    """
+
+    def __init__(self, source: TensorSource, present: TensorSource, factor: float) -> None:
+        super().__init__(source)
+        self._present, self._factor = present, factor
+
+    def changed(self, name: str, piece_N: torch.Tensor, start: int) -> torch.Tensor:
+        """Return the values, computed in float64; integers are rounded."""
+        present_N = self._present.span(name, start, start + len(piece_N)).double()
+        result_N = present_N.add_(piece_N.double(), alpha=self._factor)
+        return (result_N if piece_N.is_floating_point() else result_N.round_()).to(piece_N.dtype)

@@ -34,9 +34,8 @@ from attune.fedserver.lab.aggregators.base import Aggregator, Tensors
 from attune.fedserver.lab.aggregators.described import ToldDescriptions
 from attune.fedserver.lab.build import Maker, aggregators_for, made
 from attune.fedserver.lab.chains import chain_of, noise_of
-from attune.fedserver.lab.checks import read_through
+from attune.fedserver.lab.checks import read_through, weighed
 from attune.fedserver.lab.packing import Packing
-from attune.fedserver.lab.stale_updates import weighed
 from attune.fedserver.lab.unaggregated import stage_another, stage_earlier
 from attune.fedserver.lab.vault import Norms, NotFinite, StateRecipe, StateVault, earlier_slots, kept_slots
 from attune.fedserver.ports.blobs import SERVED, STATE, Blobs, blob_of

@@ -16,9 +16,9 @@ from typing_extensions import Self
 
 from attune.common.text import from_json
 from attune.common.wire.blobs import Blob
-from attune.common.wire.checks import is_finite
 from attune.common.wire.files import TensorFile, TensorWriter
 from attune.common.wire.header import Manifest
+from attune.common.wire.tensors import is_finite
 from attune.fedserver.core.adaptation import AdaptationSpec
 from attune.fedserver.core.collector import Unmasking
 from attune.fedserver.core.records import AcceptedUpdate, Slot

@@ -19,11 +19,10 @@ from attune.fedserver.stores import postgres, s3, transfer
 from attune.fedserver.stores.disk import DATABASE_FILE, OF_THE_HOME
 from attune.fedserver.stores.folder import FolderBlobs, FolderSpool, clear_folders, make_folders
 from attune.fedserver.stores.lease import Lease
-from attune.fedserver.stores.object_cache import ObjectCache
 from attune.fedserver.stores.postgres import PostgresDatabase
 from attune.fedserver.stores.postgres_ledger import PostgresLedger, PostgresReader
 from attune.fedserver.stores.s3 import IN_S3, OWNER, S3Blobs
-from attune.fedserver.stores.s3_objects import S3Access, S3Objects
+from attune.fedserver.stores.s3_objects import ObjectCache, S3Access, S3Objects
 from attune.fedserver.stores.tables import put_value, value_in
 
 # The server looks at the decisions themselves. The audit log gets a line before each decision, so a look between the two would

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from attune.common.config import TrainSettings
 from attune.common.errors import AttuneError
 from attune.common.torch_state import seeded
-from attune.common.wire.checks import is_finite
+from attune.common.wire.tensors import is_finite
 from attune.fedclient.work.objectives.augment import RANK, augmented
 from attune.fedclient.work.objectives.base import Batch, LocalTask, Loss, Tensors, Trained
 from attune.fedclient.work.private.noisy_steps import NoisyGradients

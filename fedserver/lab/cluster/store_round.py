@@ -15,11 +15,10 @@ from attune.common.wire.files import TensorFile
 from attune.common.wire.tensors import Cast, TensorSource
 from attune.fedserver.lab.aggregators.base import Block, Blockwise, ReportedTensors, Tensors, Vault
 from attune.fedserver.lab.build import AggregatorSpec
-from attune.fedserver.lab.checks import BoundedTensors
+from attune.fedserver.lab.checks import BoundedTensors, RebasedTensors
 from attune.fedserver.lab.cluster.parcels import UnitBatch, unit_batches
 from attune.fedserver.lab.cluster.worker_pool import ClusterUnusable, PoolCall, WorkerPool
 from attune.fedserver.lab.cluster.workers import pack, unpack
-from attune.fedserver.lab.stale_updates import RebasedTensors
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.ports.blobs import SharedBlobs, shared_blobs
 

@@ -21,10 +21,9 @@ import torch
 
 from attune.common.errors import LedgerBusy
 from attune.common.exchange.transform import PartUpdate
-from attune.common.wire.checks import is_finite
 from attune.common.wire.digest import digest_of, file_name
 from attune.common.wire.header import Manifest, layout_of
-from attune.common.wire.tensors import DTYPES, Tensors, manifest_of, views
+from attune.common.wire.tensors import DTYPES, Tensors, is_finite, manifest_of, views
 from attune.fedserver.lab.aggregators.base import Blockwise, MemoryVault, Put, Unit, read_into
 from attune.fedserver.lab.build import AggregatorSpec, made
 from attune.fedserver.lab.cluster.parcels import Parcel, columns_of

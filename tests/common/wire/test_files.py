@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from attune.common.errors import DiskFull
 from attune.common.wire import malformed as bad
 from attune.common.wire.blobs import Buffer, Target
-from attune.common.wire.checks import check_manifest
 from attune.common.wire.digest import digest_of
 from attune.common.wire.files import Blob, TensorFile, TensorWriter, read_tensors, write_tensors
 from attune.common.wire.header import TensorSpec
-from attune.common.wire.tensors import DTYPES, bytes_of, manifest_of
+from attune.common.wire.tensors import DTYPES, bytes_of, check_manifest, manifest_of
 from attune.fedserver.lab.arrays import ArrayFile
 from tests.raising import malformed
 

@@ -27,9 +27,8 @@ from attune.common.wire.header import Manifest
 from attune.common.wire.malformed import DigestMismatch, Malformed
 from attune.common.wire.tensors import manifest_of
 from attune.fedclient.link.grpc_link import GrpcLink
-from attune.fedclient.link.handin import send
 from attune.fedclient.link.port import Broken, Link
-from attune.fedclient.link.transfer import ASKS, ATTEMPTS, fetch
+from attune.fedclient.link.transfer import ASKS, ATTEMPTS, fetch, send
 from attune.fedclient.messages import OrderResult, SendRefused, Sent
 from attune.fedclient.work.orders import rebuilt
 from attune.fedclient.work.state import FolderOrders

@@ -19,9 +19,8 @@ from attune.common.exchange.transform import PartUpdate
 from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Cast, bytes_of, manifest_of
-from attune.fedserver.lab.checks import BoundedTensors
+from attune.fedserver.lab.checks import BoundedTensors, RebasedTensors
 from attune.fedserver.lab.cluster.workers import StoredRound
-from attune.fedserver.lab.stale_updates import RebasedTensors
 from attune.fedserver.lab.vault import NotFinite
 from attune.fedserver.ports.blobs import Damaged
 from tests import engines
