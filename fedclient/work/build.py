@@ -27,7 +27,7 @@ OBJECTIVES = {
     "mean-regularised": "objectives.proximal:MeanRegularised",
     "mixture": "objectives.mixed_models:Mixture",
     "local-aggregation": "objectives.mixed_models:LocalAggregation",
-    "domain-bias": "objectives.domain_bias:DomainBias",
+    "domain-bias": "objectives.two_heads:DomainBias",
     "frozen-private": "objectives.sgd:FrozenPrivate",
     "alternating": "objectives.sgd:Alternating",
     "two-heads": "objectives.two_heads:TwoHeads",
