@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import unicodedata
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import click
 
 from attune.common.durable import open_streams
 
+PATH = click.Path(path_type=Path)
+FILE, FOLDER = click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, file_okay=False)
 FORMAT = click.option(
-    "--format",
-    "formats",
-    multiple=True,
-    default=("png",),
-    show_default=True,
-    type=click.Choice(["png", "pdf", "svg"]),
+    "--format", "formats", multiple=True, default=("png",), show_default=True, type=click.Choice(["png", "pdf", "svg"]),
     help="Form of the pictures (may be repeated). The page has PNG in any case.",
-)
+)  # fmt: skip
 
 
 class RoundsType(click.IntRange):

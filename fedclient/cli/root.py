@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attune.common.command_group import ExtensibleGroup
+from attune.common.command_group import FILE, ExtensibleGroup
 from attune.common.config import read_toml
 from attune.common.errors import SettingError, nearest
 from attune.fedclient.cli import device_commands, model_commands, table_commands
@@ -215,7 +215,7 @@ class DeviceCommands(ExtensibleGroup):
 )
 @click.option("--only-run", multiple=True, metavar="NAME", help="Take part only in these runs.  [default: all]")
 @click.option(
-    "--site", type=click.Path(path_type=Path, dir_okay=False), metavar="TOML",
+    "--site", type=FILE, metavar="TOML",
     help="File with the decisions of the data's owner, which the command line may not change.",
 )  # fmt: skip
 @click.option(

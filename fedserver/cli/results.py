@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from attune.common.command_group import FORMAT
+from attune.common.command_group import FILE, FOLDER, FORMAT, PATH
 from attune.common.durable import check_file
 from attune.common.errors import SettingError
 from attune.fedserver.cli.shared import ALLOW_CODE, HOME, place_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @HOME
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
+@click.option("--out", type=PATH, required=True, help="Folder to write to.")
 @ALLOW_CODE
 def export(home: Path | None, out: Path, allow_code: tuple[str, ...]) -> None:
     """Write the shared and every client's weights, the server's own state and metrics.csv."""
@@ -31,7 +31,7 @@ def export(home: Path | None, out: Path, allow_code: tuple[str, ...]) -> None:
 
 @click.command()
 @HOME
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write to.")
+@click.option("--out", type=FOLDER, required=True, help="Folder to write to.")
 @click.option(
     "--picture",
     "pictures",
@@ -39,9 +39,7 @@ def export(home: Path | None, out: Path, allow_code: tuple[str, ...]) -> None:
     type=click.Choice(["clients", "accuracy", "attention", "embeddings", "training", "metrics"]),
     help="Only this one (may be repeated; default: all that the method has).",
 )
-@click.option(
-    "--labels", type=click.Path(path_type=Path), help="A CSV file, client,label: groups that embeddings are coloured by."
-)
+@click.option("--labels", type=PATH, help="A CSV file, client,label: groups that embeddings are coloured by.")
 @click.option("--runs", multiple=True, metavar="[X=]DIR", help="Exported folders to compare, instead of a home (repeated).")
 @click.option(
     "--x", help="With --runs: the setting on the x axis, such as train.lr, or participation; or its name if X is given."
@@ -70,14 +68,10 @@ def plot(
 @HOME
 @click.option("--columns", default="", metavar="A,B", help="Only these columns (default: all).")
 @click.option(
-    "--patience",
-    type=click.FloatRange(1, 600),
-    default=60.0,
-    show_default=True,
-    help="Seconds to wait for each answer.",
+    "--patience", type=click.FloatRange(1, 600), default=60.0, show_default=True, help="Seconds to wait for each answer."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Also write a page with pictures to this folder.")
+@click.option("--out", type=FOLDER, help="Also write a page with pictures to this folder.")
 def statistics(home: Path | None, columns: str, patience: float, as_json: bool, out: Path | None) -> None:
     """Ask the connected devices for statistics of their data: sums over at least 5 devices and 10 rows.
 
@@ -104,21 +98,18 @@ MOST_BYTES = 64 << 20  # of a file with statistics
 
 
 @click.command()
-@click.argument("proposals", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--edit", type=click.Path(path_type=Path, dir_okay=False), metavar="TOML",
-    help="Sections [data.columns.NAME], which win over the proposals.",
-)  # fmt: skip
+@click.argument("proposals", nargs=-1, required=True, type=FILE)
+@click.option("--edit", type=FILE, metavar="TOML", help="Sections [data.columns.NAME], which win over the proposals.")
 @click.option(
     "--columns", type=click.Choice(["all", "common"]), default="all", show_default=True,
     help="A column that a site lacks is filled there like missing values, or left out for all (common).",
 )  # fmt: skip
 @click.option(
-    "--ranges", type=click.Path(path_type=Path, dir_okay=False), metavar="JSON",
+    "--ranges", type=FILE, metavar="JSON",
     help="Output of `fedserver statistics --json`: ranges of numbers over at least 5 devices, with which units are compared.",
 )  # fmt: skip
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    "-o", "--out", type=FILE, metavar="FILE",
     help="A .json for `fedclient --schema`, or a .toml for `fedserver --config`.  [default: print the TOML]",
 )  # fmt: skip
 def schema(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import click
 
 from attune.common import homes
-from attune.common.command_group import ExtensibleGroup
+from attune.common.command_group import PATH, ExtensibleGroup
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError, SettingError
 from attune.fedserver.cli import privacy, results, running, tokens
@@ -139,7 +139,7 @@ def cli(
 
 
 @cli.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 def new(folder: Path) -> None:
     """Write a small project to edit into FOLDER: data, model, training, settings; it runs at once."""
     for path in write_project(folder):

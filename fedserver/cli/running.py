@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from attune.common import aio
-from attune.common.command_group import NAME
+from attune.common.command_group import FOLDER, NAME
 from attune.common.config import load_settings
 from attune.fedserver.cli.shared import HOME, SETTINGS, admin_of, place_of, troubles_of
 
@@ -68,7 +68,7 @@ def status(home: Path | None, as_json: bool) -> None:
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="Port of a page that is not served yet (default: a free one)."
 )
-@click.argument("folder", required=False, type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", required=False, type=FOLDER)
 def dashboard(home: Path | None, port: int, folder: Path | None) -> None:
     """Print the address of the running server's page, or serve one of a home or of FOLDER, an exported or saved result."""
     from attune.fedserver.web import pages

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from attune.common import homes
-from attune.common.command_group import RoundsType
+from attune.common.command_group import PATH, RoundsType
 
 if TYPE_CHECKING:
     from attune.fedserver.home import ServerHome
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-HOME = click.option("--home", type=click.Path(path_type=Path), default=None, help="The folder of the server's state.")
+HOME = click.option("--home", type=PATH, default=None, help="The folder of the server's state.")
 
 ALLOW_CODE = click.option(
     "--allow-code", multiple=True, metavar="NAME", help="Code that the home may bring: package.module:factory, or a package."
@@ -27,7 +27,7 @@ ALLOW_CODE = click.option(
 def SETTINGS(command: F) -> F:  # noqa: N802 - used as the other options are
     """Add the options that say what a run is."""
     options = (
-        click.option("--config", type=click.Path(path_type=Path), help="A federation.toml."),
+        click.option("--config", type=PATH, help="A federation.toml."),
         click.option("--method", help="fedtp, fedmcsa, fedavg, ... (default fedtp)."),
         click.option("--model", help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data)."),
         click.option("--rounds", type=RoundsType(1), help="Rounds to train, or auto (default 40)."),

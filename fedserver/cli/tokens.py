@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from attune.common import aio
-from attune.common.command_group import NAME
+from attune.common.command_group import FOLDER, NAME, PATH
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.text import clean
 from attune.fedserver.cli.shared import ALLOW_CODE, HOME, admin_of, place_of, wake
@@ -183,7 +183,7 @@ def audit(home: Path | None, last: int | None, as_json: bool, contains: str | No
 
 @click.command()
 @HOME
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder to write to.")
+@click.option("--out", type=FOLDER, required=True, help="A new folder to write to.")
 def backup(home: Path | None, out: Path) -> None:
     """Copy all that a federation needs into a folder, beside a running server too."""
     from attune.fedserver.home import BACKUP_MADE
@@ -198,8 +198,8 @@ def backup(home: Path | None, out: Path) -> None:
 
 
 @click.command()
-@click.option("--home", type=click.Path(path_type=Path), required=True, help="The new folder of the server's state.")
-@click.option("--from", "source", type=click.Path(path_type=Path), required=True, help="What `fedserver backup` wrote.")
+@click.option("--home", type=PATH, required=True, help="The new folder of the server's state.")
+@click.option("--from", "source", type=PATH, required=True, help="What `fedserver backup` wrote.")
 @click.option(
     "--audit-log",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
