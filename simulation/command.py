@@ -109,9 +109,8 @@ def simulate(
     from attune.fedserver.core.planning import turned_off
     from attune.simulation.arguments import data_by_name, overrides, read_shards, warnings_of
     from attune.simulation.compared_methods import Comparison
-    from attune.simulation.comparison_table import comparison, course, courses
+    from attune.simulation.comparison_table import comparison, comparison_over_seeds, course, courses, method_table
     from attune.simulation.grid_search import search
-    from attune.simulation.method_table import comparison_over_seeds, method_table
     from attune.simulation.over_seeds import SeedResults
     from attune.simulation.result_table import check_table
     from attune.simulation.simulate import simulate as run

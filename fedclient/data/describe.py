@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 
 from attune.common.classes import NO, YES, look_alikes
-from attune.common.columns import LONGEST_NAME
 from attune.common.errors import SettingError, ShardError
 from attune.common.plan import FEWEST_ROWS
-from attune.common.schema import MAX_VALUES, ORIGIN, OUTPUTS, Column, ColumnKind, DateForm, Schema, name_and_unit
+from attune.common.schema import LONGEST_NAME, MAX_VALUES, ORIGIN, OUTPUTS, Column, ColumnKind, DateForm, Schema, name_and_unit
 from attune.common.text import listed
 from attune.fedclient.data import cautions
 from attune.fedclient.data import cells as cell_rules

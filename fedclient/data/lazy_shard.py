@@ -11,10 +11,9 @@ from typing import Any
 import msgspec
 from typing_extensions import Self
 
-from attune.common.columns import difference, wrong_with
 from attune.common.errors import NonFiniteFeatures, ShardError
 from attune.common.plan import Plan, Profile
-from attune.common.schema import Schema
+from attune.common.schema import Schema, difference, wrong_with
 from attune.fedclient.data import kinds
 from attune.fedclient.data.arrays import Array, plain_array
 from attune.fedclient.data.cells import hidden_in, unmasked

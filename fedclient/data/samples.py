@@ -15,8 +15,9 @@ import numpy.typing as npt
 from attune.common.errors import NonFiniteFeatures, Problems, SettingError, ShardError
 from attune.common.schema import Schema
 from attune.common.text import listed
-from attune.fedclient.data import cautions, gaps
+from attune.fedclient.data import cautions
 from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.standardiser import check_none
 from attune.fedclient.data.table import DataTable
 from attune.fedclient.data.table_encoder import TableEncoder
 from attune.fedclient.read_options import ReadOptions
@@ -71,7 +72,7 @@ def samples_of(table: DataTable, options: ReadOptions) -> TableSamples:
         x = table.numbers(*features)
         _check_range(table, x, features)
         if options.missing == "refuse":
-            gaps.check_none(x, features, str(table.path))
+            check_none(x, features, str(table.path))
     with problems.collected():
         y = outputs_of(table, options)
     if split:

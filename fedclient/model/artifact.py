@@ -29,10 +29,9 @@ from attune.common.plan import Scale
 from attune.common.plugins import check_installed, check_model_allowed
 from attune.common.text import from_json, newer_format
 from attune.common.wire.files import read_tensors, write_tensors
-from attune.fedclient.data import gaps
 from attune.fedclient.data.prepare import check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard
-from attune.fedclient.data.standardiser import UNSEEN, Standardiser
+from attune.fedclient.data.standardiser import UNSEEN, Standardiser, with_nan
 from attune.fedclient.model.model_guarantee import guarantee_of
 from attune.fedclient.model.model_info import FORMAT, ModelInfo
 from attune.fedclient.work.blend import Member, answers_of, blended_shares
@@ -280,7 +279,7 @@ class Model:
     def prepared(self, x: npt.NDArray[Any], who: str = "the given data") -> Tensor:
         """Return samples (N, ...) as the model takes them, prepared as in the training. Errors are those of `predict`."""
         if self.info.table_schema is None:
-            x = gaps.with_nan(x, self.info.model.kind, self.info.missing_words)
+            x = with_nan(x, self.info.model.kind, self.info.missing_words)
         return prepare_features(x, self.info.model, self.standardiser, who)
 
     def evaluate(self, shard: Shard) -> tuple[float, int]:

@@ -25,6 +25,7 @@ from attune.fedserver.lab.aggregators import votes
 from attune.fedserver.lab.aggregators.base import IN_TURN, Block, Carrier, Put, Tensors, Unit, Vault, cohort, manifest_in, write
 from attune.fedserver.lab.aggregators.votes import gram, stack
 
+PART = "part"
 VALUE, FIRST, SECOND = "value", "first-moment", "second-moment"  # keys of the vault
 
 
@@ -82,7 +83,6 @@ def _wide(tensor: torch.Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-VALUE, PART = "value", "part"
 GRAM, SHARES = "gram", "shares"
 COLUMNS = 1 << 16  # numbers of a tensor whose rows are sorted at a time
 
