@@ -19,17 +19,17 @@ from typing import Any
 
 from attune.common.methods.method import Method, PartKind
 
-Settings = dict[str, Any]
+RowSettings = dict[str, Any]
 _FEDMCSA, _FEDTP = "Guo et al., Neurocomputing 2023", "Li et al., IEEE TNNLS 2023"
 _SHARED: tuple[tuple[str, PartKind], ...] = (("*", "shared"),)
 _OWN_HEAD: tuple[tuple[str, PartKind], ...] = (("@head", "private"), *_SHARED)
-_OWN_MODEL: Settings = {"predictor": "own-model", "evaluate": "trained"}
-_PLAIN_STEPS: Settings = {"defaults": {"train": {"momentum": 0.0, "clip_norm": 0.0}}}
+_OWN_MODEL: RowSettings = {"predictor": "own-model", "evaluate": "trained"}
+_PLAIN_STEPS: RowSettings = {"defaults": {"train": {"momentum": 0.0, "clip_norm": 0.0}}}
 _MU = 0.0  # of everyday use; also the form of the published code, in which the pull has no effect (erratum E4)
-_TRAIN: Settings = {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20, "clip_norm": 0.0}
+_TRAIN: RowSettings = {"lr": 0.02, "momentum": 0.0, "batch_size": 20, "local_steps": 20, "clip_norm": 0.0}
 
 
-def _of_table_2(name: str, citation: str, kind: PartKind, method: Settings, mu: bool = True, **more: Any) -> Method:
+def _of_table_2(name: str, citation: str, kind: PartKind, method: RowSettings, mu: bool = True, **more: Any) -> Method:
     """Return a row under the settings of FedMCSA's table 2, which compares all methods: everyone trains in every round.
 
     The paper has the l2 of its logistic regression. `mu`: local training has the pull, with the paper's strength as published.
@@ -45,7 +45,7 @@ def _of_table_2(name: str, citation: str, kind: PartKind, method: Settings, mu: 
     )
 
 
-def _amp(name: str, aggregator: str, method: Settings) -> Method:
+def _amp(name: str, aggregator: str, method: RowSettings) -> Method:
     """Return a row of FedAMP's family.
 
     Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021. Whole
@@ -54,7 +54,7 @@ def _amp(name: str, aggregator: str, method: Settings) -> Method:
     return _of_table_2(name, "Huang et al., AAAI 2021", "attended", method, aggregators={"attended": aggregator})
 
 
-def _fedtp(name: str, citation: str, *own: tuple[str, PartKind], **more: Any) -> Method:
+def _fedtp(name: str, citation: str, *personal: tuple[str, PartKind], **more: Any) -> Method:
     """Return a row with the settings of the published scripts, the same for every method of the paper's tables.
 
     They are for hundreds of rounds.
@@ -65,7 +65,7 @@ def _fedtp(name: str, citation: str, *own: tuple[str, PartKind], **more: Any) ->
         **more,
         name=name,
         citation=f"{_FEDTP}{citation}",
-        parts=(*own, *_SHARED),
+        parts=(*personal, *_SHARED),
         published={"method": method, "train": train},
         published_with={"vit": {"model": {"preset": "paper"}}},
     )
