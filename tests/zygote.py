@@ -41,7 +41,7 @@ def preload() -> None:
     from attune.fedclient.work import learner  # noqa: F401
     from attune.fedserver import app as server_app  # noqa: F401
     from attune.fedserver import cli as server_cli  # noqa: F401
-    from attune.fedserver.lab import engine  # noqa: F401
+    from attune.fedserver.lab import engine, recovery  # noqa: F401
 
     for name in ("fedavg", "fedmcsa", "fedper", "pfedhn"):
         get(name)

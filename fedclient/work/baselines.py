@@ -13,7 +13,7 @@ from attune.common.methods.settings.objectives import ModelSettings, ObjectiveSe
 from attune.common.metrics import Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
-from attune.fedclient.options import NONE, Hooks
+from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.work.build import family_of
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, Measure

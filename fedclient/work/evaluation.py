@@ -16,8 +16,8 @@ from attune.common.methods.registry import configured_on_device
 from attune.common.metrics import CHOICES, KEPT_RIVALS, LIKELIHOODS, LIKELIHOODS_AFTER, NETWORKS, RIVALS, Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
+from attune.fedclient.hooks import Hooks
 from attune.fedclient.messages import OrderResult
-from attune.fedclient.options import Hooks
 from attune.fedclient.work import baselines, comparison
 from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out
 from attune.fedclient.work.calibration import log_likelihood

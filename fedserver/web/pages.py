@@ -30,8 +30,8 @@ from attune.fedserver.view.summary import NOT_ONE, check_format, read_rows
 from attune.fedserver.web import serving
 from attune.fedserver.web.actions import Action, Actions, DeviceName, NewToken, NoArguments
 from attune.fedserver.web.condensed import CondensedReports
+from attune.fedserver.web.facts import AttentionMatrix, HomeFacts, Kind, PageFacts, PageSource
 from attune.fedserver.web.page_tokens import METRICS_FILE, Keyring, metrics_token, new_token, own_token
-from attune.fedserver.web.parts import AttentionMatrix, HomeFacts, Kind, PageFacts, PageSource
 from attune.fedserver.web.serving import PageAddress
 from attune.fedserver.web.sources import FaultFeed, LedgerSource, ProcessView, listening, no_attention, read_attention
 

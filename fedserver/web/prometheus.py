@@ -13,7 +13,8 @@ from attune.common.metrics import METRICS
 from attune.fedserver.core.accuracy import mean_metrics
 from attune.fedserver.core.messages import Phase
 from attune.fedserver.federation.device_activity import DeviceStage
-from attune.fedserver.web.parts import PageFacts, parts
+from attune.fedserver.web.facts import PageFacts
+from attune.fedserver.web.parts import parts
 
 TYPE = CONTENT_TYPE_LATEST
 STATES = ("waiting", "training", "aggregating", "done", "failed")

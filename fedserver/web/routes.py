@@ -16,11 +16,11 @@ from starlette.routing import Route
 
 from attune.common.errors import AttuneError
 from attune.fedserver.web.actions import Actions
+from attune.fedserver.web.facts import PageSource
+from attune.fedserver.web.hub import Hub
 from attune.fedserver.web.limits import ADMITTED
 from attune.fedserver.web.page_tokens import Keyring, PageCaller
-from attune.fedserver.web.parts import PageSource
 from attune.fedserver.web.prometheus import TYPE, exposition
-from attune.fedserver.web.serving import Hub
 
 PAGE = "index.html"
 LONGEST_BODY = 10_000  # bytes

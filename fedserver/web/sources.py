@@ -30,7 +30,7 @@ from attune.fedserver.ports.storage import Storage
 from attune.fedserver.stores.sqlite import AUDIT_FILE
 from attune.fedserver.view.status import status
 from attune.fedserver.web.condensed import CondensedReports
-from attune.fedserver.web.parts import AttentionMatrix, HomeFacts, Kind, LoggedFault, PageFacts
+from attune.fedserver.web.facts import AttentionMatrix, HomeFacts, Kind, LoggedFault, PageFacts
 
 NO_ATTENTION = "{} stores no matrix of which device learns from which; fedmcsa, fedamp and their relatives do"
 TOO_EARLY = "There is no matrix before the first round is closed."

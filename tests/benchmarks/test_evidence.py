@@ -5,7 +5,7 @@ import re
 
 from click.testing import CliRunner
 
-from attune.fedserver.core.fleet_verdict import THRESHOLD
+from attune.fedserver.core.evidence import THRESHOLD
 from benchmarks import evidence
 from tests.docs.conftest import ROOT
 

@@ -10,7 +10,7 @@ from attune.common.config import TrainSettings
 from attune.common.plan import ModelSpec, Plan
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.fedserver.core.records import AcceptedUpdate, Report
-from attune.fedserver.lab.thread import take_up
+from attune.fedserver.lab.recovery import take_up
 from attune.fedserver.stores.folder import FolderBlobs
 
 TINY = {"width": 8, "heads": 2, "depth": 1}

@@ -31,7 +31,8 @@ from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.blobs import NOISE_SECRET
 from attune.fedserver.view.backup import back_up, restore_to
 from attune.fedserver.view.export import export_home
-from attune.fedserver.web.parts import PageFacts, parts
+from attune.fedserver.web.facts import PageFacts
+from attune.fedserver.web.parts import parts
 
 RANGE = {"unit": "example", "epsilon": 4.0, "insecure_seed": 1, "ranges": [[-3, 3]]}
 

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from attune.common.errors import SettingError
 from attune.fedclient.data.prepare import Prepared
-from attune.fedclient.options import Hooks
+from attune.fedclient.hooks import Hooks
 from attune.fedclient.work.private.order_noise import OrderNoise
 
 MOST_LOSS = 4.0  # nats; a larger loss counts as this one

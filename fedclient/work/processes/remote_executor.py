@@ -14,103 +14,19 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from typing_extensions import Self
 
-from attune.common.errors import AttuneError, SettingError
-from attune.common.exchange.messages import BlobRef, Order
+from attune.common.errors import SettingError
 from attune.common.plan import Plan
-from attune.common.wire.header import Manifest
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.executor import HostDied, HostLost, Work, result_of
-from attune.fedclient.work.processes import requests
 from attune.fedclient.work.worker import LearnerCache, Worker
 
 if TYPE_CHECKING:
+    from attune.fedclient.messages import OrderResult
     from attune.fedclient.work.orders import OrderStore
+    from attune.fedclient.work.processes.remote_learner import RemoteLearner
     from attune.fedclient.work.processes.requests import HostAnswer, HostRequest
-    from attune.fedclient.work.trainer import OnProgress, Tensors
-
-MAX_DEATHS = 3  # of the host, during one device's work: then the work kills it
-
-
-class RemoteLearner:
-    """Implements fedclient.work.executor.AnyLearner.
-
-    The orders of `device` are kept up to date, so that another host can go on from there.
-
-    Raises:
-        AttuneError: Every host ended while it worked for this device. Errors of make_learner are raised too.
-    """
-
-    def __init__(self, placement: Placement, device: requests.PlaceDevice) -> None:
-        self._placement, self._device = placement, device
-        self.plan, self.name, self.orders = device.plan, device.name, device.orders
-        self._update(cast(requests.LearnerState, self._ask_until_answered(requests.MakeReady(self.name))))
-
-    def __repr__(self) -> str:
-        return f"<RemoteLearner {self.name} at {self._placement.host}>"
-
-    @property
-    def thread(self) -> ThreadPoolExecutor:
-        """The thread on which to wait for its host."""
-        return self._placement.thread
-
-    def missing(self, order: Order) -> list[tuple[BlobRef, Manifest]]:
-        """Return the missing values of an order, as Learner.missing."""
-        return self._holdings.missing(order)
-
-    def carry_out(self, work: Work) -> OrderResult:
-        """Carry out an order, as Learner.carry_out. After HostLost a new learner must first say what is missing."""
-        request = requests.CarryOut(self.name, work.order, work.fetched, work.bytes_down)
-        self._update(cast(requests.LearnerState, self._ask(request, work.progress, work.cancelled)))
-        self._placement.deaths = 0
-        assert self.newest is not None  # noqa: S101 (an order was carried out)
-        return self.newest
-
-    def finished(self) -> dict[str, Tensors]:
-        """Return what the device predicts with, as Learner.finished."""
-        return cast(requests.FinishedModels, self._ask_until_answered(requests.GetFinished(self.name))).tensors
-
-    def let_go(self) -> None:
-        """Drop the learner. Its device stays where it was placed."""
-        self._placement.host.drop(self.name)
-
-    def _update(self, state: requests.LearnerState) -> None:
-        self._holdings, self.newest = state.holdings, state.newest
-        self.standardiser, self.targets, self.size_bytes = state.standardiser, state.targets, state.size_bytes
-        self.orders.adopt(state.orders)
-
-    def _ask_until_answered(self, request: requests.HostRequest) -> object:
-        """Return the answer of this life of the host or of a later one: the request changes nothing, so it can be repeated."""
-        while True:
-            try:
-                if self._placement.life != self._placement.host.life:
-                    life = self._placement.host.life
-                    self._ask(self._device, life=life)
-                    self._placement.life = life
-                return self._ask(request)
-            except HostLost:
-                continue
-
-    def _ask(
-        self,
-        request: requests.HostRequest,
-        progress: OnProgress = lambda done: None,
-        cancelled: Callable[[], bool] = lambda: False,
-        life: int | None = None,
-    ) -> object:
-        placement = self._placement
-        try:
-            answer = placement.host.ask(placement.life if life is None else life, request, progress, cancelled)
-        except HostDied as died:
-            placement.deaths += 1
-            if placement.deaths == MAX_DEATHS:
-                raise AttuneError(f"{died}, {MAX_DEATHS} times in a row while it worked for {self.name}") from None
-            raise
-        if isinstance(answer, requests.RequestFailed):
-            raise answer.error
-        return answer
-
+    from attune.fedclient.work.trainer import OnProgress
 
 TURNS_EACH = 2  # devices that have a turn, for each process: one trains while the next one downloads
 
@@ -213,12 +129,13 @@ class RemoteExecutor:
 
     def run(self, works: Sequence[Work]) -> Sequence[Future[OrderResult]]:
         """Carry out works, as Executor.run. Each host does its works one after the other."""
-        return [cast(RemoteLearner, work.learner).thread.submit(work.run) for work in works]
+        return [cast("RemoteLearner", work.learner).thread.submit(work.run) for work in works]
 
     def make_learner(
         self, plan: Plan, shard: LazyShard, name: str, orders: Callable[[str], OrderStore], options: DeviceOptions
     ) -> RemoteLearner:
         """Make a learner on a host, as fedclient.work.learner.make_learner."""
+        from attune.fedclient.work.processes.remote_learner import RemoteLearner
         from attune.fedclient.work.processes.requests import PlaceDevice
 
         return RemoteLearner(self._place(name, shard.profile.samples), PlaceDevice(name, plan, shard, orders(name), options))

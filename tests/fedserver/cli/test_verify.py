@@ -20,7 +20,7 @@ from attune.fedserver.cli import cli
 from attune.fedserver.core.messages import OrderId, Record
 from attune.fedserver.core.records import Report
 from attune.fedserver.home import ServerHome
-from attune.fedserver.lab.thread import take_up
+from attune.fedserver.lab.recovery import take_up
 from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.stores.folder import FolderBlobs
 from attune.fedserver.stores.inbox import Inbox

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from attune.fedserver.core import fleet_verdict
-from attune.fedserver.core.fleet_verdict import Belief, beliefs_of_counts, beliefs_of_gains
+from attune.fedserver.core import evidence
+from attune.fedserver.core.evidence import Belief, beliefs_of_counts, beliefs_of_gains
 from tests.needs import Later
 
 stats = Later("scipy.stats")
@@ -15,9 +15,9 @@ stats = Later("scipy.stats")
 def direct_counts(counts):
     """Integrate over the grid device by device, without logarithms and without joining equal devices."""
     weights, shares = [], []
-    for w in fleet_verdict.SPIKE:
-        for m in fleet_verdict.MEANS:
-            for s in fleet_verdict.STRENGTHS:
+    for w in evidence.SPIKE:
+        for m in evidence.MEANS:
+            for s in evidence.STRENGTHS:
                 a, b = m * s, (1 - m) * s
                 likelihood, row = 1.0, []
                 for won, lost in counts:
@@ -33,26 +33,26 @@ def direct_counts(counts):
 
 
 def test_beliefs_of_counts_agree_with_a_direct_integration(monkeypatch):
-    monkeypatch.setattr(fleet_verdict, "MEANS", np.array([0.1, 0.4, 0.8]))
-    monkeypatch.setattr(fleet_verdict, "STRENGTHS", np.array([1.0, 20.0, 300.0]))
+    monkeypatch.setattr(evidence, "MEANS", np.array([0.1, 0.4, 0.8]))
+    monkeypatch.setattr(evidence, "STRENGTHS", np.array([1.0, 20.0, 300.0]))
     counts = [(7, 1), (7, 1), (0, 0), (2, 5), (40, 12), (0, 9)]
     beliefs = beliefs_of_counts(counts)
     assert np.array([(belief.better, belief.worse) for belief in beliefs]) == pytest.approx(direct_counts(counts), abs=1e-9)
 
 
 def test_beliefs_of_gains_agree_with_a_direct_integration(monkeypatch):
-    monkeypatch.setattr(fleet_verdict, "CENTRES", np.array([-1.0, 0.5]))
-    monkeypatch.setattr(fleet_verdict, "SPREADS", np.array([0.5, 4.0]))
+    monkeypatch.setattr(evidence, "CENTRES", np.array([-1.0, 0.5]))
+    monkeypatch.setattr(evidence, "SPREADS", np.array([0.5, 4.0]))
     gains = [(0.2, 0.1, 8), (-0.05, 0.1, 20), (0.4, 0.2, 12)]  # the median error is 0.1
     weights, shares, true = [], [], np.linspace(-60, 60, 60_001) * 0.1
     seen = [(stats.t.pdf((gain - true) / e, n - 1) / e, stats.t.pdf(gain / e, n - 1) / e) for gain, e, n in gains]
-    for c in fleet_verdict.CENTRES:
-        for d in fleet_verdict.SPREADS * 0.1:
+    for c in evidence.CENTRES:
+        for d in evidence.SPREADS * 0.1:
             prior, slabs = stats.norm.pdf(true, c * d, d), []
             for if_true, spike in seen:
                 slab = np.trapezoid(if_true * prior, true)
                 slabs.append((spike, slab, np.trapezoid(np.where(true > 0, if_true * prior, 0), true) / slab))
-            for w in fleet_verdict.SPIKE:
+            for w in evidence.SPIKE:
                 likelihood, row = 1.0, []
                 for spike, slab, above in slabs:
                     both = w * spike + (1 - w) * slab
@@ -106,7 +106,7 @@ def test_a_call_needs_the_threshold_and_enough_samples():
 
 
 def test_few_calls_are_wrong_on_fleets_with_known_effects():
-    """The bound is that of the calibration (benchmarks/results/fleet_verdict.csv), on other fleets of the same kinds."""
+    """The bound is that of the calibration (benchmarks/results/evidence.csv), on other fleets of the same kinds."""
     draw = np.random.default_rng(11)
     for none, most in ((1.0, 0.002), (0.5, 0.05), (0.3, 0.05)):  # of all devices where there is no effect, else of the calls
         called = wrong = 0
@@ -116,7 +116,7 @@ def test_few_calls_are_wrong_on_fleets_with_known_effects():
             won = draw.binomial(discordant, share)
             counts = list(zip(won.tolist(), (discordant - won).tolist(), strict=True))
             for (b, c), belief, true in zip(counts, beliefs_of_counts(counts), share, strict=True):
-                if call := belief.effect(abs(b - c) >= fleet_verdict.LEAST_DIFFERENCE):
+                if call := belief.effect(abs(b - c) >= evidence.LEAST_DIFFERENCE):
                     called += 1
                     wrong += true <= 0.5 if call == "helped" else true >= 0.5
         assert wrong <= most * (called if none < 1 else 800), (none, called, wrong)

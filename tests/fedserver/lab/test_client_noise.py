@@ -21,7 +21,7 @@ from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.lab.client_noise import CLIP_RATE, ClientNoise, _Values, noise_key, noises_of, nonce_of, secret_of
 from attune.fedserver.lab.engine import Engine
-from attune.fedserver.lab.thread import take_up
+from attune.fedserver.lab.recovery import take_up
 from attune.fedserver.ports.blobs import NOISE_SECRET, Blobs, Damaged, blob_of
 from attune.fedserver.stores.memory import MemoryStorage
 

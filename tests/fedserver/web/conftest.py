@@ -12,8 +12,8 @@ import pytest
 
 from attune.fedserver.web import serving
 from attune.fedserver.web.actions import Actions
+from attune.fedserver.web.facts import AttentionMatrix, PageFacts
 from attune.fedserver.web.page_tokens import Keyring
-from attune.fedserver.web.parts import AttentionMatrix, PageFacts
 from attune.fedserver.web.serving import PageAddress
 
 TOKEN = "a-token-of-tests"

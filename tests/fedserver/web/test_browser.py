@@ -158,7 +158,7 @@ def test_what_devices_say_is_text(served, open_page):
     from attune.fedserver.federation.device_activity import DeviceStage, Span
     from attune.fedserver.ports.ledger import Snapshot
     from attune.fedserver.view.status import status
-    from attune.fedserver.web.parts import LoggedFault, PageFacts
+    from attune.fedserver.web.facts import LoggedFault, PageFacts
     from tests.fedserver.web.conftest import TOKEN, Source
 
     device = DeviceRecord(SCRIPT, "key", connected=True, since=1.0, note=SCRIPT)
@@ -246,7 +246,7 @@ def crowded():
     from attune.fedserver.ports.ledger import Snapshot
     from attune.fedserver.view.status import status
     from attune.fedserver.web.condensed import CondensedReports
-    from attune.fedserver.web.parts import HomeFacts, LoggedFault, PageFacts
+    from attune.fedserver.web.facts import HomeFacts, LoggedFault, PageFacts
     from tests.fedserver.web.test_operators_view import SETTINGS, report
 
     names = [f"{LONG[:60]}-{n}" for n in range(3)]
@@ -262,7 +262,7 @@ def crowded():
 
 
 def test_a_telephone_shows_long_names_without_scrolling(served, crowded, open_page):
-    from attune.fedserver.web.parts import AttentionMatrix
+    from attune.fedserver.web.facts import AttentionMatrix
     from tests.fedserver.web.conftest import TOKEN, Source
 
     names = [client["name"] for client in crowded.status["clients"]]

@@ -113,7 +113,7 @@ def test_series_that_there_are_only_while_it_runs_or_with_certificates(served):
     """Use a server's facts about the remaining time and certificates."""
     from dataclasses import replace
 
-    from attune.fedserver.web.parts import PageFacts
+    from attune.fedserver.web.facts import PageFacts
     from tests.fedserver.web.conftest import Source
     from tests.fedserver.web.test_guard import EMPTY
 

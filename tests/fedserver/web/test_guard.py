@@ -10,9 +10,9 @@ from attune.fedserver.core.messages import Record
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.status import status
 from attune.fedserver.web.actions import Actions
+from attune.fedserver.web.facts import PageFacts
 from attune.fedserver.web.guard import Guard
 from attune.fedserver.web.page_tokens import Keyring
-from attune.fedserver.web.parts import PageFacts
 from attune.fedserver.web.serving import PageAddress, names_of
 from tests.fedserver.web.conftest import TOKEN, Source
 

@@ -21,7 +21,8 @@ from attune.fedserver.view.plot_accuracy import metrics
 from attune.fedserver.view.status import status
 from attune.fedserver.view.summary import summarise
 from attune.fedserver.web.condensed import CondensedReports
-from attune.fedserver.web.parts import PageFacts, parts
+from attune.fedserver.web.facts import PageFacts
+from attune.fedserver.web.parts import parts
 from attune.fedserver.web.prometheus import exposition
 from attune.simulation.compare import RunData, compared
 from docs import tables

@@ -21,8 +21,9 @@ from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.status import status
 from attune.fedserver.view.status_text import render_status
 from attune.fedserver.web.condensed import CondensedReports
+from attune.fedserver.web.facts import PageFacts
 from attune.fedserver.web.pages import of_home
-from attune.fedserver.web.parts import PageFacts, parts
+from attune.fedserver.web.parts import parts
 from tests.e2e.harness import tabular_shard
 
 SETTINGS = {"method": {"name": "fedavg"}, "round": {"rounds": 2}}

@@ -16,7 +16,8 @@ from attune.fedserver.core.messages import Record
 from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.status import status
-from attune.fedserver.web.parts import PageFacts, parts
+from attune.fedserver.web.facts import PageFacts
+from attune.fedserver.web.parts import parts
 
 NODE = shutil.which("node")
 PAGE = Path(web.__file__).parent / "page"

@@ -10,7 +10,7 @@ import pytest
 from attune.fedserver.core.messages import Record
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.status import status
-from attune.fedserver.web.parts import PageFacts
+from attune.fedserver.web.facts import PageFacts
 from tests.fedserver.web.conftest import TOKEN, Source
 
 LINK = re.compile(r'(?:href|src)="([^"#]+)"')

@@ -14,9 +14,9 @@ from attune.fedserver.cli import cli
 from attune.fedserver.home import ServerHome
 from attune.fedserver.web import page_tokens
 from attune.fedserver.web.actions import ARGUMENTS, Actions
+from attune.fedserver.web.hub import Hub
 from attune.fedserver.web.page_tokens import Keyring
 from attune.fedserver.web.routes import Routes
-from attune.fedserver.web.serving import Hub
 from tests.fedserver.web.conftest import TOKEN, Source
 from tests.fedserver.web.test_guard import EMPTY
 

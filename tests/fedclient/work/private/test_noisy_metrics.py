@@ -20,8 +20,8 @@ from attune.common.metrics import METRICS, NOT_OF_SAMPLES, reported_by
 from attune.common.plan import Profile
 from attune.common.privacy.accountant import NoisySteps, epsilon_of
 from attune.fedclient.data.prepare import Prepared
+from attune.fedclient.hooks import Hooks
 from attune.fedclient.limits import PrivacyLimits
-from attune.fedclient.options import Hooks
 from attune.fedclient.work.private.lattice import DEVIATION, LatticeStream
 from attune.fedclient.work.private.ledger import PrivacyLedger
 from attune.fedclient.work.private.noisy_metrics import MOST_LOSS, check_countable, noisy_metrics
