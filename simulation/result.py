@@ -35,7 +35,7 @@ from attune.simulation.result_table import BEST_OF, Cell, ResultTable, scores_of
 from attune.simulation.simulation_state import SimulationState
 
 if TYPE_CHECKING:
-    from attune.common.pictures.page import Section
+    from attune.common.pictures.figures import Section
     from attune.fedclient.model.artifact import Model
 
 
@@ -48,15 +48,15 @@ class Pictures:
 
     def _repr_html_(self) -> str:
         """Return the page, for a notebook."""
-        from attune.common.pictures import page
+        from attune.common.pictures import figures
 
-        return page.render(self.title, self.sections)
+        return figures.render(self.title, self.sections)
 
     def save(self, folder: str | Path) -> Path:
         """Write a PNG file for each picture, and index.html with all of them. Return the path of index.html."""
-        from attune.common.pictures import page
+        from attune.common.pictures import figures
 
-        return page.write(Path(folder).expanduser(), self.title, self.sections)[-1]
+        return figures.write(Path(folder).expanduser(), self.title, self.sections)[-1]
 
 
 class SimulationResult:

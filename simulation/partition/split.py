@@ -312,6 +312,6 @@ def save_picture(parts: Partition, path: Path) -> None:
     what = "training positions" if parts.dataset.train_y.ndim == 2 else "training samples"
     figure.colorbar(image, ax=axes, label=f"{what} (white: none)")
     try:
-        path.write_bytes(figures.png(figure))
+        path.write_bytes(figures.file_of(figure))
     except OSError as error:
         raise ShardError(f"cannot write the picture {path}: {error.strerror or error}") from None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attune.common.metrics import METRICS
-from attune.common.pictures.page import Picture, Section
+from attune.common.pictures.figures import Picture, Section
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import DeviceRecord, Report
