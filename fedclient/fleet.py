@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from attune.common import aio
 from attune.common.errors import AttuneError, DiskFull, SettingError
-from attune.common.paired import RIVAL_WORDS
-from attune.common.statistics import Finding
+from attune.common.statistics import RIVAL_WORDS, Finding
 from attune.common.supervisor import supervised
 from attune.common.task import TASKS
 from attune.common.torch_state import plain_torch

@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from attune.common.metrics import KEPT_RIVALS, Rival
-from attune.common.paired import RIVAL_WORDS, findings_of, pairs_of
-from attune.common.statistics import LEVEL, Finding, HelpOrHarm, finding, holm, mcnemar
+from attune.common.statistics import LEVEL, RIVAL_WORDS, Finding, HelpOrHarm, finding, findings_of, holm, mcnemar, pairs_of
 from attune.common.task import TASKS
 from attune.common.text import aligned
 from attune.fedclient.data.lazy_shard import LazyShard

@@ -11,7 +11,7 @@ import click
 from attune.common.command_group import FILE, FOLDER, FORMAT, PATH
 from attune.common.durable import check_file
 from attune.common.errors import SettingError
-from attune.fedserver.cli.shared import ALLOW_CODE, HOME, place_of
+from attune.fedserver.cli.shared import ALLOW_CODE, HOME, existing, place_of
 
 if TYPE_CHECKING:
     from attune.fedserver.core.fleet_statistics import FleetStatistics
@@ -83,8 +83,7 @@ def statistics(home: Path | None, columns: str, patience: float, as_json: bool, 
     from attune.fedserver.rpc.admin_client import statistics as ask
     from attune.fedserver.view.statistics_page import lines_of, write_page
 
-    place = place_of(home)
-    place.require()
+    place = existing(home)
     if not place.is_served():
         raise SettingError(f"no server runs on {place.path}: start it, and ask when the devices are connected")
     report = ask(place, [name.strip() for name in columns.split(",") if name.strip()], patience)

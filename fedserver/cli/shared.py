@@ -50,17 +50,34 @@ def place_of(home: Path | None) -> ServerHome:
     return ServerHome(home or homes.server_home())
 
 
+def existing(home: Path | None) -> ServerHome:
+    """Return the home that an option names, or the default one.
+
+    Raises:
+        HomeMismatch: There is no federation.
+    """
+    place = place_of(home)
+    place.require()
+    return place
+
+
+def operator() -> str:
+    """Return who acts, for the audit log."""
+    from attune.fedserver.identity.admin import user
+
+    return f"operator {user()}"
+
+
 def admin_of(home: Path | None) -> tuple[ServerHome, FederationAdmin]:
     """Return the home, and the operator's decisions in it.
 
     Raises:
         HomeMismatch: There is no federation.
     """
-    from attune.fedserver.identity.admin import FederationAdmin, user
+    from attune.fedserver.identity.admin import FederationAdmin
 
-    place = place_of(home)
-    place.require()
-    return place, FederationAdmin(place.open().ledger, f"operator {user()}")
+    place = existing(home)
+    return place, FederationAdmin(place.open().ledger, operator())
 
 
 def wake(place: ServerHome) -> None:

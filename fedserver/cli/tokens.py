@@ -14,7 +14,7 @@ from attune.common import aio
 from attune.common.command_group import FOLDER, NAME, PATH
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.text import clean
-from attune.fedserver.cli.shared import ALLOW_CODE, HOME, admin_of, place_of, wake
+from attune.fedserver.cli.shared import ALLOW_CODE, HOME, admin_of, existing, operator, place_of, wake
 
 if TYPE_CHECKING:
     from attune.fedserver.ports.ledger import AuditEntry
@@ -104,13 +104,11 @@ def dashboard_token() -> None:
 @click.argument("name", type=NAME)
 def add_dashboard_token(home: Path | None, name: str, role: Literal["viewer", "operator"]) -> None:
     """Print a token for NAME, once: only its digest is kept. On a terminal also the address of the page."""
-    from attune.fedserver.identity.admin import user
     from attune.fedserver.web import page_tokens
     from attune.fedserver.web.pages import page_url
 
-    place = place_of(home)
-    place.require()
-    token = page_tokens.add(place, name, role, f"operator {user()}")
+    place = existing(home)
+    token = page_tokens.add(place, name, role, operator())
     click.echo(token)
     if sys.stderr.isatty():  # a pipe may carry both, and then the token is not alone
         click.echo(f"{name} is a {role}: {page_url(place, token) or 'the page is off'}", err=True)
@@ -126,8 +124,7 @@ def list_dashboard_tokens(home: Path | None, as_json: bool) -> None:
     from attune.fedserver.view.status_text import render_dashboard_tokens
     from attune.fedserver.web import page_tokens
 
-    place = place_of(home)
-    place.require()
+    place = existing(home)
     tokens = [{"name": token.name, "role": token.role, "made_at": token.made_at} for token in page_tokens.listed(place)]
     click.echo(msgspec.json.encode(tokens) if as_json else render_dashboard_tokens(tokens))
 
@@ -137,12 +134,10 @@ def list_dashboard_tokens(home: Path | None, as_json: bool) -> None:
 @click.argument("name", type=NAME)
 def remove_dashboard_token(home: Path | None, name: str) -> None:
     """Refuse the token of NAME from now on, and end the pages that are open with it."""
-    from attune.fedserver.identity.admin import user
     from attune.fedserver.web import page_tokens
 
-    place = place_of(home)
-    place.require()
-    page_tokens.remove(place, name, f"operator {user()}")
+    place = existing(home)
+    page_tokens.remove(place, name, operator())
     click.echo(f"{name} has no token for the dashboard any more")
 
 
@@ -187,14 +182,12 @@ def audit(home: Path | None, last: int | None, as_json: bool, contains: str | No
 def backup(home: Path | None, out: Path) -> None:
     """Copy all that a federation needs into a folder, beside a running server too."""
     from attune.fedserver.home import BACKUP_MADE
-    from attune.fedserver.identity.admin import user
     from attune.fedserver.view.backup import back_up
 
-    place = place_of(home)
-    place.require()
+    place = existing(home)
     for line in back_up(place, out):
         click.echo(line)
-    place.note(BACKUP_MADE, f"operator {user()}", folder=str(out))
+    place.note(BACKUP_MADE, operator(), folder=str(out))
 
 
 @click.command()
@@ -212,13 +205,12 @@ def restore(home: Path, source: Path, audit_log: Path | None, readmit: tuple[str
 
     Devices that were revoked after the backup was made stay revoked, if the newer audit log is there.
     """
-    from attune.fedserver.identity.admin import user
     from attune.fedserver.view.backup import restore_to
 
     place = place_of(home)
     for line in restore_to(source, place, audit_log, readmit, allow_code):
         click.echo(line)
-    place.note("restored", f"operator {user()}", folder=str(source))
+    place.note("restored", operator(), folder=str(source))
 
 
 @click.command()
@@ -227,8 +219,7 @@ def verify(home: Path | None) -> None:
     """Compare every file of the home with its digest; print a line for each that is damaged, with exit code 4."""
     from attune.fedserver.view.backup import damages
 
-    place = place_of(home)
-    place.require()
+    place = existing(home)
     damage = list(damages(place))
     for line in damage:
         click.echo(line)

@@ -10,8 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from attune.common.metrics import KEPT_RIVALS, Rival
-from attune.common.paired import RIVAL_WORDS, Pair, pairs_of, to_beat
-from attune.common.statistics import HelpOrHarm, interval_of_mean, mcnemar
+from attune.common.statistics import RIVAL_WORDS, HelpOrHarm, Pair, interval_of_mean, mcnemar, pairs_of, to_beat
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from typing import Any
 
 from attune.common.config import RoundSettings
 from attune.common.metrics import METRICS
-from attune.common.paired import verdict_of
 from attune.common.plan import closed_form_words, standardisation
-from attune.common.statistics import interval_of
+from attune.common.statistics import interval_of, verdict_of
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, over_all, without_use
 from attune.fedserver.core.advice import advice
