@@ -114,7 +114,7 @@ def simulate(
     from attune.simulation.over_seeds import SeedResults
     from attune.simulation.result_table import check_table
     from attune.simulation.simulate import simulate as run
-    from attune.simulation.trial import try_executors as measure_executors
+    from attune.simulation.simulate import try_executors as measure_executors
 
     out, home = (None if path is None else path.expanduser() for path in (out, home))
     for folder, option in ((out, "--out"), (home, "--home")):

@@ -9,7 +9,7 @@ from typing import Any
 from attune.common.metrics import METRICS
 from attune.common.pictures import figures
 from attune.common.pictures.figures import Cell, Format, PageTable, Picture, Section, natural
-from attune.fedserver.view.status_text import share, text_of, text_table
+from attune.fedserver.view.homes import share, text_of, text_table
 from attune.simulation.compare import AgainstFirst, ComparedRun, RunData
 
 SHOWN = 60  # devices; --json and the page have them all

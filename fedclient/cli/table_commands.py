@@ -23,9 +23,9 @@ def describe(table: Path, out: Path | None, **given: Any) -> None:
     from attune.common.text import aligned, clean
     from attune.fedclient.data import findings
     from attune.fedclient.data.describe import describe as propose
+    from attune.fedclient.data.samples import table_of
     from attune.fedclient.data.table import SUFFIXES, may_be_table
     from attune.fedclient.data.table_encoder import TableEncoder
-    from attune.fedclient.data.table_mapping import table_of
     from attune.fedclient.data.units import unit_verdicts
 
     if not may_be_table(table):

@@ -20,9 +20,9 @@ from attune.fedclient.data.cells import hidden_in, unmasked
 from attune.fedclient.data.csv_file import plain_name
 from attune.fedclient.data.describe import describe
 from attune.fedclient.data.meta import Meta
+from attune.fedclient.data.samples import table_of
 from attune.fedclient.data.shard import Declared, Shard, load_shard, make_shard
 from attune.fedclient.data.source import with_values
-from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 

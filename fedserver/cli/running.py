@@ -57,7 +57,7 @@ def status(home: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(report))
     else:
-        from attune.fedserver.view.status_text import render_status
+        from attune.fedserver.view.homes import render_status
 
         click.echo(render_status(report))
 

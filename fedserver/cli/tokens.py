@@ -62,7 +62,7 @@ def list_tokens(outer: Path | None, home: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(tokens))
     else:
-        from attune.fedserver.view.status_text import render_tokens
+        from attune.fedserver.view.homes import render_tokens
 
         click.echo(render_tokens(tokens))
 
@@ -121,7 +121,7 @@ def list_dashboard_tokens(home: Path | None, as_json: bool) -> None:
     """List who has a token for the dashboard, with the role and the time at which it was made."""
     import msgspec
 
-    from attune.fedserver.view.status_text import render_dashboard_tokens
+    from attune.fedserver.view.homes import render_dashboard_tokens
     from attune.fedserver.web import page_tokens
 
     place = existing(home)

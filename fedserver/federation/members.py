@@ -29,12 +29,11 @@ from attune.common.text import listed
 from attune.fedserver.core import data_form
 from attune.fedserver.core import messages as events
 from attune.fedserver.core import scale as scales
+from attune.fedserver.core.ballot import classes_apart, united
 from attune.fedserver.core.embedding_settings import describes_devices, embeds_on_devices
 from attune.fedserver.core.records import KEPT_LABELS, DeviceRecord
-from attune.fedserver.core.schema_votes import united
 from attune.fedserver.core.secure_settings import check_profile, knows_more
 from attune.fedserver.core.table_schemas import telling
-from attune.fedserver.core.united_classes import classes_apart
 from attune.fedserver.federation.coordinator import Coordinator
 from attune.fedserver.federation.device_activity import WORK, DeviceStage
 from attune.fedserver.federation.report_budget import ReportBudget

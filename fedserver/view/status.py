@@ -13,12 +13,12 @@ from attune.common.statistics import interval_of, verdict_of
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.accuracy import accuracies, constants, latest_metrics, over_all, without_use
 from attune.fedserver.core.advice import advice
+from attune.fedserver.core.ballot import classes_apart
 from attune.fedserver.core.data_form import one_token
 from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.policy import quorum_of
 from attune.fedserver.core.records import KEPT_LABELS, DeviceRecord, Report
-from attune.fedserver.core.united_classes import classes_apart
 from attune.fedserver.ports.ledger import Certificate, Snapshot
 from attune.fedserver.view.guarantee import privacy_facts
 

@@ -23,11 +23,10 @@ from attune.fedclient.data.makers.make_options import LENGTH, MakeOptions
 from attune.fedclient.data.makers.pixels import DecodedImages, decode_images, same_depth
 from attune.fedclient.data.meta import Meta
 from attune.fedclient.data.parquet_file import cells_of
-from attune.fedclient.data.samples import SPLIT, outputs_of, training_and_test
+from attune.fedclient.data.samples import SPLIT, mapped, missing_words, outputs_of, table_of, training_and_test
 from attune.fedclient.data.shard import Shard, make_shard
 from attune.fedclient.data.source import DataSource, source_of_table, with_outputs
 from attune.fedclient.data.table import DataTable, is_table, may_be_table
-from attune.fedclient.data.table_mapping import mapped, missing_words, table_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 _TRAIN = ("train", "training")

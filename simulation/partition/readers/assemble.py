@@ -14,8 +14,8 @@ from attune.common.errors import NonFiniteFeatures, ShardError
 from attune.common.plan import Kind, Label
 from attune.fedclient.data import cautions, kinds, labels, stand_ins
 from attune.fedclient.data.arrays import Array
+from attune.fedclient.data.samples import missing_words
 from attune.fedclient.data.standardiser import filled, medians, with_nan
-from attune.fedclient.data.table_mapping import missing_words
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.samples import Dataset
 
