@@ -22,8 +22,16 @@ from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.admin import TokenView
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.inbox import Inbox
-from attune.fedserver.view.guarantee import asked, clipping, guarantee, planned_epsilons, privacy_lines, spent_epsilons
-from attune.fedserver.view.status import status, warnings_of
+from attune.fedserver.view.status import (
+    asked,
+    clipping,
+    guarantee,
+    planned_epsilons,
+    privacy_lines,
+    spent_epsilons,
+    status,
+    warnings_of,
+)
 
 COMPARED = ("kept", "alone", "local", "common", "constant")  # scores with a column, if some device has reported one
 SHOWN_REFUSALS = 5  # the latest; --json has them all
