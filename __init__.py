@@ -16,7 +16,7 @@ _PLACES = {
     "register": "attune.common.plugins",
     "serve": "attune.fedserver.serve",
     "simulate": "attune.simulation.simulate",
-    "try_executors": "attune.simulation.trial",
+    "try_executors": "attune.simulation.simulate",
 }
 __all__ = ["Client", "register", "serve", "simulate", "try_executors"]
 

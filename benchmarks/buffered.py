@@ -108,7 +108,7 @@ def draw(rows: Sequence[dict[str, str]]) -> bytes:
         axes.set_xlabel("simulated time (orders of the fastest device)")
     grid[0].set_ylabel("accuracy (%), higher is better")
     grid[0].legend()
-    return figures.png(figure)
+    return figures.file_of(figure)
 
 
 @click.command()

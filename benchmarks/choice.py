@@ -23,7 +23,7 @@ import numpy as np
 
 from attune.common.config import TrainSettings
 from attune.common.metrics import RIVALS, Rival
-from attune.common.paired import findings_of, pairs_of
+from attune.common.statistics import findings_of, pairs_of
 from attune.fedclient.data.holdout import hold_out, strata
 from attune.fedclient.data.prepare import prepare_features
 from attune.fedclient.data.shard import load_shard

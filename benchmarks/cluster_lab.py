@@ -26,9 +26,9 @@ from attune.fedserver import process
 from attune.fedserver.lab.aggregators.base import Aggregator, Block
 from attune.fedserver.lab.build import AggregatorSpec, made
 from attune.fedserver.lab.cluster.cluster_carrier import cluster_maker
-from attune.fedserver.lab.cluster.cluster_worker import ClusterWorker, pack_updates
 from attune.fedserver.lab.cluster.location import LabLocation
 from attune.fedserver.lab.cluster.worker_pool import WorkerPool
+from attune.fedserver.lab.cluster.workers import ClusterWorker, pack_updates
 from attune.fedserver.lab.vault import StateVault
 from attune.fedserver.stores.memory import MemoryBlobs
 from benchmarks.machine import machine

@@ -34,7 +34,7 @@ from attune.common.models.structure import components_by_part
 from attune.common.plan import Plan
 from attune.common.wire.files import read_tensors, write_tensors
 from attune.common.wire.tensors import Tensors
-from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.objectives.base import Network
 from attune.fedserver.lab.aggregators.described import BANDWIDTHS, DescriptionRegression
 from attune.fedserver.lab.engine import Engine
 from attune.simulation.partition.datasets import load_dataset

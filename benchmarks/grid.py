@@ -12,8 +12,7 @@ import msgspec
 
 from attune.common.config import Count
 from attune.common.errors import SettingError
-from attune.simulation.grid import TrialSettings, best, trials
-from attune.simulation.validation import SHARE
+from attune.simulation.grid_search import SHARE, TrialSettings, best, trials
 
 EVERY_METHOD = "*"
 MOST_TRIALS = 8

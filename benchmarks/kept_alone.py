@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from attune.common.metrics import KEPT_RIVALS
-from attune.common.paired import findings_of, pairs_of
+from attune.common.statistics import findings_of, pairs_of
 from attune.simulation.recipes.catalogue import Recipe, RecipeMethod, get
 from attune.simulation.simulate import simulate
 from benchmarks.result_file import Results

@@ -22,7 +22,7 @@ import torch
 
 from attune.common.errors import SettingError
 from attune.common.hardware import choose
-from attune.simulation.grid import best
+from attune.simulation.grid_search import best
 from attune.simulation.manifest import commit_of
 from attune.simulation.recipes.run import Right, harmed
 from benchmarks.federation import Ended, simulated

@@ -51,7 +51,7 @@ def picture(title: str, rows: Mapping[str, Course], axis: str = "closed rounds")
     axes.set_ylabel("accuracy over all test samples, in %")
     axes.legend(frameon=False)
     figures.plain(axes)
-    return figures.png(figure)
+    return figures.file_of(figure)
 
 
 def by_sigma(rows: Iterable[Mapping[str, str]]) -> dict[str, Course]:

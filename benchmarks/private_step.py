@@ -23,8 +23,7 @@ from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.plan import ModelSpec
 from attune.common.seeds import derive
-from attune.fedclient.work.objectives.base import LocalTask
-from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.objectives.base import LocalTask, Network
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.private.order_noise import OrderNoise
 from benchmarks.machine import machine

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from attune.common.statistics import interval_of_mean
-from attune.simulation.grid import TrialSettings, best
+from attune.simulation.grid_search import TrialSettings, best
 from benchmarks.private_methods import EPSILONS, KEPT, LOCAL, OUT, OWN, TASKS
 from benchmarks.visible_by_mode import HALF, OVER
 from docs.markdown import table

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from attune.common.metrics import RIVALS
-from attune.common.paired import findings_of, pairs_of
+from attune.common.statistics import findings_of, pairs_of
 from benchmarks.federation import Ended
 
 TRIAL = ("validation_accuracy", "validation_over_samples", "constant_over_samples", "seconds")

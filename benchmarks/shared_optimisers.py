@@ -1,4 +1,4 @@
-"""The server's optimisers of shared parts (fedserver/lab/aggregators/adaptive.py) with FedAvg, beside the plain mean and Local.
+"""The server's optimisers of shared parts (fedserver/lab/aggregators/mean.py) with FedAvg, beside the plain mean and Local.
 
 `python -m benchmarks.shared_optimisers --data heart_disease=PATH --out benchmarks/results/shared_optimisers.csv`. The tasks are
 points of three recipes. For each optimiser the learning rates of the device and of the server are chosen on validation parts,

@@ -16,8 +16,7 @@ import msgspec
 import torch
 
 from attune.common.config import TrainSettings
-from attune.common.methods.settings.objectives import SgdSettings
-from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.methods.settings.objectives import ModelSettings, SgdSettings
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Kind, ModelSpec

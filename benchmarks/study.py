@@ -20,7 +20,7 @@ import numpy as np
 
 from attune.common.config import CountOrZero, convert, read_toml
 from attune.fedclient.data.shard import load_shard
-from attune.simulation.validation import validation_places
+from attune.simulation.grid_search import validation_places
 from benchmarks.federation import CLIENT_COLUMNS, Ended, Home, client_rows, federation, simulated
 from benchmarks.grid import Grid, alternatives, chosen
 from benchmarks.result_file import Results

@@ -10,7 +10,7 @@ import msgspec
 
 from attune.common.config import Count, CountOrZero, convert, read_toml
 from attune.common.methods.registry import get
-from attune.simulation.grid import TrialSettings
+from attune.simulation.grid_search import TrialSettings
 from benchmarks.grid import Grid, alternatives
 
 FOLDER = Path(__file__).parent / "papers"

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import unicodedata
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import click
 
-from attune.common.outputs import open_streams
+from attune.common.durable import open_streams
 
+PATH = click.Path(path_type=Path)
+FILE, FOLDER = click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, file_okay=False)
 FORMAT = click.option(
-    "--format",
-    "formats",
-    multiple=True,
-    default=("png",),
-    show_default=True,
-    type=click.Choice(["png", "pdf", "svg"]),
+    "--format", "formats", multiple=True, default=("png",), show_default=True, type=click.Choice(["png", "pdf", "svg"]),
     help="Form of the pictures (may be repeated). The page has PNG in any case.",
-)
+)  # fmt: skip
 
 
 class RoundsType(click.IntRange):
-    """Number of rounds, or `auto` (fedserver.core.patience)."""
+    """Number of rounds, or `auto` (fedserver.core.finishing)."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value if value == "auto" else super().convert(value, param, ctx)

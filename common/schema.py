@@ -1,10 +1,13 @@
-"""Schema of a table: the meaning of each column, and the features that follow from it. One schema counts for all sites."""
+"""Schema of a table: the meaning of each column, and the features that follow from it. One schema counts for all sites.
+
+Also the checks of names of columns or channels, and the difference between two lists of them.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from hashlib import sha256
@@ -12,9 +15,48 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from attune.common.columns import LONGEST_NAME, wrong_with
 from attune.common.errors import SettingError, nearest
-from attune.common.text import converted, from_json
+from attune.common.text import converted, from_json, listed
+
+LONGEST_NAME = 256  # characters
+MAX_NAMES_BYTES = 1 << 20  # of all names together
+_SHOWN = 3
+
+
+def wrong_with(names: Sequence[str], width: int) -> str:
+    """Describe what is wrong with the names of `width` columns; empty if they are right. The text is always short."""
+    if len(names) != width:
+        return f"{len(names)} column names for {width} columns"
+    if sum(map(len, names)) > MAX_NAMES_BYTES:
+        return f"column names of more than {MAX_NAMES_BYTES} characters together"
+    if any(not name or len(name) > LONGEST_NAME or not name.isprintable() for name in names):
+        return f"a column name that is empty, has more than {LONGEST_NAME} characters, or cannot be printed"
+    if len(set(names)) < len(names):
+        return "a column name twice"
+    return ""
+
+
+def difference(names: Sequence[str], expected: Sequence[str]) -> str:
+    """Describe how names differ from the expected ones, as a clause about their owner; empty if either list is empty."""
+    if not names or not expected or list(names) == list(expected):
+        return ""
+    lacking = [name for name in expected if name not in set(names)]
+    more = [name for name in names if name not in set(expected)]
+    if lacking or more:
+        clauses = [f"lacks the columns {listed([repr(name) for name in lacking], _SHOWN)}"] if lacking else []
+        if more:
+            clauses.append(f"has {listed([repr(name) for name in more], _SHOWN)} {'instead' if lacking else 'besides'}")
+        return " and ".join(clauses)
+    at = next(place for place, (name, other) in enumerate(zip(names, expected, strict=True)) if name != other)
+    return f"has the columns in another order: column {at + 1} is {names[at]!r}, and {expected[at]!r} is expected there"
+
+
+def remedy(expected: Sequence[str]) -> str:
+    """Return what the owner of the shard can do about a difference."""
+    listed = ",".join(expected)
+    what = f"--columns {listed}" if len(listed) <= LONGEST_NAME else "--columns with the federation's columns, in their order"
+    return f"cut the shard again with fedclient shard FILE --label NAME {what}"
+
 
 FORMAT = 1
 ColumnKind = Literal["number", "category", "yes/no", "date", "text", "identifier", "label", "time", "event", "group", "split"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from attune.common.command_group import FOLDER
 from attune.common.errors import SettingError
 from attune.fedserver.cli.shared import HOME, place_of
 
@@ -25,7 +26,7 @@ BATCH = 1000  # metrics in one call, as many as MLflow takes
 @click.command()
 @HOME
 @click.argument("runs", nargs=-1, metavar="[NAME=]RUN...")
-@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="A folder of event files.")
+@click.option("--tensorboard", type=FOLDER, metavar="DIR", help="A folder of event files.")
 @click.option("--mlflow", metavar="URI", help="A tracking server, or a database: sqlite:///runs.db.")
 def publish(home: Path | None, runs: tuple[str, ...], tensorboard: Path | None, mlflow: str | None) -> None:
     """Write the curves of runs for TensorBoard or MLflow: of this home, or of those named as for `compare`."""

@@ -19,8 +19,7 @@ from attune.common.config import PrivacySettings, RoundSettings, ServerSettings,
 from attune.common.methods.method import DEFAULT_AGGREGATORS, CustomMethod, Method, PartKind
 from attune.common.methods.registry import METHODS
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
-from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
-from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
+from attune.common.methods.settings.objectives import OBJECTIVES, PREDICTORS
 from attune.common.models.registry import MODELS
 from attune.common.plan import DataSettings
 from attune.fedserver.choosing.candidates import AutoSettings

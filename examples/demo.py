@@ -18,9 +18,8 @@ import click
 import numpy as np
 
 from attune.simulation.partition.datasets import load_dataset
-from attune.simulation.partition.overview import table
 from attune.simulation.partition.samples import Dataset
-from attune.simulation.partition.split import partition, write_shards
+from attune.simulation.partition.split import partition, table, write_shards
 from examples.outcome import Outcome, report, write
 from examples.processes import Federation, Watch
 from examples.tuned import tuned

@@ -12,8 +12,7 @@ import msgspec
 import torch
 
 from attune.common import hardware
-from attune.common.methods.settings.objectives import SgdSettings
-from attune.common.methods.settings.predictors import FineTuneSettings
+from attune.common.methods.settings.objectives import FineTuneSettings, SgdSettings
 from attune.common.models.registry import build
 from attune.common.plan import Plan
 from attune.common.seeds import derive
@@ -23,7 +22,7 @@ from attune.fedclient.home import DeviceHome
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.work.job import alone
 from attune.fedclient.work.objectives.sgd import Sgd
-from attune.fedclient.work.predictors.fine_tune import FineTune
+from attune.fedclient.work.predictors.base import FineTune
 from attune.fedclient.work.trainer import Trainer
 
 TUNING = FineTuneSettings(tune_epochs=20, alpha=0.1)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from attune.common.durable import forget_output
 from attune.common.estimate import Estimate
-from attune.common.outputs import forget_output
-from attune.common.paired import RIVAL_WORDS, Pair
-from attune.common.statistics import Finding, interval_of
+from attune.common.statistics import RIVAL_WORDS, Finding, Pair, interval_of
 from attune.common.task import TASKS
 from attune.fedclient.work.comparison import comparisons_of, finding_of
 

@@ -190,7 +190,7 @@ class Discloser:
     def _noisy_report(self, question: StatisticsRequest, plan: Plan | None) -> StatisticsReport:
         """Return the answer to a question for statistics with noise. This imports torch."""
         from attune.fedclient.work.private.ledger import BudgetSpent
-        from attune.fedclient.work.private.noisy_release import noisy_statistics
+        from attune.fedclient.work.private.private_learning import noisy_statistics
 
         if self._shard.load_in is not None:
             why = "it proposes a schema, which tells of its rows: give it the schema of the operator (--schema FILE)"
@@ -215,7 +215,7 @@ def _moments(shard: LazyShard, plan: Plan) -> tuple[float, ...]:
     from attune.common.models.description import description_size, moments
     from attune.common.models.registry import build
     from attune.fedclient.data.prepare import prepare
-    from attune.fedclient.work.objectives.network import Network
+    from attune.fedclient.work.objectives.base import Network
 
     network = Network(build(plan.model, plan.seed))
     if not description_size(network.model):

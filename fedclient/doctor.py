@@ -18,10 +18,10 @@ import msgspec
 
 from attune import DISTRIBUTION
 from attune.common import aio, homes
-from attune.common.columns import difference
 from attune.common.errors import AttuneError, NoModel, SettingError, ShardError, Unreachable
 from attune.common.identity.credential import not_after
 from attune.common.plan import Plan, Profile
+from attune.common.schema import difference
 from attune.common.text import from_json
 from attune.fedclient import shards
 from attune.fedclient.address import Proxy, ServerAddress

@@ -13,11 +13,10 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from attune.common import homes
-from attune.common.durable import PUBLIC, disk_errors, sweep, sweep_files, sync, write_file
+from attune.common.durable import PUBLIC, check_folder, disk_errors, sweep, sweep_files, sync, write_file
 from attune.common.errors import CertificateRefused, HomeBusy, HomeMismatch, NoModel, SettingError
 from attune.common.identity.credential import Credential, check_common_name
 from attune.common.identity.signed_files import files_in, sign
-from attune.common.outputs import check_folder
 from attune.common.plan import Plan, run_name
 from attune.common.text import clean, from_json
 from attune.fedclient.address import ServerAddress
@@ -331,7 +330,7 @@ def _orders_in(place: Path) -> int:
         raise HomeMismatch(f"{path} is damaged; restore it, or use another --home") from None
 
 
-def check_name(home: DeviceHome, asked: str | None, identity: Identity) -> None:
+def check_asked_name(home: DeviceHome, asked: str | None, identity: Identity) -> None:
     """Check that --name is the name of this home's device.
 
     Raises:

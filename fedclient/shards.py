@@ -13,7 +13,7 @@ from attune.common import homes
 from attune.common.errors import ShardError
 from attune.common.identity.names import check_name, joined_name
 from attune.common.text import listed
-from attune.fedclient.data.files import plain_suffix
+from attune.fedclient.data.arrays import plain_suffix
 from attune.fedclient.data.table import PERHAPS, is_table
 from attune.fedclient.options import DeviceOptions
 

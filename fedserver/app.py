@@ -48,7 +48,7 @@ from attune.fedserver.ports.direct import DirectStore
 from attune.fedserver.ports.storage import HomeStorage, Storage
 from attune.fedserver.rpc.server import GrpcServer
 from attune.fedserver.standby import NeverServed, only_server
-from attune.fedserver.web.live import Operator, page
+from attune.fedserver.web.pages import Operator, page
 from attune.fedserver.web.sources import RunningServer
 
 LOG = logging.getLogger("fedserver")

@@ -21,8 +21,7 @@ from attune.common.exchange.registry import TRANSFORMS
 from attune.common.identity.credential import fingerprint_of
 from attune.common.methods.registry import METHODS
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
-from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
-from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
+from attune.common.methods.settings.objectives import OBJECTIVES, PREDICTORS
 from attune.common.models.registry import MODELS
 from attune.common.text import clean, from_json, newer_format
 from attune.fedserver.identity.authority import CERTIFICATE_FILE

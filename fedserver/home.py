@@ -19,9 +19,8 @@ import filelock
 import msgspec
 
 from attune.common import aio
-from attune.common.durable import sweep_files, write_file
+from attune.common.durable import check_folder, sweep_files, write_file
 from attune.common.errors import HomeBusy, HomeMismatch, SettingError
-from attune.common.outputs import check_folder
 from attune.common.text import from_json, host_and_port, newer_format
 from attune.fedserver.identity.authority import CERTIFICATE_FILE, Authority
 from attune.fedserver.ports.ledger import LedgerReader, Snapshot

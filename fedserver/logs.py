@@ -10,7 +10,7 @@ from typing import Literal, TextIO
 
 import msgspec
 
-from attune.common.outputs import forget_output
+from attune.common.durable import forget_output
 
 Form = Literal["text", "json"]
 LOGGER = "fedserver"

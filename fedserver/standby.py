@@ -17,7 +17,7 @@ from attune.common.config import ServerSettings
 from attune.common.errors import HomeBusy
 from attune.common.supervisor import supervised
 from attune.fedserver.home import ServedAddress, ServerHome
-from attune.fedserver.web.live import page
+from attune.fedserver.web.pages import page
 from attune.fedserver.web.sources import WaitingServer
 
 LOG = logging.getLogger("fedserver")

@@ -16,7 +16,7 @@ from attune.fedclient import shards
 from attune.fedclient.data import findings
 from attune.fedclient.data.describe import Proposal, describe
 from attune.fedclient.data.lazy_shard import LazyShard, shard_of
-from attune.fedclient.data.table_mapping import table_of
+from attune.fedclient.data.samples import table_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 from attune.fedserver.core import data_form
 from attune.fedserver.core.table_schemas import merge_proposals, telling

@@ -10,12 +10,12 @@ import click
 from click.core import ParameterSource
 
 from attune.common import homes
-from attune.common.command_group import FORMAT, RoundsType
+from attune.common.command_group import FILE, FOLDER, FORMAT, PATH, RoundsType
 from attune.common.config import load_settings
+from attune.common.durable import check_folder
 from attune.common.errors import AttuneError
 from attune.common.methods.method import PLAIN, PRESETS
 from attune.common.methods.registry import AUTO
-from attune.common.outputs import check_folder
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.table_options import baseline_option, read_options, table_options
 from attune.fedclient.work.executor import EXECUTORS
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     metavar="A.B=C,D",
     help="Choose this setting of each method that has it on parts of the training data, such as method.sigma=10,50,450.",
 )
-@click.option("--config", type=click.Path(path_type=Path), help="A federation.toml.")
+@click.option("--config", type=PATH, help="A federation.toml.")
 @click.option(
     "--preset", type=click.Choice(PRESETS), help="plain: without what Attune adds to the papers; published: a paper's settings."
 )
@@ -68,18 +68,10 @@ if TYPE_CHECKING:
     help="How devices train: one by one (sequential), together (stacked), the faster of both (auto), in processes, or on Ray.",
 )
 @click.option("--try-executors", is_flag=True, help="Only measure a round of the first method with each executor.")
+@click.option("--home", type=FOLDER, help="Keep all state in this folder, and continue from it.")
+@click.option("--out", type=FOLDER, help="Write the results of each method below this folder.")
 @click.option(
-    "--home", type=click.Path(path_type=Path, file_okay=False), help="Keep all state in this folder, and continue from it."
-)
-@click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Write the results of each method below this folder."
-)
-@click.option(
-    "--table",
-    "table_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write a row for each method to FILE.csv, .tex or .html.",
+    "--table", "table_file", type=FILE, metavar="FILE", help="Write a row for each method to FILE.csv, .tex or .html."
 )
 @click.option("--dashboard", metavar="[HOST:]PORT", help="Serve a page to watch it in a browser (0: a free port).")
 def simulate(
@@ -117,13 +109,12 @@ def simulate(
     from attune.fedserver.core.planning import turned_off
     from attune.simulation.arguments import data_by_name, overrides, read_shards, warnings_of
     from attune.simulation.compared_methods import Comparison
-    from attune.simulation.comparison_table import comparison, course, courses
+    from attune.simulation.comparison_table import comparison, comparison_over_seeds, course, courses, method_table
     from attune.simulation.grid_search import search
-    from attune.simulation.method_table import comparison_over_seeds, method_table
     from attune.simulation.over_seeds import SeedResults
     from attune.simulation.result_table import check_table
     from attune.simulation.simulate import simulate as run
-    from attune.simulation.trial import try_executors as measure_executors
+    from attune.simulation.simulate import try_executors as measure_executors
 
     out, home = (None if path is None else path.expanduser() for path in (out, home))
     for folder, option in ((out, "--out"), (home, "--home")):
@@ -303,11 +294,9 @@ def run_recipe(name: str, data: tuple[str, ...], out: Path, seeds: Sequence[int]
 
 
 @click.command()
-@click.option("--home", type=click.Path(path_type=Path), default=None, help="The folder of the server's state.")
+@click.option("--home", type=PATH, default=None, help="The folder of the server's state.")
 @click.argument("runs", nargs=-1, required=True, metavar="[NAME=]RUN...")
-@click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Also draw a picture and a page into this folder."
-)
+@click.option("--out", type=FOLDER, help="Also draw a picture and a page into this folder.")
 @FORMAT
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for machines.")
 def compare(home: Path | None, runs: tuple[str, ...], out: Path | None, formats: tuple[Any, ...], as_json: bool) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from attune.common.metrics import METRICS
-from attune.common.pictures import figures, page
-from attune.common.pictures.figures import Format, natural
-from attune.common.pictures.page import Cell, PageTable, Picture, Section
-from attune.fedserver.view.status_text import share, text_of, text_table
+from attune.common.pictures import figures
+from attune.common.pictures.figures import Cell, Format, PageTable, Picture, Section, natural
+from attune.fedserver.view.homes import share, text_of, text_table
 from attune.simulation.compare import AgainstFirst, ComparedRun, RunData
 
 SHOWN = 60  # devices; --json and the page have them all
@@ -95,7 +94,7 @@ def write(
         OSError: A file cannot be written.
     """
     sections = [_overview(compared), _drawn(runs), _devices(runs), _reported(compared)]
-    return [str(path) for path in page.write(out, " and ".join(run.name for run in runs), sections, formats)]
+    return [str(path) for path in figures.write(out, " and ".join(run.name for run in runs), sections, formats)]
 
 
 def _overview(compared: Sequence[ComparedRun]) -> Section:

@@ -1,20 +1,143 @@
-"""Search of settings for the methods of a comparison, on validation parts of the training parts. No test part is looked at."""
+"""Search of settings for the methods of a comparison, on validation parts of the training parts. No test part is looked at.
+
+The tables of the papers use the same grids. A method may not have other training settings to choose from than its rivals;
+otherwise the grid would decide, not the method.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from typing import Any
 
-from attune.common.config import load_settings, merge
-from attune.common.errors import AttuneError, together
+from attune.common.config import load_settings, merge, parse_assignment
+from attune.common.errors import AttuneError, SettingError, ShardError, together
+from attune.common.methods.method import setting_names
+from attune.common.methods.registry import get
+from attune.fedclient.data.holdout import FEWEST_SAMPLES, Indices, hold_out, strata
+from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.data.shard import Shard
 from attune.fedserver.choosing.candidates import ComparedMethod
 from attune.simulation.compared_methods import Comparison
-from attune.simulation.grid import TrialSettings, best, parse_grid
 from attune.simulation.result_table import Cell, ResultTable
 from attune.simulation.simulate import simulate
-from attune.simulation.validation import validation_members
+
+SHARE = 0.25  # share of each device's training samples that is used for validation
+
+
+def validation_places(shard: Shard, share: float, seed: int) -> tuple[Indices, Indices]:
+    """Return which training samples stay for training, and which are used for validation, both ascending."""
+    return hold_out(strata(shard.train_y, shard.task), share, seed, shard.kind, shard.groups)
+
+
+def validation_shard(shard: Shard, share: float, seed: int) -> Shard:
+    """Return a shard with a share of the training part as its test part. It has the same classes, and no real test sample."""
+    train, held = validation_places(shard, share, seed)
+    return replace(
+        shard,
+        train_x=shard.train_x[train],
+        train_y=shard.train_y[train],
+        test_x=shard.train_x[held],
+        test_y=shard.train_y[held],
+        groups=None if shard.groups is None else shard.groups[train],
+        test_groups=None if shard.groups is None else shard.groups[held],
+        declared_classes=shard.labels,
+        warnings=(),
+        held_hashes=(),
+    )
+
+
+def validation_members(members: Mapping[str, LazyShard], seed: int, share: float = SHARE) -> dict[str, LazyShard]:
+    """Return for each device the shard that `validation_shard` cuts; samples are read when they are needed.
+
+    Raises:
+        ShardError: No device has enough training samples.
+    """
+    cut = {}
+    for name, member in members.items():
+        load = partial(_load, member.load, share, seed)
+        shard = load()
+        cut[name] = LazyShard(member.name, shard.profile(), (), load, shard.read, shard.digest)
+    if not any(member.profile.test_samples for member in cut.values()):
+        raise ShardError(
+            f"no device has {FEWEST_SAMPLES} training samples, of which a part could be cut to choose settings: "
+            "leave --grid out"
+        )
+    return cut
+
+
+def _load(load: Callable[[], Shard], share: float, seed: int) -> Shard:
+    return validation_shard(load(), share, seed)
+
+
+SHARED = ("train.lr", "train.momentum", "train.batch_size")  # settings that must be the same for every method
+_COMMA = re.compile(r",(?![^\[]*\])")  # a comma that is not within brackets
+
+TrialSettings = tuple[str, ...]  # each as section.key=value
+
+
+def trials(
+    method: str, train: Sequence[Sequence[str]], alternatives: Sequence[Sequence[str]], most: int | None = None
+) -> list[TrialSettings]:
+    """Return the settings of each trial of a method: every choice of training with every alternative of the method.
+
+    Args:
+        method: Name of the method, for errors.
+        train: Choices of training settings, the same for every method.
+        alternatives: Choices of the method's settings.
+        most: The largest number of trials; None for any number.
+
+    Raises:
+        SettingError: There are more, or an alternative has settings in SHARED.
+    """
+    if unequal := {_key(text) for settings in alternatives for text in settings} & set(SHARED):
+        raise SettingError(f"the grid of {method} sets {', '.join(sorted(unequal))}, which `train` sets for every method alike")
+    listed = [(*choice, *settings) for choice, settings in product(train, alternatives)]
+    if most is not None and len(listed) > most:
+        raise SettingError(f"the grid of {method} has {len(listed)} trials; at most {most}")
+    return listed
+
+
+def best(scores: Mapping[TrialSettings, float]) -> TrialSettings:
+    """Return the settings with the best score on validation parts; of equal ones, the first."""
+    return max(scores, key=lambda settings: scores[settings])
+
+
+def parse_grid(texts: Sequence[str], methods: Sequence[str]) -> dict[str, list[TrialSettings]]:
+    """Return the trials of each method from `--grid section.key=VALUE,VALUE`. A method has the keys that it knows.
+
+    Args:
+        texts: The values of each key.
+        methods: Names of the methods.
+
+    Raises:
+        SettingError: It is no such text, a key comes twice, or no method has a setting of this name.
+    """
+    values: dict[str, list[str]] = {}
+    for text in texts:
+        key, equals, listed = text.partition("=")
+        if not equals or "." not in key or ":" in key:
+            raise SettingError(f"--grid takes section.key=VALUE,VALUE, for all methods that have the key; not {text!r}")
+        if key in values:
+            raise SettingError(f"--grid {key} comes twice: give all its values in one")
+        values[key] = [f"{key}={value.strip()}" for value in dict.fromkeys(_COMMA.split(listed))]
+    known = {name: {f"method.{key}" for key in setting_names(get(name))} for name in methods}
+    for key in values:
+        if key.startswith("method.") and not any(key in names for names in known.values()):
+            raise SettingError(f"--grid {key}: none of {', '.join(methods)} has this setting")
+    common = [values[key] for key in values if not key.startswith("method.")]
+    return {
+        name: trials(name, list(product(*common)), list(product(*(values[key] for key in values if key in names))))
+        for name, names in known.items()
+    }
+
+
+def _key(assignment: str) -> str:
+    return ".".join(parse_assignment(assignment)[0])
 
 
 @dataclass(frozen=True)

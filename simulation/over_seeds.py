@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from attune.common.durable import check_folder
 from attune.common.errors import SettingError
-from attune.common.outputs import check_folder
 from attune.common.statistics import Finding, finding, holm, interval_of_mean, student_p
 from attune.simulation.result_table import BEST_OF, SCORES, ResultTable, scores_of, spread_of
 

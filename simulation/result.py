@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from attune.common.durable import PUBLIC, write_file
+from attune.common.durable import PUBLIC, check_folder, write_file
 from attune.common.errors import SettingError, nearest
 from attune.common.methods.registry import configured_in
 from attune.common.metrics import reported_by
-from attune.common.outputs import check_folder
 from attune.common.plan import Plan
 from attune.common.statistics import Finding, HelpOrHarm, interval_of
 from attune.common.task import TaskName
@@ -36,7 +35,7 @@ from attune.simulation.result_table import BEST_OF, Cell, ResultTable, scores_of
 from attune.simulation.simulation_state import SimulationState
 
 if TYPE_CHECKING:
-    from attune.common.pictures.page import Section
+    from attune.common.pictures.figures import Section
     from attune.fedclient.model.artifact import Model
 
 
@@ -49,15 +48,15 @@ class Pictures:
 
     def _repr_html_(self) -> str:
         """Return the page, for a notebook."""
-        from attune.common.pictures import page
+        from attune.common.pictures import figures
 
-        return page.render(self.title, self.sections)
+        return figures.render(self.title, self.sections)
 
     def save(self, folder: str | Path) -> Path:
         """Write a PNG file for each picture, and index.html with all of them. Return the path of index.html."""
-        from attune.common.pictures import page
+        from attune.common.pictures import figures
 
-        return page.write(Path(folder).expanduser(), self.title, self.sections)[-1]
+        return figures.write(Path(folder).expanduser(), self.title, self.sections)[-1]
 
 
 class SimulationResult:

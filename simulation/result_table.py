@@ -12,9 +12,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from attune.common.durable import PUBLIC, write_file
+from attune.common.durable import PUBLIC, check_folder, write_file
 from attune.common.errors import SettingError
-from attune.common.outputs import check_folder
 from attune.common.text import aligned, csv_cell
 
 DIGITS = 3

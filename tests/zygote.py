@@ -36,7 +36,7 @@ def preload() -> None:
         import sklearn.datasets  # noqa: F401  # whoever cuts the digits needs it
 
     from attune.common.methods.registry import get
-    from attune.fedclient import app, cli, fleet, options  # noqa: F401
+    from attune.fedclient import cli, client, fleet, options  # noqa: F401
     from attune.fedclient.model import artifact  # noqa: F401
     from attune.fedclient.work import learner  # noqa: F401
     from attune.fedserver import app as server_app  # noqa: F401

@@ -14,6 +14,18 @@ KEEPALIVE_TIMEOUT_S = 60
 MAX_RECONNECT_BACKOFF_S = 15
 
 
+BOTH_SIDES = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    # Current versions of gRPC's core use this timeout for every ping, also for pings that measure the link.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    # The control stream is silent for most of a round.
+    ("grpc.http2.max_pings_without_data", 0),
+)  # options of channels and of the server
+
+
 def channel_credentials(root_pem: bytes, credential: Credential) -> grpc.ChannelCredentials:
     """Return credentials that present `credential` and trust only servers under `root_pem`.
 
@@ -34,15 +46,8 @@ def channel_options(root_pem: bytes, proxy: str = "") -> list[tuple[str, int | s
         proxy: Address of an HTTP proxy, through which the connection goes by CONNECT; empty: it goes straight to the server.
     """
     return [
+        *BOTH_SIDES,
         ("grpc.ssl_target_name_override", server_name(root_pem)),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
-        # Current versions of gRPC's core use this timeout for every ping, also for pings that measure the link.
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
-        # The control stream is silent for most of a round.
-        ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_S * 1000),
         # A new channel opens a new connection, and a renewed certificate is used from the next connection on.
         ("grpc.use_local_subchannel_pool", 1),

@@ -16,10 +16,7 @@ from attune.common.config import S, convert, keys_of, merge
 from attune.common.errors import SettingError, nearest
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
 from attune.common.methods.settings.aggregators import AggregatorSettings, AttentionSettings, ChangeElsewhere, Returns
-from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
-from attune.common.methods.settings.objectives import ObjectiveSettings
-from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
-from attune.common.methods.settings.predictors import PredictorSettings
+from attune.common.methods.settings.objectives import OBJECTIVES, PREDICTORS, ObjectiveSettings, PredictorSettings
 from attune.common.plan import ModelSpec
 from attune.common.task import TaskName
 

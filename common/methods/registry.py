@@ -8,29 +8,18 @@ from typing import Any, cast
 
 from attune.common.errors import SettingError
 from attune.common.exchange.registry import packages_of
-from attune.common.methods import averaged, divided, generated, mixed, own_models
 from attune.common.methods.method import SOLVED, ConfiguredMethod, Method, configure, custom_method
+from attune.common.methods.rows import ROWS
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
 from attune.common.methods.settings.aggregators import ClosedFormSettings, Returns
-from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
-from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
+from attune.common.methods.settings.objectives import OBJECTIVES, PREDICTORS
 from attune.common.models.registry import MODELS
 from attune.common.plan import Plan
 from attune.common.plugins import Package, PluginRegistry, check_installed
 
 DEFAULT, CUSTOM, AUTO = "fedtp", "custom", "auto"
 _ON_SERVER, _ON_DEVICE = "on_server", "on_device"  # where a plan keeps its method with typed settings, as each side sees it
-_ROWS = (
-    *(averaged.LOCAL, averaged.FEDAVG, averaged.FEDAVG_FT, averaged.FEDPROX, averaged.PER_FEDAVG),
-    *(divided.FEDPER, divided.FEDREP, divided.FEDBABU, divided.FEDBN, divided.FEDROD, divided.VANILLA_PERSONALIZED),
-    divided.FEDSA_LORA,
-    *(generated.FEDTP, generated.FEDTP_MLP, generated.FEDTP_NORM, generated.FEDTP_ENCODER, generated.FEDTP_FEDPER),
-    *(generated.FEDTP_FEDROD, generated.FEDTP_KNN, generated.FEDTP_MCSA, generated.FEDTP_LORA, generated.PFEDHN),
-    *(mixed.FEDMCSA, mixed.FEDMCSA_WITHOUT_MCSA, mixed.FEDAVG_MCSA, mixed.FEDAMP, mixed.HEURFEDAMP),
-    *(own_models.DITTO, own_models.MR_MTL, own_models.APFL, own_models.FEDALA, own_models.FEDDBE),
-    *(own_models.PFEDME, own_models.PFEDME_MCSA, own_models.ANALYTIC),
-)
-METHODS: PluginRegistry[Method] = PluginRegistry("methods", Method, {method.name: method for method in _ROWS})
+METHODS: PluginRegistry[Method] = PluginRegistry("methods", Method, {method.name: method for method in ROWS})
 
 
 def names() -> list[str]:

@@ -1,7 +1,7 @@
 """Tensors as the bytes of a blob, without copies and without NumPy's dtypes (it has no bfloat16); lazy tensors; and checks.
 
 A lazy source reads or computes a tensor at each access, so that only the piece at hand is in memory. Views change or watch
-its values as they are read.
+its values as they are read. Checks: expected names, dtypes and shapes, finite values, and norms.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ import msgspec
 
 from attune.common.config import Count, Positive
 from attune.common.methods.method import Method
-from attune.common.methods.settings.objectives import ObjectiveSettings
-from attune.common.methods.settings.predictors import PredictorSettings
+from attune.common.methods.settings.objectives import ObjectiveSettings, PredictorSettings
 
 PFEDGP = Method(
     name="pfedgp",
@@ -54,7 +53,7 @@ class GpObjectiveSettings(ProcessSettings, ObjectiveSettings, frozen=True, forbi
 class GpPredictorSettings(ProcessSettings, PredictorSettings, frozen=True, forbid_unknown_fields=True):
     """pFedGP: docs/methods/pfedgp.md."""
 
-    implementation: ClassVar[str] = "attune.contrib.gp.predictor:GpPredictor"
+    implementation: ClassVar[str] = "attune.contrib.gp.objective:GpPredictor"
     needs_features: ClassVar[bool] = True
     only_classes: ClassVar[str] = _ONLY_CLASSES
     # Largest number of training points, at least one of each class first. Fewer than classes: some classes are never

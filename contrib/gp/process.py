@@ -5,7 +5,8 @@ N training points, M others, D features, S chains. sign: 1 or -1 for every train
     1 / (1 + exp(-sign f)) = 1/2 exp(kappa f) E[exp(-omega f^2 / 2)],   omega ~ PG(1, 0),
 
 so given omega the posterior of f ~ N(0, K) is that of a regression on kappa / omega with noise variance 1 / omega. Everything
-goes through B = I + Omega^1/2 K Omega^1/2, whose eigenvalues are at least one: K is not inverted.
+goes through B = I + Omega^1/2 K Omega^1/2, whose eigenvalues are at least one: K is not inverted. The variables PG(1, c) are
+those of Polson, Scott and Windle, JASA 2013; T terms of the series.
 """
 
 from __future__ import annotations
@@ -18,8 +19,32 @@ import torch
 from torch import Tensor
 from torch.linalg import cholesky, solve_triangular
 
-from attune.contrib.gp import polya_gamma
 from attune.contrib.gp.method import ProcessSettings
+
+TERMS = 64
+
+
+def polya_gamma(c_N: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw one PG(1, c) for every element of c_N (float64), of the same shape and on its device; `generator` is on the CPU.
+
+    The definition: sum over k >= 1 of g_k / (2 pi^2 ((k - 1/2)^2 + (c / 2 pi)^2)), g_k exponential of mean 1. The first TERMS
+    are drawn, and the rest is replaced by its mean. So the mean is exact, and the variance too small by at most
+    1 / (12 pi^4 TERMS^3) = 3.3e-9 for every c: below 1e-7 of the variance 1/24 at c = 0, below 1% for |c| up to 100.
+    """
+    c_N1 = c_N.unsqueeze(-1)
+    place_T = torch.arange(1, TERMS + 1, dtype=torch.float64, device=c_N.device) - 0.5
+    scale_NT = 1 / (2 * math.pi**2 * (place_T.square() + (c_N1 / (2 * math.pi)).square()))
+    uniform_NT = torch.rand(scale_NT.shape, dtype=torch.float64, generator=generator).to(c_N.device)
+    drawn_NT = -torch.log1p(-uniform_NT)
+    return polya_gamma_mean(c_N) + (scale_NT * (drawn_NT - 1)).sum(dim=-1)
+
+
+def polya_gamma_mean(c_N: Tensor) -> Tensor:
+    """Return the mean of PG(1, c): tanh(c / 2) / (2 c), and its limit 1/4 at 0."""
+    half_N = c_N.abs() / 2
+    safe_N = half_N.clamp(min=1e-4)
+    return torch.where(half_N < 1e-4, 0.25 - half_N.square() / 12, safe_N.tanh() / (4 * safe_N))
+
 
 LinAlgError = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 JITTER = 1e-6  # share of the prior variance that is added to a point's own: duplicates stay positive definite
@@ -51,7 +76,7 @@ def gibbs(settings: ProcessSettings, K_NN: Tensor, sign_N: Tensor, generator: to
     shape = (settings.gibbs_draws, len(K_NN))
     prior_NN = cholesky(K_NN)
     f_SN = torch.zeros(shape, dtype=K_NN.dtype, device=K_NN.device)
-    omega_SN = polya_gamma.draw(f_SN, generator)
+    omega_SN = polya_gamma(f_SN, generator)
     for _ in range(settings.gibbs_steps):
         noise_2SN = torch.randn((2, *shape), dtype=torch.float64, generator=generator).to(K_NN)
         root_SN, factor_SNN = omega_SN.sqrt(), _factor(K_NN, omega_SN)
@@ -59,7 +84,7 @@ def gibbs(settings: ProcessSettings, K_NN: Tensor, sign_N: Tensor, generator: to
         missing_SN = sign_N / 2 / root_SN - root_SN * f_SN - noise_2SN[1]
         solved_SN = torch.cholesky_solve(missing_SN.unsqueeze(-1), factor_SNN).squeeze(-1)
         f_SN = f_SN + (root_SN * solved_SN) @ K_NN
-        omega_SN = polya_gamma.draw(f_SN, generator)
+        omega_SN = polya_gamma(f_SN, generator)
     return omega_SN
 
 

@@ -62,7 +62,7 @@ def join(
         fleet.join(_members(data, address, home, name, token, connect_timeout), click.echo)
         return
     from attune.common import homes
-    from attune.fedclient.home import DeviceHome, DeviceInfo, check_name
+    from attune.fedclient.home import DeviceHome, DeviceInfo, check_asked_name
     from attune.fedclient.link.enrol import enrol, stay_enrolled
 
     where = DeviceHome(home or homes.joined_home(address.host, address.port))
@@ -70,7 +70,7 @@ def join(
     with where.locked():
         identity = where.identity()
         if identity is not None:
-            check_name(where, name, identity)
+            check_asked_name(where, name, identity)
             aio.run(stay_enrolled(where, identity, address, token, connect_timeout, click.echo))
             return
         identity = aio.run(enrol(where, record, address, token, connect_timeout, click.echo))

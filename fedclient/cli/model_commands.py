@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attune.common.command_group import FORMAT
-from attune.common.durable import replaced
+from attune.common.command_group import FILE, FOLDER, FORMAT, PATH
+from attune.common.durable import check_file, check_folder, replaced
 from attune.common.errors import AttuneError, SettingError
-from attune.common.outputs import check_file, check_folder
 from attune.common.text import csv_cell, listed
 from attune.fedclient.cli.shared import allow_model_option, data_option, home_of, home_option, model_option, server_option
 from attune.fedclient.table_options import mapping_options, read_options, table_options
@@ -107,14 +106,14 @@ def _evaluate_fleet(
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     required=True,
     help="A CSV file: index, label; index, position, label for labels of positions; index, A, B for targets or labels A and B, "
     "or log hazard. If images were given, their file is the last column.",
 )
 @click.option("--probabilities", is_flag=True, help="Add p(A), the probability of each class or label A.")
 @click.option(
-    "--intervals", type=click.Path(path_type=Path), metavar="SHARD",
+    "--intervals", type=PATH, metavar="SHARD",
     help="Of numbers: add `A low` and `A high`, between which 95 % lie, by the errors on this shard's test part.",
 )  # fmt: skip
 @click.option("--id", "id_column", default="", metavar="COLUMN", help="Of a table: copy this column, as the last one.")
@@ -209,10 +208,10 @@ class PredictionLines:
 
 
 @click.command()
-@click.option("--data", type=click.Path(path_type=Path), required=True, metavar="SHARD", help="Its test part is used.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write to.")
+@click.option("--data", type=PATH, required=True, metavar="SHARD", help="Its test part is used.")
+@click.option("--out", type=FOLDER, required=True, help="Folder to write to.")
 @click.option(
-    "--model", "models", type=click.Path(path_type=Path), multiple=True, metavar="DIR",
+    "--model", "models", type=PATH, multiple=True, metavar="DIR",
     help="A finished model's folder, or a device's home (repeat to compare; default: this shard's).",
 )  # fmt: skip
 @click.option(
@@ -255,12 +254,8 @@ def plot(
 
 
 @click.command()
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="A file .onnx or .pt2 (torch.export)."
-)
-@click.option(
-    "--data", type=click.Path(path_type=Path), metavar="SHARD", help="Check it on this shard's test part, or on a table."
-)
+@click.option("--out", type=FILE, required=True, help="A file .onnx or .pt2 (torch.export).")
+@click.option("--data", type=PATH, metavar="SHARD", help="Check it on this shard's test part, or on a table.")
 @click.option("--with-samples", is_flag=True, help="Keep models that hold training samples (nearest neighbours).")
 @server_option()
 @home_option

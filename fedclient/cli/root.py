@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 import os
 import signal
 import sys
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attune.common.command_group import ExtensibleGroup
+from attune.common.command_group import FILE, ExtensibleGroup
+from attune.common.config import read_toml
+from attune.common.errors import SettingError, nearest
 from attune.fedclient.cli import device_commands, model_commands, table_commands
 from attune.fedclient.cli.shared import (
     allow_model_option,
@@ -26,13 +29,85 @@ from attune.fedclient.cli.shared import (
     token_file_option,
     token_in,
 )
-from attune.fedclient.cli.site_file import decided
 from attune.fedclient.table_options import NAMES, baseline_option, table_options
 
 if TYPE_CHECKING:
     from attune.fedclient.console import Console
     from attune.fedclient.options import DeviceOptions
     from attune.fedclient.work.executor import ExecutorName
+
+# The options that may stand in the file: the owner's decisions. A key is the option's name without the dashes before it.
+KEYS = (
+    "columns", "map", "decimal", "disclose", "metrics", "schema", "units",
+    "max-epsilon", "max-delta", "min-samples", "min-devices", "authority", "signer",
+    "only-model", "only-run", "allow-model", "allow-plugin", "max-epochs", "max-model-bytes", "max-order", "max-orders",
+    "direct-host", "proxy", "proxy-credentials", "only-when", "nice", "max-memory", "max-disk", "max-rate",
+)  # fmt: skip
+NOT_EMPTY = ("columns", "only-model", "only-run")  # without a name such an option allows everything
+
+
+def decided(path: Path, ctx: click.Context) -> dict[str, Any]:
+    """Return the options that a site's file decides, by the names of the command's parameters.
+
+    Raises:
+        SettingError: The file cannot be read, a key is unknown, a value is not one of the option's, or the command line has the
+            same option.
+    """
+    values, parameters = read_toml(path), _parameters(ctx.command)
+    if unknown := sorted(set(values) - set(KEYS)):
+        raise SettingError(f"{path}: unknown key {unknown[0]!r}{nearest(unknown[0].replace('_', '-'), KEYS)}")
+    options = {}
+    for key, value in values.items():
+        option = parameters[key]
+        name = str(option.name)
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise SettingError(f"{path} decides {key}: leave --{key} out")
+        options[name] = _converted(path, key, value, option, ctx)
+    return options
+
+
+def _parameters(command: click.Command) -> dict[str, click.Option]:
+    return {
+        name.removeprefix("--"): parameter
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for name in parameter.opts
+    }
+
+
+def _converted(path: Path, key: str, value: Any, option: click.Option, ctx: click.Context) -> Any:
+    """Return a value of the file as the option has it."""
+    option_value: Any  # None: it is of another type
+    if key == "columns":  # a list in the file, which is easier to read
+        option_value, wanted = ",".join(map(_quoted, value)) if _is_texts(value) else None, "a list with at least one name"
+    elif option.multiple:
+        option_value, wanted = (
+            value if _is_texts(value) else None,
+            "a list with at least one text" if key in NOT_EMPTY else "a list of texts",
+        )
+    elif isinstance(option.type, click.types.IntParamType):
+        option_value, wanted = value if type(value) is int else None, "a whole number"
+    elif isinstance(option.type, click.types.FloatParamType):
+        option_value, wanted = value if type(value) in (int, float) and math.isfinite(value) else None, "a finite number"
+    else:
+        option_value, wanted = value if isinstance(value, str) else None, "a text"
+    if option_value is None or (key in NOT_EMPTY and not value):
+        raise SettingError(f"{path}: {key} is {wanted}, not {value!r}")
+    try:
+        return option.type_cast_value(ctx, option_value)
+    except click.BadParameter as error:
+        raise SettingError(f"{path}: {key}: {error.message}") from None
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+def _quoted(name: str) -> str:
+    """Return a name as a cell of CSV, as --columns reads it."""
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
+
 
 # Keeps gRPC's core from printing to stderr. It reads this variable when it is first imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -140,7 +215,7 @@ class DeviceCommands(ExtensibleGroup):
 )
 @click.option("--only-run", multiple=True, metavar="NAME", help="Take part only in these runs.  [default: all]")
 @click.option(
-    "--site", type=click.Path(path_type=Path, dir_okay=False), metavar="TOML",
+    "--site", type=FILE, metavar="TOML",
     help="File with the decisions of the data's owner, which the command line may not change.",
 )  # fmt: skip
 @click.option(

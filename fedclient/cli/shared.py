@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from attune.common import homes
-from attune.common.command_group import NAME
+from attune.common.command_group import FILE, FOLDER, NAME
 from attune.common.durable import NO_SPACE
 from attune.common.errors import AttuneError, DiskFull, SettingError
 from attune.fedclient.address import CONNECT_TIMEOUT_S
@@ -59,11 +59,11 @@ def data_option(help_text: str, **more: Any) -> Callable[[F], F]:
 
 home_option = click.option(
     "--home",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     help="This device's folder (default: one per server and shard); for several devices, the folder that holds theirs.",
 )
 model_option = click.option(
-    "--model", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    "--model", type=FOLDER, metavar="DIR",
     help="A finished model's folder, such as models/NAME of `simulate --out` and Result.save; in place of --home.",
 )  # fmt: skip
 allow_model_option = click.option(
@@ -81,9 +81,8 @@ timeout_option = click.option(
 def proxy_options(command: F) -> F:
     """Add --proxy and --proxy-credentials to a command."""
     credentials = click.option(
-        "--proxy-credentials", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-        help="A file with USER:PASSWORD for the proxy (Basic authentication).",
-    )  # fmt: skip
+        "--proxy-credentials", type=FILE, metavar="FILE", help="A file with USER:PASSWORD for the proxy (Basic authentication)."
+    )
     proxy = click.option(
         "--proxy", metavar="HOST:PORT", help="Reach the server, and S3 stores, through this HTTP proxy; env: the environment's."
     )

@@ -7,17 +7,15 @@ from typing import Any
 
 import click
 
-from attune.common.outputs import check_file
+from attune.common.command_group import FILE, FOLDER, PATH
+from attune.common.durable import check_file
 from attune.fedclient.table_options import read_options, table_options
 
 
 @click.command()
-@click.argument("table", type=click.Path(path_type=Path), metavar="TABLE")
+@click.argument("table", type=PATH, metavar="TABLE")
 @table_options
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Write the schema: .json for `fedserver schema`, .toml to edit it.",
-)  # fmt: skip
+@click.option("--out", type=FILE, metavar="FILE", help="Write the schema: .json for `fedserver schema`, .toml to edit it.")
 def describe(table: Path, out: Path | None, **given: Any) -> None:
     """Propose a schema of a table: the kind of each column, with warnings. Nothing leaves this machine."""
     from attune.common.errors import SettingError
@@ -25,9 +23,9 @@ def describe(table: Path, out: Path | None, **given: Any) -> None:
     from attune.common.text import aligned, clean
     from attune.fedclient.data import findings
     from attune.fedclient.data.describe import describe as propose
+    from attune.fedclient.data.samples import table_of
     from attune.fedclient.data.table import SUFFIXES, may_be_table
     from attune.fedclient.data.table_encoder import TableEncoder
-    from attune.fedclient.data.table_mapping import table_of
     from attune.fedclient.data.units import unit_verdicts
 
     if not may_be_table(table):
@@ -54,8 +52,8 @@ def describe(table: Path, out: Path | None, **given: Any) -> None:
 
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the shard.")
+@click.argument("source", type=PATH, metavar="FILE")
+@click.option("--out", type=FOLDER, required=True, help="Folder for the shard.")
 @table_options
 @click.option("--text", default="", metavar="NAME", help="The column with text, if the samples are texts with a class.")
 @click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters (or tokens) of a text.")

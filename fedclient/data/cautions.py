@@ -21,8 +21,8 @@ from attune.common.text import listed
 from attune.fedclient.data import labels, stand_ins
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.cells import EXACT, is_missing, limit_of, number_of
-from attune.fedclient.data.dates import TWO_DIGITS, has_short_year, is_compact
 from attune.fedclient.data.meta import Meta
+from attune.fedclient.data.stand_ins import TWO_DIGITS, has_short_year, is_compact
 from attune.fedclient.data.table import DataTable
 
 BATCH = TrainSettings().batch_size

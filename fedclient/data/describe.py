@@ -12,16 +12,15 @@ from typing import Any
 import msgspec
 
 from attune.common.classes import NO, YES, look_alikes
-from attune.common.columns import LONGEST_NAME
 from attune.common.errors import SettingError, ShardError
 from attune.common.plan import FEWEST_ROWS
-from attune.common.schema import MAX_VALUES, ORIGIN, OUTPUTS, Column, ColumnKind, DateForm, Schema, name_and_unit
+from attune.common.schema import LONGEST_NAME, MAX_VALUES, ORIGIN, OUTPUTS, Column, ColumnKind, DateForm, Schema, name_and_unit
 from attune.common.text import listed
 from attune.fedclient.data import cautions
 from attune.fedclient.data import cells as cell_rules
 from attune.fedclient.data.cells import is_missing
-from attune.fedclient.data.dates import days_of, has_strokes, is_compact
 from attune.fedclient.data.samples import outputs_of, split_column
+from attune.fedclient.data.stand_ins import days_of, has_strokes, is_compact
 from attune.fedclient.data.table import USUAL_LABELS, DataTable
 from attune.fedclient.data.table_encoder import value_of
 from attune.fedclient.read_options import PLAIN, ReadOptions

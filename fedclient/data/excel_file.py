@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from attune.common.errors import SettingError, ShardError
+from attune.fedclient.data.arrays import MAX_TEXT_BYTES, read_bytes
 from attune.fedclient.data.csv_file import MAX_CELLS, TableContent, content_of_rows
-from attune.fedclient.data.files import MAX_TEXT_BYTES, read_bytes
 
 
 def read_excel(path: Path) -> TableContent:

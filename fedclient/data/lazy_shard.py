@@ -11,19 +11,18 @@ from typing import Any
 import msgspec
 from typing_extensions import Self
 
-from attune.common.columns import difference, wrong_with
 from attune.common.errors import NonFiniteFeatures, ShardError
 from attune.common.plan import Plan, Profile
-from attune.common.schema import Schema
+from attune.common.schema import Schema, difference, wrong_with
 from attune.fedclient.data import kinds
 from attune.fedclient.data.arrays import Array, plain_array
 from attune.fedclient.data.cells import hidden_in, unmasked
 from attune.fedclient.data.csv_file import plain_name
 from attune.fedclient.data.describe import describe
 from attune.fedclient.data.meta import Meta
+from attune.fedclient.data.samples import table_of
 from attune.fedclient.data.shard import Declared, Shard, load_shard, make_shard
 from attune.fedclient.data.source import with_values
-from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 

@@ -16,15 +16,13 @@ from attune.common.plan import ModelSpec
 from attune.common.schema import Schema
 from attune.common.text import listed
 from attune.fedclient.data import cautions, stand_ins
-from attune.fedclient.data.arrays import Array, read_arrays
-from attune.fedclient.data.files import MAX_BINARY_BYTES
+from attune.fedclient.data.arrays import MAX_BINARY_BYTES, Array, read_arrays
 from attune.fedclient.data.makers import images
 from attune.fedclient.data.makers.make_options import MakeOptions
 from attune.fedclient.data.makers.pixels import decode_images
-from attune.fedclient.data.samples import features_of
+from attune.fedclient.data.samples import features_of, table_of
 from attune.fedclient.data.table import DataTable, is_table, may_be_table, read_table
 from attune.fedclient.data.table_encoder import TableEncoder
-from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 FORMS = "image files, folders of them, a table (.csv, .parquet) with a column of their paths, or an .npz with x"

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from attune.common.errors import SettingError, ShardError
+from attune.fedclient.data.arrays import MAX_BINARY_BYTES
 from attune.fedclient.data.cells import exact_below
 from attune.fedclient.data.csv_file import TableContent, check_names, check_size, is_index, plain_name
-from attune.fedclient.data.files import MAX_BINARY_BYTES
 
 
 def read_parquet(path: Path) -> TableContent:

@@ -13,11 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from attune.common.columns import difference, remedy
 from attune.common.errors import NonFiniteFeatures, ShapeMismatch, ShardError
 from attune.common.methods.registry import configured_on_device
 from attune.common.plan import Kind, Label, ModelSpec, Plan, Scale
-from attune.common.schema import Schema
+from attune.common.schema import Schema, difference, remedy
 from attune.common.seeds import derive
 from attune.common.task import TaskName, asked
 from attune.common.text import listed

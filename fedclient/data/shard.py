@@ -12,18 +12,18 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from attune.common.columns import wrong_with
 from attune.common.errors import SettingError, ShardError
 from attune.common.plan import Columns, Kind, Label, Profile
-from attune.common.schema import Schema
+from attune.common.schema import Schema, wrong_with
 from attune.common.seeds import derive
 from attune.common.task import TASKS, TaskName
 from attune.common.text import clean, listed
-from attune.fedclient.data import cautions, findings, gaps, held_rows, holdout, kinds, labels, stand_ins
+from attune.fedclient.data import cautions, findings, held_rows, holdout, kinds, labels, stand_ins
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.cells import WORDS, numbers_in, words_of
 from attune.fedclient.data.meta import Meta, Standardise
 from attune.fedclient.data.source import read_source
+from attune.fedclient.data.standardiser import filled, medians, with_nan
 from attune.fedclient.data.table_encoder import TableEncoder
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
@@ -268,10 +268,10 @@ def make_shard(
     fill = train_gaps = test_gaps = None
     if gappy and not keep_gaps and train_x.dtype.kind == "f":
         empty_fill = None if meta.schema is None else TableEncoder(meta.schema).neutral
-        fill = gaps.medians(train_x, meta.columns or (), str(path), empty_fill)
+        fill = medians(train_x, meta.columns or (), str(path), empty_fill)
         if meta.schema is not None:
             train_gaps, test_gaps = np.isnan(train_x), np.isnan(test_x)
-        train_x, test_x = gaps.filled(train_x, fill), gaps.filled(test_x, fill)
+        train_x, test_x = filled(train_x, fill), filled(test_x, fill)
     shard = Shard(
         path=path,
         name=name,
@@ -307,7 +307,7 @@ def _part(path: Path, part: str, x: Array, y: Array, kind: Kind, meta: Meta, gap
     where = f"x of the {part} part of {path}"
     x = kinds.canonical(x, kind, where)
     if meta.schema is None:
-        x = gaps.with_nan(x, kind, meta.missing_words or ())
+        x = with_nan(x, kind, meta.missing_words or ())
     where_y = f"y of the {part} part of {path}"
     if meta.task == "classes":
         words = WORDS if meta.missing_words is None else words_of(meta.missing_words)

@@ -15,9 +15,8 @@ from attune.common.task import TaskName
 from attune.fedclient.data.arrays import Array, names_in, read_arrays
 from attune.fedclient.data.describe import describe
 from attune.fedclient.data.meta import Meta, Standardise, read_meta
-from attune.fedclient.data.samples import samples_of
+from attune.fedclient.data.samples import samples_of, table_of
 from attune.fedclient.data.table import DataTable, may_be_table
-from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
 
 _ARRAYS = ("train_x", "train_y", "test_x", "test_y")

@@ -21,8 +21,8 @@ from urllib.parse import quote, quote_plus, unquote
 
 from attune.common.durable import read_small
 from attune.common.errors import SettingError, ShardError, nearest
+from attune.fedclient.data.arrays import read_text
 from attune.fedclient.data.csv_file import TableContent, content_of_rows
-from attune.fedclient.data.files import read_text
 
 if TYPE_CHECKING:
     from sqlalchemy import URL

@@ -19,7 +19,7 @@ from attune.common.text import listed
 from attune.fedclient.data import cells as cell_rules
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.cells import is_missing
-from attune.fedclient.data.dates import days_of
+from attune.fedclient.data.stand_ins import days_of
 from attune.fedclient.data.table import DataTable
 
 Floats = npt.NDArray[np.float64]

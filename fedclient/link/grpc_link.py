@@ -55,8 +55,7 @@ from attune.fedclient.disclosure_log import DisclosureLog
 from attune.fedclient.home import Identity
 from attune.fedclient.link.diagnose import diagnose
 from attune.fedclient.link.direct_route import DirectRoute
-from attune.fedclient.link.enrol import DIAGNOSIS_S, check_issued, check_usable
-from attune.fedclient.link.grpc_channel import GrpcChannel
+from attune.fedclient.link.enrol import DIAGNOSIS_S, GrpcChannel, check_issued, check_usable
 from attune.fedclient.link.port import Broken, Handle
 from attune.fedclient.messages import StreamOpened
 from attune.fedclient.resource_limits import Allowance

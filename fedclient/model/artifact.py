@@ -21,7 +21,7 @@ from attune.common.durable import PUBLIC, committed_folder, read_small, write_fi
 from attune.common.errors import NoModel, SettingError, ShapeMismatch, ShardError, WireError
 from attune.common.hardware import choose
 from attune.common.methods.registry import configured_from
-from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.methods.settings.objectives import ModelSettings
 from attune.common.metrics import NETWORKS
 from attune.common.models.registry import build, size_bytes
 from attune.common.models.structure import tensors_of
@@ -29,18 +29,17 @@ from attune.common.plan import Scale
 from attune.common.plugins import check_installed, check_model_allowed
 from attune.common.text import from_json, newer_format
 from attune.common.wire.files import read_tensors, write_tensors
-from attune.fedclient.data import gaps
 from attune.fedclient.data.prepare import check_columns, check_labelled_alike, prepare_features, y_of
 from attune.fedclient.data.shard import Shard
-from attune.fedclient.data.standardiser import UNSEEN, Standardiser
+from attune.fedclient.data.standardiser import UNSEEN, Standardiser, with_nan
 from attune.fedclient.model.model_guarantee import guarantee_of
 from attune.fedclient.model.model_info import FORMAT, ModelInfo
 from attune.fedclient.work.blend import Member, answers_of, blended_shares
 from attune.fedclient.work.build import objective_for, predictor_for
 from attune.fedclient.work.executor import AnyLearner
 from attune.fedclient.work.measures import MEASURES, mean_score
+from attune.fedclient.work.objectives.base import Network
 from attune.fedclient.work.objectives.memory import FEATURES
-from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.portfolio.evaluators import ROWS
 from attune.fedclient.work.portfolio.portfolio import reader_of, trainer_of
 from attune.fedclient.work.predictors.base import PlainPredictor
@@ -286,7 +285,7 @@ class Model:
     def prepared(self, x: npt.NDArray[Any], who: str = "the given data") -> Tensor:
         """Return samples (N, ...) as the model takes them, prepared as in the training. Errors are those of `predict`."""
         if self.info.table_schema is None:
-            x = gaps.with_nan(x, self.info.model.kind, self.info.missing_words)
+            x = with_nan(x, self.info.model.kind, self.info.missing_words)
         return prepare_features(x, self.info.model, self.standardiser, who)
 
     def evaluate(self, shard: Shard) -> tuple[float, int]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.pictures import figures
-from attune.common.pictures.page import Cell, PageTable, Picture, Section
+from attune.common.pictures.figures import Cell, PageTable, Picture, Section
 from attune.common.statistics import wilson
 from attune.common.task import TASKS
 from attune.fedclient.model.rollout import DISCARDED

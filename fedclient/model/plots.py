@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attune.common.errors import SettingError, ShardError
-from attune.common.pictures import page
+from attune.common.pictures import figures
 from attune.common.pictures.figures import Format
 from attune.common.plan import Label
 from attune.common.task import TaskName
@@ -71,7 +71,7 @@ class Drawn:
     images: int
 
 
-def rollout(source: Drawn) -> page.Section:
+def rollout(source: Drawn) -> figures.Section:
     """Draw where each model looks."""
     first = source.judged[0]
     chosen = spread(first.true, source.images)
@@ -85,7 +85,7 @@ def rollout(source: Drawn) -> page.Section:
     return drawings.rollouts(pictures, chosen, [names[k] for k in first.true[chosen]], looks)
 
 
-def confusion(source: Drawn) -> page.Section:
+def confusion(source: Drawn) -> figures.Section:
     """Draw the confusion of the classes that occur, as true or as predicted."""
     occurring = sorted({int(k) for judged in source.judged for k in (*judged.true, *judged.answers)})
     counts = []
@@ -96,7 +96,7 @@ def confusion(source: Drawn) -> page.Section:
     return drawings.confusions(counts, [str(source.classes[k]) for k in occurring])
 
 
-def classes(source: Drawn) -> page.Section:
+def classes(source: Drawn) -> figures.Section:
     """Draw the accuracy of each class."""
     present = sorted({int(k) for k in source.judged[0].true})
     shares = []
@@ -106,7 +106,7 @@ def classes(source: Drawn) -> page.Section:
     return drawings.by_class(shares, [str(source.classes[k]) for k in present])
 
 
-def labels_of(source: Drawn) -> page.Section:
+def labels_of(source: Drawn) -> figures.Section:
     """Draw how often each of several labels is predicted right."""
     shares = []
     for judged in source.judged:
@@ -115,7 +115,7 @@ def labels_of(source: Drawn) -> page.Section:
     return drawings.by_class(shares, [str(name) for name in source.classes], "label")
 
 
-def predicted(source: Drawn) -> page.Section:
+def predicted(source: Drawn) -> figures.Section:
     """Draw predicted against true targets, in their units."""
     names = [str(name) for name in source.classes]
     models = []
@@ -126,7 +126,7 @@ def predicted(source: Drawn) -> page.Section:
     return drawings.predicted(source.judged[0].true, names, models)
 
 
-OF_TASK: dict[TaskName, dict[str, Callable[[Drawn], page.Section]]] = {
+OF_TASK: dict[TaskName, dict[str, Callable[[Drawn], figures.Section]]] = {
     "classes": {"rollout": rollout, "confusion": confusion, "classes": classes},
     "multilabel": {"labels": labels_of},
     "regression": {"predicted": predicted},
@@ -165,9 +165,9 @@ def plot(
     for name in wanted:
         if PICTURES[name] != task:
             raise SettingError(f"the picture {name!r} is of models for {PICTURES[name]}, and this one is for {task}")
-    sections, left_out = page.drawn(OF_TASK[task], source, wanted)
+    sections, left_out = figures.drawn(OF_TASK[task], source, wanted)
     title = f"{', '.join(judged.title for judged in source.judged)} on {source.shard}"
-    return [*map(str, page.write(out, title, sections, formats)), *left_out]
+    return [*map(str, figures.write(out, title, sections, formats)), *left_out]
 
 
 def model_folder(folder: Path) -> Path:

@@ -19,8 +19,8 @@ from attune.common.durable import replaced
 from attune.common.errors import NoModel, SettingError
 from attune.common.models.body import body_of
 from attune.common.schema import Schema
-from attune.fedclient.data import gaps
 from attune.fedclient.data.prepare import as_fractions
+from attune.fedclient.data.standardiser import missing_numbers
 from attune.fedclient.model.artifact import Model, in_unit
 from attune.fedclient.work.blend import Member, blended_shares
 
@@ -54,7 +54,7 @@ class Portable(nn.Module):
             self.register_buffer("mean", torch.tensor(model.standardiser.mean))
             self.register_buffer("std", torch.tensor(model.standardiser.std))
         words = model.info.missing_words if model.info.table_schema is None else ()
-        self._gaps: list[float] = gaps.missing_numbers(model.info.model.kind, words).astype(np.float32).tolist()
+        self._gaps: list[float] = missing_numbers(model.info.model.kind, words).astype(np.float32).tolist()
         self._fills = model.standardiser is not None and model.standardiser.fill is not None
         if model.standardiser is not None and model.standardiser.fill is not None:
             self.register_buffer("fill", torch.tensor(model.standardiser.fill, dtype=torch.float32))

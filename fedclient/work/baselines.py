@@ -1,27 +1,83 @@
-"""The networks with which a device compares its own: the common one, and on request a local one."""
+"""The networks with which a device compares its own: the common one, and on request a local one.
+
+The model that all devices of a plan have in common is the architecture with its initial weights, and the part of each tensor.
+Thousands of simulated devices share one. A module only says how to compute, and no tensor of it changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from threading import get_ident
+from weakref import WeakValueDictionary
 
 import msgspec
 import torch
 
-from attune.common.methods.method import Method, PartKind
-from attune.common.methods.settings.objectives import ObjectiveSettings, SgdSettings
-from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.methods.fit import check_no_batch_statistics
+from attune.common.methods.method import ConfiguredMethod, Method, PartKind, assign
+from attune.common.methods.registry import configured_on_device
+from attune.common.methods.settings.objectives import ModelSettings, ObjectiveSettings, SgdSettings
 from attune.common.metrics import Choice
+from attune.common.models.registry import build, is_built_in
+from attune.common.models.structure import components, tensors_of
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.work.build import family_of
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, Measure
+from attune.fedclient.work.objectives.base import Network
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.predictors.base import PlainPredictor
-from attune.fedclient.work.shared_model import SharedModel
 from attune.fedclient.work.trainer import OnProgress, Seeds, Tensors, Trained, Trainer
+
+
+@dataclass(frozen=True, eq=False)
+class SharedModel:
+    """Model of a plan.
+
+    Attributes:
+        configured: The method.
+        network: The architecture, on the torch device that computes.
+        initial: Its tensors before training, on the CPU.
+        part_of: The part of each tensor.
+        components: The names of the tensors of each component.
+    """
+
+    configured: ConfiguredMethod
+    network: Network
+    initial: Tensors
+    part_of: Mapping[str, PartKind]
+    components: Mapping[str, list[str]]
+
+
+_SHARED: WeakValueDictionary[Hashable, SharedModel] = WeakValueDictionary()
+
+
+def shared_model(plan: Plan, device: torch.device) -> SharedModel:
+    """Return the model of a plan. Devices of one thread share that of a built-in architecture as long as one of them has it.
+
+    Raises:
+        SettingError: The model or the method cannot be built here.
+    """
+    if not is_built_in(plan.model):
+        return _made(plan, device)
+    key = (get_ident(), msgspec.json.encode(plan), str(device))
+    shared = _SHARED.get(key)
+    if shared is None:
+        shared = _SHARED[key] = _made(plan, device)
+    return shared
+
+
+def _made(plan: Plan, device: torch.device) -> SharedModel:
+    configured, model = configured_on_device(plan), build(plan.model, plan.seed)
+    if plan.is_private:
+        check_no_batch_statistics(model, plan.model.name)
+    part_of = assign(configured.method, model)
+    initial = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
+    return SharedModel(configured, Network(model.to(device), plan.model.vocabulary), initial, part_of, components(model))
+
 
 Candidates = Mapping[str, tuple[Trainer, Tensors]]  # models, each with what evaluates it
 

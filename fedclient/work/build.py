@@ -10,8 +10,8 @@ import msgspec
 import torch
 
 from attune.common.methods.method import ConfiguredMethod
-from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVE_SETTINGS
-from attune.common.methods.settings.predictors import SETTINGS as PREDICTOR_SETTINGS
+from attune.common.methods.settings.objectives import OBJECTIVES as OBJECTIVE_SETTINGS
+from attune.common.methods.settings.objectives import PREDICTORS as PREDICTOR_SETTINGS
 from attune.common.plan import Plan
 from attune.common.plugins import implementation_of, imported
 from attune.fedclient.data.prepare import Prepared
@@ -21,21 +21,21 @@ from attune.fedclient.work.predictors.base import Predictor
 OBJECTIVES = {
     "sgd": "objectives.sgd:Sgd",
     "proximal": "objectives.proximal:Proximal",
-    "maml": "objectives.maml:Maml",
-    "moreau": "objectives.moreau:Moreau",
-    "own-model": "objectives.own_model:OwnModel",
-    "mean-regularised": "objectives.own_model:MeanRegularised",
+    "maml": "objectives.sgd:Maml",
+    "moreau": "objectives.proximal:Moreau",
+    "own-model": "objectives.proximal:OwnModel",
+    "mean-regularised": "objectives.proximal:MeanRegularised",
     "mixture": "objectives.mixed_models:Mixture",
     "local-aggregation": "objectives.mixed_models:LocalAggregation",
-    "domain-bias": "objectives.domain_bias:DomainBias",
-    "frozen-private": "objectives.alternating:FrozenPrivate",
-    "alternating": "objectives.alternating:Alternating",
+    "domain-bias": "objectives.two_heads:DomainBias",
+    "frozen-private": "objectives.sgd:FrozenPrivate",
+    "alternating": "objectives.sgd:Alternating",
     "two-heads": "objectives.two_heads:TwoHeads",
     "sums": "objectives.sums:SampleSums",
 }
 PREDICTORS = {
     "model": "predictors.base:PlainPredictor",
-    "fine-tune": "predictors.fine_tune:FineTune",
+    "fine-tune": "predictors.base:FineTune",
     "knn": "predictors.knn:Knn",
     "own-model": "predictors.base:OwnModelPredictor",
     "two-heads": "predictors.base:TwoHeadsPredictor",

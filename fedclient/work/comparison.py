@@ -15,8 +15,7 @@ import numpy.typing as npt
 import torch
 
 from attune.common.metrics import RivalMetrics
-from attune.common.paired import Pair, pairs_of, verdict_on
-from attune.common.statistics import Finding
+from attune.common.statistics import Finding, Pair, pairs_of, verdict_on
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.measures import LOWEST
 

@@ -27,10 +27,10 @@ from attune.common.methods.hypernetwork import (
     heads_of,
     off_wire,
     on_wire,
+    optimiser_of,
     travelling,
 )
 from attune.common.methods.method import ConfiguredMethod, assign
-from attune.common.methods.optimisers import optimiser_of
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.models.structure import components_by_part, tensors_of
 from attune.common.plan import Plan

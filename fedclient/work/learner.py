@@ -35,6 +35,7 @@ from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work import baselines
+from attune.fedclient.work.baselines import shared_model
 from attune.fedclient.work.build import family_of, objective_for, on_processor, predictor_for
 from attune.fedclient.work.device_state import DeviceState
 from attune.fedclient.work.dial import dial_of
@@ -47,9 +48,7 @@ from attune.fedclient.work.orders import Holdings, OrderStore, check_encodings, 
 from attune.fedclient.work.own_loop import check_loop
 from attune.fedclient.work.portfolio.folds import fold_of
 from attune.fedclient.work.portfolio.portfolio import portfolio_of, reader_of
-from attune.fedclient.work.private.noisy_metrics import noisy_metrics
-from attune.fedclient.work.private.private_learning import PrivateLearning, private_learning, quietly
-from attune.fedclient.work.shared_model import shared_model
+from attune.fedclient.work.private.private_learning import PrivateLearning, noisy_metrics, private_learning, quietly
 from attune.fedclient.work.state import check_order_id
 from attune.fedclient.work.trainer import Cancelled, Seeds, Tensors, Trained, Trainer
 

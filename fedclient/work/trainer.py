@@ -17,9 +17,8 @@ from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
 from attune.fedclient.work.job import Jobs, alone
 from attune.fedclient.work.measures import MEASURES, Measure, mean_score
-from attune.fedclient.work.objectives.base import LocalTask, Objective, OnProgress, Tensors, Trained, extras_of
+from attune.fedclient.work.objectives.base import LocalTask, Network, Objective, OnProgress, Tensors, Trained, extras_of
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged, autocast, batches
-from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.own_loop import Data, scored, with_loop
 from attune.fedclient.work.predictors.base import Predictor
 from attune.fedclient.work.private.order_noise import OrderNoise

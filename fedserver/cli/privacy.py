@@ -33,7 +33,7 @@ def privacy(context: click.Context, /, home: Path | None, as_json: bool) -> None
 
 def _present_lines(report: dict[str, Any]) -> Iterator[str]:
     """Yield what was spent in the present run, and by its devices."""
-    from attune.fedserver.view.guarantee import fallen_line, guarantee_lines
+    from attune.fedserver.view.status import fallen_line, guarantee_lines
 
     unit, epsilon = report["unit"], report["epsilon"]
     if not report["mode"]:
@@ -58,7 +58,7 @@ def _present_lines(report: dict[str, Any]) -> Iterator[str]:
 
 def _earlier_lines(earlier: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield what was spent in earlier runs."""
-    from attune.fedserver.view.guarantee import guarantee_lines
+    from attune.fedserver.view.status import guarantee_lines
 
     for run in earlier:
         if run["released"] is not None:

@@ -1,19 +1,25 @@
-"""Results of a federation: its weights and its pictures."""
+"""Results of a federation: weights and pictures; and before it trains, statistics of the sites' data and a schema of tables."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from attune.common.command_group import FORMAT
-from attune.fedserver.cli.shared import ALLOW_CODE, HOME, place_of
+from attune.common.command_group import FILE, FOLDER, FORMAT, PATH
+from attune.common.durable import check_file
+from attune.common.errors import SettingError
+from attune.fedserver.cli.shared import ALLOW_CODE, HOME, existing, place_of
+
+if TYPE_CHECKING:
+    from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 
 
 @click.command()
 @HOME
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
+@click.option("--out", type=PATH, required=True, help="Folder to write to.")
 @ALLOW_CODE
 def export(home: Path | None, out: Path, allow_code: tuple[str, ...]) -> None:
     """Write the shared and every client's weights, the server's own state and metrics.csv."""
@@ -25,7 +31,7 @@ def export(home: Path | None, out: Path, allow_code: tuple[str, ...]) -> None:
 
 @click.command()
 @HOME
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write to.")
+@click.option("--out", type=FOLDER, required=True, help="Folder to write to.")
 @click.option(
     "--picture",
     "pictures",
@@ -33,9 +39,7 @@ def export(home: Path | None, out: Path, allow_code: tuple[str, ...]) -> None:
     type=click.Choice(["clients", "accuracy", "attention", "embeddings", "training", "metrics"]),
     help="Only this one (may be repeated; default: all that the method has).",
 )
-@click.option(
-    "--labels", type=click.Path(path_type=Path), help="A CSV file, client,label: groups that embeddings are coloured by."
-)
+@click.option("--labels", type=PATH, help="A CSV file, client,label: groups that embeddings are coloured by.")
 @click.option("--runs", multiple=True, metavar="[X=]DIR", help="Exported folders to compare, instead of a home (repeated).")
 @click.option(
     "--x", help="With --runs: the setting on the x axis, such as train.lr, or participation; or its name if X is given."
@@ -58,3 +62,102 @@ def plot(
     lines = plots.plot_runs(runs, x, out, formats) if runs else plots.plot_home(place_of(home), out, labels, pictures, formats)
     for line in lines:
         click.echo(line)
+
+
+@click.command()
+@HOME
+@click.option("--columns", default="", metavar="A,B", help="Only these columns (default: all).")
+@click.option(
+    "--patience", type=click.FloatRange(1, 600), default=60.0, show_default=True, help="Seconds to wait for each answer."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")
+@click.option("--out", type=FOLDER, help="Also write a page with pictures to this folder.")
+def statistics(home: Path | None, columns: str, patience: float, as_json: bool, out: Path | None) -> None:
+    """Ask the connected devices for statistics of their data: sums over at least 5 devices and 10 rows.
+
+    Devices answer that were started with --disclose statistics. Under secure aggregation the server learns one masked sum, of
+    devices with --disclose masked-statistics. With privacy.statistics_epsilon each device adds noise. The server must run.
+    """
+    import msgspec
+
+    from attune.fedserver.rpc.admin_client import statistics as ask
+    from attune.fedserver.view.statistics_page import lines_of, write_page
+
+    place = existing(home)
+    if not place.is_served():
+        raise SettingError(f"no server runs on {place.path}: start it, and ask when the devices are connected")
+    report = ask(place, [name.strip() for name in columns.split(",") if name.strip()], patience)
+    click.echo(msgspec.json.encode(report).decode() if as_json else "\n".join(lines_of(report)))
+    if out is not None:
+        for path in write_page(out, report):
+            click.echo(f"wrote {path}", err=as_json)
+
+
+MOST_BYTES = 64 << 20  # of a file with statistics
+
+
+@click.command()
+@click.argument("proposals", nargs=-1, required=True, type=FILE)
+@click.option("--edit", type=FILE, metavar="TOML", help="Sections [data.columns.NAME], which win over the proposals.")
+@click.option(
+    "--columns", type=click.Choice(["all", "common"]), default="all", show_default=True,
+    help="A column that a site lacks is filled there like missing values, or left out for all (common).",
+)  # fmt: skip
+@click.option(
+    "--ranges", type=FILE, metavar="JSON",
+    help="Output of `fedserver statistics --json`: ranges of numbers over at least 5 devices, with which units are compared.",
+)  # fmt: skip
+@click.option(
+    "-o", "--out", type=FILE, metavar="FILE",
+    help="A .json for `fedclient --schema`, or a .toml for `fedserver --config`.  [default: print the TOML]",
+)  # fmt: skip
+def schema(
+    proposals: Sequence[Path], edit: Path | None, columns: Literal["all", "common"], ranges: Path | None, out: Path | None
+) -> None:
+    """Merge sites' proposals into one schema. The exit code is 2 if they contradict each other."""
+    from attune.common.schema_file import read_columns, read_schema, write_schema
+    from attune.common.text import clean
+    from attune.fedserver.core.table_schemas import merge_proposals, telling, with_ranges
+
+    if out is not None:
+        check_file(out)
+    edits = {} if edit is None else read_columns(edit)
+    read = {name: read_schema(path) for name, path in zip(_names(proposals), proposals, strict=True)}
+    merged = merge_proposals(read, edits, columns == "common")
+    for name, texts in telling(merged, read).items():
+        for text in texts:
+            click.echo(f"warning: {clean(f'{name}: {text}')}", err=True)
+    if ranges is not None:
+        merged = with_ranges(merged, _statistics(ranges))
+    if out is None:
+        click.echo(merged.to_toml(), nl=False)
+        return
+    write_schema(out, merged)
+    for name, why in merged.left_out.items():
+        click.echo(f"left out: {name} ({why})")
+    click.echo(f"{out}: {len(merged.feature_names)} features of {len(merged.used)} columns, {merged.digest[:15]} (digest)")
+
+
+def _statistics(path: Path) -> FleetStatistics:
+    """Read what `fedserver statistics --json` has printed.
+
+    Raises:
+        SettingError: The file cannot be read, or holds something else.
+    """
+    import msgspec
+
+    from attune.common.durable import read_small
+    from attune.common.errors import SettingError
+    from attune.common.text import from_json
+    from attune.fedserver.surveys.fleet_statistics import FleetStatistics
+
+    try:
+        return from_json(read_small(path, MOST_BYTES), FleetStatistics)
+    except (OSError, msgspec.DecodeError) as error:
+        raise SettingError(f"{path} holds no statistics of a fleet: {error}") from None
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Return a name for each file: its own without the suffix, or the whole path where two are alike."""
+    stems = [path.stem for path in paths]
+    return [stem if stems.count(stem) == 1 else str(path) for stem, path in zip(stems, paths, strict=True)]

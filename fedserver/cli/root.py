@@ -10,19 +10,19 @@ from typing import Any, Literal
 import click
 
 from attune.common import homes
-from attune.common.command_group import ExtensibleGroup
+from attune.common.command_group import PATH, ExtensibleGroup
 from attune.common.config import load_settings
 from attune.common.errors import AttuneError, SettingError
-from attune.fedserver.cli import privacy, results, running, statistics, table_schema, tokens, upkeep
+from attune.fedserver.cli import privacy, results, running, tokens
 from attune.fedserver.cli.shared import ALLOW_CODE, HOME, SETTINGS
 
 PROJECT = Path(__file__).parents[1] / "starter" / "project"  # the files that `new` writes
 COMMANDS = (
     tokens.token, tokens.revoke, tokens.dashboard_token,
     running.pause, running.resume, running.status, running.dashboard, running.tls_name,
-    upkeep.audit, upkeep.backup, upkeep.restore, upkeep.verify, upkeep.migrate,
+    tokens.audit, tokens.backup, tokens.restore, tokens.verify, tokens.migrate,
     results.export, results.plot,
-    privacy.privacy, table_schema.schema, statistics.statistics,
+    privacy.privacy, results.schema, results.statistics,
     running.run, running.forget,
 )  # fmt: skip
 
@@ -139,7 +139,7 @@ def cli(
 
 
 @cli.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 def new(folder: Path) -> None:
     """Write a small project to edit into FOLDER: data, model, training, settings; it runs at once."""
     for path in write_project(folder):

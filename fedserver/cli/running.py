@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from attune.common import aio
-from attune.common.command_group import NAME
+from attune.common.command_group import FOLDER, NAME
 from attune.common.config import load_settings
-from attune.fedserver.cli.shared import HOME, SETTINGS, admin_of, place_of, troubles_of
+from attune.fedserver.cli.shared import HOME, SETTINGS, admin_of, existing, operator, place_of, troubles_of
 
 
 @click.command()
@@ -29,8 +29,7 @@ def resume(home: Path | None) -> None:
 
 def _pause(home: Path | None, on: bool) -> None:
     """Pause by the running server; without one, in the database, for its next start."""
-    place = place_of(home)
-    place.require()
+    place = existing(home)
     if place.is_served():
         from attune.fedserver.rpc.admin_client import pause as tell
 
@@ -58,7 +57,7 @@ def status(home: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(report))
     else:
-        from attune.fedserver.view.status_text import render_status
+        from attune.fedserver.view.homes import render_status
 
         click.echo(render_status(report))
 
@@ -68,21 +67,21 @@ def status(home: Path | None, as_json: bool) -> None:
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="Port of a page that is not served yet (default: a free one)."
 )
-@click.argument("folder", required=False, type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", required=False, type=FOLDER)
 def dashboard(home: Path | None, port: int, folder: Path | None) -> None:
     """Print the address of the running server's page, or serve one of a home or of FOLDER, an exported or saved result."""
-    from attune.fedserver.web import finished
+    from attune.fedserver.web import pages
     from attune.fedserver.web.serving import PageAddress
 
     if folder is not None and home is not None:
         raise click.UsageError("FOLDER stands alone: without --home")
     place = place_of(home)
-    if folder is None and (url := finished.running_page(place)) is not None:
+    if folder is None and (url := pages.running_page(place)) is not None:
         click.echo(url)
         return
     if folder is None:
         place.require()
-    finished.show(folder or place.path, PageAddress(port=port), click.echo)
+    pages.show(folder or place.path, PageAddress(port=port), click.echo)
 
 
 @click.command("tls-name")
@@ -91,8 +90,7 @@ def tls_name(home: Path | None) -> None:
     """Print the TLS name of this federation, by which a proxy tells several behind one port apart."""
     from attune.common.identity.credential import server_name
 
-    place = place_of(home)
-    place.require()
+    place = existing(home)
     click.echo(server_name(place.open_authority().certificate_pem))
 
 
@@ -123,7 +121,6 @@ def new_run(home: Path | None, name: str, config: Path | None, assignments: tupl
     from attune.fedserver import runs
     from attune.fedserver.consent import allow_code
     from attune.fedserver.core import planning
-    from attune.fedserver.identity.admin import user
     from attune.fedserver.lab.declared import check_declared
     from attune.fedserver.serve import of_flags
 
@@ -131,7 +128,7 @@ def new_run(home: Path | None, name: str, config: Path | None, assignments: tupl
     for line in check_declared(planning.resolve(settings)):
         click.echo(f"warning: {line}", err=True)
     place = place_of(home)
-    kept = runs.begin(place, name, settings, f"operator {user()}")
+    kept = runs.begin(place, name, settings, operator())
     allow_code(place, settings)
     if kept:
         click.echo(f"the run before is kept in {kept}")
@@ -147,7 +144,6 @@ def forget(home: Path | None, name: str, config: Path | None, assignments: tuple
     from attune.common.config import merge
     from attune.fedserver import runs
     from attune.fedserver.core import planning
-    from attune.fedserver.identity.admin import user
     from attune.fedserver.serve import of_flags
 
     place, admin = admin_of(home)
@@ -156,7 +152,7 @@ def forget(home: Path | None, name: str, config: Path | None, assignments: tuple
     planning.check_one_sum(snapshot.plan, planning.resolve(settings).transforms)
     with place.locked():  # no server runs
         aio.run(admin.revoke(name))
-    kept = runs.begin(place, f"without-{name}", settings, f"operator {user()}")
+    kept = runs.begin(place, f"without-{name}", settings, operator())
     click.echo(f"{name} is revoked. When the server starts, the run without-{name} begins, in which nothing of {name} counts")
     if kept:
         click.echo(f"the run before is kept in {kept}, with what {name} handed in: delete that folder when you need it no more")
@@ -167,9 +163,8 @@ def forget(home: Path | None, name: str, config: Path | None, assignments: tuple
 def stop_run(home: Path | None) -> None:
     """End the present run after the rounds that are closed. No server may run; at its next start devices get their models."""
     from attune.fedserver import runs
-    from attune.fedserver.identity.admin import user
 
-    closed = runs.stop(place_of(home), f"operator {user()}")
+    closed = runs.stop(place_of(home), operator())
     if closed:
         click.echo(f"the run is over after {closed} rounds; start the server once more, so that devices fetch their models")
     else:

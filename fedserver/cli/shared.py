@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from attune.common import homes
-from attune.common.command_group import RoundsType
+from attune.common.command_group import PATH, RoundsType
 
 if TYPE_CHECKING:
     from attune.fedserver.home import ServerHome
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-HOME = click.option("--home", type=click.Path(path_type=Path), default=None, help="The folder of the server's state.")
+HOME = click.option("--home", type=PATH, default=None, help="The folder of the server's state.")
 
 ALLOW_CODE = click.option(
     "--allow-code", multiple=True, metavar="NAME", help="Code that the home may bring: package.module:factory, or a package."
@@ -27,7 +27,7 @@ ALLOW_CODE = click.option(
 def SETTINGS(command: F) -> F:  # noqa: N802 - used as the other options are
     """Add the options that say what a run is."""
     options = (
-        click.option("--config", type=click.Path(path_type=Path), help="A federation.toml."),
+        click.option("--config", type=PATH, help="A federation.toml."),
         click.option("--method", help="fedtp, fedmcsa, fedavg, ... (default fedtp)."),
         click.option("--model", help="vit, transformer, dnn, mlr, or package.module:factory (default: by the kind of data)."),
         click.option("--rounds", type=RoundsType(1), help="Rounds to train, or auto (default 40)."),
@@ -50,17 +50,34 @@ def place_of(home: Path | None) -> ServerHome:
     return ServerHome(home or homes.server_home())
 
 
+def existing(home: Path | None) -> ServerHome:
+    """Return the home that an option names, or the default one.
+
+    Raises:
+        HomeMismatch: There is no federation.
+    """
+    place = place_of(home)
+    place.require()
+    return place
+
+
+def operator() -> str:
+    """Return who acts, for the audit log."""
+    from attune.fedserver.identity.admin import user
+
+    return f"operator {user()}"
+
+
 def admin_of(home: Path | None) -> tuple[ServerHome, FederationAdmin]:
     """Return the home, and the operator's decisions in it.
 
     Raises:
         HomeMismatch: There is no federation.
     """
-    from attune.fedserver.identity.admin import FederationAdmin, user
+    from attune.fedserver.identity.admin import FederationAdmin
 
-    place = place_of(home)
-    place.require()
-    return place, FederationAdmin(place.open().ledger, f"operator {user()}")
+    place = existing(home)
+    return place, FederationAdmin(place.open().ledger, operator())
 
 
 def wake(place: ServerHome) -> None:

@@ -16,12 +16,11 @@ from functools import lru_cache
 import msgspec
 
 from attune.common.classes import look
-from attune.common.columns import difference, remedy, wrong_with
 from attune.common.errors import AttuneError, SettingError, ShapeMismatch, UndeclaredLabels
 from attune.common.metrics import MAX_COUNT
 from attune.common.models.registry import MAX_SAMPLE_VALUES, MAX_VOCABULARY
 from attune.common.plan import DataSettings, Label, Plan, Profile
-from attune.common.schema import Schema
+from attune.common.schema import Schema, difference, remedy, wrong_with
 from attune.common.task import TASKS, TIME_AND_EVENT, TaskName, asked
 from attune.common.text import listed
 from attune.fedserver.core.scale import check_columns, check_targets

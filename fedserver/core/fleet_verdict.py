@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attune.common.metrics import KEPT_RIVALS, Rival
-from attune.common.paired import RIVAL_WORDS, Pair, pairs_of, to_beat
-from attune.common.statistics import HelpOrHarm, interval_of_mean, mcnemar
+from attune.common.statistics import RIVAL_WORDS, HelpOrHarm, Pair, interval_of_mean, mcnemar, pairs_of, to_beat
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class FleetVerdict:
         better: Number of devices whose gain is positive.
         worse: Number of devices whose gain is negative.
         p: The p-value of the exact sign test over devices.
-        effects: What it did to each device: "helped" or "harmed" if it probably is, else None (fedserver.core.evidence).
+        effects: What it did to each device: "helped" or "harmed" if it probably is, else None (fedserver.core.fleet_verdict).
     """
 
     rival: Rival

@@ -21,6 +21,7 @@ from attune.common.plan import FEWEST_DEVICES, DataSettings, Plan, Profile, clos
 from attune.common.schema import Schema
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of, device_defaults
+from attune.fedserver.core.ballot import united_classes
 from attune.fedserver.core.blended_sums import with_closed_form
 from attune.fedserver.core.buffered_rounds import BufferedRounds
 from attune.fedserver.core.client_privacy import (
@@ -40,7 +41,6 @@ from attune.fedserver.core.policy import SUSPECTED, Synchronous, heard_as, outvo
 from attune.fedserver.core.replayed_rounds import Arrival, ReplayedRounds
 from attune.fedserver.core.scale import MaskedScales, check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
 from attune.fedserver.core.secure_policy import ON, SameCohortRounds, defaults_of, transform_of, weighted
-from attune.fedserver.core.united_classes import united_classes
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
 CHANGEABLE = ("adapt_rounds", "adapt", "left_out")

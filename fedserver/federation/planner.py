@@ -19,10 +19,9 @@ from attune.common.schema import Schema
 from attune.fedserver.core import data_form, planning
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core.advice import for_devices
+from attune.fedserver.core.ballot import classes_apart, united
 from attune.fedserver.core.records import DeviceRecord
-from attune.fedserver.core.schema_votes import united
 from attune.fedserver.core.table_schemas import telling
-from attune.fedserver.core.united_classes import classes_apart
 from attune.fedserver.federation.federation_state import FederationState
 from attune.fedserver.federation.masked_survey import MaskedSurvey
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import grpc
 
 from attune.common.errors import Forbidden
-from attune.common.identity.client_tls import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, MAX_MESSAGE_BYTES
+from attune.common.identity.client_tls import BOTH_SIDES, KEEPALIVE_S
 from attune.common.identity.credential import Credential, fingerprint_of
 
 TLS_RECORD_BYTES = 8 << 10  # longest record that the server sends
@@ -84,13 +84,7 @@ def server_options(handshake_s: float = 10.0, connections: int = 0) -> list[tupl
         ("grpc.so_reuseport", 0),
         # A compressed message would count with more bytes than came over the wire (rpc/unread_bytes.py).
         ("grpc.compression_enabled_algorithms_bitset", 1 << grpc.Compression.NoCompression),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
-        # Today's core uses this one for every ping, also for pings that measure the link.
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
-        ("grpc.http2.max_pings_without_data", 0),
+        *BOTH_SIDES,
         # With gRPC's default of 5 minutes the server would cut clients whose stream is silent but alive.
         ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_S * 500),
     ]

@@ -18,8 +18,8 @@ from attune.fedserver.lab.aggregators.base import IN_TURN, Aggregator, Carrier, 
 CLASSES = {
     "mean": "mean:Mean",
     "attention": "attention:Mcsa",
-    "heur-amp": "similarity:HeurAmp",
-    "amp": "similarity:Amp",
+    "heur-amp": "attention:HeurAmp",
+    "amp": "attention:Amp",
     "hypernetwork": "hypernetwork:Hypernetwork",
     "closed-form": "closed_form:ClosedFormSums",
 }

@@ -1,35 +1,63 @@
-"""Federation service over gRPC: enrolment, the control stream with its signs of life, and the receipt of updates."""
+"""Services over gRPC: enrolment, the control stream with its signs of life, the receipt of updates, and transfer of blobs."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from attune.common import aio
-from attune.common.errors import AttuneError, SettingError
+from attune.common.errors import AttuneError, LimitExceeded, SettingError, Stalled, UpdateRefused
 from attune.common.exchange.messages import (
     Beat,
     Description,
+    DirectUpload,
+    DownloadRequest,
     EnrolRequest,
     Hello,
     IssuedCertificate,
     Progress,
     Receipt,
     SecureMessage,
+    SignedUrl,
     StatisticsReport,
     Trouble,
     UnitReport,
     Update,
+    UploadTarget,
 )
-from attune.common.exchange.protobuf import CONNECT, ENROL, FEDERATION, RENEW, SUBMIT
-from attune.common.protocol import PROCESS_KEY, PROTOCOL
+from attune.common.exchange.protobuf import (
+    BLOBS,
+    CONNECT,
+    DOWNLOAD,
+    DOWNLOAD_URL,
+    ENROL,
+    FEDERATION,
+    RENEW,
+    SUBMIT,
+    TARGET,
+    UPLOAD,
+    UPLOAD_OFFSET,
+    UPLOAD_URL,
+    Call,
+)
+from attune.common.protocol import PROCESS_KEY, PROTOCOL, UPLOAD_KEY
+from attune.common.pulse import Pulse
+from attune.common.wire.blobs import FRAME_BYTES, Pace, read_frames
+from attune.fedserver.core.orderbook import OrderBook
+from attune.fedserver.executors import Executors
+from attune.fedserver.federation.direct_transfers import DirectTransfers
 from attune.fedserver.federation.members import Members
 from attune.fedserver.federation.steps import Turns
-from attune.fedserver.federation.streams import Stream
+from attune.fedserver.federation.streams import WORK, DeviceActivity, DeviceStage, Stream
 from attune.fedserver.federation.survey import Survey
 from attune.fedserver.federation.updates import Updates
 from attune.fedserver.identity.registrar import Registrar
+from attune.fedserver.ports.blobs import Blobs
 from attune.fedserver.rpc.auth import caller
 from attune.fedserver.rpc.connection_limiter import address_of
 from attune.fedserver.rpc.pulses import DevicePulses, WatchedStream
@@ -154,3 +182,146 @@ class FederationService:
 
     async def submit(self, update: Update, context: grpc.aio.ServicerContext) -> Receipt:
         return await self._updates.submit(caller().name, update)
+
+
+STALL_TIMEOUT_S = 60.0  # without a frame; progress counts, not the total time
+BATCH_FRAMES = 2  # full frames handed to a disk thread at a time, while as many more are on their way
+
+
+class BlobService:
+    """Transfer of raw frames, registered with identity serializers, so that bytes are not copied into messages."""
+
+    def __init__(
+        self,
+        book: OrderBook,
+        blobs: Blobs,
+        updates: Updates,
+        executors: Executors,
+        pulses: DevicePulses,
+        activity: DeviceActivity,
+        direct: DirectTransfers | None,
+    ) -> None:
+        self._direct = direct
+        self._book, self._blobs, self._updates, self._activity = book, blobs, updates, activity
+        self._executors, self._pulses = executors, pulses
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        unary: dict[Call, Any] = {
+            UPLOAD_OFFSET: self.upload_offset,
+            DOWNLOAD_URL: self.download_url,
+            UPLOAD_URL: self.upload_url,
+        }
+        handlers = {
+            DOWNLOAD.name: grpc.unary_stream_rpc_method_handler(self.download, DOWNLOAD.request.read, DOWNLOAD.reply.write),
+            UPLOAD.name: grpc.stream_unary_rpc_method_handler(self.upload, UPLOAD.request.read, UPLOAD.reply.write),
+            **{
+                call.name: grpc.unary_unary_rpc_method_handler(behaviour, call.request.read, call.reply.write)
+                for call, behaviour in unary.items()
+            },
+        }
+        return grpc.method_handlers_generic_handler(BLOBS, handlers)
+
+    async def download(self, request: DownloadRequest, context: grpc.aio.ServicerContext) -> None:
+        name = caller().name
+        blob = self._book.offer(name, request.digest)
+        pace, pulse = Pace(), self._pulses.of(name)
+        self._activity.enter(name, DeviceStage.DOWNLOADING)
+        frames = read_frames(await self._executors.disk(self._blobs.open, blob), request.offset, pace.frame_bytes)
+        with pulse.transfer():
+            ahead = asyncio.ensure_future(self._executors.disk(_take, frames))
+            try:
+                while batch := await ahead:
+                    ahead = asyncio.ensure_future(self._executors.disk(_take, frames))  # read while these are sent
+                    self._updates.revoked.check(name)
+                    caller().check_time()
+                    for frame in batch:
+                        await context.write(frame)
+                        pace.sent(len(frame))
+                        pulse.heard()  # the frame found room in the window, so the device reads
+            finally:
+                await _given_up(ahead)
+        self._activity.enter(name, WORK[self._book.work(name)])
+
+    async def upload(self, frames: object, context: grpc.aio.ServicerContext) -> int:
+        name = caller().name
+        target = _target_of(context, name)
+        pulse = self._pulses.of(name)
+        with self._updates.pending_uploads.stream(name, target.digest), pulse.transfer():
+            sink = await self._updates.open(name, target)
+            skip = sink.offset - target.offset  # what an earlier stream has already brought
+            written = asyncio.ensure_future(asyncio.sleep(0))
+            try:
+                while batch := await _batch(context, name, pulse):  # the next comes in while the last is written and hashed
+                    caller().check_time()
+                    fresh = []
+                    for frame in batch:
+                        fresh.append(frame[skip:])
+                        skip = max(0, skip - len(frame))
+                    await written
+                    written = asyncio.ensure_future(self._updates.write(name, target, sink, fresh))
+                await written
+            finally:
+                await _given_up(written)
+            await self._updates.complete(name, target, sink)
+        return target.size
+
+    async def upload_offset(self, target: UploadTarget, context: grpc.aio.ServicerContext) -> int:
+        return self._updates.offset(caller().name, target)
+
+    async def download_url(self, request: DownloadRequest, context: grpc.aio.ServicerContext) -> SignedUrl:
+        return SignedUrl() if self._direct is None else await self._direct.download_url(caller().name, request.digest)
+
+    async def upload_url(self, asked: DirectUpload, context: grpc.aio.ServicerContext) -> SignedUrl:
+        name = caller().name
+        if self._direct is None:
+            return SignedUrl()
+        place = await self._direct.upload_url(name, asked)
+        if place.url:
+            self._activity.enter(name, DeviceStage.SENDING)
+        return place
+
+
+async def _given_up(task: asyncio.Future[Any]) -> None:
+    """Cancel a task whose result is not needed. Waiting for it avoids a warning of asyncio."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _take(frames: Iterator[bytes]) -> list[bytes]:
+    return list(itertools.islice(frames, BATCH_FRAMES))
+
+
+async def _batch(context: grpc.aio.ServicerContext, name: str, pulse: Pulse) -> list[bytes]:
+    """Return the next frames; an empty list at the end. A frame of less than FRAME_BYTES, of a slow link, is written at once.
+
+    Raises:
+        LimitExceeded: A frame is too long.
+        Stalled: No frame came in time.
+    """
+    batch: list[bytes] = []
+    while len(batch) < BATCH_FRAMES:
+        try:
+            async with aio.timeout(STALL_TIMEOUT_S):
+                frame = await context.read()
+        except TimeoutError:
+            raise Stalled(f"{name} sent nothing for {STALL_TIMEOUT_S:.0f} s: go on at the offset that is here") from None
+        if frame is grpc.aio.EOF:
+            break
+        pulse.heard()
+        if len(frame) > FRAME_BYTES:
+            raise LimitExceeded(f"{name} sent a frame of {len(frame)} bytes; at most {FRAME_BYTES} are allowed")
+        batch.append(frame)
+        if len(frame) < FRAME_BYTES:
+            break
+    return batch
+
+
+def _target_of(context: grpc.aio.ServicerContext, name: str) -> UploadTarget:
+    for key, value in context.invocation_metadata() or ():
+        if key == UPLOAD_KEY:
+            try:
+                target: UploadTarget = TARGET.read(value)
+                return target
+            except DecodeError:
+                break
+    raise UpdateRefused(f"{name} opened an upload without saying what it is ({UPLOAD_KEY})")

@@ -23,8 +23,7 @@ from attune.fedserver.ports.blobs import INBOX, STATE, is_later
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.stores.folder import FolderBlobs, FolderSpool, clear_folders, link, make_folders
 from attune.fedserver.stores.inbox import ENTRY
-from attune.fedserver.stores.migrations import migrate
-from attune.fedserver.stores.sqlite import AUDIT_FILE, SqliteLedger, SqliteReader
+from attune.fedserver.stores.sqlite import AUDIT_FILE, SqliteLedger, SqliteReader, migrate
 
 DATABASE_FILE = "state.sqlite"
 OF_THE_HOME = ("certificates", "tokens", "refusals")  # tables that stay with the home when a run is put aside

@@ -18,8 +18,7 @@ from attune.fedserver.ports.blobs import UPLOADS, Damaged
 from attune.fedserver.ports.ledger import AuditEntry, Certificate, Snapshot
 from attune.fedserver.stores.audit import entries_in, head_of, next_line
 from attune.fedserver.stores.checked_blobs import SEALED, CheckedBlobs, sealed_among, upload_name
-from attune.fedserver.stores.migrations import SCHEMA
-from attune.fedserver.stores.sqlite import SqliteDatabase
+from attune.fedserver.stores.sqlite import SCHEMA, SqliteDatabase
 from attune.fedserver.stores.table_ledger import TableLedger
 from attune.fedserver.stores.tables import Tables, certificate_in, snapshot_in
 

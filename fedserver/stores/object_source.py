@@ -15,8 +15,7 @@ from attune.common.wire.blobs import Blob, Readable
 from attune.common.wire.malformed import Truncated
 from attune.fedserver.ports.blobs import Damaged
 from attune.fedserver.stores.chunk_digests import CHUNK_BYTES, chunks_around, fits
-from attune.fedserver.stores.object_cache import ObjectCache, damaged
-from attune.fedserver.stores.s3_objects import S3Objects
+from attune.fedserver.stores.s3_objects import ObjectCache, S3Objects, damaged
 
 HEAD_BYTES = CHUNK_BYTES  # of an object that are read for its header alone
 

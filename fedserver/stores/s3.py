@@ -24,10 +24,9 @@ from attune.fedserver.ports.blobs import INBOX, NOISE_SECRET, REDO, SERVED, STAT
 from attune.fedserver.stores.checked_blobs import OBJECTS, CheckedBlobs, new_key
 from attune.fedserver.stores.chunk_digests import chunks_of
 from attune.fedserver.stores.folder import FolderBlobs
-from attune.fedserver.stores.object_cache import ObjectCache
 from attune.fedserver.stores.object_source import ObjectRanges, ObjectSource
 from attune.fedserver.stores.postgres import PostgresDatabase
-from attune.fedserver.stores.s3_objects import S3Access, S3Objects
+from attune.fedserver.stores.s3_objects import ObjectCache, S3Access, S3Objects
 
 LOG = logging.getLogger("fedserver")
 T = TypeVar("T")

@@ -15,7 +15,7 @@ import msgspec
 
 from attune.common.metrics import METRICS
 from attune.common.pictures import figures
-from attune.common.pictures.page import Cell, PageTable, Picture, Section
+from attune.common.pictures.figures import Cell, PageTable, Picture, Section
 from attune.common.statistics import interval_of
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.accuracy import ByRound, by_round

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from attune.common.errors import SettingError
 from attune.common.pictures import figures
-from attune.common.pictures.page import Cell, PageTable, Picture, Section
+from attune.common.pictures.figures import Cell, PageTable, Picture, Section
 
 Matrix = npt.NDArray[np.float64]
 

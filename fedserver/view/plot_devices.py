@@ -9,10 +9,9 @@ from typing import Any
 
 from attune.common import text
 from attune.common.metrics import ACCURACIES
-from attune.common.paired import RIVAL_WORDS
 from attune.common.pictures import figures
-from attune.common.pictures.page import Cell, PageTable, Picture, Section
-from attune.common.statistics import Finding, interval_of
+from attune.common.pictures.figures import Cell, PageTable, Picture, Section
+from attune.common.statistics import RIVAL_WORDS, Finding, interval_of
 from attune.common.task import TASKS, TaskName
 from attune.fedserver.core.records import Report
 from attune.fedserver.view.summary import ClientSummary, Summary

@@ -11,7 +11,7 @@ from typing import TypeVar
 from typing_extensions import Self
 
 from attune.common.errors import NoModel, SettingError, nearest
-from attune.common.pictures import page
+from attune.common.pictures import figures
 from attune.common.pictures.figures import Format
 from attune.fedserver.core.accuracy import by_round, comparisons
 from attune.fedserver.home import ServerHome
@@ -72,7 +72,7 @@ class PictureSource:
         return read_again(read_slot)
 
 
-def accuracy(source: PictureSource) -> page.Section:
+def accuracy(source: PictureSource) -> figures.Section:
     """Draw the accuracy by round."""
     if not any(source.summary.curves.values()):
         silent = plot_devices.withheld(source.evaluated)
@@ -80,14 +80,14 @@ def accuracy(source: PictureSource) -> page.Section:
     return plot_accuracy.curves(source.summary)
 
 
-def clients(source: PictureSource) -> page.Section:
+def clients(source: PictureSource) -> figures.Section:
     """Draw the models of every device, sorted by the gain by federation."""
     if unknown := plot_devices.unknown(source.summary, source.evaluated):
         raise SettingError(unknown)
     return plot_devices.clients(source.summary)
 
 
-def training(source: PictureSource) -> page.Section:
+def training(source: PictureSource) -> figures.Section:
     """Draw each client's accuracy before and after local training."""
     if not any(client.after is not None for client in source.summary.clients):
         silent = plot_devices.withheld(source.evaluated)
@@ -95,7 +95,7 @@ def training(source: PictureSource) -> page.Section:
     return plot_accuracy.bars(source.summary)
 
 
-def attention(source: PictureSource) -> page.Section:
+def attention(source: PictureSource) -> figures.Section:
     """Draw which client learns from which."""
     kept = source.tensors(stored.MATRICES, stored.read_matrices)
     if kept is None:
@@ -109,7 +109,7 @@ def attention(source: PictureSource) -> page.Section:
     return plot_clients.attention(matrices, names, source.groups, f"round {source.closed} of {source.summary.method}")
 
 
-def embeddings(source: PictureSource) -> page.Section:
+def embeddings(source: PictureSource) -> figures.Section:
     """Draw a map of the clients' embeddings."""
     kept = source.tensors(stored.NETWORK, stored.read_embeddings)
     if kept is None:
@@ -118,14 +118,14 @@ def embeddings(source: PictureSource) -> page.Section:
     return plot_clients.embeddings(z_NE, names, source.groups, source.coloured_by)
 
 
-def metrics(source: PictureSource) -> page.Section:
+def metrics(source: PictureSource) -> figures.Section:
     """Draw every metric by round."""
     if not by_round(source.rows):
         raise SettingError("no device has reported a number")
     return plot_accuracy.metrics(source.rows)
 
 
-PICTURES: dict[str, Callable[[PictureSource], page.Section]] = {
+PICTURES: dict[str, Callable[[PictureSource], figures.Section]] = {
     "clients": clients,
     "accuracy": accuracy,
     "attention": attention,
@@ -147,22 +147,22 @@ def plot_home(
         SettingError: A wanted picture is not possible.
     """
     title, sections, left_out = pages(PictureSource.of_home(home, labels), wanted)
-    return [*map(str, page.write(out, title, sections, formats)), *left_out]
+    return [*map(str, figures.write(out, title, sections, formats)), *left_out]
 
 
-def pages(source: PictureSource, wanted: Sequence[str]) -> tuple[str, list[page.Section], list[str]]:
+def pages(source: PictureSource, wanted: Sequence[str]) -> tuple[str, list[figures.Section], list[str]]:
     """Return the title, the sections of the page, and a line for each picture that is left out; errors as for `plot_home`.
 
     The first section is for readers without technical knowledge: one sentence, the picture of the devices, and one table.
     """
-    sections, left_out = page.drawn(PICTURES, source, wanted)
+    sections, left_out = figures.drawn(PICTURES, source, wanted)
     summary, result = source.summary, plot_devices.helped(source.summary, source.evaluated)
     for at, section in enumerate(sections):
         if section.title == plot_devices.DEVICES:
             result, sections[at] = replace(result, picture=section.picture), replace(section, picture=None)
     title = f"{summary.method} with {summary.model}: {summary.closed} of {summary.rounds} rounds"
-    figures = [plot_accuracy.figures_of(summary)] if summary.latest else []
-    return title, [result, *sections, *figures], left_out
+    table = [plot_accuracy.figures_of(summary)] if summary.latest else []
+    return title, [result, *sections, *table], left_out
 
 
 def plot_runs(given: Sequence[str], x: str | None, out: Path, formats: Sequence[Format] = ("png",)) -> list[str]:
@@ -179,7 +179,7 @@ def plot_runs(given: Sequence[str], x: str | None, out: Path, formats: Sequence[
     """
     runs = [read_run(text, x) for text in given]
     label = x or "setting"
-    return [str(path) for path in page.write(out, f"Accuracy against {label}", [plot_accuracy.sweep(runs, label)], formats)]
+    return [str(path) for path in figures.write(out, f"Accuracy against {label}", [plot_accuracy.sweep(runs, label)], formats)]
 
 
 def read_run(text: str, x: str | None) -> plot_accuracy.SweepRun:

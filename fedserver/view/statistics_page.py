@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from attune.common.pictures import figures, page
+from attune.common.pictures import figures
 from attune.common.plan import FEWEST_ROWS
 from attune.common.text import aligned, clean
 from attune.fedserver.surveys.fleet_statistics import ColumnErrors, ColumnStatistics, FleetStatistics, Noise
@@ -47,34 +47,34 @@ def lines_of(report: FleetStatistics) -> Iterator[str]:
 
 def write_page(out: Path, report: FleetStatistics) -> list[Path]:
     """Write a page with a table and a picture of each column into a folder, and return the paths."""
-    return page.write(out, "Statistics of the fleet's data", _sections(report))
+    return figures.write(out, "Statistics of the fleet's data", _sections(report))
 
 
-def _sections(report: FleetStatistics) -> Iterator[page.Section]:
+def _sections(report: FleetStatistics) -> Iterator[figures.Section]:
     rows = [_row(name, column) for name, column in report.columns.items()]
     said = [f"{report.devices} devices answered", _advice(report).removesuffix(".")]
     if report.noise is not None:
         said += [f"Noisy: {_noise(report.noise)}", *(f"{WITHHELD}: {name}: {why}" for name, why in report.withheld.items())]
-    yield page.Section("Columns", ". ".join(said) + ".", table=page.PageTable(HEADS, rows) if rows else None)
+    yield figures.Section("Columns", ". ".join(said) + ".", table=figures.PageTable(HEADS, rows) if rows else None)
     if report.classes:
         yield _class_section(report)
     for heads, counts in _tables(report):
         if heads[0] != "class":
-            yield page.Section(f"Values of {heads[0]}", "Rows of each value.", table=page.PageTable(heads, counts))
+            yield figures.Section(f"Values of {heads[0]}", "Rows of each value.", table=figures.PageTable(heads, counts))
     if report.survival is not None:
         yield _survival_section(report.survival)
     drawn = [(name, column) for name, column in report.columns.items() if column.histogram and column.histogram.edges]
     for number, (name, column) in enumerate(drawn[:MOST_PICTURES]):
-        yield page.Section(
-            clean(name, 60), _histogram_caption(column), page.Picture(f"column-{number + 1}", _histogram(column))
+        yield figures.Section(
+            clean(name, 60), _histogram_caption(column), figures.Picture(f"column-{number + 1}", _histogram(column))
         )
 
 
-def _survival_rows(survival: KaplanMeier) -> list[tuple[page.Cell, ...]]:
+def _survival_rows(survival: KaplanMeier) -> list[tuple[figures.Cell, ...]]:
     return list(zip(survival.times, survival.at_risk, survival.events, survival.survival, strict=True))
 
 
-def _survival_section(survival: KaplanMeier) -> page.Section:
+def _survival_section(survival: KaplanMeier) -> figures.Section:
     figure = figures.new(7.0, 3.0)
     axes = figure.subplots()
     axes.step([0.0, *survival.times], [1.0, *survival.survival], where="post")
@@ -87,7 +87,7 @@ def _survival_section(survival: KaplanMeier) -> page.Section:
         f"{FEWEST_ROWS} rows have the event, and what is behind the last one is withheld."
     )
     rows = _survival_rows(survival)
-    return page.Section("Survival", caption, page.Picture("survival", figure), page.PageTable(SURVIVAL_HEADS, rows))
+    return figures.Section("Survival", caption, figures.Picture("survival", figure), figures.PageTable(SURVIVAL_HEADS, rows))
 
 
 def _advice(report: FleetStatistics) -> str:
@@ -101,7 +101,7 @@ def _noise(noise: Noise) -> str:
     return f"epsilon = {noise.epsilon:g}, delta = {noise.delta:g} for {whose}; ± is one standard error of the noise"
 
 
-def _row(name: str, column: ColumnStatistics) -> tuple[page.Cell, ...]:
+def _row(name: str, column: ColumnStatistics) -> tuple[figures.Cell, ...]:
     quantiles, errors = column.quantiles or {}, column.errors or ColumnErrors(0.0, 0.0)
     shares = ("0.05", "0.5", "0.95")
     numbers = [column.rows, column.missing, column.mean, column.deviation, *(quantiles.get(share) for share in shares)]
@@ -109,12 +109,12 @@ def _row(name: str, column: ColumnStatistics) -> tuple[page.Cell, ...]:
     return (clean(name, 60), column.devices, *map(_with_error, numbers, noise), column.between)
 
 
-def _with_error(number: float | None, error: float | None) -> page.Cell:
+def _with_error(number: float | None, error: float | None) -> figures.Cell:
     """Return a figure with its error; without noise, or withheld, as it is."""
     return f"{number:.4g} ± {error:.2g}" if number is not None and error else number
 
 
-def _tables(report: FleetStatistics) -> Iterator[tuple[tuple[str, str], list[tuple[page.Cell, ...]]]]:
+def _tables(report: FleetStatistics) -> Iterator[tuple[tuple[str, str], list[tuple[figures.Cell, ...]]]]:
     """Yield heads and rows of the counts of classes, and of each category's values."""
     counts = [("class", "samples", report.classes)] if report.classes else []
     counts += [(clean(name, 60), "rows", column.values) for name, column in report.columns.items() if column.values]
@@ -123,13 +123,13 @@ def _tables(report: FleetStatistics) -> Iterator[tuple[tuple[str, str], list[tup
         yield (name, what), [(clean(label, 60), _with_error(count, error)) for label, count in shown.items()]
 
 
-def _cell(cell: page.Cell) -> str:
+def _cell(cell: figures.Cell) -> str:
     if cell is None:
         return WITHHELD
     return f"{cell:.4g}" if isinstance(cell, float) else f"{cell:,}" if isinstance(cell, int) else str(cell)
 
 
-def _class_section(report: FleetStatistics) -> page.Section:
+def _class_section(report: FleetStatistics) -> figures.Section:
     shown = {label: count for label, count in (report.classes or {}).items() if count is not None}
     figure = figures.new(7.0, 3.0)
     axes = figure.subplots()
@@ -139,7 +139,7 @@ def _class_section(report: FleetStatistics) -> page.Section:
     figures.plain(axes)
     caption = f"Classes with fewer than {FEWEST_ROWS} samples, or on too few devices, are withheld."
     heads, rows = next(_tables(report))
-    return page.Section("Classes", caption, page.Picture("classes", figure), page.PageTable(heads, rows))
+    return figures.Section("Classes", caption, figures.Picture("classes", figure), figures.PageTable(heads, rows))
 
 
 def _histogram_caption(column: ColumnStatistics) -> str:

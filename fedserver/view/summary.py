@@ -21,8 +21,7 @@ from attune.common.config import RoundSettings
 from attune.common.errors import SettingError
 from attune.common.methods.method import EvaluatedAs
 from attune.common.metrics import Rival, within_bounds
-from attune.common.paired import strongest, verdict_of
-from attune.common.statistics import Finding, HelpOrHarm
+from attune.common.statistics import Finding, HelpOrHarm, strongest, verdict_of
 from attune.common.task import TASKS, TaskName
 from attune.common.text import converted, from_json, newer_format
 from attune.fedserver.core import accuracy as of_rows

@@ -8,7 +8,7 @@ from typing import Any
 
 from attune import __version__
 from attune.common.metrics import METRICS
-from attune.common.paired import gain_of
+from attune.common.statistics import gain_of
 from attune.common.task import described
 from attune.fedserver.federation.streams import DeviceStage, Span
 from attune.fedserver.view.status import FINISHED, warnings_of

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from attune.common.command_group import FOLDER
 from attune.common.config import parse_assignment
+from attune.common.durable import check_folder
 from attune.common.errors import SettingError
-from attune.common.outputs import check_folder
 from attune.fedclient.table_options import mapping_options
 from attune.simulation.partition.schemes import registry
 
@@ -37,7 +38,7 @@ _IGNORED_WHERE_UNKNOWN = ("classes_per_client", "alpha")  # flags that were neve
 @click.option("--normalise", metavar="HOW", help="none, channel, pixel, cifar10 or cifar100.  [default: the scheme's]")
 @click.option("--noise", type=float, default=0.0, metavar="SIGMA", help="Noise that rises from 0 for the first client to this.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the shards.")
+@click.option("--out", type=FOLDER, required=True, help="Folder for the shards.")
 def partition(
     dataset: str | None,
     scheme: str,
@@ -64,7 +65,7 @@ def partition(
     from attune.fedclient.read_options import ReadOptions
     from attune.simulation.partition import split
     from attune.simulation.partition.datasets import load_source
-    from attune.simulation.partition.overview import save_picture, table
+    from attune.simulation.partition.split import save_picture, table
 
     source = None
     check_folder(out)

@@ -1,10 +1,11 @@
-"""Partition of one data set into the shards of several clients, and its files on disk.
+"""Partition of one data set into the shards of several clients, its files on disk, and its overview: a table and a picture.
 
 N clients, C classes.
 """
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,22 @@ import numpy.typing as npt
 from attune.common.config import convert
 from attune.common.durable import NO_SPACE, PUBLIC, write_file
 from attune.common.errors import DiskFull, SettingError, ShardError
-from attune.common.text import listed
+from attune.common.pictures import figures
+from attune.common.text import aligned, listed
 from attune.fedclient.data.arrays import Array, write_arrays
 from attune.fedclient.data.meta import Meta
-from attune.simulation.partition import features
-from attune.simulation.partition.samples import Corpus, Dataset, Positions, Source, with_classes
+from attune.simulation.partition.samples import (
+    CLASS,
+    Corpus,
+    Dataset,
+    Normaliser,
+    Positions,
+    Source,
+    add_noise,
+    noise_levels,
+    normaliser,
+    with_classes,
+)
 from attune.simulation.partition.schemes import registry
 from attune.simulation.partition.schemes.cut import Cut, generator, stratified
 
@@ -39,7 +51,7 @@ class Partition:
     train: tuple[Positions, ...]
     test: tuple[Positions, ...]
     seed: int = 0
-    normaliser: features.Normaliser | None = None
+    normaliser: Normaliser | None = None
     noise: float = 0.0  # of the last client
     notes: tuple[str, ...] = ()
     group: str = ""  # as in Cut
@@ -60,8 +72,8 @@ class Partition:
         x, y = self.dataset.take(self.positions(client, part))
         if self.normaliser is not None:
             x = self.normaliser.apply(x)
-        sigma = float(features.noise_levels(len(self.names), self.noise)[client])
-        return (features.add_noise(x, sigma, self.seed, client, part) if sigma else x), y
+        sigma = float(noise_levels(len(self.names), self.noise)[client])
+        return (add_noise(x, sigma, self.seed, client, part) if sigma else x), y
 
 
 def partition(
@@ -114,7 +126,7 @@ def partition(
         train=cut.train,
         test=cut.test,
         seed=seed,
-        normaliser=features.normaliser(_without_tested(cut) if how == "channel" else cut.dataset, how),
+        normaliser=normaliser(_without_tested(cut) if how == "channel" else cut.dataset, how),
         noise=noise,
         notes=cut.notes,
         group=cut.group or _own_groups(cut),
@@ -218,9 +230,88 @@ def write_shards(out: Path, parts: Partition) -> list[Path]:
 
 
 def _record(parts: Partition) -> dict[str, Any]:
-    sigma_N = features.noise_levels(len(parts.names), parts.noise)
+    sigma_N = noise_levels(len(parts.names), parts.noise)
     rows = [
         {"shard": name, "train": len(train), "test": len(test), "sigma": float(sigma)}
         for name, train, test, sigma in zip(parts.names, parts.train, parts.test, sigma_N, strict=True)
     ]
     return {"dataset": parts.dataset.name, **parts.settings, "notes": list(parts.notes), "clients": rows}
+
+
+_MAX_COLUMNS = 20  # of the table; with more classes it shows only how many each client has
+_MAX_CELLS = 400  # of the picture that show their number
+_MAX_TICKS = 40
+_MAX_LINES = 150  # between rows, and between columns: more would hide the cells
+_SKEW = 20  # colours are logarithmic if the largest count is this many times the median
+_MAX_ROWS = 60  # of the table; with more clients it shows the first ones and the spread of sizes
+
+
+def table(parts: Partition) -> str:
+    """Return a table with a line for each client: training samples of each class, and both totals.
+
+    With many classes a line has only the number of classes. Classes of text are characters, counted at every position. With
+    many clients only the first are shown.
+    """
+    count_NC = parts.counts()
+    many = count_NC.shape[1] > _MAX_COLUMNS
+    heads = ["classes"] if many else [_called(parts, c) for c in range(count_NC.shape[1])]
+    rows = [["client", *heads, "train", "test"]]
+    shown = len(parts.names) if len(parts.names) <= _MAX_ROWS else _MAX_ROWS // 2
+    for name, count_C, train, test in list(zip(parts.names, count_NC, parts.train, parts.test, strict=True))[:shown]:
+        cells = [str((count_C > 0).sum())] if many else [str(count) if count else "." for count in count_C]
+        rows.append([name, *cells, str(len(train)), str(len(test))])
+    hidden = len(parts.names) - shown
+    more = [f"... and {hidden} more clients", _spread(parts)] if hidden else []
+    return "\n".join([f"{parts.title} (training samples by class)", *aligned(rows), *more])
+
+
+def _called(parts: Partition, c: int) -> str:
+    names = parts.dataset.called.get(CLASS)
+    return names[c] if names else str(parts.dataset.classes[c])
+
+
+def _spread(parts: Partition) -> str:
+    size_N = np.array([len(train) + len(test) for train, test in zip(parts.train, parts.test, strict=True)])
+    low, middle, high = int(size_N.min()), float(np.median(size_N)), int(size_N.max())
+    return f"{len(size_N)} clients with {int(size_N.sum())} samples: at least {low}, median {middle:g}, at most {high}"
+
+
+def save_picture(parts: Partition, path: Path) -> None:
+    """Write a PNG with a row for each client and a column for each class. Darker cells have more training samples.
+
+    Raises:
+        SettingError: matplotlib is not installed.
+        ShardError: `path` cannot be written.
+    """
+    count_NC = parts.counts()
+    clients, classes = count_NC.shape
+    width, height = min(max(5.0, 2.2 + 0.55 * classes), 16), min(max(3.0, 1.6 + 0.34 * clients), 24)
+    figure = figures.new(width, height)
+    from matplotlib.colors import LogNorm, Normalize
+
+    axes = figure.add_subplot()
+    highest = max(int(count_NC.max()), 1)
+    skewed = count_NC.any() and highest > _SKEW * np.median(count_NC[count_NC > 0])
+    norm = LogNorm(1, highest) if skewed else Normalize(0, highest)
+    image = axes.imshow(np.ma.masked_equal(count_NC, 0), cmap="YlGnBu", norm=norm, aspect="auto", interpolation="nearest")
+    axes.set_title(textwrap.fill(parts.title, int(10 * width)))
+    axes.set_xlabel("class")
+    axes.set_ylabel("client (train + test)")
+    shown_C, shown_N = (range(0, size, -(-size // _MAX_TICKS)) for size in (classes, clients))
+    axes.set_xticks(shown_C, [_called(parts, c) for c in shown_C], rotation=90 if classes > _MAX_COLUMNS else 0)
+    axes.set_yticks(shown_N, [f"{parts.names[n]} ({len(parts.train[n])} + {len(parts.test[n])})" for n in shown_N])
+    if max(clients, classes) <= _MAX_LINES:
+        axes.set_xticks(np.arange(classes + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(clients + 1) - 0.5, minor=True)
+        axes.grid(which="minor", color="0.9", linewidth=0.8)
+        axes.tick_params(which="minor", length=0)
+    if clients * classes <= _MAX_CELLS:
+        for n, c in np.argwhere(count_NC):
+            dark = norm(count_NC[n, c]) > 0.55
+            axes.text(c, n, str(count_NC[n, c]), ha="center", va="center", fontsize=8, color="white" if dark else "black")
+    what = "training positions" if parts.dataset.train_y.ndim == 2 else "training samples"
+    figure.colorbar(image, ax=axes, label=f"{what} (white: none)")
+    try:
+        path.write_bytes(figures.file_of(figure))
+    except OSError as error:
+        raise ShardError(f"cannot write the picture {path}: {error.strerror or error}") from None

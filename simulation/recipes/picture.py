@@ -82,7 +82,7 @@ def picture(recipe: Recipe, rows: Sequence[RecipeRow], path: Path) -> Path:
     figure.legend(drawn.values(), drawn.keys(), frameon=False, fontsize=8, loc="outside lower center", ncols=6)
     for place in axes[-1]:
         place.set_xlabel(recipe.axis)
-    path.write_bytes(figures.png(figure))
+    path.write_bytes(figures.file_of(figure))
     return path
 
 

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attune.common.metrics import KEPT_RIVALS
-from attune.common.paired import Pair, pairs_of
-from attune.common.statistics import LEVEL, holm, mcnemar
+from attune.common.statistics import LEVEL, Pair, holm, mcnemar, pairs_of
 from attune.common.text import converted
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.work.comparison import sign_flip

@@ -18,7 +18,7 @@ from attune.fedserver.home import ServerHome
 from attune.fedserver.view import plots
 from attune.fedserver.view.export import export_home
 from attune.fedserver.view.homes import status_of
-from attune.fedserver.web.finished import FolderSource, of_home
+from attune.fedserver.web.pages import FolderSource, of_home
 from attune.fedserver.web.parts import parts
 from attune.fedserver.web.prometheus import exposition
 from tests.e2e.harness import tabular_shard

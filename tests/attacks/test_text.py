@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from attune.common.pb import federation_pb2 as pb
 from attune.common.text import clean
 from attune.common.wire.digest import digest_of
-from attune.fedserver.view.status_text import render_status
+from attune.fedserver.view.homes import render_status
 from tests.attacks.attacks import order, with_header
 from tests.attacks.conftest import Victim
 from tests.e2e.hand import PROFILE, Stream, refusal

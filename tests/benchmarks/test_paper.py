@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from attune.common.config import convert, parse_assignment
 from attune.fedclient.data.shard import load_shard
 from attune.fedserver.core.planning import ResolvedSettings, resolve
-from attune.simulation.grid import SHARED
+from attune.simulation.grid_search import SHARED
 from benchmarks import lines, paper, paper_curves, report, tables
 from benchmarks.federation import Ended
 from benchmarks.result_file import Results
@@ -217,7 +217,7 @@ def test_accuracy_by_sigma_is_of_fedmcsa_without_other_settings():
 
 def test_a_row_that_was_scored_once_is_a_dot(monkeypatch):
     drawn = []
-    monkeypatch.setattr(paper_curves.figures, "png", lambda figure: drawn.extend(figure.axes[0].lines) or b"")
+    monkeypatch.setattr(paper_curves.figures, "file_of", lambda figure: drawn.extend(figure.axes[0].lines) or b"")
     paper_curves.picture("digits", {"Once": {1000: [83.9]}, "Often": {500: [79.0], 1000: [80.0]}})
     assert [line.get_marker() for line in drawn] == ["o", "None"]
 

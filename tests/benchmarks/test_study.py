@@ -11,7 +11,7 @@ import pytest
 from attune.common.config import convert, parse_assignment, read_toml
 from attune.common.errors import SettingError
 from attune.fedserver.core.planning import resolve
-from attune.simulation.grid import SHARED
+from attune.simulation.grid_search import SHARED
 from benchmarks import rows, study, tables
 from benchmarks.grid import EVERY_METHOD, Grid, alternatives, chosen
 

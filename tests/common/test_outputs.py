@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from attune.common.durable import check_file, check_folder
 from attune.common.errors import AttuneError, SettingError
-from attune.common.outputs import check_file, check_folder
 from attune.fedclient.cli import main
 from attune.fedclient.link.diagnose import _no_proxy
 from tests import forked

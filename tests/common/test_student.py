@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from attune.common.metrics import RIVALS
-from attune.common.paired import pairs_of
-from attune.common.statistics import Z, student
+from attune.common.statistics import Z, pairs_of, student
 from attune.fedclient.work.comparison import compared
 
 TRUTH = 5.0  # far from 0, to which an interval is widened where the test cannot exclude it

@@ -17,13 +17,11 @@ from torch import nn
 from attune.common.errors import SettingError
 from attune.common.seeds import derive
 from attune.contrib.gp.method import GpObjectiveSettings, GpPredictorSettings
-from attune.contrib.gp.objective import GpObjective
-from attune.contrib.gp.predictor import OMEGA, TREE, GpPredictor, chosen
+from attune.contrib.gp.objective import OMEGA, TREE, GpObjective, GpPredictor, chosen
 from attune.contrib.gp.process import gibbs, log_evidence, own_covariance
-from attune.fedclient.work.objectives.base import LocalTask
+from attune.fedclient.work.objectives.base import LocalTask, Network
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged
 from attune.fedclient.work.objectives.memory import FEATURES, LABELS
-from attune.fedclient.work.objectives.network import Network
 from tests.fedclient.work.predictors.test_knn import Body
 from tests.fedclient.work.predictors.test_knn import task_of as of_model
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attune.contrib.gp import polya_gamma
+from attune.contrib.gp import process
 from attune.contrib.gp.method import ProcessSettings
 from attune.contrib.gp.process import (
     LinAlgError,
@@ -33,7 +33,7 @@ def generator(seed=0):
 
 
 def drawn(c, seed=0):
-    return polya_gamma.draw(torch.full((DRAWS,), c, dtype=torch.float64), generator(seed)).numpy()
+    return process.polya_gamma(torch.full((DRAWS,), c, dtype=torch.float64), generator(seed)).numpy()
 
 
 def mean_of(c):
@@ -67,7 +67,7 @@ def density(omega):
 
 @pytest.mark.parametrize("c", SITES)
 def test_the_mean_is_the_closed_form(c):
-    found = polya_gamma.mean(torch.tensor([c, -c], dtype=torch.float64))
+    found = process.polya_gamma_mean(torch.tensor([c, -c], dtype=torch.float64))
     assert found.tolist() == pytest.approx([mean_of(c)] * 2, rel=1e-13)
 
 
@@ -108,7 +108,7 @@ def test_the_distribution_is_that_of_the_density():
 @pytest.mark.parametrize("c", [0.0, 5.0, 100.0])
 def test_what_the_truncated_series_misses_of_the_variance(c):
     """Compute the docstring's figures from the series: terms of variance 1 / (2 pi^2 ((k - 1/2)^2 + (c / 2 pi)^2))^2."""
-    k = np.arange(1, polya_gamma.TERMS + 1) - 0.5
+    k = np.arange(1, process.TERMS + 1) - 0.5
     kept = ((2 * math.pi**2 * (k**2 + (c / (2 * math.pi)) ** 2)) ** -2.0).sum()
     assert 0 <= variance_of(c) - kept < 3.3e-9
     assert kept > (0.99 if c else 1 - 1e-7) * variance_of(c)
@@ -237,7 +237,7 @@ CHAINS = 8000
 def test_p_of_y_is_the_mean_over_omegas_prior(K):
     """Expect 1/2 for one point, by symmetry, and p(y) by quadrature for two, within 4 standard errors."""
     points = len(K)
-    omega = polya_gamma.draw(torch.zeros(40_000, points, dtype=torch.float64), generator(1))
+    omega = process.polya_gamma(torch.zeros(40_000, points, dtype=torch.float64), generator(1))
     values = log_evidence(tensor(K), omega, tensor(SIGN[:points])).exp().numpy()
     expected = 0.5 if points == 1 else Quadrature(K).evidence
     assert values.std() > 1e-3

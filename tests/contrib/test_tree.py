@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attune.contrib.gp.tree import class_tree, members
+from attune.contrib.gp.objective import class_tree, members
 
 
 def tree_of(places, classes=8):

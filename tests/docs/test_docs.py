@@ -24,7 +24,7 @@ from attune.fedserver.core.records import DeviceRecord
 from attune.fedserver.ports.ledger import Snapshot
 from attune.fedserver.view.export import ORDER_COLUMNS
 from attune.fedserver.view.status import status
-from attune.simulation.partition import features
+from attune.simulation.partition import samples
 from attune.simulation.partition.readers import registry as readers
 from attune.simulation.partition.schemes import registry
 from benchmarks import idea, measure
@@ -187,7 +187,7 @@ def test_every_reader_has_its_row(page: Any) -> None:
 
 def test_every_normalisation_has_its_row(page: Any) -> None:
     rows = page("docs/data.md").table("## Normalisation and noise")
-    assert {plain(name) for row in rows for name in row[0].split(", ")} == set(features.HOWS)
+    assert {plain(name) for row in rows for name in row[0].split(", ")} == set(samples.HOWS)
 
 
 def test_every_field_of_the_status_is_described(page: Any) -> None:

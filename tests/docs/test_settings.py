@@ -11,8 +11,7 @@ import pytest
 from attune.common.config import RoundSettings, ServerSettings, Settings, TrainSettings, load_settings
 from attune.common.methods.method import CustomMethod
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
-from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
-from attune.common.methods.settings.predictors import SETTINGS as PREDICTORS
+from attune.common.methods.settings.objectives import OBJECTIVES, PREDICTORS
 from attune.common.models import registry as models
 from attune.common.plan import DataSettings
 from attune.fedserver.core import planning

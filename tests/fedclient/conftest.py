@@ -26,7 +26,7 @@ from attune.common.identity.token import JoinToken
 from attune.common.pb import federation_pb2 as pb
 from attune.common.pb.federation_pb2_grpc import FederationServicer, add_FederationServicer_to_server
 from attune.common.plan import ModelSpec, Plan, Profile
-from attune.fedclient import app
+from attune.fedclient import client
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.console import Console
 from attune.fedclient.home import DeviceHome
@@ -338,7 +338,7 @@ class Bench:
         return DeviceOptions(**(usual | changed))
 
     def run(self, **changed: Any) -> Path:
-        return app.run(self.options(**changed), self.lines)
+        return client.run(self.options(**changed), self.lines)
 
     def run_until(self, happened: Callable[[], bool], **changed: Any) -> None:
         """Start a device, and cut it off, as a kill would, once `happened`."""
@@ -352,7 +352,7 @@ class Bench:
             home = DeviceHome(self.folder / "home")
             shard = LazyShard.in_memory(load_shard(options.data))
             with home.locked(), Worker() as worker:
-                task = asyncio.create_task(app.live(options, shard, home, self.lines, worker))
+                task = asyncio.create_task(client.live(options, shard, home, self.lines, worker))
                 async with aio.timeout(20):
                     while not happened():
                         assert not task.done(), task.result()

@@ -20,7 +20,7 @@ from attune.fedclient.address import ServerAddress
 from attune.fedclient.cli import main
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
-from attune.fedclient.fleet_console import FleetConsole, agreeing
+from attune.fedclient.fleet import FleetConsole, agreeing
 from attune.fedclient.home import DeviceHome
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions

@@ -15,7 +15,7 @@ from attune.common.secure import masks
 from attune.common.secure.statements import Occasion
 from attune.common.text import from_json
 from attune.fedclient import sum_book
-from attune.fedclient.attempt_secrets import AttemptSecrets
+from attune.fedclient.secure_member import AttemptSecrets
 from attune.fedclient.sum_book import OF_SAMPLES, SumBook
 from attune.fedserver.core.collector import AFTER
 from tests.common.secure.cohort import NAMES, Cohort

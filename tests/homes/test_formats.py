@@ -28,9 +28,8 @@ from attune.fedserver.home import ServedAddress, ServerHome
 from attune.fedserver.view.backup import back_up, restore_to
 from attune.fedserver.view.export import export_home
 from attune.fedserver.view.summary import read_rows, read_summary
-from attune.fedserver.web.finished import FolderSource
-from attune.fedserver.web.live import SavedAddress, remembered
 from attune.fedserver.web.page_tokens import listed
+from attune.fedserver.web.pages import FolderSource, SavedAddress, remembered
 from tests.homes.kept import BACKUP, DEVICES, EXPORTED, FIELD, PRIVACY, SERVER, unlisted
 from tests.homes.make import COMING, HERE, unpack
 

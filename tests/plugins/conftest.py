@@ -20,7 +20,7 @@ from attune.common.config import Positive
 from attune.common.methods.method import Method
 from attune.common.methods.settings.aggregators import AggregatorSettings
 from attune.common.methods.settings.objectives import ObjectiveSettings
-from attune.common.methods.settings.predictors import PredictorSettings
+from attune.common.methods.settings.objectives import PredictorSettings
 from attune.common.models.options import ModelOptions
 from attune.common.models.registry import ModelEntry
 

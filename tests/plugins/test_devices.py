@@ -15,7 +15,7 @@ from attune.common.methods.method import Method, configure
 from attune.common.methods.registry import METHODS, configured_from, configured_in, configured_on_device, get, names
 from attune.common.methods.settings.aggregators import SETTINGS as AGGREGATORS
 from attune.common.methods.settings.aggregators import AggregatorSettings
-from attune.common.methods.settings.objectives import SETTINGS as OBJECTIVES
+from attune.common.methods.settings.objectives import OBJECTIVES
 from attune.common.models.registry import MODELS, build, default_spec
 from attune.common.plan import ModelSpec, Plan, Profile
 from attune.common.plugins import Package, installed

@@ -16,7 +16,7 @@ from torch import nn
 
 from attune.common.methods.method import assign
 from attune.common.models.registry import build, default_spec
-from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.objectives.base import Network
 from attune.fedserver.lab.aggregators.base import MemoryVault, PartUpdate
 from attune.fedserver.lab.aggregators.mean import VALUE
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attune.common.statistics import student_p
-from attune.simulation.method_table import comparison_over_seeds, method_table
+from attune.simulation.comparison_table import comparison_over_seeds, method_table
 from attune.simulation.over_seeds import SeedResults
 from attune.simulation.result import DeviceRow, DeviceTable
 from attune.simulation.result_table import ResultTable

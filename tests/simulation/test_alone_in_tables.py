@@ -13,8 +13,7 @@ import pytest
 import attune
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedserver.choosing.candidates import ComparedMethod
-from attune.simulation.comparison_table import comparison
-from attune.simulation.method_table import comparison_over_seeds, method_table
+from attune.simulation.comparison_table import comparison, comparison_over_seeds, method_table
 from attune.simulation.over_seeds import SeedResults
 from attune.simulation.result import SimulationResult
 from tests.fedclient.conftest import tabular_shard

@@ -16,8 +16,7 @@ from attune.common.errors import AttuneError, SettingError, ShardError
 from attune.fedclient.console import kept_words
 from attune.fedserver.cli import cli
 from attune.simulation.arguments import data_by_name, read_shards
-from attune.simulation.grid import best, parse_grid
-from attune.simulation.validation import validation_members
+from attune.simulation.grid_search import best, parse_grid, validation_members
 from tests.e2e.harness import tabular_shard
 
 QUICK = ("--rounds", "2", "--seed", "3", "--set", "train.local_epochs=1")

@@ -17,7 +17,7 @@ from attune.common.models.registry import build
 from attune.common.models.structure import tensors_of
 from attune.fedserver.cli import cli
 from attune.fedserver.core.planning import resolve
-from attune.simulation.method_table import method_table
+from attune.simulation.comparison_table import method_table
 from attune.simulation.over_seeds import SeedResults
 from tests.simulation.test_command import run, shards
 

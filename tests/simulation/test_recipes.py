@@ -155,7 +155,7 @@ def test_samples_of_one_group_are_one_piece_of_evidence() -> None:
 
 def test_a_picture_has_gains_and_dashes_where_nothing_is_personalized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, figures = catalogue.get("digits"), []
-    monkeypatch.setattr(picture.figures, "png", lambda figure: (figures.append(figure), b"")[1])
+    monkeypatch.setattr(picture.figures, "file_of", lambda figure: (figures.append(figure), b"")[1])
     means = {picture.LOCAL: 0.5, picture.FEDAVG: 0.25, picture.TUNED: 0.75, "FedTP": 1.0}
     rows = [
         RecipeRow("", x, 0, name, 10, x, mean, mean, mean, None, None, 0.1, 0.0, 0.0, 0, 1.0)

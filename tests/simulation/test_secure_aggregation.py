@@ -24,7 +24,7 @@ from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import AcceptedUpdate
 from attune.fedserver.core.secure_policy import check_profile
 from attune.fedserver.home import ServerHome
-from attune.fedserver.view.status_text import render_status
+from attune.fedserver.view.homes import render_status
 from tests.simulation.test_simulate import QUICK, cloud
 
 DEVICES = {f"site{n}": cloud(n, 40 + 15 * n) for n in range(6)}

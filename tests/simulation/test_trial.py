@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 import attune
-from attune.simulation import trial
-from attune.simulation.trial import ExecutorTiming, Trial
+from attune.simulation import simulate
+from attune.simulation.simulate import ExecutorTiming, Trial
 from tests.simulation.test_command import run, shards
 from tests.simulation.test_simulate import CLOUDS, QUICK
 
@@ -39,21 +39,21 @@ def test_a_round_is_from_the_end_of_the_one_before_to_its_own_end(
 ) -> None:
     """Use a clock that ticks once for each answer: a round takes as many seconds as its cohort has devices."""
     ticks = iter(range(1000))
-    monkeypatch.setattr(trial.time, "perf_counter", lambda: float(next(ticks)))
-    monkeypatch.setattr(trial, "TRIED", ("sequential",))
+    monkeypatch.setattr(simulate.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(simulate, "TRIED", ("sequential",))
     found = attune.try_executors(CLOUDS, "fedavg", settings=QUICK | sampled | {"round.evaluate_every": 1})
     assert [row.round_s for row in found.rows] == [sampled.get("round.clients", 3)]
 
 
 def test_a_module_is_not_tried_where_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_measure", lambda executor, *arguments: ExecutorTiming(executor, 1.0, True))
+    monkeypatch.setattr(simulate, "_measure", lambda executor, *arguments: ExecutorTiming(executor, 1.0, True))
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     assert [row.executor for row in attune.try_executors(CLOUDS, "fedavg", model).rows] == ["sequential", "stacked"]
-    assert [row.executor for row in attune.try_executors(CLOUDS, "fedavg", "mlr").rows] == list(trial.TRIED)
+    assert [row.executor for row in attune.try_executors(CLOUDS, "fedavg", "mlr").rows] == list(simulate.TRIED)
 
 
 def test_the_command_prints_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "TRIED", ("sequential", "stacked"))
+    monkeypatch.setattr(simulate, "TRIED", ("sequential", "stacked"))
     lines = run("--data", shards(tmp_path), "--method", "fedavg", "--set", "train.local_epochs=1", "--try-executors")
     assert [line.split()[0] for line in lines] == ["executor", "sequential", "stacked", "recommended:"]
 

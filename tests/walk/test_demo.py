@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from attune.common.methods.settings.predictors import FineTuneSettings
+from attune.common.methods.settings.objectives import FineTuneSettings
 from examples import demo as program
 from examples import processes
 from examples.outcome import COLUMNS, Outcome, report

@@ -14,9 +14,8 @@ import torch
 
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import mean_cross_entropy
-from attune.fedclient.work.objectives.base import Batch, LocalTask, Objective, Tensors, Trained, split
+from attune.fedclient.work.objectives.base import Batch, LocalTask, Network, Objective, Tensors, Trained, split
 from attune.fedclient.work.objectives.descent import Descent
-from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.predictors.base import Predictor
 from attune_example.settings import LogitAdjustedSettings, WithPriorSettings
 

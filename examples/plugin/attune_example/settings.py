@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from attune.common.config import Positive, Share
 from attune.common.methods.settings.aggregators import AggregatorSettings
-from attune.common.methods.settings.objectives import ObjectiveSettings
-from attune.common.methods.settings.predictors import PredictorSettings
+from attune.common.methods.settings.objectives import ObjectiveSettings, PredictorSettings
 
 
 class FedAdamSettings(AggregatorSettings, frozen=True, forbid_unknown_fields=True):

@@ -1,34 +1,161 @@
-"""Making of a shard on disk from a site's own files."""
+"""Making of a shard on disk from a site's own files, among them Hugging Face datasets as `save_to_disk` writes them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from attune.common.classes import label_of_text
-from attune.common.durable import NO_SPACE, PUBLIC, write_file
+from attune.common.durable import NO_SPACE, PUBLIC, check_folder, write_file
 from attune.common.errors import DiskFull, SettingError, ShardError
-from attune.common.outputs import check_folder
 from attune.common.plan import Label
-from attune.fedclient.data.arrays import Array, write_arrays
-from attune.fedclient.data.csv_file import looks_like_table
-from attune.fedclient.data.files import plain_suffix, read_text
-from attune.fedclient.data.makers import hugging_face, images
+from attune.common.text import from_json
+from attune.fedclient.data.arrays import MAX_BINARY_BYTES, Array, plain_suffix, read_text, write_arrays
+from attune.fedclient.data.cells import is_missing
+from attune.fedclient.data.csv_file import is_index, looks_like_table
+from attune.fedclient.data.makers import images
 from attune.fedclient.data.makers.alphabets import alphabet_of, lost_characters
-from attune.fedclient.data.makers.applicable import check_applicable
 from attune.fedclient.data.makers.make_options import LENGTH, MakeOptions
 from attune.fedclient.data.makers.pixels import DecodedImages, decode_images, same_depth
 from attune.fedclient.data.meta import Meta
-from attune.fedclient.data.samples import SPLIT, outputs_of, training_and_test
+from attune.fedclient.data.parquet_file import cells_of
+from attune.fedclient.data.samples import SPLIT, mapped, missing_words, outputs_of, table_of, training_and_test
 from attune.fedclient.data.shard import Shard, make_shard
 from attune.fedclient.data.source import DataSource, source_of_table, with_outputs
 from attune.fedclient.data.table import DataTable, is_table, may_be_table
-from attune.fedclient.data.table_mapping import missing_words, table_of
 from attune.fedclient.read_options import PLAIN, ReadOptions
+
+_TRAIN = ("train", "training")
+_TEST = ("test", "testing", "validation", "valid", "val")
+
+
+def is_saved_dataset(path: Path) -> bool:
+    """Return whether a Hugging Face dataset lies at `path`."""
+    return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+
+
+def read_dataset(path: Path, options: ReadOptions = PLAIN) -> tuple[DataTable, DataTable | None]:
+    """Return the training part and the test part, if there is one with labels. Numbers of named classes become the names.
+
+    Splits that are not used are named in the notes of the training part.
+
+    Raises:
+        ShardError: The files cannot be read, or no split is for training.
+        SettingError: pyarrow is not installed, or the training part has no label.
+    """
+    if not (path / "dataset_dict.json").is_file():
+        return mapped(_table(path), options), None
+    splits: list[str] = _json(path / "dataset_dict.json").get("splits", [])
+    train = next((name for name in _TRAIN if name in splits), None)
+    if train is None:
+        raise ShardError(f"{path} has the splits {', '.join(splits)}, and none is called train; save one of them by itself")
+    training, test, notes = mapped(_table(path / train), options), None, []
+    for name in [*(name for name in _TEST if name in splits), *(name for name in splits if name not in (*_TEST, train))]:
+        split = mapped(_table(path / name), options) if name in _TEST else _table(path / name)
+        without = _has_no_labels(split, training, options)
+        if name in _TEST and test is None and not without:
+            test = split
+            continue
+        why = ", which has no labels" if without else " (save it as train or test to use it)"
+        notes.append(f"left out: the split {name} of {len(split)} samples{why}")
+    return replace(training, notes=(*training.notes, *notes)), test
+
+
+def _has_no_labels(split: DataTable, training: DataTable, options: ReadOptions) -> bool:
+    """Return whether the samples of a split have no label, or -1 where no training sample has it."""
+    label = training.label_column(options.label_names[0])
+    cells, known = split.cells.get(label, ()), set(map(str, training.cells[label]))
+    return all(is_missing(cell) or (str(cell) == "-1" and "-1" not in known) for cell in cells)
+
+
+def _table(path: Path) -> DataTable:
+    try:
+        import pyarrow
+    except ImportError:
+        raise SettingError(f"{path} is a Hugging Face dataset, which pyarrow reads: pip install 'attune-fl[tables]'") from None
+    files = [path / Path(str(file["filename"])).name for file in _json(path / "state.json").get("_data_files", [])]
+    try:
+        if sum(file.stat().st_size for file in files) > MAX_BINARY_BYTES:
+            raise ShardError(f"{path} holds more than {MAX_BINARY_BYTES >> 30} GiB, the limit; save a part of it")
+        parts = []
+        for file in files:
+            with pyarrow.memory_map(str(file)) as source:
+                parts.append(pyarrow.ipc.open_stream(source).read_all())
+        table = pyarrow.concat_tables(parts)
+    except (OSError, pyarrow.ArrowException, ValueError) as error:
+        raise ShardError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    features: dict[str, Any] = _json(path / "dataset_info.json").get("features") or {}
+    cells = {name: _named(cells_of(table.column(name)), features.get(name)) for name in table.column_names}
+    return DataTable(path, cells, index=tuple(name for name in cells if is_index(name, cells[name])))
+
+
+def _named(cells: list[Any], feature: Any) -> list[Any]:
+    names = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
+    if not names:
+        return cells
+    return [None if cell is None or cell < 0 else names[cell] for cell in cells]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return from_json(path.read_bytes(), dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ShardError(f"cannot read {path}: {error}") from None
+
+
+Form = Literal["table", "text column", "image column", "images", "text"]
+_NAMES: dict[Form, str] = {
+    "table": "a table of numbers",
+    "text column": "a column with text",
+    "image column": "a dataset of images",
+    "images": "a folder of images",
+    "text": "a text",
+}
+_TABLE = {"--label", "--split", "--task", "--missing-words"}
+_APPLICABLE: dict[Form, set[str]] = {
+    "table": {*_TABLE, "--columns", "--apart", "--group", "--key", "--missing", "--classes", "--schema"},
+    "text column": {*_TABLE, "--text", "--length", "--tokenizer", "--classes"},
+    "image column": {*_TABLE, "--size", "--grey", "--classes"},
+    "images": {"--size", "--grey", "--classes", "--missing-words"},
+    "text": {"--length", "--tokenizer", "--classes"},  # --classes has its own message there
+}
+
+
+def check_applicable(path: Path, form: Form, options: MakeOptions) -> None:
+    """Check that every given option says something about data of this form.
+
+    Raises:
+        SettingError: Some do not. The message names all of them.
+    """
+    wrong = [name for name in _given(options) if name not in _APPLICABLE[form]]
+    if wrong:
+        raise SettingError(f"{path} is {_NAMES[form]}, and {', '.join(wrong)} does not apply to it: leave it out")
+
+
+def _given(options: MakeOptions) -> list[str]:
+    """Return the names of the options that do not have their defaults."""
+    default = MakeOptions(PLAIN)
+    table = options.table
+    given = {
+        "--label": replace(table, label="", threshold=None, written="") != table,
+        **{f"--{name.replace('_', '-')}": getattr(table, name) != getattr(PLAIN, name) for name in _OF_TABLES},
+        "--schema": table.schema is not None or table.proposes,
+        "--text": options.text != default.text,
+        "--length": options.length != LENGTH,
+        "--tokenizer": options.tokenizer != default.tokenizer,
+        "--size": options.size != default.size,
+        "--grey": options.grey != default.grey,
+        "--classes": options.classes != default.classes,
+    }
+    return [name for name, is_given in given.items() if is_given]
+
+
+_OF_TABLES = ("columns", "apart", "split", "group", "key", "missing", "missing_words", "task")
+
 
 FORMS = "a table (.csv, .tsv, .parquet), a folder of images, a .txt file, or a Hugging Face dataset on disk"
 
@@ -71,8 +198,8 @@ def _read(path: Path, options: MakeOptions) -> DataSource:
             return _of_cells(table, None, options, options.text)
         check_applicable(path, "table", options)
         return source_of_table(table, options.table)
-    if hugging_face.recognises(path):
-        train, test = hugging_face.read(path, options.table)
+    if is_saved_dataset(path):
+        train, test = read_dataset(path, options.table)
         return _of_dataset(train, test, options)
     if images.recognises(path):
         check_applicable(path, "images", options)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attune.common.errors import SettingError, ShardError
-from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.files import MAX_BINARY_BYTES
+from attune.fedclient.data.arrays import MAX_BINARY_BYTES, Array
 from attune.fedclient.data.makers.make_options import MakeOptions
 
 if TYPE_CHECKING:

@@ -16,9 +16,18 @@ from attune.common.config import TrainSettings
 from attune.common.methods.settings.objectives import LocalAggregationSettings, MixtureSettings
 from attune.common.seeds import derive
 from attune.fedclient.work.job import Jobs
-from attune.fedclient.work.objectives.base import PERSONAL, Batch, LocalTask, Objective, Tensors, Trained, personal, split
+from attune.fedclient.work.objectives.base import (
+    PERSONAL,
+    Batch,
+    LocalTask,
+    Network,
+    Objective,
+    Tensors,
+    Trained,
+    personal,
+    split,
+)
 from attune.fedclient.work.objectives.descent import Descent
-from attune.fedclient.work.objectives.network import Network
 
 APART = f"{PERSONAL}apart."  # the own model v of APFL, by the model's names
 SHARE = f"{PERSONAL}share"  # a of APFL, (1,)

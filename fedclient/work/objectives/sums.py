@@ -33,9 +33,8 @@ from attune.common.methods.settings.objectives import SumsSettings
 from attune.common.models.closed_form import ClosedForm
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import Labels
-from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Objective, Tensors, Trained
+from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Network, Objective, Tensors, Trained
 from attune.fedclient.work.objectives.descent import TrainingDiverged
-from attune.fedclient.work.objectives.network import Network
 
 BATCH = 256  # samples that pass a frozen body together
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from attune.common.config import TrainSettings
-from attune.common.methods.settings.objectives import SgdSettings
-from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.methods.settings.objectives import ModelSettings, SgdSettings
 from attune.common.models.body import body_of
 from attune.common.plan import Plan
 from attune.common.task import TaskName
@@ -26,7 +25,7 @@ from attune.fedclient.data.holdout import NEIGHBOURS
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
 from attune.fedclient.work.measures import MEASURES
-from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.objectives.base import Network
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.orders import OrderStore
 from attune.fedclient.work.portfolio.evaluators import Read, evaluator, flattened

@@ -6,14 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic
 
+import msgspec
 import torch
 from typing_extensions import TypeVar
 
-from attune.common.methods.settings.predictors import PredictorSettings
-from attune.fedclient.work.job import Jobs
-from attune.fedclient.work.objectives.base import LocalTask, Tensors, split
-from attune.fedclient.work.objectives.domain_bias import SHIFT
-from attune.fedclient.work.objectives.network import Network
+from attune.common.methods.settings.objectives import FineTuneSettings, PredictorSettings
+from attune.fedclient.work.job import Jobs, alone
+from attune.fedclient.work.objectives.base import LocalTask, Network, Tensors, Trained, split
+from attune.fedclient.work.objectives.descent import Descent
+from attune.fedclient.work.objectives.two_heads import SHIFT
 
 S = TypeVar("S", bound=PredictorSettings, default=Any)
 
@@ -92,3 +93,20 @@ class DomainBiasPredictor(PlainPredictor):
         model, _ = split(task.start)
         weight, bias = f"{task.network.head}.weight", f"{task.network.head}.bias"
         return model | {bias: model[bias] + model[weight] @ task.start[SHIFT]}
+
+
+class FineTune(Predictor[FineTuneSettings]):
+    """theta after some plain SGD. The device only predicts with it; training goes on from theta."""
+
+    def prepare(self, task: LocalTask) -> Tensors:
+        return alone(self.work(task))
+
+    def work(self, task: LocalTask) -> Jobs[Tensors]:
+        settings = msgspec.structs.replace(
+            task.settings,
+            lr=self._settings.alpha or task.settings.lr,
+            local_epochs=self._settings.tune_epochs,
+            local_steps=self._settings.tune_steps,
+        )
+        tuned: Trained = yield Descent(task, settings, split(task.start)[0], task.plain, purpose="tune")
+        return tuned.tensors

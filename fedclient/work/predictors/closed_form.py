@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from attune.common.methods.ridge import CROSS, GRAM, WEIGHT, drawn, out_of_fold
-from attune.common.methods.settings.predictors import ClosedFormPredictorSettings
+from attune.common.methods.settings.objectives import ClosedFormPredictorSettings
 from attune.fedclient.work.objectives.base import LocalTask, Tensors, split
 from attune.fedclient.work.objectives.sums import block_of, centre_of, closed_form_of, features_and_targets
 from attune.fedclient.work.predictors.base import Predictor

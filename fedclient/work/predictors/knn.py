@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from attune.common.methods.settings.predictors import KnnSettings
-from attune.fedclient.work.objectives.base import LocalTask, Tensors, split
+from attune.common.methods.settings.objectives import KnnSettings
+from attune.fedclient.work.objectives.base import LocalTask, Network, Tensors, split
 from attune.fedclient.work.objectives.memory import BATCH, FEATURES, LABELS, remember
-from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.predictors.base import Predictor
 
 TINY = 1e-30  # probability of a class that neither the neighbours nor the model expect

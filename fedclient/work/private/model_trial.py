@@ -22,8 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from attune.common.errors import AttuneError, SettingError
 from attune.common.models.body import training_mode
 from attune.common.torch_state import random_state, seeded
-from attune.fedclient.work.objectives.base import Batch, Loss, Tensors
-from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.objectives.base import Batch, Loss, Network, Tensors
 from attune.fedclient.work.private.unit_gradients import OtherRows, Split, by_sample, passed, single_gradients
 
 ROWS = 6  # samples of the trial's first batch

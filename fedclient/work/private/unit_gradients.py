@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
-from attune.fedclient.work.objectives.base import Batch, Loss, Tensors
-from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.objectives.base import Batch, Loss, Network, Tensors
 
 ROUNDING = 32.0  # of a sum of products, in units of the last place of the largest sum there could be
 AT_ONCE_BYTES = 256 << 20  # of the gradients of single samples

@@ -1,4 +1,7 @@
-"""Work of many devices side by side: like jobs are computed together, the others one by one."""
+"""Work of many devices side by side: like jobs are computed together, the others one by one, with the reason.
+
+Why devices cannot be computed together is found by what a model consists of, and by trying it on a sample or two.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,130 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
-from torch import Tensor
+import torch
+from msgspec import UNSET
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.modules.dropout import _DropoutNd
 
+from attune.common.config import TrainSettings
+from attune.common.models.body import training_mode
 from attune.fedclient.work.blend import Weighing
 from attune.fedclient.work.job import FailedWork, Job, Jobs, alone
+from attune.fedclient.work.objectives.base import Batch, Network, Tensors
 from attune.fedclient.work.objectives.descent import Descent
-from attune.fedclient.work.stacked import reasons
-from attune.fedclient.work.stacked.descend import descend
+from attune.fedclient.work.stacked.descend import descend, gradients_of, stacked, used_gradients
+from attune.fedclient.work.stacked.noisy_stack import against_noise
 from attune.fedclient.work.stacked.scoring import PaddedSamples, rate, score, weigh
 from attune.fedclient.work.trainer import Accuracy, Scores
+
+
+def against_training(jobs: Sequence[Descent]) -> str:
+    """Return why similar descents run one by one; empty if they need not."""
+    job = jobs[0]
+    return (
+        job.by_itself
+        or ("" if job.task.measure.by_sample else "the loss compares the samples of a batch")
+        or _of_settings(job.settings)
+        or _of_precision(job.settings.mixed_precision)
+        or _of_layers(job.task.network)
+        or against_noise(job)
+        or _trained(jobs)
+    )
+
+
+def against_scoring(jobs: Sequence[Scores | Accuracy]) -> str:
+    """Return why similar evaluations run one by one; empty if they need not."""
+    trainer = jobs[0].trainer
+    return trainer.predictor.by_itself or _of_precision(trainer.settings.mixed_precision) or _scored(jobs)
+
+
+def _of_settings(settings: TrainSettings) -> str:
+    if settings.optimizer not in (UNSET, "sgd"):
+        return f"the optimizer is {settings.optimizer}, and only SGD is stacked"
+    if settings.schedule not in (UNSET, "constant"):
+        return "the learning rate changes from step to step"
+    return "images are augmented by draws of each device's own" if settings.augment else ""
+
+
+def _of_precision(mixed_precision: str) -> str:
+    return "" if mixed_precision == "off" else f"in {mixed_precision} two ways to add up need not agree"
+
+
+def _of_layers(network: Network) -> str:
+    for name in sorted(network.names - network.parameters):
+        return f"training may change {name}, which is no parameter, in place, as it does running statistics"
+    if network.normalises_batches:
+        return "the model normalises batches, so that a sample's scores depend on the other samples of its batch"
+    for name, module in network.model.named_modules():
+        if _drops(module):
+            return f"{name} drops units at random, by draws of each device's own"
+        if isinstance(module, nn.RNNBase):
+            return f"torch has no operator for many recurrent layers such as {name} at once"
+    return ""
+
+
+def _drops(module: nn.Module) -> bool:
+    """Return whether a layer uses dropout: a share `p`, or `dropout` in recurrent and attention layers."""
+    share = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0.0)
+    return isinstance(share, int | float) and share > 0
+
+
+def _trained(jobs: Sequence[Descent]) -> str:
+    """Check by the gradients of one sample each, and whether the samples of a batch are independent."""
+    job, pair = jobs[0], jobs[:2]
+    x = _first_samples([one.task.x for one in pair]).to(job.task.device)
+    y = _first_samples([one.task.y for one in pair]).to(job.task.device)
+    tensors, beside = stacked([one.tensors for one in pair]), stacked([one.beside for one in pair])
+    weight = torch.ones(len(x), 1, dtype=tensors[job.moving[0]].dtype, device=job.task.device)
+    training_mode(job.task.network.model)
+    try:
+        mapped, _ = gradients_of(job, tensors, beside, Batch(x[:, None], y[:, None], weight))
+        alone = _gradients(job, Batch(x[:1], y[:1]))
+        both, first = (job.task.network(job.tensors, some_x).detach() for some_x in (x, x[:1]))
+    except Exception as error:
+        return _not_mapped(error)
+    wrong = next((name for name in alone if name not in mapped or not _alike(mapped[name][0], alone[name])), None)
+    return f"torch's mapping of the model over devices has another gradient of {wrong}" if wrong else _mixed(both, first)
+
+
+def _gradients(job: Descent, batch: Batch) -> Tensors:
+    leaves = {name: tensor.detach().clone().requires_grad_(name in job.moving) for name, tensor in job.tensors.items()}
+    return used_gradients(job.loss(leaves, job.beside, batch), leaves, job.moving)
+
+
+def _scored(jobs: Sequence[Scores | Accuracy]) -> str:
+    trainer = jobs[0].trainer
+    x = _first_samples([job.x for job in jobs[:2]]).to(trainer.device)
+    tensors = [{name: tensor.to(trainer.device) for name, tensor in job.prepared.items()} for job in jobs[:2]]
+    trainer.network.model.eval()
+    try:
+        with torch.no_grad():
+            logits = partial(trainer.predictor.logits, trainer.network)
+            vmap(logits)(stacked(tensors), x[:, None])
+            both, first = (logits(tensors[0], some) for some in (x, x[:1]))
+    except Exception as error:
+        return _not_mapped(error)
+    return _mixed(both, first)
+
+
+def _first_samples(samples: Sequence[Tensor]) -> Tensor:
+    """Return the first sample of each device."""
+    return torch.stack([x[0] for x in samples])
+
+
+def _not_mapped(error: Exception) -> str:
+    return f"torch cannot map the model over devices: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+
+
+def _mixed(both: Tensor, first: Tensor) -> str:
+    """Check that padding a batch does not change the scores of its samples."""
+    return "" if _alike(both[:1], first) else "a sample's scores depend on the other samples of its batch"
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
+
 
 T = TypeVar("T")
 
@@ -39,9 +157,9 @@ class Stacked:
         padded = PaddedSamples()
         # Kind of job -> what computes like ones together, and why it may not.
         self._together: dict[type, tuple[Callable[[Any], Sequence[Any]], Callable[[Any], str]]] = {
-            Descent: (descend, reasons.against_training),
-            Scores: (partial(score, padded=padded), reasons.against_scoring),
-            Accuracy: (partial(rate, padded=padded), reasons.against_scoring),
+            Descent: (descend, against_training),
+            Scores: (partial(score, padded=padded), against_scoring),
+            Accuracy: (partial(rate, padded=padded), against_scoring),
             Weighing: (weigh, lambda jobs: ""),
         }
 

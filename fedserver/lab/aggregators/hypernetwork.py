@@ -12,8 +12,17 @@ import msgspec
 import torch
 
 from attune.common.exchange.transform import PartUpdate
-from attune.common.methods.hypernetwork import FORWARD_ROWS, Head, computes_in, features, generated, heads_of, initialise
-from attune.common.methods.optimisers import Optimiser, optimiser_of
+from attune.common.methods.hypernetwork import (
+    FORWARD_ROWS,
+    Head,
+    Optimiser,
+    computes_in,
+    features,
+    generated,
+    heads_of,
+    initialise,
+    optimiser_of,
+)
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
 from attune.common.wire.files import TensorFile

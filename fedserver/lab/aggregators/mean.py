@@ -1,4 +1,15 @@
-"""One value for all clients: the weighted mean, or a robust rule in its place."""
+"""One value for all clients: the weighted mean, a robust rule in its place, or an optimiser's step along the mean change.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar and McMahan, "Adaptive Federated Optimization", ICLR 2021, Algorithm 2
+(Adam, Yogi, Adagrad); Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification", 2019 (momentum). delta is the cohort's mean minus x, and eta, beta1, beta2 and tau are settings:
+
+    momentum:  m <- beta1 m + delta                 x <- x + eta m
+    the rest:  m <- beta1 m + (1 - beta1) delta     x <- x + eta m / (sqrt(v) + tau)
+    Adagrad:   v <- v + delta^2
+    Adam:      v <- beta2 v + (1 - beta2) delta^2
+    Yogi:      v <- v - (1 - beta2) delta^2 sign(v - delta^2)
+"""
 
 from __future__ import annotations
 
@@ -7,14 +18,71 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from attune.common.exchange.transform import PartUpdate
-from attune.common.methods.settings.aggregators import AggregatorSettings, MeanSettings
-from attune.common.wire.header import Manifest
+from attune.common.methods.settings.aggregators import AggregatorSettings, MeanSettings, SharedOptimiser
+from attune.common.wire.header import Manifest, TensorSpec
 from attune.common.wire.tensors import DTYPES
-from attune.fedserver.lab.aggregators import adaptive, votes
+from attune.fedserver.lab.aggregators import votes
 from attune.fedserver.lab.aggregators.base import IN_TURN, Block, Carrier, Put, Tensors, Unit, Vault, cohort, manifest_in, write
 from attune.fedserver.lab.aggregators.votes import gram, stack
 
-VALUE, PART = "value", "part"
+PART = "part"
+VALUE, FIRST, SECOND = "value", "first-moment", "second-moment"  # keys of the vault
+
+
+def moments(optimiser: SharedOptimiser) -> tuple[str, ...]:
+    """Return the vault keys of the optimiser's running tensors."""
+    return {"none": (), "momentum": (FIRST,)}.get(optimiser, (FIRST, SECOND))
+
+
+def manifest_of_moments(known: Manifest) -> Manifest:
+    """Return dtype and shape of the running tensors. Integers have none; numbers in half precision have float32."""
+    wide = {name: spec for name, spec in known.items() if DTYPES[spec.dtype].is_floating_point}
+    half = {name for name, spec in wide.items() if DTYPES[spec.dtype].itemsize < torch.float32.itemsize}
+    return {name: TensorSpec("F32", spec.shape) if name in half else spec for name, spec in wide.items()}
+
+
+def at_start(settings: MeanSettings, initial: Mapping[str, torch.Tensor]) -> dict[str, Tensors]:
+    """Return the running tensors before round 1, by vault key: m = 0 and v = tau^2, the smallest that the paper allows."""
+    begin = {FIRST: 0.0, SECOND: settings.shared_adaptivity**2}
+    floating = {name: tensor.to(_wide(tensor)) for name, tensor in initial.items() if tensor.is_floating_point()}
+    return {
+        key: {name: torch.full_like(tensor, begin[key]) for name, tensor in floating.items()}
+        for key in moments(settings.shared_optimiser)
+    }
+
+
+def stepped(settings: MeanSettings, state: Tensors, mean: torch.Tensor) -> Tensors:
+    """Return the next value of a tensor and of its moments, by vault key. Integers take the cohort's mean.
+
+    Args:
+        settings: The optimiser and its numbers.
+        state: The present value and moments by vault key.
+        mean: The cohort's mean of this tensor.
+    """
+    value = state[VALUE]
+    if not value.is_floating_point():
+        return {VALUE: mean}
+    x = value.to(_wide(value))
+    delta = mean.to(x.dtype) - x
+    if settings.shared_optimiser == "momentum":
+        first = settings.momentum * state[FIRST] + delta
+        return {VALUE: (x + settings.step * first).to(value.dtype), FIRST: first}
+    first = settings.momentum * state[FIRST] + (1 - settings.momentum) * delta
+    second, square = state[SECOND], delta.square()
+    if settings.shared_optimiser == "adagrad":
+        second = second + square
+    elif settings.shared_optimiser == "adam":
+        second = settings.shared_beta2 * second + (1 - settings.shared_beta2) * square
+    else:
+        second = second - (1 - settings.shared_beta2) * square * torch.sign(second - square)
+    x = x + settings.step * first / (second.sqrt() + settings.shared_adaptivity)
+    return {VALUE: x.to(value.dtype), FIRST: first, SECOND: second}
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 GRAM, SHARES = "gram", "shares"
 COLUMNS = 1 << 16  # numbers of a tensor whose rows are sorted at a time
 
@@ -112,7 +180,7 @@ class Mean(SharedValue):
     """The weighted mean (FedAvg; the shared rest of every other method), or a robust rule in its place.
 
     With `server_mix` beta, xi <- (1 - beta) xi + beta * the mean (pFedMe, Algorithm 1). With `shared_optimiser` xi takes a step
-    of an optimiser along the mean change instead (`adaptive`).
+    of an optimiser along the mean change instead (`stepped`).
 
     With `robust`, a median or a trimmed mean of every number takes the place of the sum (memory: one tensor of all updates), or
     the mean of the updates that Multi-Krum chooses by the distances of whole updates; for it all blocks are one unit. "clip"
@@ -125,11 +193,11 @@ class Mean(SharedValue):
         self, settings: MeanSettings, vault: Vault, seed: int, components: Mapping[str, list[str]], carrier: Carrier = IN_TURN
     ) -> None:
         super().__init__(settings, vault, seed, components, carrier)
-        self.keys = (VALUE, *adaptive.moments(settings.shared_optimiser))
+        self.keys = (VALUE, *moments(settings.shared_optimiser))
 
     def start(self, initial: Mapping[str, torch.Tensor]) -> None:
         super().start(initial)
-        for key, tensors in adaptive.at_start(self._settings, initial).items():
+        for key, tensors in at_start(self._settings, initial).items():
             write(self._vault, key, tensors)
 
     def units(self) -> list[Unit]:
@@ -172,9 +240,7 @@ class Mean(SharedValue):
             states = {key: self._vault.read(key) for key in self.keys}
             for name in block.names:
                 state = {key: tensors[name] for key, tensors in states.items() if name in tensors}
-                yield from (
-                    (key, name, value) for key, value in adaptive.stepped(self._settings, state, combined[name]).items()
-                )
+                yield from ((key, name, value) for key, value in stepped(self._settings, state, combined[name]).items())
             return
         for name in block.names:
             yield VALUE, name, combined[name] if mix == 1 else mixed(before[name], combined[name], mix)
@@ -183,7 +249,7 @@ class Mean(SharedValue):
         return shares_of(updates, self._settings.uniform)
 
     def _kept(self, key: str) -> Manifest:
-        return self._known() if key == VALUE else adaptive.manifest_of_moments(self._known())
+        return self._known() if key == VALUE else manifest_of_moments(self._known())
 
     def _voted(self, name: str, updates: Sequence[PartUpdate]) -> torch.Tensor:
         """Return the robust rule over all updates' numbers of a tensor; integers take the mean of the middle, rounded."""

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from attune.common.exchange.transform import PartUpdate
-from attune.common.methods.hypernetwork import computes_in, heads_of, initialise, on_wire
-from attune.common.methods.optimisers import optimiser_of
+from attune.common.methods.hypernetwork import computes_in, heads_of, initialise, on_wire, optimiser_of
 from attune.common.methods.settings.aggregators import HypernetworkSettings
 from attune.common.seeds import derive
 from attune.fedserver.lab.aggregators.base import IN_TURN, Block, Carrier, Put, Tensors, Vault, cohort, write

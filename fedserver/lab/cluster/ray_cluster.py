@@ -12,8 +12,8 @@ from ray.exceptions import RayError, RayTaskError
 
 from attune.common.errors import SettingError
 from attune.fedserver.lab.cluster.location import LabLocation
-from attune.fedserver.lab.cluster.store_worker import StoreWorker
 from attune.fedserver.lab.cluster.worker_pool import PASSED_ON, ClusterUnusable, WorkerLost, WorkerPool
+from attune.fedserver.lab.cluster.workers import StoreWorker
 
 CHECK_S = 1.0  # seconds between two checks of a worker's heartbeat while its result is awaited
 START_S = 60.0  # seconds for a worker's first heartbeat

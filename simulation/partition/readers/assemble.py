@@ -12,9 +12,10 @@ import numpy as np
 
 from attune.common.errors import NonFiniteFeatures, ShardError
 from attune.common.plan import Kind, Label
-from attune.fedclient.data import cautions, gaps, kinds, labels, stand_ins
+from attune.fedclient.data import cautions, kinds, labels, stand_ins
 from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.table_mapping import missing_words
+from attune.fedclient.data.samples import missing_words
+from attune.fedclient.data.standardiser import filled, medians, with_nan
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.samples import Dataset
 
@@ -53,10 +54,10 @@ def assemble(raw: Raw, options: ReadOptions) -> Dataset:
         )
     train_x, test_x = (_shaped(x, options.shape, raw.name) for x in (train_x, test_x))
     kind = kinds.infer(train_x, f"x of {raw.name}", tokens=raw.vocabulary > 0)
-    train_x, test_x = (gaps.with_nan(x, kind, options.missing_words) for x in (train_x, test_x))
+    train_x, test_x = (with_nan(x, kind, options.missing_words) for x in (train_x, test_x))
     if options.missing == "median" and train_x.dtype.kind == "f":
-        fill = gaps.medians(train_x, raw.columns, raw.name)
-        train_x, test_x = gaps.filled(train_x, fill), gaps.filled(test_x, fill)
+        fill = medians(train_x, raw.columns, raw.name)
+        train_x, test_x = filled(train_x, fill), filled(test_x, fill)
     parts, words = [], missing_words(options)
     for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
         where = f"the {part} part of {raw.name}"

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from attune.common.errors import ShardError
-from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.files import MAX_BINARY_BYTES, files_in, read_bytes
+from attune.fedclient.data.arrays import MAX_BINARY_BYTES, Array, files_in, read_bytes
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.readers.assemble import Raw
 

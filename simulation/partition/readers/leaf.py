@@ -11,8 +11,7 @@ import numpy as np
 
 from attune.common.errors import ShardError
 from attune.common.text import from_json
-from attune.fedclient.data.arrays import Array
-from attune.fedclient.data.files import MAX_TEXT_BYTES, files_in, plain_suffix, read_bytes
+from attune.fedclient.data.arrays import MAX_TEXT_BYTES, Array, files_in, plain_suffix, read_bytes
 from attune.fedclient.data.makers.alphabets import CHARACTERS, encode
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.readers.assemble import Raw

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from attune.common.errors import SettingError, ShardError, nearest
-from attune.fedclient.data.arrays import Array, names_in, read_arrays
-from attune.fedclient.data.files import MAX_BINARY_BYTES
+from attune.fedclient.data.arrays import MAX_BINARY_BYTES, Array, names_in, read_arrays
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.readers.assemble import Raw
 

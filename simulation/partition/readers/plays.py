@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attune.common.errors import ShardError
-from attune.fedclient.data.files import MAX_TEXT_BYTES, files_in, plain_suffix, read_text
+from attune.fedclient.data.arrays import MAX_TEXT_BYTES, files_in, plain_suffix, read_text
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.samples import Corpus, corpus
 

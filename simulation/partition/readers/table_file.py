@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from attune.fedclient.data.samples import samples_of
+from attune.fedclient.data.samples import samples_of, table_of
 from attune.fedclient.data.table import is_table
-from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.partition.readers.assemble import Raw
 

@@ -35,17 +35,17 @@ class Scheme:
 
 
 SCHEMES = {
-    "coarse5": Scheme("coarse:siblings", scheme_settings.Coarse5Settings, clients="natural"),
+    "coarse5": Scheme("shares:siblings", scheme_settings.Coarse5Settings, clients="natural"),
     "counts": Scheme("counts:counts", scheme_settings.CountsSettings, test_part=False, clients="natural"),
     "dirichlet": Scheme("shares:dirichlet", scheme_settings.DirichletSettings),
     "iid": Scheme("shares:iid", scheme_settings.IidSettings),
     "natural": Scheme("natural:natural", scheme_settings.NaturalSettings, test_part=False, clients="natural"),
-    "pachinko": Scheme("coarse:pachinko", scheme_settings.PachinkoSettings),
+    "pachinko": Scheme("shares:pachinko", scheme_settings.PachinkoSettings),
     "pathological": Scheme("shares:pathological", scheme_settings.PathologicalSettings),
     "roles": Scheme("natural:roles", scheme_settings.RolesSettings, takes="text", test_part=False, clients="natural"),
     "synthetic": Scheme("synthetic:synthetic", scheme_settings.SyntheticSettings, takes="nothing", clients=100),
     "two-class-unequal": Scheme(
-        "unequal:unequal", scheme_settings.UnequalSettings, test_part=False, clients=20, normalise="pixel"
+        "counts:unequal", scheme_settings.UnequalSettings, test_part=False, clients=20, normalise="pixel"
     ),
 }
 

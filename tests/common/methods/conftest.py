@@ -18,8 +18,7 @@ from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.seeds import derive
 from attune.fedclient.work.build import objective_for, predictor_for
-from attune.fedclient.work.objectives.base import LocalTask, Tensors, extras_of
-from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.objectives.base import LocalTask, Network, Tensors, extras_of
 from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.build import aggregators_for
 

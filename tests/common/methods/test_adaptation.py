@@ -10,7 +10,7 @@ from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
 from attune.common.methods.method import assign, configure
 from attune.common.methods.registry import configured_from, get, names
-from attune.common.methods.settings.objectives import SETTINGS
+from attune.common.methods.settings.objectives import OBJECTIVES
 from attune.common.models.feature_mean import KNOWN
 from attune.common.models.registry import build
 from attune.common.models.structure import roles, tensors_of
@@ -18,9 +18,8 @@ from attune.common.plan import ModelSpec
 from attune.common.seeds import derive
 from attune.fedclient.work.build import objective_class, objective_for, predictor_for
 from attune.fedclient.work.job import alone
-from attune.fedclient.work.objectives.base import PERSONAL
-from attune.fedclient.work.objectives.domain_bias import SHIFT
-from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.objectives.base import PERSONAL, Network
+from attune.fedclient.work.objectives.two_heads import SHIFT
 from attune.fedclient.work.trainer import Trainer
 from attune.fedserver.core.adaptation import AdaptationSpec, adaptation_of
 from attune.fedserver.core.planning import resolve
@@ -86,9 +85,9 @@ def test_the_objectives_that_keep_tensors_are_those_with_extras() -> None:
     model = build(msgspec.structs.replace(IMAGES, feature_mean=True), 0)
 
     def keeps(name: str) -> bool:
-        return bool(objective_class(name)(SETTINGS[name]()).extras(tensors_of(model), Network(model)))
+        return bool(objective_class(name)(OBJECTIVES[name]()).extras(tensors_of(model), Network(model)))
 
-    assert {name: keeps(name) for name in SETTINGS} == {name: settings.keeps_own for name, settings in SETTINGS.items()}
+    assert {name: keeps(name) for name in OBJECTIVES} == {name: settings.keeps_own for name, settings in OBJECTIVES.items()}
 
 
 def trained(name: str, trains: tuple[str, ...], spec: ModelSpec, rounds: int = 1) -> tuple[dict, dict, dict[str, str], Trainer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attune.common.methods.optimisers import ServerAdam, ServerSgd
+from attune.common.methods.hypernetwork import ServerAdam, ServerSgd
 
 CASES = [
     (ServerSgd(0.01, 0.9, 1e-3), lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=1e-3)),

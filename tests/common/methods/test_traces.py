@@ -21,8 +21,8 @@ from attune.contrib.gp.method import ProcessSettings
 from attune.contrib.gp.process import gibbs
 from attune.fedclient.work.objectives.base import PERSONAL
 from attune.fedclient.work.objectives.descent import batches
-from attune.fedclient.work.objectives.domain_bias import SHIFT
 from attune.fedclient.work.objectives.mixed_models import WEIGHT
+from attune.fedclient.work.objectives.two_heads import SHIFT
 
 W0 = np.array([[0.1, -0.2], [0.3, 0.0], [-0.1, 0.2]])
 B0 = np.array([[0.5, -0.3], [0.2, 0.7]])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attune.common.methods.generated import FEDTP
+from attune.common.methods import registry as methods
 from attune.common.methods.method import assign
 from attune.common.models.structure import components, roles, tensors_of
 
@@ -217,7 +217,7 @@ def test_roles(case):
 def test_fedtp_generates_what_the_model_attends_with(name):
     """Check that q,k,v given by name change the logits, and get gradients (except a key's bias, which cancels in softmax)."""
     model = CASES[name][0]().double().eval()
-    generated = [tensor for tensor, kind in assign(FEDTP, model).items() if kind == "generated"]
+    generated = [tensor for tensor, kind in assign(methods.get("fedtp"), model).items() if kind == "generated"]
     torch.manual_seed(1)
     x = torch.rand(2, 1, 8, 8, dtype=torch.float64) if name in ("vit", "timm") else torch.randint(2, 30, (2, 5))
     given = {

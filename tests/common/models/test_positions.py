@@ -12,8 +12,7 @@ from torch import nn
 
 from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
-from attune.common.methods.settings.objectives import SgdSettings
-from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.methods.settings.objectives import ModelSettings, SgdSettings
 from attune.common.models import registry
 from attune.common.models.options import cautions
 from attune.common.models.structure import tensors_of

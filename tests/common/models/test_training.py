@@ -10,8 +10,7 @@ from torch.func import functional_call
 from attune.common.config import TrainSettings
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import MeanSettings
-from attune.common.methods.settings.objectives import SgdSettings
-from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.methods.settings.objectives import ModelSettings, SgdSettings
 from attune.common.models import registry
 from attune.common.models.structure import components, tensors_of
 from attune.fedclient.work.job import alone

@@ -15,7 +15,7 @@ from attune.common.errors import AttuneError, LimitExceeded, SettingError, Undec
 from attune.common.plan import ModelSpec, Plan, Profile
 from attune.fedclient import client
 from attune.fedclient.cli import main
-from attune.fedclient.cli.site_file import KEYS
+from attune.fedclient.cli.root import KEYS
 from attune.fedclient.limits import OrderLimits, PrivacyLimits, accept_plan
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.resource_limits import ResourceLimits, unmet

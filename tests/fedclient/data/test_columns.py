@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import attune
-from attune.common.columns import difference, wrong_with
 from attune.common.errors import AttuneError, SettingError, ShapeMismatch, ShardError
 from attune.common.plan import DataSettings, Profile
+from attune.common.schema import difference, wrong_with
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.read_options import ReadOptions

@@ -20,10 +20,10 @@ from attune.common.schema import Column, Schema
 from attune.common.secure.masked_sums import MaskedLayout, packed
 from attune.common.site_statistics import ACCURACY, BUCKETS, NEAREST, Centre, ColumnSums, bucket_value
 from attune.fedclient.data.lazy_shard import shard_of
-from attune.fedclient.data.masked_slots import exact_sum, slots_of, sum_of_squares
 from attune.fedclient.data.noisy_sums import unit_sums
 from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.data.site_sums import column_sums, sketch_of
+from attune.fedclient.masked_disclosing import exact_sum, slots_of, sum_of_squares
 from attune.fedclient.read_options import ReadOptions
 
 SCHEMA = Schema.of(

@@ -18,10 +18,10 @@ from attune.common.models.structure import tensors_of
 from attune.common.plan import ModelSpec, Plan, Scale
 from attune.common.schema import Column, Schema
 from attune.fedclient.data.cells import is_missing, words_of
-from attune.fedclient.data.gaps import with_nan
 from attune.fedclient.data.new_samples import new_samples
 from attune.fedclient.data.prepare import prepare, prepare_features
 from attune.fedclient.data.shard import Shard, load_shard
+from attune.fedclient.data.standardiser import with_nan
 from attune.fedclient.model import portable
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.model.model_info import ModelInfo

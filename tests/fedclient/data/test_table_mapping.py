@@ -16,9 +16,9 @@ from attune.common.errors import SettingError, ShardError
 from attune.fedclient.cli import main
 from attune.fedclient.data.describe import describe
 from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.data.samples import table_of
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.data.table import read_table
-from attune.fedclient.data.table_mapping import table_of
 from attune.fedclient.read_options import ReadOptions
 
 MAP = ["Alter=age", "Geschlecht=sex", "sex:männlich=m,weiblich=f,unbekannt=", "krank=ill", "ill:ja=yes,nein=no"]

@@ -11,9 +11,9 @@ import pytest
 
 from attune.common.errors import ShardError
 from attune.common.schema import Column, DateForm, Schema
-from attune.fedclient.data.dates import days_of
 from attune.fedclient.data.describe import Proposal, describe
 from attune.fedclient.data.lazy_shard import LazyShard
+from attune.fedclient.data.stand_ins import days_of
 from attune.fedclient.data.table import DataTable
 from attune.fedclient.data.table_encoder import TableEncoder
 from attune.fedclient.read_options import ReadOptions

@@ -12,7 +12,7 @@ from grpc.aio import AioRpcError, Metadata
 
 from attune.common import aio
 from attune.common.exchange.messages import Hello
-from attune.fedclient.link.grpc_channel import GrpcChannel
+from attune.fedclient.link.enrol import GrpcChannel
 from attune.fedclient.link.port import Broken
 from attune.fedclient.link.transfer import persist, together
 from tests.fedclient.link.server import OverGrpc, Scripted

@@ -22,7 +22,7 @@ from attune.fedclient.work.comparison import compared, comparisons_of
 from attune.fedclient.work.executor import Work
 from attune.fedclient.work.learner import Learner
 from attune.fedclient.work.measures import mean_score
-from attune.fedclient.work.predictors.fine_tune import FineTune
+from attune.fedclient.work.predictors.base import FineTune
 from attune.fedclient.work.state import FolderOrders
 
 

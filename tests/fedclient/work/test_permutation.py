@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attune.common.paired import findings_of, pairs_of
-from attune.common.statistics import mcnemar
+from attune.common.statistics import findings_of, mcnemar, pairs_of
 from attune.fedclient.work.comparison import EXACT, MANY, sign_flip
 
 

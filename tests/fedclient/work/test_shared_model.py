@@ -15,8 +15,8 @@ from attune.common.errors import SettingError
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.common.plan import Plan
-from attune.fedclient.work import shared_model as shared
-from attune.fedclient.work.shared_model import SharedModel, shared_model
+from attune.fedclient.work import baselines
+from attune.fedclient.work.baselines import SharedModel, shared_model
 from tests.fedclient.work.test_learner import CPU
 
 
@@ -47,12 +47,12 @@ def test_another_thread_computes_with_a_model_of_its_own() -> None:
 
 def test_a_model_goes_with_its_last_device() -> None:
     gc.collect()
-    before = len(shared._SHARED)
+    before = len(baselines._SHARED)
     kept = shared_model(plan(seed=7), CPU)
-    assert len(shared._SHARED) == before + 1
+    assert len(baselines._SHARED) == before + 1
     del kept
     gc.collect()
-    assert len(shared._SHARED) == before
+    assert len(baselines._SHARED) == before
 
 
 def small(spec: object) -> torch.nn.Module:

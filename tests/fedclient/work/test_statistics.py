@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from attune.common.metrics import RIVALS
-from attune.common.paired import findings_of, pairs_of
-from attune.common.statistics import Z, difference, holm, mcnemar
+from attune.common.statistics import Z, difference, findings_of, holm, mcnemar, pairs_of
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work.comparison import compared, comparisons_of, finding_of
 

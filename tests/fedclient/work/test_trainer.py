@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from attune.common.config import TrainSettings
-from attune.common.methods.settings.objectives import SgdSettings
-from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.methods.settings.objectives import ModelSettings, SgdSettings
 from attune.fedclient.work.job import alone
 from attune.fedclient.work.measures import mean_cross_entropy
 from attune.fedclient.work.objectives.sgd import Sgd

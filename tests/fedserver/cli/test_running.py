@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from attune.fedserver import runs
 from attune.fedserver.cli import cli
-from attune.fedserver.web import finished
+from attune.fedserver.web import pages
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_the_end_of_a_run_and_of_a_race_are_told_apart(
 def test_the_command_prints_the_address_of_a_running_page_and_serves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finished, "running_page", lambda _: "https://here:1/")
-    monkeypatch.setattr(finished, "show", None)
+    monkeypatch.setattr(pages, "running_page", lambda _: "https://here:1/")
+    monkeypatch.setattr(pages, "show", None)
     done = CliRunner().invoke(cli, ["dashboard", "--home", str(tmp_path)], catch_exceptions=False)
     assert (done.exit_code, done.output) == (0, "https://here:1/\n")

@@ -9,8 +9,8 @@ from attune.common.errors import SettingError, ShapeMismatch
 from attune.common.plan import DataSettings, Profile
 from attune.common.schema import Column, Schema
 from attune.fedserver.core import data_form
+from attune.fedserver.core.ballot import united
 from attune.fedserver.core.planning import make_plan, resolve
-from attune.fedserver.core.schema_votes import united
 from attune.fedserver.core.table_schemas import merge_proposals, with_ranges
 from attune.fedserver.surveys.fleet_statistics import ColumnStatistics, FleetStatistics
 

@@ -14,8 +14,8 @@ import attune
 from attune.common.errors import SettingError, ShapeMismatch, UndeclaredLabels
 from attune.common.plan import DataSettings, Label, Plan, Profile
 from attune.fedserver.core import data_form, planning
-from attune.fedserver.core.united_classes import classes_apart, united_classes
-from attune.fedserver.view.status_text import render_status
+from attune.fedserver.core.ballot import classes_apart, united_classes
+from attune.fedserver.view.homes import render_status
 from tests.needs import Later, needs
 
 pytestmark = needs("pyarrow")

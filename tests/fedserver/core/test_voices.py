@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
 from attune.common.plan import Profile
+from attune.fedserver.core.ballot import united_classes
 from attune.fedserver.core.data_form import agree, one_token, too_many_classes
 from attune.fedserver.core.finishing import likeliest
 from attune.fedserver.core.records import Report
-from attune.fedserver.core.united_classes import united_classes
 from attune.fedserver.core.voices import MOST_VOTE, bounded
 
 USUAL = Profile(kind="tabular", shape=(3,), labels=[0, 1, 2], samples=20, test_samples=5)

@@ -38,9 +38,9 @@ from attune.fedserver.ports.ledger import Certificate, Ledger, Token
 from attune.fedserver.ports.storage import Storage
 from attune.fedserver.rpc.auth import ABOUT_ORDERS, Auth
 from attune.fedserver.rpc.connection_limiter import Bounds, ConnectionLimiter
-from attune.fedserver.rpc.health import watch
+from attune.fedserver.rpc.server import watch
+from attune.fedserver.view.homes import render_status
 from attune.fedserver.view.status import status
-from attune.fedserver.view.status_text import render_status
 from tests.fedserver.conftest import World, world_on_disk
 
 PROFILE = Profile("tabular", (3,), [0, 1], 10, 4)

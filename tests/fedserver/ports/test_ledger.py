@@ -24,7 +24,7 @@ from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import DeviceRecord, Report, Slot
 from attune.fedserver.ports.ledger import Certificate, Ledger, LedgerReader, Refusal, Token
 from attune.fedserver.ports.storage import Storage
-from attune.fedserver.stores import migrations, sqlite
+from attune.fedserver.stores import sqlite
 from attune.fedserver.stores.disk import DiskStorage
 from attune.fedserver.stores.memory import MemoryStorage
 from attune.fedserver.stores.sqlite import SqliteLedger, SqliteReader, passes
@@ -339,11 +339,11 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_newer_schema_is_refused(path: Path) -> None:
     with sqlite3.connect(path) as db:
-        db.execute(f"PRAGMA user_version = {migrations.VERSION + 1}")
+        db.execute(f"PRAGMA user_version = {sqlite.VERSION + 1}")
     for opened in (SqliteLedger, SqliteReader):
         with pytest.raises(
             HomeMismatch,
-            match=rf"newer version of fedserver \(schema {migrations.VERSION + 1}; this one knows {migrations.VERSION}\)",
+            match=rf"newer version of fedserver \(schema {sqlite.VERSION + 1}; this one knows {sqlite.VERSION}\)",
         ):
             opened(path).snapshot()
 

@@ -11,7 +11,7 @@ from attune.common import aio
 from attune.common.errors import LimitExceeded, Stalled
 from attune.common.pulse import Pulse
 from attune.common.wire.blobs import FRAME_BYTES
-from attune.fedserver.rpc import blob_service
+from attune.fedserver.rpc import service
 
 
 class Context:
@@ -31,7 +31,7 @@ class Context:
 def batches(frames, ends=True):
     async def scenario():
         context, found = Context(frames, ends), []
-        while batch := await blob_service._batch(context, "kiel", Pulse()):
+        while batch := await service._batch(context, "kiel", Pulse()):
             found.append(batch)
         return found
 
@@ -39,15 +39,15 @@ def batches(frames, ends=True):
 
 
 def test_frames_come_in_batches_and_none_is_lost():
-    frames = [bytes([n]) * FRAME_BYTES for n in range(2 * blob_service.BATCH_FRAMES + 1)]
+    frames = [bytes([n]) * FRAME_BYTES for n in range(2 * service.BATCH_FRAMES + 1)]
     found = batches(frames)
-    assert [len(batch) for batch in found] == [blob_service.BATCH_FRAMES, blob_service.BATCH_FRAMES, 1]
+    assert [len(batch) for batch in found] == [service.BATCH_FRAMES, service.BATCH_FRAMES, 1]
     assert [frame for batch in found for frame in batch] == frames
     assert batches([b"a", b"b"]) == [[b"a"], [b"b"]], "a frame of a slow link waits for no other, for the link may be cut"
 
 
 def test_an_upload_on_which_nothing_comes_is_stalled_and_its_order_is_not_closed(monkeypatch):
-    monkeypatch.setattr(blob_service, "STALL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(service, "STALL_TIMEOUT_S", 0.05)
     with pytest.raises(Stalled, match="go on at the offset"):
         batches([b"a"], ends=False)
 

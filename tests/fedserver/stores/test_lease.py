@@ -21,7 +21,7 @@ pytest.importorskip("psycopg")
 from attune.fedserver.stores import lease
 from attune.fedserver.stores.lease import Lease
 from attune.fedserver.stores.postgres import SILENT_S, PostgresDatabase
-from attune.fedserver.stores.postgres_ledger import PostgresLedger, PostgresReader
+from attune.fedserver.stores.remote import PostgresLedger, PostgresReader
 
 pytestmark = pytest.mark.engines
 

@@ -25,8 +25,7 @@ psycopg = pytest.importorskip("psycopg")
 
 from attune.fedserver.stores import postgres  # noqa: E402
 from attune.fedserver.stores.postgres import PostgresDatabase, check_url  # noqa: E402
-from attune.fedserver.stores.postgres_ledger import PostgresLedger, PostgresReader  # noqa: E402
-from attune.fedserver.stores.remote import RemoteStorage  # noqa: E402
+from attune.fedserver.stores.remote import PostgresLedger, PostgresReader, RemoteStorage  # noqa: E402
 
 pytestmark = pytest.mark.engines
 

@@ -19,9 +19,9 @@ from attune.common.plan import DataSettings
 from attune.common.secure.masked_sums import added, packed
 from attune.common.site_statistics import Centre, ColumnSketch, SiteSketches, bucket_value
 from attune.fedclient.data.lazy_shard import shard_of
-from attune.fedclient.data.masked_slots import slots_of
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.site_sums import site_sketches, site_sums, sketch_of
+from attune.fedclient.masked_disclosing import slots_of
 from attune.fedclient.read_options import ReadOptions
 from attune.fedserver.surveys.fleet_statistics import (
     FleetStatistics,

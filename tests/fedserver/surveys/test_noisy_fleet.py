@@ -19,7 +19,7 @@ from attune.common.schema import Column, Schema
 from attune.fedclient.data.lazy_shard import shard_of
 from attune.fedclient.data.noisy_sums import unit_sums
 from attune.fedclient.work.private.ledger import PrivacyLedger
-from attune.fedclient.work.private.noisy_release import released
+from attune.fedclient.work.private.private_learning import released
 from attune.fedserver.surveys.fleet_statistics import FleetStatistics
 from attune.fedserver.surveys.noisy_fleet import NoisyQuestions, noisy_fleet
 from attune.fedserver.view.statistics_page import lines_of, write_page

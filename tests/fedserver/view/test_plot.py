@@ -18,8 +18,7 @@ from attune.common import aio
 from attune.common.config import TrainSettings
 from attune.common.errors import NoModel, SettingError
 from attune.common.pictures import figures
-from attune.common.pictures.figures import natural, short
-from attune.common.pictures.page import PageTable, Picture, Section, write
+from attune.common.pictures.figures import PageTable, Picture, Section, natural, short, write
 from attune.common.plan import ModelSpec, Plan
 from attune.common.wire.files import write_tensors
 from attune.fedserver.cli import cli
@@ -203,7 +202,7 @@ def test_panels_that_have_nothing_below_them_have_the_labels_of_the_x_axis():
     """Use five panels in rows of three: the lower two, and the third of the first row."""
     figure, axes = figures.panels(2, 3, 5)
     axes[0].plot([1, 2], [10.0, 20.0])
-    figures.png(figure)
+    figures.file_of(figure)
     labelled = [any(tick.label1.get_visible() for tick in each.xaxis.get_major_ticks()) for each in axes]
     assert labelled == [False] * 2 + [True] * 3
     assert [each.get_visible() for each in figure.axes] == [True] * 5 + [False]
@@ -479,5 +478,5 @@ def test_the_command_offers_the_pictures_that_there_are(federation, tmp_path):
 def test_a_name_with_letters_that_the_font_lacks_is_drawn_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
     figure = figures.new(2, 2)
     figure.suptitle("東京")
-    assert figures.png(figure).startswith(b"\x89PNG")
+    assert figures.file_of(figure).startswith(b"\x89PNG")
     assert [str(warning.message) for warning in recwarn] == []

@@ -16,7 +16,7 @@ from attune.fedserver import runs
 from attune.fedserver.cli.root import cli
 from attune.fedserver.core.records import Report
 from attune.fedserver.home import ServerHome
-from attune.fedserver.view.guarantee import spent_epsilons
+from attune.fedserver.view.status import spent_epsilons
 
 
 def ran(folder: Path, privacy: dict[str, Any], **settings: dict[str, Any]) -> Path:

@@ -10,8 +10,8 @@ from attune.common.config import RoundSettings
 from attune.fedserver.core.accuracy import accuracies, comparisons, latest_metrics, no_better_than, over_all, summary
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import Report
+from attune.fedserver.view.homes import render_status
 from attune.fedserver.view.status import state_of
-from attune.fedserver.view.status_text import render_status
 from tests.fedserver.view.test_summary import train
 
 

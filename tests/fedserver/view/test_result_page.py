@@ -35,7 +35,7 @@ def page_of(rows: list[Report], out: Path, task: TaskName = "classes") -> tuple[
     settings = {"round": {"rounds": 2}}
     snapshot = Snapshot(settings, plan, Record(round=2, phase=Phase.DONE), devices, (), tuple(rows))
     title, sections, left_out = plots.pages(plots.PictureSource(lambda: snapshot, MemoryBlobs(), None, "home"), [])
-    plots.page.write(out, title, sections)
+    plots.figures.write(out, title, sections)
     return Page(out / "index.html"), left_out
 
 

@@ -209,7 +209,7 @@ def test_the_view_for_programs_is_what_the_page_shows(federation):
 def test_a_score_is_called_by_its_name_with_its_direction(tmp_path, served, open_page, task, told, interval):
     """Check at 390 points of width that no words of a figure are smaller than 9, and a curve's colour is beside its name."""
     import attune
-    from attune.fedserver.web.finished import FolderSource
+    from attune.fedserver.web.pages import FolderSource
     from tests.fedserver.web.conftest import TOKEN
 
     x = np.random.default_rng(0).normal(size=(2, 60, 3)).astype("f4")

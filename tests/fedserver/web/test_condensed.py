@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attune.common.metrics import METRICS
-from attune.common.paired import gain_of, verdict_of
+from attune.common.statistics import gain_of, verdict_of
 from attune.fedserver.core.messages import Phase, Record
 from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.ports.ledger import Snapshot

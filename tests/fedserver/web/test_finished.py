@@ -12,7 +12,7 @@ import pytest
 import attune
 from attune.common.errors import SettingError
 from attune.fedserver.home import ServerHome
-from attune.fedserver.web.finished import FolderSource, of_home, show, source_of
+from attune.fedserver.web.pages import FolderSource, of_home, show, source_of
 from attune.fedserver.web.parts import parts
 from attune.fedserver.web.prometheus import exposition
 from attune.fedserver.web.serving import PageAddress

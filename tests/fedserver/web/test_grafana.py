@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import attune
 from attune.fedserver.home import ServerHome
-from attune.fedserver.web.finished import of_home
+from attune.fedserver.web.pages import of_home
 from tests.e2e.harness import tabular_shard
 from tests.fedserver.web.conftest import TOKEN
 

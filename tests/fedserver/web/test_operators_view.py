@@ -18,11 +18,11 @@ from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.federation.streams import DeviceStage, Span
 from attune.fedserver.home import ServerHome
 from attune.fedserver.ports.ledger import Snapshot
+from attune.fedserver.view.homes import render_status
 from attune.fedserver.view.status import status
-from attune.fedserver.view.status_text import render_status
 from attune.fedserver.web.condensed import CondensedReports
 from attune.fedserver.web.facts import PageFacts
-from attune.fedserver.web.finished import of_home
+from attune.fedserver.web.pages import of_home
 from attune.fedserver.web.parts import parts
 from tests.e2e.harness import tabular_shard
 

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from attune.fedserver.home import ServerHome
-from attune.fedserver.web import finished
+from attune.fedserver.web import pages
 
 
 def test_a_page_has_an_address_once_it_was_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = ServerHome(tmp_path)
     home.create()
-    assert finished.page_url(home, "secret") is None
+    assert pages.page_url(home, "secret") is None
     settings = SimpleNamespace(server=SimpleNamespace(advertise="here:1"))
     monkeypatch.setattr(ServerHome, "snapshot", lambda _: SimpleNamespace(settings=settings))
     place = SimpleNamespace(url=lambda token, advertise: f"https://there/{advertise}#{token}")
-    monkeypatch.setattr(finished, "remembered", lambda _: place)
-    assert finished.page_url(home, "secret") == "https://there/here:1#secret"
+    monkeypatch.setattr(pages, "remembered", lambda _: place)
+    assert pages.page_url(home, "secret") == "https://there/here:1#secret"

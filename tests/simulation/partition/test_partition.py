@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 
 from attune.common.errors import DiskFull, SettingError, ShardError
 from attune.fedclient.data.shard import load_shard
-from attune.simulation.partition import features
+from attune.simulation.partition import samples
 from attune.simulation.partition.datasets import load_dataset
-from attune.simulation.partition.overview import save_picture, table
 from attune.simulation.partition.samples import Dataset
 from attune.simulation.partition.schemes.cut import quotas
 from attune.simulation.partition.schemes.shares import deal
-from attune.simulation.partition.split import partition, write_shards
+from attune.simulation.partition.split import partition, save_picture, table, write_shards
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 classes_of = st.lists(st.tuples(st.integers(1, 90), st.integers(1, 40)), min_size=1, max_size=8)
@@ -226,8 +225,8 @@ def images() -> Dataset:
 
 
 def test_channel_and_pixel(images, monkeypatch):
-    monkeypatch.setattr(features, "_CHUNK", 7)
-    channel, pixel = features.normaliser(images, "channel"), features.normaliser(images, "pixel")
+    monkeypatch.setattr(samples, "_CHUNK", 7)
+    channel, pixel = samples.normaliser(images, "channel"), samples.normaliser(images, "pixel")
     train, both = images.train_x / 255.0, np.concatenate([images.train_x, images.test_x]) / 255.0
     assert np.allclose(channel.mean, train.mean(axis=(0, 1, 2))) and np.allclose(channel.std, train.std(axis=(0, 1, 2)))
     assert np.allclose(pixel.mean, both.mean(axis=0)) and pixel.std[0, 0, 0] == 1.0
@@ -238,14 +237,14 @@ def test_channel_and_pixel(images, monkeypatch):
 
 
 def test_the_published_constants(images):
-    made = features.normaliser(images, "cifar100").apply(np.full((1, 1, 1, 3), 255, np.uint8))
+    made = samples.normaliser(images, "cifar100").apply(np.full((1, 1, 1, 3), 255, np.uint8))
     assert np.allclose(made[0, 0, 0], [(1 - 0.5071) / 0.2673, (1 - 0.4865) / 0.2564, (1 - 0.4409) / 0.2762])
     with pytest.raises(SettingError, match="3 channels"):
-        features.normaliser(dataclasses.replace(images, train_x=images.train_x[..., :1]), "cifar10")
+        samples.normaliser(dataclasses.replace(images, train_x=images.train_x[..., :1]), "cifar10")
 
 
 def test_noise_rises_with_the_client(images, tmp_path: Path):
-    assert features.noise_levels(5, 20.0).tolist() == [0, 5, 10, 15, 20] and features.noise_levels(1, 20.0).tolist() == [0]
+    assert samples.noise_levels(5, 20.0).tolist() == [0, 5, 10, 15, 20] and samples.noise_levels(1, 20.0).tolist() == [0]
     clean, noisy = (partition(images, "iid", 5, seed=2, normalise="channel", noise=noise) for noise in (0.0, 20.0))
     for client, sigma in enumerate([0.0, 5.0, 10.0, 15.0, 20.0]):
         assert np.array_equal(clean.train[client], noisy.train[client])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attune.common.errors import NonFiniteFeatures, SettingError, ShardError
-from attune.fedclient.data import csv_file, files
+from attune.fedclient.data import arrays, csv_file
 from attune.fedclient.data.makers.alphabets import CHARACTERS, encode
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.read_options import ReadOptions
@@ -355,7 +355,7 @@ def test_text_is_limited(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(csv_file, "MAX_CELLS", 20)
     with pytest.raises(ShardError, match="more than 20 cells"):
         read(tmp_path / "t.csv")
-    monkeypatch.setattr(files, "MAX_TEXT_BYTES", 100)
+    monkeypatch.setattr(arrays, "MAX_TEXT_BYTES", 100)
     with pytest.raises(ShardError, match="the limit"):
         read(tmp_path / "t.csv")
     monkeypatch.setattr(plays, "MAX_TEXT_BYTES", 30)
@@ -363,7 +363,7 @@ def test_text_is_limited(tmp_path: Path, monkeypatch):
         (tmp_path / f"{name}.txt").write_text("ROMEO:\nAh me! Ah me!\n")
     with pytest.raises(ShardError, match="the limit"):
         load_source(str(tmp_path))
-    monkeypatch.setattr(files, "MAX_FILES", 2)
+    monkeypatch.setattr(arrays, "MAX_FILES", 2)
     with pytest.raises(ShardError, match="3 files"):
         load_source(str(tmp_path))
 

@@ -13,13 +13,13 @@ from attune.fedclient.data.shard import load_shard
 from attune.simulation.partition.datasets import load_source
 from attune.simulation.partition.samples import corpus
 from attune.simulation.partition.schemes import registry
-from attune.simulation.partition.schemes.coarse import draw
+from attune.simulation.partition.schemes.counts import sizes as unequal_sizes
 from attune.simulation.partition.schemes.cut import grouped, stratified
 from attune.simulation.partition.schemes.natural import folders
 from attune.simulation.partition.schemes.scheme_settings import SyntheticSettings
+from attune.simulation.partition.schemes.shares import draw
 from attune.simulation.partition.schemes.synthetic import samples
 from attune.simulation.partition.schemes.synthetic import sizes as power_law
-from attune.simulation.partition.schemes.unequal import sizes as unequal_sizes
 from attune.simulation.partition.split import partition, write_shards
 
 MNIST = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]  # images of each digit, both parts

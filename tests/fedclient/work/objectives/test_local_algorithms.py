@@ -13,26 +13,22 @@ from torch.nn import functional
 from attune.common.errors import SettingError
 from attune.common.methods.settings.objectives import (
     AlternatingSettings,
+    FineTuneSettings,
     MamlSettings,
     MoreauSettings,
     OwnModelSettings,
     SgdSettings,
     TwoHeadsSettings,
 )
-from attune.common.methods.settings.predictors import FineTuneSettings
 from attune.common.seeds import derive
 from attune.contrib.gp.method import GpObjectiveSettings
 from attune.contrib.gp.objective import GpObjective
-from attune.fedclient.work.objectives.alternating import Alternating
-from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, extras_of
+from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Network, extras_of
 from attune.fedclient.work.objectives.descent import Cancelled, TrainingDiverged, batches
-from attune.fedclient.work.objectives.maml import Maml
-from attune.fedclient.work.objectives.moreau import Moreau
-from attune.fedclient.work.objectives.network import Network
-from attune.fedclient.work.objectives.own_model import OwnModel
-from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.objectives.proximal import Moreau, OwnModel
+from attune.fedclient.work.objectives.sgd import Alternating, Maml, Sgd
 from attune.fedclient.work.objectives.two_heads import TwoHeads, log_prior
-from attune.fedclient.work.predictors.fine_tune import FineTune
+from attune.fedclient.work.predictors.base import FineTune
 
 
 def data(samples=10):

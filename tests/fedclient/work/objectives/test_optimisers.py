@@ -14,8 +14,7 @@ from torch import nn
 import attune
 from attune.common.config import TrainSettings, convert
 from attune.common.errors import SettingError
-from attune.common.methods.settings.objectives import ProximalSettings, SgdSettings
-from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.methods.settings.objectives import ModelSettings, ProximalSettings, SgdSettings
 from attune.fedclient.work.measures import mean_cross_entropy
 from attune.fedclient.work.objectives.augment import augmented
 from attune.fedclient.work.objectives.proximal import Proximal, pulled

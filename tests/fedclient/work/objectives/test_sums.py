@@ -21,8 +21,7 @@ from attune.common.methods.ridge import (
     WEIGHT,
     sums_of,
 )
-from attune.common.methods.settings.objectives import SumsSettings
-from attune.common.methods.settings.predictors import ClosedFormPredictorSettings
+from attune.common.methods.settings.objectives import ClosedFormPredictorSettings, SumsSettings
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
 from attune.fedclient.work.objectives.base import PERSONAL, LocalTask

@@ -13,14 +13,13 @@ from torch import nn
 from attune.common.config import TrainSettings
 from attune.common.methods.method import configure
 from attune.common.methods.registry import get
-from attune.common.methods.settings.predictors import KnnSettings
+from attune.common.methods.settings.objectives import KnnSettings
 from attune.common.seeds import derive
 from attune.fedclient.work.build import predictor_for
 from attune.fedclient.work.objectives import memory
-from attune.fedclient.work.objectives.base import LocalTask
+from attune.fedclient.work.objectives.base import LocalTask, Network
 from attune.fedclient.work.objectives.descent import Cancelled
 from attune.fedclient.work.objectives.memory import FEATURES, LABELS
-from attune.fedclient.work.objectives.network import Network
 from attune.fedclient.work.predictors import knn as subject
 from attune.fedclient.work.predictors.knn import Knn, library, nearest, nearest_faiss, nearest_torch, votes
 

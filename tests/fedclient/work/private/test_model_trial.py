@@ -11,8 +11,7 @@ from torch.nn.functional import dropout
 
 from attune.common.errors import SettingError
 from attune.common.torch_state import seeded
-from attune.fedclient.work.objectives.base import Batch
-from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.objectives.base import Batch, Network
 from attune.fedclient.work.private.model_trial import split_of
 from attune.fedclient.work.private.unit_gradients import Split, clipped_sum
 from tests.fedclient.work.private.test_unit_gradients import mean_loss

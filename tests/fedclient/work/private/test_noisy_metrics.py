@@ -24,9 +24,8 @@ from attune.fedclient.hooks import Hooks
 from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.work.private.lattice import DEVIATION, LatticeStream
 from attune.fedclient.work.private.ledger import PrivacyLedger
-from attune.fedclient.work.private.noisy_metrics import MOST_LOSS, check_countable, noisy_metrics
 from attune.fedclient.work.private.order_noise import OrderNoise
-from attune.fedclient.work.private.private_learning import PrivateLearning
+from attune.fedclient.work.private.private_learning import MOST_LOSS, PrivateLearning, check_countable, noisy_metrics
 from attune.fedserver.core.planning import make_plan, resolve
 from tests.simulation.test_private import RANGE, simulated
 

@@ -23,7 +23,7 @@ from attune.fedclient.data.shard import Shard
 from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.options import DeviceOptions
 from attune.fedclient.work.private.ledger import BudgetSpent, PrivacyLedger
-from attune.fedclient.work.private.noisy_release import check_allowed, released
+from attune.fedclient.work.private.private_learning import check_allowed, released
 from tests.empirical_epsilon import Scores, lower_bound
 
 DELTA = 1e-5

@@ -20,13 +20,10 @@ from attune.common.methods.settings.objectives import (
     SgdSettings,
 )
 from attune.common.seeds import derive
-from attune.fedclient.work.objectives.alternating import Alternating
-from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Objective, Tensors, Trained, personal
+from attune.fedclient.work.objectives.base import PERSONAL, LocalTask, Network, Objective, Tensors, Trained, personal
 from attune.fedclient.work.objectives.descent import Descent, TrainingDiverged, optimiser_for
-from attune.fedclient.work.objectives.network import Network
-from attune.fedclient.work.objectives.own_model import MeanRegularised, OwnModel
-from attune.fedclient.work.objectives.proximal import Proximal
-from attune.fedclient.work.objectives.sgd import Sgd
+from attune.fedclient.work.objectives.proximal import MeanRegularised, OwnModel, Proximal
+from attune.fedclient.work.objectives.sgd import Alternating, Sgd
 from attune.fedclient.work.private.lattice import LatticeStream, lattice_step
 from attune.fedclient.work.private.noisy_steps import with_noise
 from attune.fedclient.work.private.order_noise import OrderNoise

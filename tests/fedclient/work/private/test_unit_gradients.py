@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from attune.fedclient.work.measures import MEASURES
-from attune.fedclient.work.objectives.base import Batch
-from attune.fedclient.work.objectives.network import Network
+from attune.fedclient.work.objectives.base import Batch, Network
 from attune.fedclient.work.private.model_trial import split_of
 from attune.fedclient.work.private.unit_gradients import clipped_layers, clipped_sum
 

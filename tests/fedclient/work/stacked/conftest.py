@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attune.common.config import TrainSettings
-from attune.common.methods.settings.predictors import ModelSettings
+from attune.common.methods.settings.objectives import ModelSettings
 from attune.common.seeds import derive
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.objectives.base import Objective, Tensors, Trained

@@ -13,12 +13,17 @@ from torch import nn
 
 from attune.common.config import TrainSettings
 from attune.common.exchange.messages import BlobRef, Order
-from attune.common.methods.settings.objectives import SgdSettings, TwoHeadsSettings
-from attune.common.methods.settings.predictors import FineTuneSettings, KnnSettings, TwoHeadsPredictorSettings
+from attune.common.methods.settings.objectives import (
+    FineTuneSettings,
+    KnnSettings,
+    SgdSettings,
+    TwoHeadsPredictorSettings,
+    TwoHeadsSettings,
+)
 from attune.common.models.registry import default_spec
 from attune.common.plan import Plan
 from attune.contrib.gp.method import GpPredictorSettings
-from attune.contrib.gp.predictor import GpPredictor
+from attune.contrib.gp.objective import GpPredictor
 from attune.fedclient.data.prepare import prepare
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.work.blend import Weighing, weights_of
@@ -30,8 +35,7 @@ from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.objectives.descent import batches
 from attune.fedclient.work.objectives.sgd import Sgd
 from attune.fedclient.work.objectives.two_heads import TwoHeads
-from attune.fedclient.work.predictors.base import TwoHeadsPredictor
-from attune.fedclient.work.predictors.fine_tune import FineTune
+from attune.fedclient.work.predictors.base import FineTune, TwoHeadsPredictor
 from attune.fedclient.work.predictors.knn import Knn
 from attune.fedclient.work.stacked import descend, scoring
 from attune.fedclient.work.stacked.descend import batch_plan

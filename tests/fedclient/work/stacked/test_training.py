@@ -28,11 +28,11 @@ WAYS = {
     "all at once": {"momentum": 0.9, "weight_decay": 0.05, "clip_norm": 0.3, "local_epochs": 3},
     "steps": {"momentum": 0.5, "clip_norm": 0.1, "local_steps": 9},
 }
-TOGETHER = [name for name in settings.SETTINGS if not objective_class(name).by_itself]
+TOGETHER = [name for name in settings.OBJECTIVES if not objective_class(name).by_itself]
 
 
 def objective(name):
-    return objective_class(name)(GIVEN.get(name) or settings.SETTINGS[name]())
+    return objective_class(name)(GIVEN.get(name) or settings.OBJECTIVES[name]())
 
 
 def compare(devices, tolerance, trains=()):
@@ -52,7 +52,7 @@ def compare(devices, tolerance, trains=()):
 
 
 def test_only_gaussian_processes_and_a_running_mean_go_one_by_one():
-    assert set(settings.SETTINGS) - set(TOGETHER) == {"domain-bias", "gp", "sums"}
+    assert set(settings.OBJECTIVES) - set(TOGETHER) == {"domain-bias", "gp", "sums"}
 
 
 @pytest.mark.parametrize("way", WAYS)

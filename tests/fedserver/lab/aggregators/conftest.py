@@ -18,11 +18,10 @@ from attune.common.methods.settings.aggregators import (
     HypernetworkSettings,
     MeanSettings,
 )
-from attune.fedserver.lab.aggregators.attention import Mcsa
+from attune.fedserver.lab.aggregators.attention import Amp, HeurAmp, Mcsa
 from attune.fedserver.lab.aggregators.base import Aggregator, MemoryVault, Tensors, Vault
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork
 from attune.fedserver.lab.aggregators.mean import Mean
-from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp
 
 COMPONENTS = {
     "blocks.0.qkv": ["blocks.0.qkv.weight"],

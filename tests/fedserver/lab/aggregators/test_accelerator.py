@@ -13,10 +13,9 @@ from attune.common.errors import SettingError
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AmpSettings, AttentionSettings, HeurAmpSettings, HypernetworkSettings
 from attune.fedserver.lab import accelerator
-from attune.fedserver.lab.aggregators.attention import Mcsa
+from attune.fedserver.lab.aggregators.attention import Amp, HeurAmp, Mcsa
 from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.hypernetwork import Hypernetwork, _HeadRound
-from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp
 from attune.fedserver.lab.aggregators.votes import gram, mix_
 
 GPU = torch.device("cuda", 0)

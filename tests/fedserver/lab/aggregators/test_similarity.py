@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AmpSettings, HeurAmpSettings
+from attune.fedserver.lab.aggregators.attention import Amp, HeurAmp, median_distance
 from attune.fedserver.lab.aggregators.base import MemoryVault
-from attune.fedserver.lab.aggregators.similarity import Amp, HeurAmp, median_distance
 
 
 def mixed(aggregator_of, settings_of, rows: torch.Tensor, samples: list[int] | None = None) -> torch.Tensor:

@@ -14,10 +14,9 @@ from hypothesis.extra.numpy import arrays
 from attune.common.exchange.transform import PartUpdate
 from attune.common.methods.settings.aggregators import AttentionSettings, HeurAmpSettings, HypernetworkSettings, MeanSettings
 from attune.fedserver.lab.aggregators import votes
-from attune.fedserver.lab.aggregators.attention import Mcsa
+from attune.fedserver.lab.aggregators.attention import HeurAmp, Mcsa
 from attune.fedserver.lab.aggregators.base import MemoryVault
 from attune.fedserver.lab.aggregators.mean import VALUE, Mean
-from attune.fedserver.lab.aggregators.similarity import HeurAmp
 from attune.fedserver.lab.aggregators.stored import MATRICES, UNIT
 
 ROWS = st.integers(1, 9).flatmap(lambda size: arrays(np.float64, (size, 5), elements=st.floats(-50, 50, width=32)))

@@ -137,9 +137,9 @@ def test_calls_go_to_all_workers(new_pool):
 
 
 def test_workers_of_another_version_are_refused(monkeypatch):
-    from attune.fedserver.lab.cluster import cluster_worker
+    from attune.fedserver.lab.cluster import workers
 
-    monkeypatch.setattr(cluster_worker, "version", lambda package: "0.0.7")
+    monkeypatch.setattr(workers, "version", lambda package: "0.0.7")
     cluster = InlineCluster(2)
     with pytest.raises(SettingError, match=r"the cluster has attune-fl 0\.0\.7 .* install the same there"):
         WorkerPool(cluster)

@@ -20,7 +20,7 @@ from attune.common.wire.files import TensorFile, write_tensors
 from attune.common.wire.header import layout_of
 from attune.common.wire.tensors import Cast, bytes_of, manifest_of
 from attune.fedserver.lab.checks import BoundedTensors, RebasedTensors
-from attune.fedserver.lab.cluster.store_worker import StoredRound
+from attune.fedserver.lab.cluster.workers import StoredRound
 from attune.fedserver.lab.vault import NotFinite
 from attune.fedserver.ports.blobs import Damaged
 from tests import engines

@@ -1,15 +1,19 @@
-"""Methods of a worker that reaches the objects of S3 itself: it reads columns there, and writes the next values there.
+"""Methods of one worker, and of one that reaches the objects of S3 itself: it reads columns, and writes the next values there.
 
-No tensor passes through the server. A worker writes the next values of its columns as a piece: for each vault key a row of
-them. When all pieces are written, workers assemble each key's blob out of its rows, hash it and write it under its digest.
-A method that is called again writes the same bytes under the same keys.
+Tensors travel as bytes of numpy arrays, which Ray does not copy. With S3 no tensor passes through the server. A worker writes
+the next values of its columns as a piece: for each vault key a row of them. When all pieces are written, workers assemble each
+key's blob out of its rows, hash it and write it under its digest. A method that is called again writes the same bytes under the
+same keys.
 """
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -18,11 +22,10 @@ import torch
 from attune.common.errors import LedgerBusy
 from attune.common.exchange.transform import PartUpdate
 from attune.common.wire.digest import digest_of, file_name
-from attune.common.wire.header import Manifest
-from attune.common.wire.tensors import is_finite
-from attune.fedserver.lab.aggregators.base import Blockwise, Put, Tensors, Unit
+from attune.common.wire.header import Manifest, layout_of
+from attune.common.wire.tensors import DTYPES, Tensors, is_finite, manifest_of, views
+from attune.fedserver.lab.aggregators.base import Blockwise, MemoryVault, Put, Unit, read_into
 from attune.fedserver.lab.build import AggregatorSpec, made
-from attune.fedserver.lab.cluster.cluster_worker import ClusterWorker, PackedTensors, pack, unpack
 from attune.fedserver.lab.cluster.parcels import Parcel, columns_of
 from attune.fedserver.lab.vault import NotFinite
 from attune.fedserver.stores.checked_blobs import OBJECTS
@@ -30,6 +33,98 @@ from attune.fedserver.stores.checked_blobs import OBJECTS
 if TYPE_CHECKING:
     from attune.fedserver.stores.object_source import ObjectRanges
     from attune.fedserver.stores.s3_objects import S3Access, S3Objects
+
+
+@dataclass(frozen=True)
+class PackedTensors:
+    """Tensors in one array of bytes, in the layout of a safetensors file; the header's place is empty."""
+
+    manifest: Manifest
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def pack(tensors: Mapping[str, torch.Tensor], manifest: Manifest | None = None) -> PackedTensors:
+    """Copy the tensors that the manifest names, or all."""
+    manifest = manifest_of(tensors) if manifest is None else manifest
+    layout = layout_of(manifest)
+    bytes_B = torch.empty(layout.size, dtype=torch.uint8)
+    for name, (start, end) in layout.spans.items():
+        if start < end:
+            read_into(tensors, name, bytes_B[start:end].view(DTYPES[manifest[name].dtype]))
+    return PackedTensors(manifest, bytes_B.numpy())
+
+
+def unpack(packed: PackedTensors) -> Tensors:
+    """Return views of the tensors. Do not write to them: other processes may read the same memory."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        bytes_B = torch.from_numpy(packed.data)
+    return views(bytes_B, layout_of(packed.manifest), "tensors of a worker")
+
+
+@dataclass(frozen=True)
+class PackedUpdate:
+    """Some columns of a client's update."""
+
+    client: str
+    weight: float
+    absent: int
+    tensors: PackedTensors
+
+
+def pack_updates(updates: Sequence[PartUpdate], manifest: Manifest) -> list[PackedUpdate]:
+    """Read these columns of a cohort's updates from where they lie."""
+    return [PackedUpdate(update.client, update.weight, update.absent, pack(update.tensors, manifest)) for update in updates]
+
+
+def _unpack_updates(columns: Sequence[PackedUpdate]) -> list[PartUpdate]:
+    return [PartUpdate(column.client, column.weight, unpack(column.tensors), column.absent) for column in columns]
+
+
+@dataclass(frozen=True)
+class WorkerVersions:
+    """The worker's process on its machine, and the versions of its packages."""
+
+    pid: int
+    attune: str
+    torch: str
+
+
+class ClusterWorker:
+    """A worker's methods.
+
+    Args:
+        threads: Threads of its computations: as many as the server's lab has, or sums of products would round differently.
+    """
+
+    def __init__(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+
+    def versions(self) -> WorkerVersions:
+        return WorkerVersions(os.getpid(), version("attune-fl"), torch.__version__)
+
+    def partial(self, spec: AggregatorSpec, parcel: Parcel, columns: Sequence[PackedUpdate]) -> list[PackedTensors]:
+        """Return the partial of each block."""
+        aggregator, updates = _blockwise(spec), _unpack_updates(columns)
+        return [pack(aggregator.partial(block, updates)) for block in parcel]
+
+    def apply(
+        self, spec: AggregatorSpec, parcel: Parcel, combined: Sequence[PackedTensors], columns: Sequence[PackedUpdate]
+    ) -> list[dict[str, PackedTensors]]:
+        """Return the next values of each block by vault key."""
+        aggregator, updates = _blockwise(spec), _unpack_updates(columns)
+        applied = []
+        for block, packed in zip(parcel, combined, strict=True):
+            values: dict[str, Tensors] = {}
+            for key, name, value in aggregator.apply(block, unpack(packed), updates):
+                values.setdefault(key, {})[name] = value
+            applied.append({key: pack(tensors) for key, tensors in values.items()})
+        return applied
+
+
+def _blockwise(spec: AggregatorSpec) -> Blockwise:
+    return cast(Blockwise, made(spec, MemoryVault()))  # only Blockwise aggregators use a carrier
+
 
 AT_ONCE = 16  # ranges that are read, and blobs that are assembled, at the same time
 AHEAD_BYTES = 256 << 20  # of a cohort's columns that are read before any is used; larger ones are read as they are used
