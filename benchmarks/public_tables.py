@@ -14,7 +14,8 @@ import click
 
 from attune.common.config import parse_assignment
 from attune.simulation.grid import TrialSettings, best, trials
-from attune.simulation.recipes.catalogue import PUBLIC, RecipeMethod, get
+from attune.simulation.recipes.catalogue import RecipeMethod, get
+from attune.simulation.recipes.public_table import PUBLIC
 from attune.simulation.recipes.run import trained
 from attune.simulation.validation import SHARE
 from benchmarks.result_file import Results
@@ -52,8 +53,8 @@ def measure(name: str, results: Results) -> None:
             for settings in grid:
                 if (key := (name, method, " ".join(settings))) in known:
                     continue
-                given = {".".join(path): value for path, value in map(parse_assignment, settings)}
-                result = trained(recipe, RecipeMethod(method, method, given, "none"), shards, 0, FAST)
+                given = FAST | {".".join(path): value for path, value in map(parse_assignment, settings)}
+                result = trained(recipe, RecipeMethod(method, method, given, "none"), shards, 0)
                 row = dict(zip(KEY, key, strict=True)) | {"own": round(result.table().mean("accuracy") or 0.0, 4)}
                 results.add([row])
                 click.echo(row)

@@ -9,8 +9,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from attune.common.task import TASKS
-from attune.simulation.recipes.catalogue import ALONE, CLOSED_FORM, LOCAL, PUBLIC, RECIPES, RIVALS, TUNED, Recipe
+from attune.simulation.recipes.catalogue import ALONE, CLOSED_FORM, LOCAL, RECIPES, RIVALS, TUNED, Recipe
 from attune.simulation.recipes.picture import NO_BETTER, crossovers, gains, no_better
+from attune.simulation.recipes.public_table import PUBLIC
 from attune.simulation.recipes.run import RecipeRow, read, shown
 
 OUT = Path(__file__).parent / "results" / "recipes"

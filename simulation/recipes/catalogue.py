@@ -22,7 +22,7 @@ from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.samples import Dataset, Source
 from attune.simulation.partition.split import Partition, partition, write_shards
 from attune.simulation.recipes import cuts, site_tables
-from attune.simulation.recipes.public_table import PUBLIC_TABLES, PublicTable
+from attune.simulation.recipes.public_table import PUBLIC, PublicTable
 from attune.simulation.recipes.site_tables import SiteCut, SiteTables
 
 CutFunction = Callable[[Any, int], Partition | SiteCut]  # what `Recipe.load` returns, and a seed
@@ -186,36 +186,14 @@ SCHOOL = (
     RecipeMethod("FedMCSA", "fedmcsa", SCHOOL_RATE),
 )
 
-# Settings of Local, tuned FedAvg, MR-MTL and FedPer on each public table, chosen on validation parts of the training data, of
-# equal grids: benchmarks/results/public_tables_grid.csv. A pair is the rate, and the epochs, alpha, mu and the epochs.
-PUBLIC: Mapping[str, tuple[tuple[float, float], ...]] = {
-    "star": ((0.01, 2), (0.01, 0.003), (0.01, 0.3), (0.01, 2)),
-    "chem97": ((0.01, 2), (0.01, 0.003), (0.01, 0.3), (0.01, 2)),
-    "hsb82": ((0.01, 2), (0.01, 0.003), (0.01, 0.3), (0.01, 2)),
-    "exam": ((0.01, 2), (0.01, 0.003), (0.01, 0.3), (0.01, 2)),
-    "bdf": ((0.01, 2), (0.01, 0.003), (0.01, 0.3), (0.01, 2)),
-    "opt": ((0.01, 2), (0.01, 0.003), (0.01, 0.3), (0.01, 2)),
-    "covid-testing": ((0.01, 2), (0.01, 0.003), (0.01, 0.3), (0.01, 2)),
-}
 
-
-def _public(name: str) -> Recipe:
-    """Return the recipe on a public table; its settings are those of PUBLIC."""
-    table, (local, tuned, mtl, fedper) = PUBLIC_TABLES[name], PUBLIC[name]
-    rate = {"train.lr": tuned[0]}
-    entries = (
-        ALONE_ENTRY,
-        CLOSED_FORM,
-        RecipeMethod(LOCAL, "local", {"train.lr": local[0], "train.local_epochs": local[1]}),
-        RecipeMethod(FEDAVG, "fedavg", rate),
-        RecipeMethod(TUNED, "fedavg+ft", {**TUNING, **rate, "method.alpha": tuned[1]}),
-        RecipeMethod("MR-MTL", "mr-mtl", {"train.lr": mtl[0], "method.mu": mtl[1]}),
-        RecipeMethod("FedPer", "fedper", {"train.lr": fedper[0], "train.local_epochs": fedper[1]}),
-    )
-    return Recipe(
-        name, table.title, "all rows", (RecipePoint(1, site_tables.by_site),), entries, 10,
-        {"model.name": "dnn", "train.momentum": 0.9, "train.local_epochs": 5}, tuple(range(10)), public=table, task=table.task,
-    )  # fmt: skip
+def _public(name: str, table: PublicTable) -> Recipe:
+    """Return the recipe on a public table."""
+    methods = (*BASELINES[1:], RecipeMethod("MR-MTL", "mr-mtl"), RecipeMethod("FedPer", "fedper"))
+    tuned = (replace(entry, settings={**entry.settings, **table.settings[entry.method]}) for entry in methods)
+    settings = {"model.name": "dnn", "train.momentum": 0.9, "train.local_epochs": 5}
+    points, entries, seeds = (RecipePoint(1, site_tables.by_site),), (ALONE_ENTRY, CLOSED_FORM, *tuned), tuple(range(10))
+    return Recipe(name, table.title, "all rows", points, entries, 10, settings, seeds, public=table, task=table.task)
 
 
 RECIPES = {
@@ -287,7 +265,7 @@ RECIPES = {
             {"model.name": "dnn", "model.hidden": [64], "train.local_epochs": 5}, (0, 1, 2), "uci_har.npz",
             {"apart": ("subject", "segment")},
         ),
-        *map(_public, PUBLIC),
+        *(_public(name, table) for name, table in PUBLIC.items()),
     )
 }  # fmt: skip
 

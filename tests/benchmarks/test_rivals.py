@@ -22,7 +22,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC
 
 from attune.common.errors import SettingError
-from attune.simulation.recipes.catalogue import ALONE_ENTRY, FEDAVG, LOCAL, PUBLIC, RECIPES, get
+from attune.simulation.recipes.catalogue import ALONE_ENTRY, FEDAVG, LOCAL, RECIPES, get
+from attune.simulation.recipes.public_table import PUBLIC
 from attune.simulation.simulate import simulate
 from benchmarks import rival_models, rivals
 from benchmarks.private_methods import TASKS

