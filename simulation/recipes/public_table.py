@@ -33,6 +33,7 @@ class PublicTable(msgspec.Struct, frozen=True):
         target: Column that is predicted; rows without a value are left out.
         site: Column with the site of each row. Sites with fewer than FEWEST_ROWS rows are left out.
         left_out: Columns that are no features, as patterns: numbers of persons, other outcomes, and what follows from others.
+        why: Why these are left out, for people.
         settings: Settings of methods that are compared on it.
         person: Column with the person of each row, whose first row alone is used; empty: each row is another person.
         classes: Values of the target, if it is a class; rows with another one are left out. Empty: it is a number.
@@ -44,7 +45,8 @@ class PublicTable(msgspec.Struct, frozen=True):
     target: str
     site: str
     left_out: list[str]
-    settings: dict[str, dict[str, float]]
+    why: str
+    settings: dict[str, dict[str, int | float]]
     person: str = ""
     classes: list[str] = []
 

@@ -14,6 +14,7 @@ import torch
 from click.testing import CliRunner
 
 import attune
+from attune.common.errors import SettingError
 from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.split import write_shards
 from attune.simulation.recipes.catalogue import SERVED, get
@@ -140,6 +141,12 @@ def test_a_choice_from_scores_is_that_of_a_race(tmp_path: Path) -> None:
         result = attune.simulate(shards, "fedper", settings=settings | {"train.finish": finish}, **options)
         kept = {row.device: row.kept for row in result.table()}
         assert {name: float(of.double().mean()) for name, of in right.items()} == pytest.approx(kept), finish
+
+
+def test_where_devices_have_no_closed_form_it_is_no_candidate(tmp_path: Path) -> None:
+    shards = [tabular_shard(tmp_path / f"site{n}", seed=n, samples=40) for n in range(2)]  # each scales its own columns
+    with pytest.raises(SettingError, match="scale"):
+        auto.outcome(shards, "closed-form", 3, 0, {"model.name": "mlr"})
 
 
 def test_the_committed_rows_are_whole() -> None:

@@ -22,7 +22,7 @@ from tests.needs import Later, needs
 
 pytestmark = needs("pandas")
 pd: Any = Later("pandas")
-TABLE = PublicTable("A table", "r", "t", "y", "site", ["leak*", "id"], PUBLIC["star"].settings, "id")
+TABLE = PublicTable("A table", "r", "t", "y", "site", ["leak*", "id"], "", PUBLIC["star"].settings, "id")
 
 
 @pytest.fixture
