@@ -24,16 +24,14 @@ from benchmarks.study import validation
 KEY = ("recipe", "method", "settings")
 COLUMNS = (*KEY, "own")
 RATES = [(f"train.lr={rate}",) for rate in (0.01, 0.03, 0.1)]
-EPOCHS = [("train.local_epochs=2",), ("train.local_epochs=10",)]
-MU = [("train.local_epochs=5", "method.mu=0.3"), ("train.local_epochs=5", "method.mu=3")]
-ALPHA = [
+EPOCHS: list[TrialSettings] = [("train.local_epochs=2",), ("train.local_epochs=10",)]
+MU: list[TrialSettings] = [("train.local_epochs=5", "method.mu=0.3"), ("train.local_epochs=5", "method.mu=3")]
+ALPHA: list[TrialSettings] = [
     ("train.local_epochs=5", "method.tune_epochs=20", "method.alpha=0.003"),
     ("train.local_epochs=5", "method.tune_epochs=20", "method.alpha=0.03"),
 ]
-GRID: Mapping[str, list[TrialSettings]] = {
-    name: trials(name, RATES, own, most=6)
-    for name, own in {"local": EPOCHS, "fedavg+ft": ALPHA, "mr-mtl": MU, "fedper": EPOCHS}.items()
-}
+ALTERNATIVES: Mapping[str, list[TrialSettings]] = {"local": EPOCHS, "fedavg+ft": ALPHA, "mr-mtl": MU, "fedper": EPOCHS}
+GRID = {name: trials(name, RATES, settings, most=6) for name, settings in ALTERNATIVES.items()}
 FAST = {"train.evaluate": False, "round.analytic": "off"}  # own models need no blend
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -24,9 +24,9 @@ def sections(folder: Path = OUT) -> Iterator[str]:
     """Return the lines of all recipes: tables of those that were run, and the commands of the others."""
     rows = {name: read(folder / f"{name}.csv") for name in RECIPES}
     yield f"`{ALONE}`: each device fits logistic regression, nearest neighbours and a forest on its own training"
-    yield f"part, and takes the best out of fold. The other rows of {', '.join(f'`{name}`' for name in EARLIER)}"
-    yield "were measured before these models joined the [blend](does-it-help.md#the-blend) (up to 9ae90e3c), and their"
-    yield '"harmed" compares with Local and FedAvg. [What devices keep now](does-it-help.md#alone) is measured beside alone.'
+    yield "part, and takes the best out of fold. The other rows were measured before these models joined the"
+    yield '[blend](does-it-help.md#the-blend) (up to 9ae90e3c), and their "harmed" compares with Local and FedAvg.'
+    yield "[What devices keep now](does-it-help.md#alone) is measured beside alone."
     yield ""
     for name, recipe in RECIPES.items():
         if rows[name] and name not in PUBLIC:
@@ -56,20 +56,20 @@ def public(folder: Path = OUT) -> Iterator[str]:
         ),
     )
     yield ""
-    cells = {
+    cells: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         "kept: mean over devices / over all test samples": lambda row: f"{100 * row['mean']:.1f} / {100 * row['pooled']:.1f}",
         "own models: mean over devices": lambda row: "" if row["judged"] is None else f"{100 * row['judged']:.1f}",
-        "harmed devices": lambda row: f"{100 * row['harmed']:.1f}",
+        "devices that are harmed": lambda row: f"{100 * row['harmed']:.1f}",
     }
     for head, cell in cells.items():
-        yield f"| {head}, in % | seeds | constant answer | {' | '.join(labels)} |"
-        yield "|---" * (len(labels) + 3) + "|"
+        lines = []
         for name, of in rows.items():
-            for found in shown(RECIPES[name], of).values():
-                by_label = {row["method"]: row for row in found}
+            for means in shown(RECIPES[name], of).values():
+                by_label = {row["method"]: row for row in means}
+                seeds = str(len({row.seed for row in of if row.method == CLOSED_FORM.label}))
                 shares = [cell(by_label[label]) if label in by_label else "" for label in labels]
-                seeds = len({row.seed for row in of if row.method == CLOSED_FORM.label})
-                yield f"| `{name}` | {seeds} | {100 * found[0]['constant']:.1f} | {' | '.join(shares)} |"
+                lines.append((f"`{name}`", seeds, f"{100 * means[0]['constant']:.1f}", *shares))
+        yield from table((f"{head}, in %", "seeds", "constant answer", *labels), lines)
         yield ""
 
 

@@ -135,9 +135,9 @@ def _point(
 
 def trained(recipe: Recipe, entry: RecipeMethod, shards: Sequence[Path], seed: int) -> SimulationResult:
     """Run a method of a recipe on these shards. The closed form has a model and rounds of its own."""
-    settings, rounds = {**recipe.settings, **entry.settings}, 1 if entry.label == ALONE else recipe.rounds
-    if entry.method == CLOSED_FORM.method:
-        settings, rounds = dict(entry.settings), None
+    is_closed = entry.method == CLOSED_FORM.method
+    settings = entry.settings if is_closed else {**recipe.settings, **entry.settings}
+    rounds = None if is_closed else 1 if entry.label == ALONE else recipe.rounds
     names = [str(shard) for shard in shards]
     return simulate(names, entry.method, None, rounds, seed, settings, entry.baseline, executor=EXECUTOR, progress=False)
 
