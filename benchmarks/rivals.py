@@ -20,7 +20,7 @@ import numpy as np
 from attune.common.errors import AttuneError
 from attune.common.text import aligned
 from attune.fedclient import shards as shard_paths
-from attune.simulation.recipes.catalogue import PLAIN, SUFFIX, get
+from attune.simulation.recipes.catalogue import RECIPES, get
 from benchmarks.result_file import Results
 from benchmarks.rival_models import CHOSEN, RivalResult, rival_results
 
@@ -103,7 +103,7 @@ def lines(rows: Sequence[Mapping[str, str]], name: str, committed: Path = RECIPE
     """Yield the rivals of a recipe or a project as a table, and below them the committed rows of its methods.
 
     Cells are means over devices in %, over the seeds that the line names. Of the committed rows only seeds count that the
-    rivals have at that point; those of the recipe with finishing are marked.
+    rivals have at that point.
 
     Args:
         rows: The rows of the file.
@@ -113,14 +113,12 @@ def lines(rows: Sequence[Mapping[str, str]], name: str, committed: Path = RECIPE
     mine = [row for row in rows if row["recipe"] == name]
     fitted = {(_place(row), row["seed"]) for row in mine}
     named = [(row["rival"], row) for row in mine]
-    for suffix, mark in (("", ""), (SUFFIX, ", finishing")):
-        path = committed / f"{name}{suffix}.csv"
-        if name in PLAIN and path.exists():
-            with path.open(newline="", encoding="utf-8") as file:
-                there = [row for row in csv.DictReader(file) if (_place(row), row["seed"]) in fitted]
-            named += [(row["method"] + mark, row) for row in there]
+    path = committed / f"{name}.csv"
+    if name in RECIPES and path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            named += [(row["method"], row) for row in csv.DictReader(file) if (_place(row), row["seed"]) in fitted]
     places = sorted({_place(row) for row in mine})
-    heads = [f"{series} {x:g}".strip() for series, x in places] if name in PLAIN else [name]
+    heads = [f"{series} {x:g}".strip() for series, x in places] if name in RECIPES else [name]
     found = [["mean over devices in %", *heads, "seeds"]]
     for label in dict.fromkeys(label for label, _ in named):
         of_label = [row for each, row in named if each == label]
@@ -135,7 +133,7 @@ def _place(row: Mapping[str, str]) -> Place:
 
 
 @click.command()
-@click.option("--recipe", type=click.Choice(list(PLAIN)), help="Fit the rivals on the shards of this recipe.")
+@click.option("--recipe", type=click.Choice(list(RECIPES)), help="Fit the rivals on the shards of this recipe.")
 @click.option("--data", help="The recipe's data set, if it is not bundled.")
 @click.option("--x", "places", multiple=True, type=float, help="Only these points of the recipe.")
 @click.option("--shards", "pattern", help="Fit the rivals on these shards: a pattern of folders, in quotes.")
@@ -149,7 +147,7 @@ def main(
     """Fit what is left, and print it beside the committed rows."""
     if (recipe is None) == (pattern is None):
         raise click.UsageError("say either --recipe or --shards")
-    if pattern is not None and name in PLAIN:
+    if pattern is not None and name in RECIPES:
         raise click.UsageError(f"{name} is a recipe: give the shards another --name")
     results = Results(out, COLUMNS)
     try:

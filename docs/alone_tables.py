@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from attune.common.statistics import interval_of_mean
-from attune.simulation.recipes.catalogue import ALONE, LOCAL, PLAIN
+from attune.simulation.recipes.catalogue import ALONE, LOCAL, RECIPES
 from docs.markdown import table
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -23,7 +23,7 @@ def rivals(folder: Path = RESULTS) -> Iterator[str]:
     Beside the choice stands the one model that is best for all devices together, which no device can know.
     """
     lines, level = [], 0
-    of_recipes = [row for row in _rows(folder / "rivals.csv") if row["recipe"] in PLAIN]
+    of_recipes = [row for row in _rows(folder / "rivals.csv") if row["recipe"] in RECIPES]
     for (recipe, series, x), mine in _grouped(of_recipes, "recipe", "series", "x").items():
         alone = {row["seed"]: _percent(row, "mean") for row in mine if row["rival"] == CHOSEN}
         path = folder / "recipes" / f"{recipe}.csv"

@@ -72,6 +72,7 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "paper-findings": paper_findings.findings,
     "papers": report.papers,
     "recipes": recipe_tables.sections,
+    "public-tables": recipe_tables.public,
     "rivals": alone_tables.rivals,
     "kept_alone": alone_tables.kept_alone,
     "attackers": robust_tables.sections,

@@ -109,7 +109,7 @@ class SimulationResult:
 
     @property
     def verdicts(self) -> list[FleetVerdict]:
-        """Verdict on what devices keep against each rival with which they compared it (common.paired.RIVAL_WORDS)."""
+        """Verdict on what devices keep against each rival with which they compared it (common.statistics.RIVAL_WORDS)."""
         return fleet_verdicts(self.reports)
 
     def table(self) -> DeviceTable:

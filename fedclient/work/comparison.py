@@ -28,14 +28,14 @@ def comparisons_of(result: OrderResult) -> list[Pair]:
 
 
 def finding_of(comparisons: list[Pair]) -> Finding:
-    """Return the verdict of these comparisons (common.paired)."""
+    """Return the verdict of these comparisons (common.statistics)."""
     return verdict_on(comparisons)
 
 
 def compared(
     right: torch.Tensor, rival_right: torch.Tensor, names: RivalMetrics, groups: Places | None = None
 ) -> dict[str, float]:
-    """Return what is reported of a model against a rival: numbers of Metrics, as common.paired reads them.
+    """Return what is reported of a model against a rival: numbers of Metrics, as common.statistics reads them.
 
     Positions of a sequence are not independent, so a sequence counts once. A group of samples counts once for the same reason.
     The gain is the difference of the mean scores as they are reported, so it is 2 at most, also over a model that diverged.

@@ -120,7 +120,7 @@ def _effects(pairs: Sequence[Pair]) -> list[HelpOrHarm | None]:
 # this model of the whole fleet uses that: some devices gain exactly 0 (the spike), and the gains of the others come from one
 # distribution. Its parameters are integrated over a grid and never fitted: a fitted prior calls devices helped where there is
 # no effect. The grid and the threshold were fixed on simulated fleets (benchmarks/evidence.py) before any real one was
-# judged. The strict test of `common.paired` stands beside it.
+# judged. The strict test of `common.statistics` stands beside it.
 
 Floats = NDArray[np.float64]
 

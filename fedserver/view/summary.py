@@ -87,7 +87,7 @@ class ClientSummary(msgspec.Struct, frozen=True):
     """One client's latest figures.
 
     `before` and `after` are of its latest training; `constant` is the accuracy of a constant answer. All else is of its latest
-    evaluation, in which it compared what it keeps with other models (common.paired).
+    evaluation, in which it compared what it keeps with other models (common.statistics).
     """
 
     name: str

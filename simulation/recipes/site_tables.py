@@ -90,7 +90,9 @@ class SiteCut:
         rows = np.concatenate([train, test])
         split = np.repeat(["train", "test"], [len(train), len(test)])
         write_table(path, tables.columns, tables.x, tables.y, rows, split)
-        source = read_source(path, ReadOptions.of(LABEL, split=SPLIT, schema=tables.schema))
+        scale = "federation" if tables.meta.standardise == "federation" else ""
+        options = ReadOptions.of(LABEL, split=SPLIT, task=tables.meta.task, schema=tables.schema, standardise=scale)
+        source = read_source(path, options)
         path.unlink()
         if source.test is None:
             raise ShardError(f"{path} has no test part")

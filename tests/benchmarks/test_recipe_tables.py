@@ -4,30 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from attune.simulation.recipes.catalogue import LOCAL, TUNED
-from attune.simulation.recipes.run import RecipeRow
-from benchmarks.recipe_tables import gap_of, missed, with_finishing
+from attune.simulation.recipes.catalogue import ALONE, CLOSED_FORM, LOCAL, TUNED
+from attune.simulation.recipes.run import RecipeRow, write
+from benchmarks.recipe_tables import gap_of, missed, public
 
 
 def row(x: float, seed: int, method: str, kept: float, own: float | None = None, harmed: float = 0.0) -> RecipeRow:
     return RecipeRow("", x, seed, method, 10, 20.0, kept, kept, kept, own, None, 0.1, harmed, harmed, 0, 1.0)
 
 
-def cell(tmp_path: Path, rows: list[RecipeRow]) -> str:
+def cell(rows: list[RecipeRow]) -> str:
     """Return the cell of FedTP in the recipe digits."""
-    finished = tmp_path / "auto.csv"
-    finished.write_text("method,kept,unfinished\nauto,9,0\nfedtp,80,78.5\nfedtp,80,79.5\n")
-    lines = list(missed({"digits": rows, "wisdm": []}, finished))
+    lines = list(missed({"digits": rows, "wisdm": []}))
     heads = next(line for line in lines if line.startswith("| recipe")).split(" | ")
     [found] = [line for line in lines if line.startswith("| digits")]
-    assert "`fedtp` 1.0 (" in " ".join(lines)
-    return found.strip("| ").split(" | ")[heads.index("FedTP")] if len(rows) else ""
+    return found.strip("| ").split(" | ")[heads.index("FedTP")]
 
 
-def test_a_point_misses_the_goal_beyond_two_errors_only(tmp_path: Path) -> None:
+def test_a_point_misses_the_goal_beyond_two_errors_only() -> None:
     """Take gaps to tuned FedAvg of 2 and 4 points (mean 3, error 1) at x 1, and of 1 and 5 (mean 3, error 2) at x 2.
 
     Of the devices 0 and 10 % are harmed at x 2 (mean 5, error 5), and 10 and 20 % at x 3 (mean 15, error 5).
@@ -38,13 +34,13 @@ def test_a_point_misses_the_goal_beyond_two_errors_only(tmp_path: Path) -> None:
     rows += [row(3, seed, name, 0.9) for seed in (0, 1) for name in (LOCAL, TUNED, *OTHERS)]
     rows += [row(3, seed, "FedTP", 0.9, harmed=harmed) for seed, harmed in enumerate((0.1, 0.2))]
     rows += [row(x, seed, other, 0.9) for x in (1, 2) for seed in (0, 1) for other in OTHERS]
-    assert cell(tmp_path, rows) == "1 of 3 (3.0, FedAvg, tuned); 1"
+    assert cell(rows) == "1 of 3 (3.0, FedAvg, tuned); 1"
 
 
 @pytest.mark.parametrize(("own", "expected"), [(0.9, "0 of 1; 0"), (0.93, "1 of 1 (3.0, its own model); 0")])
-def test_one_seed_counts_as_it_is_and_the_own_model_is_a_rival(tmp_path: Path, own: float, expected: str) -> None:
+def test_one_seed_counts_as_it_is_and_the_own_model_is_a_rival(own: float, expected: str) -> None:
     rows = [row(1, 0, name, 0.9) for name in (LOCAL, TUNED, *OTHERS)] + [row(1, 0, "FedTP", 0.9, own)]
-    assert cell(tmp_path, rows) == expected
+    assert cell(rows) == expected
 
 
 def test_the_best_is_taken_in_each_seed() -> None:
@@ -62,20 +58,15 @@ def test_the_best_is_taken_in_each_seed() -> None:
     )
 
 
-def test_a_recipe_with_finishing_has_a_line_for_each_point(tmp_path: Path) -> None:
-    rows = [row(x, seed, name, 0.9) for x in (20, 80) for seed in (0, 1) for name in (LOCAL, TUNED, "FedAvg", *OTHERS)]
-    rows = [msgspec.structs.replace(each, judged=0.87) if each.method == TUNED else each for each in rows]
-    rows = [msgspec.structs.replace(each, mean=0.85) if each.method == LOCAL else each for each in rows]
-    rows += [row(20, 0, "FedTP", 0.91), row(20, 1, "FedTP", 0.93), row(80, 0, "FedTP", 0.88), row(80, 1, "FedTP", 0.88)]
-    (tmp_path / "weights.csv").write_text("recipe,x,seed,method,weights,kept,nats\n")
-    lines = list(with_finishing({"digits": rows, "digits-finished": rows, "wisdm-finished": []}, tmp_path / "weights.csv"))
-    heads, _, *cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")][:4]
-    assert [line[:3] for line in cells] == [["digits", "20", "2"], ["digits", "80", "2"]]
-    assert [line[heads.index("FedTP")] for line in cells] == ["+2.0 ± 1.0; 0.0", "-2.0 ± 0.0; 0.0!"]
-    assert [line[heads.index("FedAvg")] for line in cells] == ["+0.0 ± 0.0; 0.0"] * 2
-    said = " ".join(lines)
-    assert "less than the goal allows in 1 of these 8 cells, and too many are harmed in 0." in said
-    assert "they keep less in 0." in said, "0.88 is less than 0.9, and more than 0.87"
-
-
 OTHERS = ("FedMCSA", "FedMCSA, dial", "FedTP x MCSA, dial")
+
+
+def test_public_tables_have_what_is_kept_the_own_models_and_the_harmed(tmp_path: Path) -> None:
+    rows = [row(1, seed, CLOSED_FORM.label, 0.4 + 0.1 * seed, 0.3, harmed=0.02) for seed in (0, 1)] + [row(1, 0, ALONE, 0.25)]
+    write(tmp_path / "exam.csv", rows)
+    lines = [line for line in public(tmp_path) if line.startswith(("| kept", "| `exam`"))][1:]
+    at = lines[0].split(" | ").index(CLOSED_FORM.label)
+    assert [line.split(" | ")[at] for line in lines[1:]] == ["45.0 / 45.0", "30.0", "2.0"]
+    assert [line.split(" | ")[at - 3 : at] for line in lines[1:]] == [
+        ["2", "10.0", kept] for kept in ("25.0 / 25.0", "", "0.0")
+    ]

@@ -22,7 +22,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC
 
 from attune.common.errors import SettingError
-from attune.simulation.recipes.catalogue import ALONE_ENTRY, FEDAVG, LOCAL, PLAIN, get
+from attune.simulation.recipes.catalogue import ALONE_ENTRY, FEDAVG, LOCAL, RECIPES, get
+from attune.simulation.recipes.public_table import PUBLIC
 from attune.simulation.simulate import simulate
 from benchmarks import rival_models, rivals
 from benchmarks.private_methods import TASKS
@@ -203,7 +204,7 @@ def test_rows_that_are_there_are_not_fitted_again(tmp_path: Path, monkeypatch: p
     assert lines[0].split() == ["mean", "over", "devices", "in", "%", "20", "seeds"]
     shown = {line.split("  ")[0]: line.split()[-2:] for line in lines[1:]}
     assert list(shown)[:8] == [LINEAR, NEAREST, NEAREST_3, FOREST, VECTORS, CHOSEN, LOCAL, FEDAVG]
-    assert shown[LOCAL] == [f"{100 * float(committed[LOCAL]):.1f}", "0"] and f"{LOCAL}, finishing" in shown
+    assert shown[LOCAL] == [f"{100 * float(committed[LOCAL]):.1f}", "0"]
     recipe = get("digits")
     right = []
     for folder in recipe.points[0].write(tmp_path / "shards", recipe.load(None, 0), 0):
@@ -246,12 +247,12 @@ def test_the_committed_file_has_each_rival_at_each_of_its_points() -> None:
     for row in rows:
         runs.setdefault(tuple(row[name] for name in rivals.KEY), []).append(row)
     for (recipe, *_), mine in runs.items():
-        numbers = recipe == "private-school" or (recipe in PLAIN and get(recipe).task == "regression")
+        numbers = recipe == "private-school" or (recipe in RECIPES and get(recipe).task == "regression")
         names = [RIDGE, NEAREST, NEAREST_3, FOREST] if numbers else [LINEAR, NEAREST, NEAREST_3, FOREST, VECTORS]
         assert [row["rival"] for row in mine] == [*names, CHOSEN] and len({row["devices"] for row in mine}) == 1
         assert all(bool(row["mse"]) == numbers for row in mine)
     others = {"all-methods", *(f"private-{task}" for task in TASKS if task != "digits-dnn")}  # its devices are digits-linear's
-    assert {run[0] for run in runs} == PLAIN.keys() - {"roles"} | others  # roles are text
+    assert {run[0] for run in runs} == RECIPES.keys() - {"roles"} - PUBLIC.keys() | others  # roles are text
 
 
 def test_a_devices_own_portfolio_is_as_good_as_scikit_learn_outside(tmp_path: Path) -> None:
