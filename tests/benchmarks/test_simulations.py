@@ -7,15 +7,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 import attune
+import benchmarks.stacked
 from attune.fedclient.cli import main as fedclient
+from attune.fedclient.work.job import alone
 from attune.fedclient.work.stacked.lockstep import Stacked
 from benchmarks import beside_revision, long_simulation, many_devices, side_by_side, simulation_overhead, spread
 from benchmarks.contenders import task
 from benchmarks.federation import Home
-from benchmarks.stacked import CASES, Device
+from benchmarks.stacked import CASES, Device, measure
 
 
 def written(command, arguments, out):
@@ -182,3 +185,21 @@ def test_the_task_of_all_contenders_can_be_learned(tmp_path):
     assert task.accuracy(net.state_dict(), devices) > before + 0.2
     drawn = [some.tolist() for some in task.batches(150, task.torch.Generator().manual_seed(0))]
     assert len(drawn) == task.STEPS and sorted(np.concatenate(drawn[:8]).tolist()) == list(range(150))
+
+
+# --- the benchmark of stacked training: every way trains the same devices, and all cases can be stacked
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_ways_come_to_the_same(name, monkeypatch):
+    monkeypatch.setattr(benchmarks.stacked, "STEPS", 5)
+    made, stacked = [Device(CASES[name], number) for number in range(2)], Stacked()
+    for each, found in zip(made, stacked.run([each.training() for each in made]), strict=True):
+        torch.testing.assert_close(found.tensors, alone(each.training()).tensors, rtol=1e-3, atol=1e-4)
+    assert stacked.reasons == []
+
+
+def test_a_case_has_its_figures():
+    found = measure(CASES["MLR 60 x 10"], devices=3, repeats=1)
+    assert found["weights"] == 610 and found["devices"] == 3
+    assert found["train_times_faster"] == pytest.approx(found["train_one_by_one_s"] / found["train_stacked_s"], rel=0.1)

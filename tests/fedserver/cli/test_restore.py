@@ -11,10 +11,12 @@ from click.testing import CliRunner
 from attune.common import aio
 from attune.common.identity.credential import csr_der, fingerprint_of, new_key
 from attune.common.identity.token import JoinToken
+from attune.fedserver import runs
 from attune.fedserver.cli import cli
 from attune.fedserver.home import ServerHome
 from attune.fedserver.identity.admin import FederationAdmin
 from attune.fedserver.identity.registrar import Registrar
+from attune.fedserver.web import pages
 
 
 def decide(folder: Path, enrolled: tuple[str, ...], revoked: tuple[str, ...]) -> None:
@@ -134,3 +136,27 @@ def test_certificates_of_earlier_holders_of_a_name_stay_revoked(tmp_path: Path) 
     assert held == set(certificates[4:])
     said = fedserver("restore", "--from", tmp_path / "backup", "--home", tmp_path / "old")
     assert "is let in again" in said and revoked(tmp_path / "old") == {"ada": False}
+
+
+# --- output of `fedserver run stop` and `fedserver dashboard`
+
+
+@pytest.mark.parametrize(
+    ("closed", "said"),
+    [(3, "the run is over after 3 rounds; start the server once more"), (0, "the race of methods is given up")],
+)
+def test_the_end_of_a_run_and_of_a_race_are_told_apart(
+    closed: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "stop", lambda *_: closed)
+    done = CliRunner().invoke(cli, ["run", "stop", "--home", str(tmp_path)], catch_exceptions=False)
+    assert done.exit_code == 0 and done.output.startswith(said)
+
+
+def test_the_command_prints_the_address_of_a_running_page_and_serves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "running_page", lambda _: "https://here:1/")
+    monkeypatch.setattr(pages, "show", None)
+    done = CliRunner().invoke(cli, ["dashboard", "--home", str(tmp_path)], catch_exceptions=False)
+    assert (done.exit_code, done.output) == (0, "https://here:1/\n")

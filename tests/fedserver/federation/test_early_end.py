@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,10 +12,12 @@ import msgspec
 import pytest
 
 from attune.common import aio
+from attune.common.errors import LedgerBusy
 from attune.fedserver.core.messages import Record
 from attune.fedserver.core.planning import resolve
 from attune.fedserver.core.records import Report
 from attune.fedserver.federation.closing import likeliest_and_last
+from attune.fedserver.federation.steps import PassedOver, Troubles, Turns
 from attune.fedserver.stores.memory import MemoryLedger
 
 Scores = Mapping[str, float]
@@ -94,3 +99,41 @@ def test_states_that_were_taken_back_are_not_compared_with() -> None:
         return await likeliest_and_last(ledger, settings, record)
 
     assert aio.run(run()) == (20, 0)
+
+
+# --- work whose caller is gone: what it ends with is no noise in the log
+
+
+async def test_a_lost_database_after_the_caller_is_gone_is_no_noise() -> None:
+    """Repeat seed 15 of `make chaos-scale`: a device hung up while its update waited for the database."""
+    noise: list[dict[str, Any]] = []
+
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: noise.append(context))
+    turns, lost = Turns(), asyncio.Event()
+
+    async def work() -> None:
+        await lost.wait()
+        raise LedgerBusy("the database cannot be used now")
+
+    caller = asyncio.create_task(turns.carry(work()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.gather(caller, return_exceptions=True)
+    lost.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert noise == []
+
+
+# --- messages to the operator about devices whose changes are bounded
+
+
+async def test_a_device_is_warned_of_once_and_then_told_among_others(caplog: pytest.LogCaptureFixture) -> None:
+    """Honest devices with unlike data pass the bound in most rounds: 800 rounds must not be 800 warnings."""
+    standing = PassedOver(MemoryLedger(), Troubles())
+    caplog.set_level(logging.INFO, "fedserver")
+    for number, bounded in enumerate([{"ada": 4.0}, {"ada": 5.0}, {"ada": 4.0, "eve": 90.0}, {"eve": 90.0}], start=1):
+        await standing.bounded(number, bounded, without_vote=())
+    said = [(record.levelname, record.getMessage().split(":")[0]) for record in caplog.records]
+    assert said == [("WARNING", "round 1"), ("INFO", "round 2"), ("WARNING", "round 3"), ("INFO", "round 4")]

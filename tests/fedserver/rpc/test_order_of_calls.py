@@ -7,8 +7,11 @@ import contextlib
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 
+from attune.common.errors import SettingError
+from attune.common.grpc_errors import abort
 from attune.fedserver.federation.steps import Troubles
 from attune.fedserver.identity.registrar import Caller
 from attune.fedserver.rpc import auth
@@ -51,3 +54,18 @@ async def test_an_update_does_not_overtake_its_upload_and_others_wait_for_nothin
     registrar.end.set()
     await asyncio.gather(*slow)
     assert answered[1:] == [f"{UPLOAD} of 1", f"{SUBMIT} of 1"]
+
+
+# --- a call that gRPC has ended itself, as after a message that is too large, ends without a traceback in the log
+
+
+class Ended:
+    """Context of a call that is over."""
+
+    async def abort(self, *_: Any) -> None:
+        raise grpc.aio.InternalError("the batch failed")
+
+
+async def test_an_error_that_cannot_be_answered_any_more_cancels_the_handler() -> None:
+    with pytest.raises(asyncio.CancelledError):
+        await abort(Ended(), SettingError("too late"))  # type: ignore[arg-type]
