@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from attune.common.statistics import mcnemar
+from attune.simulation.recipes.public_table import PUBLIC
 from benchmarks import measure, paper_findings, tables
 from examples.outcome import COLUMNS
 
@@ -167,7 +168,7 @@ def test_choosing_says_by_figures_where_one_round_is_enough(page: Any, root: Pat
 
 def test_choosing_says_what_pays_in_schools_and_clinics(page: Any, root: Path) -> None:
     text, gains = prose(page, "docs/choosing.md"), []
-    for name in ("star", "hsb82", "exam", "bdf", "opt", "covid-testing"):
+    for name in PUBLIC:
         rows = rows_of(root, f"recipes/{name}.csv")
         kept = {row["method"]: 100 * mean(rows, "mean", method=row["method"]) for row in rows}
         if name in ("opt", "covid-testing"):
