@@ -17,8 +17,7 @@ from attune.common.errors import SettingError
 from attune.common.models.options import ClosedFormOptions
 from attune.common.plan import ModelSpec
 
-MOST_INPUTS, MOST_FEATURES, MOST_OUTPUTS = 1 << 14, 4_500, 1_000  # features of all blocks
-MOST_LINEAR = 500  # numbers of a sample of which there is a linear block, too
+MOST_INPUTS, MOST_FEATURES, MOST_OUTPUTS = 1 << 14, 4_000, 1_000  # features of all blocks
 PIXELS = (0.5, 0.3)  # mean and deviation by which images enter, the same on all devices
 
 
@@ -74,7 +73,7 @@ class ClosedForm(nn.Module):
 class RandomFeatures(ClosedForm):
     """Closed form with random features, sqrt(2 / R) cos(F x + p), in a block for each width of F.
 
-    Tables and series of at most MOST_LINEAR numbers have a last block of the numbers themselves, x / sqrt(I).
+    With `options.linear` there is a last block of the numbers themselves, x / sqrt(I).
 
     Source: Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007. F and p follow from
     `options.seed` alone, and never travel. With `options.one_sum` the state also has the sums of which W is made
@@ -89,8 +88,9 @@ class RandomFeatures(ClosedForm):
 
     def __init__(self, spec: ModelSpec, options: ClosedFormOptions) -> None:
         inputs, self.images = math.prod(spec.shape), spec.kind == "images"
-        super().__init__(spec, kinds := _kinds(spec, options))
-        self.linear = len(kinds) > len(options.widths)
+        kinds = [*[options.features] * len(options.widths), *([inputs] if options.linear else [])]
+        super().__init__(spec, kinds)
+        self.linear = options.linear
         if inputs > MOST_INPUTS:
             raise SettingError(
                 f"model closed-form takes at most {MOST_INPUTS:,} numbers of a sample, and here are {inputs:,}: take another "
@@ -120,18 +120,15 @@ class RandomFeatures(ClosedForm):
         return torch.cat([part for block_BR in blocks for part in (block_BR, one_B1)], dim=1)
 
 
-def member_of(spec: ModelSpec) -> tuple[ModelSpec, ClosedFormOptions, list[int]]:
-    """Return the closed form that joins the blends of another model's method, its options, and the size of each block."""
+def member_of(spec: ModelSpec) -> tuple[ModelSpec, ClosedFormOptions]:
+    """Return the closed form that joins the blends of another model's method, and its options."""
+    return ModelSpec("closed-form", spec.kind, spec.shape, spec.classes), ClosedFormOptions()
+
+
+def member_sizes() -> list[int]:
+    """Return the sizes of its blocks."""
     options = ClosedFormOptions()
-    member = ModelSpec("closed-form", spec.kind, spec.shape, spec.classes)
-    return member, options, [1 + features for features in _kinds(member, options)]
-
-
-def _kinds(spec: ModelSpec, options: ClosedFormOptions) -> list[int]:
-    """Return the number of features of each block, without the constant."""
-    inputs = math.prod(spec.shape)
-    is_linear = spec.kind != "images" and inputs <= MOST_LINEAR
-    return [*[options.features] * len(options.widths), *([inputs] if is_linear else [])]
+    return [1 + options.features] * len(options.widths)
 
 
 class ClosedFormOnBody(ClosedForm):

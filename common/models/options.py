@@ -151,6 +151,8 @@ class ClosedFormOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     widths: Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=100)], ...], msgspec.Meta(min_length=1, max_length=8)] = (
         0.7,
     )
+    # There is a regression on the numbers of a sample themselves, too, between which and the others the fleet chooses.
+    linear: bool = False
     # Factor of the scores. none: 8 for classes, whose scores then are about as sure as they are right, and 1 for numbers.
     sharpness: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None
     # Seed from which they are drawn, the same on all devices.

@@ -24,7 +24,7 @@ from attune.common.exchange.transform import SUMMED, Chain, DeviceContext, PartU
 from attune.common.faults import fail_at
 from attune.common.methods.method import SOLVED
 from attune.common.methods.ridge import nothing_solved
-from attune.common.models.closed_form import member_of
+from attune.common.models.closed_form import member_sizes
 from attune.common.plan import Plan
 from attune.common.seeds import derive
 from attune.common.wire.header import Manifest
@@ -117,7 +117,7 @@ class Learner:
         embedding = embedding_of(configured, shared.network.model, plan, name, len(prepared.train_x), source)
         wire: dict[str, Manifest] = {PART: embedding.generator.manifest} if embedding else {}
         if plan.closed_form:
-            wire[SOLVED] = manifest_of(nothing_solved(plan.model.classes, member_of(plan.model)[2]))
+            wire[SOLVED] = manifest_of(nothing_solved(plan.model.classes, member_sizes()))
         travels = [name for name in self.part_of if self.part_of[name] != "private"]
         state = DeviceState(initial | self.trainer.extras(initial), {name: initial[name] for name in travels}, embedding)
         served: Mapping[str, str] = {}

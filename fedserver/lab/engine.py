@@ -19,7 +19,7 @@ from attune.common.methods.method import SOLVED, PartKind, assign
 from attune.common.methods.registry import configured_in
 from attune.common.methods.ridge import GRAM, nothing_solved
 from attune.common.models.body import body_of, forget
-from attune.common.models.closed_form import member_of
+from attune.common.models.closed_form import member_sizes
 from attune.common.models.registry import build
 from attune.common.models.structure import components_by_part, tensors_of
 from attune.common.plan import Plan
@@ -104,7 +104,7 @@ class Engine:
         transforms = settings_of(plan.transforms)
         self._noise = noise_of(plan, blobs, len(self._aggregators))
         of = {part: {name: value for name, value in tensors_of(model).items() if assignment[name] == part} for part in parts}
-        initial = of | ({SOLVED: nothing_solved(plan.model.classes, member_of(plan.model)[2])} if plan.closed_form else {})
+        initial = of | ({SOLVED: nothing_solved(plan.model.classes, member_sizes())} if plan.closed_form else {})
         self._chains = {
             part: chain_of(part, self._settings[part], transforms, self._noise, plan.task, initial[part]) for part in parts
         }

@@ -59,10 +59,7 @@ class _Fitted(nn.Module):
 
 
 class LinearModel(_Fitted):
-    """Linear model: weight (K, D), bias (K,), float64. Logistic with classes and labels; log hazards in survival.
-
-    With a tensor `pixels` (2,) it is one of the closed form's, which reads the samples' own numbers.
-    """
+    """Linear model: weight (K, D), bias (K,), float64. Logistic with classes and labels; log hazards in survival."""
 
     weight: Tensor
     bias: Tensor
@@ -87,7 +84,7 @@ class LinearModel(_Fitted):
 class FourierModel(LinearModel):
     """Linear model on the features sqrt(2 / R) cos(F x + p), in which x is scaled by its mean and deviation.
 
-    Tensors beside the linear model's: frequency (I, R), phase (R,).
+    Tensors beside the linear model's: frequency (I, R), phase (R,), pixels (2,).
     """
 
     frequency: Tensor
@@ -179,8 +176,6 @@ def evaluator(
         return Neighbours(tensors, task, outputs, read)
     if "root" in tensors:
         return Trees(tensors, task, outputs, read, softmax=name == "boosting" and task == "classes")
-    if "pixels" in tensors:
-        read = flattened  # of the samples' own numbers, also beside a frozen body
     if "frequency" in tensors:
-        return FourierModel(tensors, task, outputs, read)
+        return FourierModel(tensors, task, outputs, flattened)  # of the samples' own numbers, also beside a frozen body
     return LinearModel(tensors, task, outputs, read)

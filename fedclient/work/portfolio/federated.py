@@ -5,7 +5,6 @@ He et al., AFL, CVPR 2025; a device's own weights as in arXiv 2508.10732. The le
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -21,27 +20,24 @@ from attune.common.methods.ridge import (
     WEIGHT,
     drawn,
     out_of_fold,
-    places_of,
-    sizes_of,
     sums_of,
     targets_of,
 )
 from attune.common.models.closed_form import PIXELS, RandomFeatures, member_of
 from attune.common.models.options import SHARPNESS
 from attune.common.plan import Kind, ModelSpec
-from attune.fedclient.work.portfolio.evaluators import FourierModel, LinearModel, flattened
+from attune.fedclient.work.portfolio.evaluators import FourierModel, flattened
 from attune.fedclient.work.portfolio.fitting import Samples
 from attune.fedclient.work.portfolio.folds import folds_of
 from attune.fedclient.work.portfolio.portfolio import FittedModel
 
-NAMES = ("closed-form", "closed-form-linear")  # of the models of each block
-# Strengths with which a device draws its own weights from those that it is served, by the ends of the models' names.
-DRAWS: Mapping[str, float] = {"-near": 10.0, "": 1.0, "-far": 0.1}
+# Strengths with which a device draws its own weights from those that it is served, by the names of the models.
+DRAWS: Mapping[str, float] = {"closed-form-near": 10.0, "closed-form": 1.0, "closed-form-far": 0.1}
 NEAREST = next(iter(DRAWS))
 
 
 class FederatedRidge:
-    """Ridge regressions on random features, the same on all devices, and on the numbers of tables and series themselves.
+    """Ridge regression on random features, the same on all devices.
 
     Args:
         spec: The plan's model, for the kind and shape of samples and the number C of outputs.
@@ -58,9 +54,8 @@ class FederatedRidge:
 
     def sums(self) -> dict[str, Tensor]:
         """Return what the device hands in (ridge.sums_manifest), once. It reports no errors."""
-        sizes = sizes_of(self._module.state_dict())
-        errors = torch.zeros(len(sizes), len(STRENGTHS), dtype=torch.float64)
-        return {**sums_of(self._Z_ND, self._T_NC, sizes), ERRORS: errors}
+        errors = torch.zeros(1, len(STRENGTHS), dtype=torch.float64)
+        return {**sums_of(self._Z_ND, self._T_NC, [self._Z_ND.shape[1]]), ERRORS: errors}
 
     def models(self, served: Mapping[str, Tensor]) -> dict[str, FittedModel]:
         """Return the models that follow from served weights, by name; none before the server has any sums.
@@ -70,42 +65,42 @@ class FederatedRidge:
         Args:
             served: W without the device's own samples, and the strength.
         """
-        if not bool(served[WEIGHT].any()):
+        centre_CD = served[WEIGHT]
+        if not bool(centre_CD.any()):
             return {}
+        if not float(served[STRENGTH]):
+            return {NEAREST: self._model(centre_CD, self._Z_ND @ centre_CD.T)}
+        predicted_LNC = self._out_of_fold(centre_CD)
         models = {}
-        for block, place in enumerate(places_of(sizes_of(self._module.state_dict()))):
-            centre_CD, Z_ND = served[WEIGHT][:, place], self._Z_ND[:, place]
-            strengths = DRAWS if float(served[STRENGTH]) else {NEAREST: 0.0}
-            predicted_LNC = self._out_of_fold(Z_ND, centre_CD) if float(served[STRENGTH]) else (Z_ND @ centre_CD.T)[None]
-            for (end, strength), predicted_NC in zip(strengths.items(), predicted_LNC, strict=True):
-                W_CD = drawn(Z_ND, self._T_NC, strength, centre_CD) if strength else centre_CD
-                models[NAMES[block] + end] = self._model(block, W_CD, predicted_NC)
+        for (name, strength), predicted_NC in zip(DRAWS.items(), predicted_LNC, strict=True):
+            models[name] = self._model(drawn(self._Z_ND, self._T_NC, strength, centre_CD), predicted_NC)
         return models
 
-    def _out_of_fold(self, Z_ND: Tensor, centre_CD: Tensor) -> Tensor:
+    def _out_of_fold(self, centre_CD: Tensor) -> Tensor:
         """Return what models without each sample's fold predict of it, (L, N, C); NaN for samples in no fold."""
         samples = self._samples
         labels = samples.y if samples.task == "classes" else np.zeros(len(samples.y))
         folds = folds_of(labels, samples.kind, samples.groups, self._first)
         fold_N = torch.full((len(samples.y),), -1) if folds is None else torch.from_numpy(folds)
-        return out_of_fold(Z_ND, self._T_NC, fold_N, centre_CD, list(DRAWS.values()))
+        return out_of_fold(self._Z_ND, self._T_NC, fold_N, centre_CD, list(DRAWS.values()))
 
-    def _model(self, block: int, W_CD: Tensor, predicted_NC: Tensor) -> FittedModel:
-        """Return a model of a block with weights W, which has predicted these values of the training samples, out of fold."""
-        module, task, images = self._module, self._samples.task, self._samples.kind == "images"
-        factor, is_random = 1.0 if task == "regression" else SHARPNESS, block == 0
+    def _model(self, W_CD: Tensor, predicted_NC: Tensor) -> FittedModel:
+        """Return a model with weights W, which has predicted these values of the training samples, out of fold."""
+        factor, task = 1.0 if self._samples.task == "regression" else SHARPNESS, self._samples.task
+        module, images = self._module, self._samples.kind == "images"
         tensors = {
-            **({"frequency": module.frequency, "phase": module.phase} if is_random else {}),
+            "frequency": module.frequency,
+            "phase": module.phase,
             "pixels": torch.tensor(PIXELS if images else (0.0, 1.0), dtype=torch.float64),
-            "weight": factor * W_CD[:, :-1] / (1.0 if is_random else math.sqrt(W_CD.shape[1] - 1)),
+            "weight": factor * W_CD[:, :-1],
             "bias": factor * W_CD[:, -1],
             "classes": torch.arange(self._outputs),
         }
-        model = (FourierModel if is_random else LinearModel)(tensors, task, self._outputs, flattened)
-        return FittedModel(tensors, model.answers(factor * predicted_NC))
+        evaluator = FourierModel(tensors, task, self._outputs, flattened)
+        return FittedModel(tensors, evaluator.answers(factor * predicted_NC))
 
 
 @lru_cache(maxsize=8)
 def _module(kind: Kind, shape: tuple[int, ...], outputs: int) -> RandomFeatures:
     """Return the features of all devices with such samples."""
-    return RandomFeatures(*member_of(ModelSpec("closed-form", kind, shape, outputs))[:2])
+    return RandomFeatures(*member_of(ModelSpec("", kind, shape, outputs)))

@@ -224,9 +224,10 @@ def test_a_served_sum_without_the_device_in_it_is_told(make_task: MakeTask):
         PREDICTOR.prepare(LocalTask(**{**vars(task), "start": start}))
 
 
-def test_a_table_has_errors_of_both_blocks_and_one_predicts(make_task: MakeTask):
+def test_there_are_errors_of_both_blocks_and_one_predicts(make_task: MakeTask):
     """Draw weights of the block of the numbers themselves, which the fleet has chosen, and keep those of the other."""
-    model = build(default_spec("tabular", (4,), C, 0, "closed-form", {"features": D - 1, "sharpness": 4.0}), seed=0)
+    options = {"features": D - 1, "sharpness": 4.0}
+    model = build(default_spec("tabular", (4,), C, 0, "closed-form", {**options, "linear": True}), seed=0)
     draws = torch.Generator().manual_seed(5)
     x, y = torch.randn(N, 4, generator=draws), torch.randint(C, (N,), generator=draws)
     start = {name: tensor.clone() for name, tensor in tensors_of(model).items()}

@@ -83,7 +83,7 @@ def test_each_model_and_its_scores_out_of_fold_are_those_of_numpy() -> None:
     folds = folds_of(samples.y, "images", None, NONE)
     new = images(7, seed=5)
     models = ridge.models(given_weights)
-    assert list(models) == [f"closed-form{end}" for end in DRAWS]
+    assert list(models) == list(DRAWS)
 
     def weights(rows: np.ndarray, strength: float) -> np.ndarray:
         G, B = Z[rows].T @ Z[rows], Z[rows].T @ T[rows]
@@ -94,8 +94,7 @@ def test_each_model_and_its_scores_out_of_fold_are_those_of_numpy() -> None:
         share /= share.sum(axis=1, keepdims=True)
         return np.log((share + LEAST) / (1 + 3 * LEAST))
 
-    for end, strength in DRAWS.items():
-        name = f"closed-form{end}"
+    for name, strength in DRAWS.items():
         module = evaluator(name, models[name].tensors, "classes", 3)
         expected = log_shares(features(ridge, new.x) @ weights(np.arange(20), strength))
         np.testing.assert_allclose(module.forward(torch.from_numpy(new.x)), expected, atol=1e-5)
@@ -111,7 +110,7 @@ def test_before_the_first_sums_there_is_no_model() -> None:
 def test_a_device_with_too_few_samples_takes_the_served_weights() -> None:
     ridge, few = FederatedRidge(SPEC, images(4), NONE), served(strength=0.0)
     (name, model), *others = ridge.models(few).items()
-    assert (name, others) == (f"closed-form{NEAREST}", [])
+    assert (name, others) == (NEAREST, [])
     np.testing.assert_allclose(model.tensors["weight"], SHARPNESS * few[WEIGHT][:, :-1])
     assert model.scores.isfinite().all(), "the served weights do not know these samples"
 
@@ -125,24 +124,6 @@ def test_a_federated_model_is_never_what_the_device_would_take_alone() -> None:
     models = FederatedRidge(SPEC, samples, NONE).models(served())
     models = {name: type(model)(model.tensors, right) for name, model in models.items()}
     together = portfolio.joined(models)
-    assert set(together.candidates) == {*portfolio.candidates, *models}
+    assert set(together.candidates) == {*portfolio.candidates, *DRAWS}
     assert together.chosen == before
-    assert set(portfolio.candidates).isdisjoint(models), "the portfolio itself is as before"
-
-
-def test_tables_have_members_that_are_linear_in_their_columns() -> None:
-    draws = np.random.default_rng(3)
-    samples = Samples(draws.normal(size=(20, 4)).astype("f4"), np.arange(20) % 3, "classes", "tabular")
-    ridge = FederatedRidge(default_spec("tabular", (4,), 3, 0, "mlr", {}), samples, NONE)
-    centre = draws.normal(size=(3, D + 5)) / 30
-    models = ridge.models({WEIGHT: torch.from_numpy(centre), STRENGTH: torch.tensor(1.0)})
-    assert list(models) == [f"{name}{end}" for name in ("closed-form", "closed-form-linear") for end in DRAWS]
-    Z, T = np.hstack([samples.x.astype("f8") / 2, np.ones((20, 1))]), np.eye(3)[samples.y]
-    for end, strength in DRAWS.items():
-        W = np.linalg.solve(Z.T @ Z + strength * np.eye(5), Z.T @ T + strength * centre[:, D:].T)
-        model = models[f"closed-form-linear{end}"]
-        share = np.exp(SHARPNESS * (Z @ W - (Z @ W).max(axis=1, keepdims=True)))
-        share /= share.sum(axis=1, keepdims=True)
-        body = evaluator("closed-form-linear", model.tensors, "classes", 3, read=lambda x: 0 * x)  # a frozen body's outputs
-        scores = body.forward(torch.from_numpy(samples.x))
-        np.testing.assert_allclose(scores, np.log((share + LEAST) / (1 + 3 * LEAST)), atol=1e-5)
+    assert set(portfolio.candidates).isdisjoint(DRAWS), "the portfolio itself is as before"
