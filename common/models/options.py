@@ -18,6 +18,8 @@ from attune.common.errors import SettingError
 MOST_LAYERS = 1000
 Layers = Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]
 LayersOrZero = Annotated[int, msgspec.Meta(ge=0, le=MOST_LAYERS)]
+Width = Annotated[float, msgspec.Meta(gt=0, le=100)]
+Widths = Annotated[tuple[Width, ...], msgspec.Meta(min_length=1, max_length=8)]
 HiddenWidths = Annotated[list[Count], msgspec.Meta(min_length=1, max_length=MOST_LAYERS)]
 
 
@@ -148,9 +150,7 @@ class ClosedFormOptions(ModelOptions, frozen=True, forbid_unknown_fields=True):
     # Random features of a sample, of each width. What a device hands in grows with their square: 1 MB at 500, 64 MB at 4,000.
     features: Annotated[int, msgspec.Meta(ge=1, le=4000)] = 500
     # Widths of the random features, for inputs of variance 1: narrow ones are smoother. Of several, the fleet chooses.
-    widths: Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=100)], ...], msgspec.Meta(min_length=1, max_length=8)] = (
-        0.7,
-    )
+    widths: Widths = (0.5,)
     # There is a regression on the numbers of a sample themselves, too, between which and the others the fleet chooses.
     linear: bool = False
     # Factor of the scores. none: 8 for classes, whose scores then are about as sure as they are right, and 1 for numbers.
