@@ -23,9 +23,9 @@ import torch
 from attune.common.errors import SettingError
 from attune.fedclient.work import baselines
 from attune.fedclient.work.evaluation import Evaluation
-from attune.fedserver.choosing.candidates import CLOSED_FORM, USUAL
+from attune.fedserver.choosing.candidates import USUAL
 from attune.fedserver.choosing.race_course import Course
-from attune.fedserver.choosing.racing import ALONE, DeviceScores, rungs_of
+from attune.fedserver.choosing.racing import ALONE, CLOSED_FORM, DeviceScores, rungs_of
 from attune.simulation.recipes.catalogue import RECIPES, get
 from attune.simulation.recipes.run import Groups, groups_of, harmed
 from attune.simulation.simulate import simulate
@@ -42,7 +42,7 @@ class Outcome:
 
     finished: Right
     unfinished: Right
-    scores: Mapping[int, DeviceScores]
+    scores: Mapping[int, tuple[DeviceScores, DeviceScores]]
 
 
 @dataclass
@@ -114,7 +114,7 @@ def chosen(outcomes: Mapping[str, Outcome], rounds: int) -> str:
     """Return the method on which `auto` decides, from the scores that the candidates have at its rungs."""
     course = Course(list(outcomes), rounds)
     while (leg := course.leg) is not None:
-        course.scored(outcomes[leg.name].scores[leg.until])
+        course.scored(*outcomes[leg.name].scores[leg.until])
     return course.result.chosen
 
 

@@ -138,6 +138,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     likelihood_local: Finite | None = None
     likelihood_alone: Finite | None = None
     likelihood_kept: Finite | None = None
+    likelihood_closed_form: Finite | None = None
     likelihood_after_0: Finite | None = None
     likelihood_after_5: Finite | None = None
     likelihood_after_10: Finite | None = None
@@ -205,6 +206,13 @@ _DESCRIPTORS = (
     _D("likelihood_local", "likelihood, local model", "Summed log-likelihood of the held-out samples", "nats", HIGHER),
     _D("likelihood_alone", "likelihood, alone", "The same of the ordinary models that are fitted alone", "nats", HIGHER),
     _D("likelihood_kept", "likelihood, kept model", "The same, each sample under weights found without it", "nats", HIGHER),
+    _D(
+        "likelihood_closed_form",
+        "likelihood gained by the closed form",
+        "Gain of all training samples, out of fold, by the closed form beside ordinary models",
+        "nats",
+        HIGHER,
+    ),
     *(
         _D(f"likelihood_after_{stop}", f"likelihood, finishing for {stop} epochs", _AFTER.format(stop), "nats", HIGHER)
         for stop in FINISH_STOPS

@@ -22,7 +22,7 @@ from attune.common.protocol import SUMS
 from attune.fedserver import runs
 from attune.fedserver.choosing.candidates import check_race, common_settings, entrants_of, named_candidates, with_options
 from attune.fedserver.choosing.race_course import Race, RunLeg, reached, run_of
-from attune.fedserver.choosing.racing import ALONE
+from attune.fedserver.choosing.racing import ALONE, reported_scores
 from attune.fedserver.core import planning
 from attune.fedserver.core.messages import Phase
 from attune.fedserver.core.state import Round
@@ -176,9 +176,8 @@ async def end_leg(ledger: Ledger, turn: Turn, coordinator: Coordinator, error: A
             await ledger.put_record(msgspec.structs.replace(record.revive(), phase=Phase.EVALUATING))
             return race
         out = {device.name for device in snapshot.devices if device.revoked}
-        kept = {row.client: row.likelihood_kept for row in rows}
-        scores = {name: nats for name, nats in kept.items() if nats is not None and name not in out}
-        race = race.after(RunLeg(turn.name, until, scores))
+        told = [row for row in rows if row.client not in out]
+        race = race.after(RunLeg(turn.name, until, reported_scores(told), reported_scores(told, "likelihood_closed_form")))
     race.course()
     fail_at(SERVER, until, "leg-over")
     await ledger.set_race(race)

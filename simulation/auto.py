@@ -60,7 +60,7 @@ def race(simulator: Simulator, overrides: Mapping[str, Any], folder: Path | None
                     raise
                 course.failed(str(error))
             else:
-                course.scored(results[leg.name].scores(leg.until))
+                course.scored(*results[leg.name].scores(leg.until))
             if len(course.rungs) > stage:
                 before = leg.until
                 places = {name: places[name] for name in course.present}  # memory of the others is freed

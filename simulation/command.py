@@ -217,7 +217,8 @@ def race_settings(
 ) -> dict[str, Any]:  # fmt: skip
     """Choose settings for each entrant of a race by the grid, on validation parts, and return the settings of the race."""
     from attune.common.config import merge
-    from attune.fedserver.choosing.candidates import CLOSED_FORM, ComparedMethod, entrants_of
+    from attune.fedserver.choosing.candidates import ComparedMethod, entrants_of
+    from attune.fedserver.choosing.racing import CLOSED_FORM
     from attune.simulation.arguments import overrides
     from attune.simulation.compared_methods import Comparison
     from attune.simulation.grid_search import as_options, search

@@ -25,7 +25,7 @@ from attune.fedclient.work.comparison import comparisons_of, finding_of
 from attune.fedclient.work.executor import SEQUENTIAL, Executor
 from attune.fedclient.work.processes.remote_executor import RemoteExecutor
 from attune.fedclient.work.stacked.stacked_executor import StackedExecutor
-from attune.fedserver.choosing.racing import RaceResult
+from attune.fedserver.choosing.racing import RaceResult, reported_scores
 from attune.fedserver.core.fleet_verdict import FleetVerdict, effect_of, fleet_verdicts
 from attune.fedserver.core.replayed_rounds import Arrival, arrivals_of
 from attune.fedserver.view.status import status
@@ -90,10 +90,13 @@ class SimulationResult:
         """The metrics of each device's last order, by name."""
         return {name: reported_by(result) for name, result in self._outcome.results.items()}
 
-    def scores(self, round_: int) -> dict[str, float]:
-        """Return the likelihoods (nats) that devices reported after this round of what they would keep, by device."""
+    def scores(self, round_: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Return what devices reported after this round, in nats by device.
+
+        These are the likelihood of what they would keep, and what the closed form gains.
+        """
         rows = [row for row in self._outcome.snapshot.rows if (row.work, row.round) == ("evaluate", round_)]
-        return {row.client: row.likelihood_kept for row in rows if row.likelihood_kept is not None}
+        return reported_scores(rows), reported_scores(rows, "likelihood_closed_form")
 
     @property
     def arrivals(self) -> list[Arrival]:

@@ -143,7 +143,10 @@ class Evaluation:
         members = blend.members
         reported = [name for name in CHOICES if name in blend.likelihood]  # nothing is reported of finished models
         said = {name: blend.likelihood[name] for name in reported} if not is_flattered and len(reported) > 1 else {}
-        likelihood_kept = (yield from self._scored(blend, candidates, order)) if order.round in self._scored_rounds else None
+        likelihood_kept = gained = None
+        if order.round in self._scored_rounds:
+            likelihood_kept = yield from self._scored(blend, candidates, order)
+            gained = portfolio.gained if portfolio is not None else None
         blended = (yield from self._blended(list(members.values()))) if members and right else None
         against = [comparison.compared(right[self.own_choice], right[name], RIVALS[name], data.test_groups) for name in others]
         if right:
@@ -162,6 +165,7 @@ class Evaluation:
             validation_samples=len(next(iter(blend.probability.values()))) if blend.likelihood else 0,
             fitted=dict(blend.fitted),
             likelihood_kept=likelihood_kept,
+            likelihood_closed_form=gained,
             **after,
             **{LIKELIHOODS[name]: value for name, value in said.items()},
             **{name: value for numbers in against for name, value in numbers.items()},

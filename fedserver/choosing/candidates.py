@@ -18,13 +18,12 @@ from attune.common.methods import registry as methods
 from attune.common.methods.fit import NO_PRIVACY, check_model
 from attune.common.models.registry import model_for, why_not_usual
 from attune.common.plan import Kind, Plan, Profile
-from attune.fedserver.choosing.racing import ALONE, FEWEST_ROUNDS, NOTHING_HELD_OUT, rungs_of
+from attune.fedserver.choosing.racing import ALONE, CLOSED_FORM, FEWEST_ROUNDS, NOTHING_HELD_OUT, rungs_of
 from attune.fedserver.core import planning
 from attune.fedserver.core.finishing import round_settings
 
 Complete = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]  # returns all settings of a method, from its name and settings
 NOWHERE = "tried"  # the federation of a plan that is thrown away
-CLOSED_FORM = "closed-form"  # the candidate that trains each device alone, beside the closed form of all devices' sums
 USUAL: Mapping[str, Mapping[str, Any]] = {CLOSED_FORM: {}, "fedavg": {}, "fedper": {}, "fedtp": {}, "fedmcsa": {"dial": True}}
 NEEDS_ATTENTION = "fedtp"  # no usual candidate for tables, on which attention needs many samples
 OF_THE_RACE = (

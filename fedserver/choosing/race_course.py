@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +12,7 @@ import msgspec
 from attune.common.errors import SettingError
 from attune.fedserver.choosing.racing import (
     ALONE,
+    CLOSED_FORM,
     NOTHING_HELD_OUT,
     DeviceScores,
     RaceResult,
@@ -45,6 +46,7 @@ class Course:
     def __init__(self, entrants: Sequence[str], rounds: int, left_out: Mapping[str, str] = MappingProxyType({})) -> None:
         self._racing, self._stops = [name for name in entrants if name != ALONE], (*rungs_of(rounds), rounds)
         self._entered, self._left_out, self._scores = max(1, len(self._racing)), dict(left_out), dict[str, DeviceScores]()
+        self._gains: DeviceScores = {}  # of the closed form, which does not depend on the round
         self.rungs: list[Rung] = []
         self._stage = 0
 
@@ -69,14 +71,16 @@ class Course:
         """The course so far; `chosen` is the winner once the race is over."""
         return RaceResult(self.rungs, self._left_out)
 
-    def scored(self, scores: DeviceScores) -> None:
-        """Take in the scores of the present leg.
+    def scored(self, scores: DeviceScores, gains: DeviceScores | None = None) -> None:
+        """Take in the scores of the present leg, and what the closed form gains by training samples (of CLOSED_FORM).
 
         Raises:
             SettingError: No device has scored ALONE.
         """
         leg = self._leg()
         self._scores[leg.name] = scores
+        if leg.name == CLOSED_FORM:
+            self._gains = gains or self._gains
         self._compare()
 
     def failed(self, why: str) -> None:
@@ -102,9 +106,13 @@ class Course:
         last = self._stage == len(self._stops) - 1
         candidates = {name: of for name, of in scores.items() if name != ALONE}
         if last:
-            decision = at_end(scores, [rung.scores for rung in self.rungs], self._entered)
+            gains = bounded({CLOSED_FORM: self._gains, ALONE: dict.fromkeys(self._gains, 0.0)})
+            is_told = self._gains and CLOSED_FORM in candidates
+            decision = at_end(scores, [rung.scores for rung in self.rungs], self._entered, gains if is_told else None)
         elif candidates:
             decision = at_rung(self._stage, candidates)
+            if CLOSED_FORM in candidates and CLOSED_FORM not in decision.kept:
+                decision = replace(decision, kept=(*decision.kept, CLOSED_FORM))
             self._racing = list(decision.kept)
         if last or candidates:
             self.rungs.append(Rung(self._stops[self._stage], scores, decision))
@@ -139,12 +147,14 @@ class RunLeg(msgspec.Struct, frozen=True, omit_defaults=True):
         name: The entrant.
         until: The round after which it was scored.
         scores: By device.
+        gains: What the closed form gains, by device.
         failed: Why there are none; empty: there are.
     """
 
     name: str
     until: int
     scores: dict[str, float] = {}
+    gains: dict[str, float] = {}
     failed: str = ""
 
 
@@ -176,7 +186,7 @@ class Race(msgspec.Struct, frozen=True, omit_defaults=True):
             if over.failed:
                 course.failed(over.failed)
             else:
-                course.scored(over.scores)
+                course.scored(over.scores, over.gains)
         return course
 
     def after(self, over: RunLeg) -> Race:

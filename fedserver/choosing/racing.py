@@ -12,13 +12,15 @@ log-likelihoods in nats, one for each device: the higher, the better.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import stdev
 from typing import Any
 
 from attune.common.statistics import student_p
+from attune.fedserver.core.records import Report
 
+CLOSED_FORM = "closed-form"  # the entrant that trains each device alone beside the closed form; it takes part to the end, too
 ALONE = "local"  # the method that trains each device alone; it takes part to the end, whatever its score
 PERCENT = (15, 30)  # shares of the rounds at which the rungs are
 KEPT = 2  # candidates that go on at the second rung, at most; at the first one at least
@@ -78,6 +80,7 @@ class Decision:
         difference: The best candidate against the next one, if there are two; at the end against ALONE.
         evidence: At the end, the sums over all comparisons of the candidates that are not clearly behind the best.
         level: At the end, the level of the test against ALONE.
+        out_of_fold: The difference is that of CLOSED_FORM by all training samples, each predicted out of fold.
     """
 
     totals: Mapping[str, float]
@@ -85,6 +88,7 @@ class Decision:
     difference: PairedDifference | None
     evidence: Mapping[str, float] = field(default_factory=dict)
     level: float = 0.0
+    out_of_fold: bool = False
 
 
 def rungs_of(rounds: int) -> tuple[int, int]:
@@ -127,19 +131,23 @@ def at_rung(rung: int, scores: Mapping[str, DeviceScores]) -> Decision:
 
 
 def at_end(
-    scores: Mapping[str, DeviceScores], earlier: Sequence[Mapping[str, DeviceScores]] = (), entered: int = 1
+    scores: Mapping[str, DeviceScores],
+    earlier: Sequence[Mapping[str, DeviceScores]] = (),
+    entered: int = 1,
+    gains: Mapping[str, DeviceScores] | None = None,
 ) -> Decision:
     """Decide who wins: the best candidate, if it is ahead of ALONE by a paired t test over devices; else ALONE.
 
     The best candidate has the highest sum. Of those within one standard error of it, it is the one with the highest sum over
-    all comparisons.
+    all comparisons. If held-out samples do not show that it is ahead, CLOSED_FORM wins if all training samples show that it is.
 
     Args:
         scores: Of ALONE and of each candidate that is left.
         earlier: Scores at the rungs.
         entered: Number of candidates at the start of the race. One of so many may be ahead by chance.
+        gains: Scores of CLOSED_FORM and of ALONE by training samples, out of fold; None: devices reported none.
     """
-    totals, level = _totals(scores), FALSE_CHOICES / entered
+    totals, level = _totals(scores), FALSE_CHOICES / (entered + bool(gains))
     names = [name for name in totals if name != ALONE]
     if not names:
         return Decision(totals, (ALONE,), None, {}, level)
@@ -152,7 +160,15 @@ def at_end(
     evidence = dict(sorted(sums.items(), key=lambda item: -item[1]))
     best = next(iter(evidence))
     difference = paired(best, ALONE, scores)
+    if gains and difference.p >= level and (gain := paired(CLOSED_FORM, ALONE, gains)).p < level:
+        return Decision(totals, (CLOSED_FORM,), gain, evidence, level, out_of_fold=True)
     return Decision(totals, (best if difference.p < level else ALONE,), difference, evidence, level)
+
+
+def reported_scores(rows: Iterable[Report], metric: str = "likelihood_kept") -> dict[str, float]:
+    """Return what devices reported of a metric, by device."""
+    reported = {row.client: getattr(row, metric) for row in rows}
+    return {name: nats for name, nats in reported.items() if nats is not None}
 
 
 def scored_by_all(scores: Mapping[str, DeviceScores]) -> list[str]:
@@ -235,6 +251,7 @@ def _words(rung: Rung, last: bool) -> str:
     ahead = f"{difference.nats:.1f} ahead of" if difference.nats >= 0 else f"{-difference.nats:.1f} behind"
     between = f"{difference.first} is {ahead} {difference.second}{error}"
     tested = f" (p = {difference.p:.2g}, wanted below {rung.decision.level:.2g})" if last else ""
+    tested += " by all training samples, out of fold" * rung.decision.out_of_fold
     sums = ", ".join(f"{name} {nats:.1f}" for name, nats in rung.decision.evidence.items())
     together = f"; of candidates that are level, over all comparisons: {sums}" if len(rung.decision.evidence) > 1 else ""
     return f"after round {rung.round}: {listed}; {between}{tested}{then}{together}"

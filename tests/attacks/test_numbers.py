@@ -25,9 +25,17 @@ from attune.fedserver.web.parts import parts
 from attune.fedserver.web.prometheus import exposition
 from tests.e2e.harness import tabular_shard
 
-NO_LIMIT = {"loss", "seconds", "epsilon", "likelihood_personalized", "likelihood_kept", *LIKELIHOODS_AFTER.values()}
+NO_LIMIT = {
+    "loss",
+    "seconds",
+    "epsilon",
+    "likelihood_personalized",
+    "likelihood_kept",
+    "likelihood_closed_form",
+    *LIKELIHOODS_AFTER.values(),
+}
 NO_LIMIT |= {f"{prefix}{name}_{rival}" for prefix in ("", "kept_") for name in ("gain", "error") for rival in RIVALS}
-NO_LIMIT |= {f"likelihood_{rival}" for rival in RIVALS}
+NO_LIMIT |= {f"likelihood_{model}" for model in (*RIVALS, "personalized", "kept", "closed_form")}
 
 
 def test_every_number_without_a_limit_of_its_own_has_this_one() -> None:

@@ -114,6 +114,7 @@ NEWER_KEYS = {
     "likelihood_after_10",
     "likelihood_after_20",
     "likelihood_after_5",
+    "likelihood_closed_form",
     "likelihood_kept",
     "test_groups",
     "format",

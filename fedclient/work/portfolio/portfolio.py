@@ -23,6 +23,7 @@ from attune.common.plan import Plan
 from attune.common.task import TaskName
 from attune.fedclient.data.holdout import NEIGHBOURS
 from attune.fedclient.data.prepare import Prepared
+from attune.fedclient.work.blend import leave_one_out
 from attune.fedclient.work.calibration import Calibrated, calibrated, sharpened
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.objectives.base import Network
@@ -121,6 +122,21 @@ class Portfolio:
         for name, model in self._models.items():
             calibrations[name] = self._calibrated(model.scores[self._told], y)
         return calibrations
+
+    @property
+    def gained(self) -> float | None:
+        """The log-likelihood (nats) that training samples gain by the joined models, each predicted out of fold.
+
+        Each sample has the weights that are found without it. None without joined models, or without such samples.
+        """
+        told_N = self._told.numpy()
+        alone = {name: fit.probability for name, fit in self.fits.items() if name in NAMES}
+        if not alone or len(alone) == len(self.fits):
+            return None
+        groups = self._samples.groups
+        group_V = None if groups is None else np.unique(groups[told_N], return_inverse=True)[1]
+        together = {name: fit.probability for name, fit in self.fits.items()}
+        return leave_one_out(together, groups=group_V) - leave_one_out(alone, groups=group_V)
 
     def _calibrated(self, scores: Tensor, y: Tensor) -> Calibrated:
         """Return how sure a model may be, from scores (M, C) of samples with the answers y (M,) or (M, K)."""

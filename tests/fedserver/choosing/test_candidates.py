@@ -8,8 +8,8 @@ import pytest
 
 from attune.common.errors import SettingError
 from attune.common.plan import Profile
-from attune.fedserver.choosing.candidates import CLOSED_FORM, entrants_of
-from attune.fedserver.choosing.racing import ALONE
+from attune.fedserver.choosing.candidates import entrants_of
+from attune.fedserver.choosing.racing import ALONE, CLOSED_FORM
 from attune.fedserver.core.planning import resolve
 
 IMAGES = dict.fromkeys("abc", Profile("images", (8, 8, 1), [3, 9], 100, 30))
