@@ -117,7 +117,7 @@ def test_finished_points_are_not_run_again(tmp_path: Path, monkeypatch: pytest.M
         ran.append(method)
         right = {shard.name: torch.arange(20) < 10 + len(ran) for shard in shards}
         plain = {shard.name: torch.arange(20) < 10 for shard in shards}
-        return auto.Outcome(right, plain, {number: {shard.name: -1.0 / len(ran) for shard in shards} for number in (1, 2, 3)})
+        return auto.Outcome(right, plain, dict.fromkeys((1, 2, 3), ({shard.name: -1.0 / len(ran) for shard in shards}, {})))
 
     monkeypatch.setattr(auto, "outcome", trained)
     words = ["--recipe", "digits", "--x", "40", "--rounds", "3", "--out", str(tmp_path / "auto.csv")]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
 from attune.fedserver.choosing.race_course import Course
-from attune.fedserver.choosing.racing import ALONE, DeviceScores, at_end
+from attune.fedserver.choosing.racing import ALONE, CLOSED_FORM, DeviceScores, at_end
 
 ENTRANTS = (ALONE, "fedavg", "fedper", "fedtp")
 DEVICES = "abcd"
@@ -44,6 +44,22 @@ def test_candidates_that_no_device_has_scored_all_of_do_not_end_the_race() -> No
 def test_without_scores_of_training_alone_nothing_can_be_chosen() -> None:
     with pytest.raises(SettingError, match="no device holds samples out"):
         run({ALONE: {}})
+
+
+def test_the_closed_form_goes_on_at_every_rung_and_no_device_alone_makes_it_win() -> None:
+    entrants = (ALONE, CLOSED_FORM, "fedavg", "fedper", "fedtp")
+    behind: dict[str, DeviceScores] = {CLOSED_FORM: {who: -9.0 - number for number, who in enumerate(DEVICES)}}
+
+    def chosen(gains: DeviceScores) -> str:
+        course = Course(entrants, 3)
+        while (leg := course.leg) is not None:
+            course.scored(behind.get(leg.name, ALL), gains if leg.name == CLOSED_FORM else None)
+        assert all(CLOSED_FORM in rung.scores for rung in course.rungs)
+        return course.result.chosen
+
+    assert chosen({who: 5.0 + number / 10 for number, who in enumerate(DEVICES)}) == CLOSED_FORM
+    assert chosen({who: (-1) ** number * 0.1 for number, who in enumerate(DEVICES)} | {"eve": 1e100}) == ALONE
+    assert chosen({}) == ALONE, "devices of an older version report none"
 
 
 FLEET = [f"site{number}" for number in range(12)]

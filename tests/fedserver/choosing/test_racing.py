@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attune.fedserver.choosing.racing import ALONE, FEWEST_ROUNDS, at_end, at_rung, paired, rungs_of
+from attune.fedserver.choosing.racing import ALONE, CLOSED_FORM, FEWEST_ROUNDS, at_end, at_rung, paired, rungs_of
 
 NUMBERS = st.floats(-1e6, 1e6)
 NAMES = ("fedavg", "fedper", "fedtp", "fedmcsa")
@@ -87,13 +87,29 @@ def test_training_alone_wins_unless_a_candidate_is_surely_ahead() -> None:
     assert at_end({ALONE: {"x": -1.0}}).kept == (ALONE,)
 
 
+def test_all_training_samples_show_what_few_held_out_ones_do_not() -> None:
+    few = {ALONE: {"x": 0.0, "y": 0.0}, "fedavg": {"x": 5.0, "y": -4.0}, CLOSED_FORM: {"x": 1.0, "y": -1.0}}
+    gained: dict[str, float] = {name: 2.0 + 0.1 * place for place, name in enumerate("uvwxyz")}
+    gains = {CLOSED_FORM: gained, ALONE: dict.fromkeys(gained, 0.0)}
+    assert at_end(few, entered=2).kept == (ALONE,)
+    decision = at_end(few, entered=2, gains=gains)
+    assert decision.kept == (CLOSED_FORM,) and decision.out_of_fold and decision.level == 0.05 / 3
+    assert decision.difference == paired(CLOSED_FORM, ALONE, gains)
+    worse = {CLOSED_FORM: {name: -nats for name, nats in gained.items()}, ALONE: gains[ALONE]}
+    assert at_end(few, entered=2, gains=worse).kept == (ALONE,)
+    clear = {**few, "fedavg": {"x": 5.0, "y": 5.0}}
+    assert at_end(clear, entered=2, gains=gains).kept == ("fedavg",), "what held-out samples show comes first"
+
+
 @pytest.mark.parametrize("entered", [1, 4])
 def test_where_nothing_helps_a_federation_is_rarely_chosen(entered: int) -> None:
     """In 4,000 races of ten devices whose gains have the mean 0, at most 5 % end with a candidate (and not hardly any)."""
     draws, chosen = np.random.default_rng(0), 0
     for gains in draws.normal(size=(4000, entered, 10)):
         scores = {f"c{place}": dict(enumerate(map(float, of))) for place, of in enumerate(gains)}
-        chosen += at_end({ALONE: dict.fromkeys(range(10), 0.0), **scores}, entered=entered).kept != (ALONE,)
+        zeros = dict.fromkeys(range(10), 0.0)
+        gains = {CLOSED_FORM: dict(enumerate(map(float, draws.normal(size=10)))), ALONE: zeros}
+        chosen += at_end({ALONE: zeros, **scores}, entered=entered, gains=gains).kept != (ALONE,)
     assert 0.02 < chosen / 4000 < 0.055
 
 

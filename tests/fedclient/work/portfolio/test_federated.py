@@ -23,6 +23,7 @@ from attune.common.methods.ridge import (
 from attune.common.models.closed_form import PIXELS
 from attune.common.models.registry import default_spec
 from attune.common.wire.tensors import manifest_of
+from attune.fedclient.work.blend import leave_one_out
 from attune.fedclient.work.portfolio.evaluators import LEAST, evaluator
 from attune.fedclient.work.portfolio.federated import DRAWS, NEAREST, SHARPNESS, FederatedRidge
 from attune.fedclient.work.portfolio.fitting import Samples
@@ -127,3 +128,16 @@ def test_a_federated_model_is_never_what_the_device_would_take_alone() -> None:
     assert set(together.candidates) == {*portfolio.candidates, *DRAWS}
     assert together.chosen == before
     assert set(portfolio.candidates).isdisjoint(DRAWS), "the portfolio itself is as before"
+    shares = {name: fit.probability for name, fit in together.fits.items()}
+    own = {name: shares[name] for name in portfolio.candidates}
+    assert portfolio.gained is None and together.gained == leave_one_out(shares) - leave_one_out(own) > 1.0
+
+
+@pytest.mark.parametrize("scores", [None, np.log([[0.98, 0.01, 0.01]])])
+def test_models_that_know_nothing_more_gain_nothing(scores: np.ndarray | None) -> None:
+    samples = images()
+    portfolio = Portfolio(fitted_on(samples, 3, NONE), samples, NONE, 3, torch.device("cpu"))
+    like = portfolio._models[portfolio.chosen]
+    made = like.scores if scores is None else torch.from_numpy(np.repeat(scores, 20, axis=0)).float()
+    together = portfolio.joined({"closed-form": type(like)(like.tensors, made)})
+    assert together.gained is not None and together.gained < 0.5
