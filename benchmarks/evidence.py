@@ -1,8 +1,8 @@
-"""Calibration of "probably helped" and "probably harmed" (fedserver/core/fleet_verdict.py) on fleets with known effects.
+"""Calibration of "probably helped" and "probably harmed" (fedserver/core/evidence.py) on fleets with known effects.
 
 `python -m benchmarks.evidence --out benchmarks/results/evidence.csv`. In each fleet a share of the devices has no effect, and
 the effects of the others come from one of several distributions. A call is wrong if the true gain is 0 or has the other sign.
-The prior and the threshold of fedserver/core/fleet_verdict.py were fixed with this table, before any real fleet was judged.
+The prior and the threshold of fedserver/core/evidence.py were fixed with this table, before any real fleet was judged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from attune.fedserver.core.fleet_verdict import LEAST_DIFFERENCE, Belief, beliefs_of_counts, beliefs_of_gains
+from attune.fedserver.core.evidence import LEAST_DIFFERENCE, Belief, beliefs_of_counts, beliefs_of_gains
 
 NONE = (1.0, 0.5, 0.3, 0.0)  # shares of devices without effect
 SHARES = ((0.6, 10.0), (0.65, 300.0), (0.7, 30.0), (0.8, 20.0), (0.8, 100.0), (0.9, 100.0))  # mean and strength of π

@@ -177,7 +177,8 @@ async def end_leg(ledger: Ledger, turn: Turn, coordinator: Coordinator, error: A
             return race
         out = {device.name for device in snapshot.devices if device.revoked}
         counted = [row for row in rows if row.client not in out]
-        race = race.after(RunLeg(turn.name, until, reported_scores(counted), reported_scores(counted, "likelihood_closed_form")))
+        gains = reported_scores(counted, "likelihood_closed_form")
+        race = race.after(RunLeg(turn.name, until, reported_scores(counted), gains))
     race.course()
     fail_at(SERVER, until, "leg-over")
     await ledger.set_race(race)

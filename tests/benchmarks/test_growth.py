@@ -6,9 +6,10 @@ import csv
 import json
 
 import pytest
+import torch
 from click.testing import CliRunner
 
-from benchmarks import growth, hypernetwork, quick, target_tables
+from benchmarks import encoding_speed, encodings, growth, hypernetwork, quick, target_tables
 
 
 def test_an_exponent_is_that_of_the_power():
@@ -91,3 +92,25 @@ def test_a_target_of_a_round_has_the_row_without_delay(devices, parameters):
     work = f"round, {devices} x {parameters // 1_000_000} M"
     line = next(line for line in target_tables.targets() if line.startswith(f"| {work} |"))
     assert f"| {float(row['median_s']):.3g} s |" in line
+
+
+# --- benchmarks of encodings: sizes are those of the bytes, and rows that are there stay
+
+
+@pytest.mark.parametrize(("encoding", "share"), [("bf16", 0.5), ("int8", 0.25 * (1 + 1 / 64)), ("zstd", None)])
+def test_the_bytes_of_an_encoding_are_a_share_of_the_plain_ones(encoding, share):
+    draw = torch.Generator().manual_seed(0)
+    base = {"w": torch.randn(256, 256, generator=draw) * 0.05}
+    tensors = {"w": base["w"] + 0.0005 * torch.randn(256, 256, generator=draw)}
+    found = encoding_speed.measure(encoding, tensors, base)
+    assert found["encoding"] == encoding and found["write_ms_per_mib"] >= 0 and found["read_ms_per_mib"] >= 0
+    assert found["bytes"] == pytest.approx(share, abs=0.002) if share else 0.5 < found["bytes"] < 1.0
+
+
+def test_rows_of_encodings_that_are_there_are_not_measured_again(tmp_path):
+    out = tmp_path / "encodings.csv"
+    assert encodings.done(out) == set()
+    task = encodings.TASKS[1].name
+    with encodings.table(out, encodings.COLUMNS, append=True) as write:
+        write(dict.fromkeys(encodings.COLUMNS, 0) | {"task": task, "encoding": "int8 up, zstd down", "seed": 1})
+    assert encodings.done(out) == {(task, "int8 up, zstd down", "1")}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import csv
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +12,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import measure, mutations
+from attune.fedserver.core.evidence import THRESHOLD
+from benchmarks import evidence, measure, mutations
 from benchmarks.measure import Source
 from benchmarks.mutations import Mutation
 from benchmarks.way import Way
+from tests.docs.conftest import ROOT
 
 VERBS = frozenset({"Return", "No-op"})
 MODULE = '''"""Rows of a table.
@@ -276,3 +280,33 @@ def test_the_test_that_finds_a_fault_is_named_and_a_red_one_does_not_count(tree:
     assert tree.try_out(missed, source, 1) == ("", "")
     assert tree.unsound == {"tests/common/test_rules.py::test_red"}
     assert (tree.root / "common" / "rules.py").read_text(encoding="utf-8") == source.text
+
+
+# --- figures of docs/does-it-help.md about probable help, from the committed calibration, and the program that makes it
+
+
+def test_the_document_has_the_figures_of_the_calibration():
+    rows = list(csv.DictReader((ROOT / "benchmarks/results/evidence.csv").open()))
+    judged = [row for row in rows if float(row["threshold"]) == THRESHOLD]
+    used = [row for row in judged if row["test"] == "all"]
+    wrong = max(float(row["wrong_share"]) for row in used if row["without_effect"] in ("0.5", "0.3"))
+    called = max(float(row["called_share"]) for row in used if row["without_effect"] == "1.0")
+    assert wrong <= 0.05
+    text = " ".join((ROOT / "docs/does-it-help.md").read_text().split())
+    assert re.search(r"at most ([\d.]+) % of the calls were wrong", text)[1] == f"{100 * wrong:.2f}"
+    assert re.search(r"at most ([\d.]+) % of the devices were called", text)[1] == f"{100 * called:.2f}"
+    figures = r"([\d.]+) % of the calls were wrong with 12 test samples, ([\d.]+) % with 20, ([\d.]+) % with 50 and ([\d.]+) %"
+    found = re.search(figures, text)
+    for size, figure in zip(("12", "20", "50", "200"), found.groups(), strict=True):
+        half = [row for row in judged if (row["scores"], row["without_effect"], row["test"]) == ("counts", "0.5", size)]
+        assert figure == f"{100 * sum(int(row['wrong']) for row in half) / sum(int(row['called']) for row in half):.1f}"
+
+
+def test_the_program_writes_a_row_for_each_kind_of_fleet(tmp_path, monkeypatch):
+    for name in ("SHARES", "SAMPLES", "GAINS", "GROUPS", "DEVICES"):
+        monkeypatch.setattr(evidence, name, getattr(evidence, name)[:1])
+    done = CliRunner().invoke(evidence.main, ["--out", str(tmp_path / "out.csv"), "--repeats", "1"], catch_exceptions=False)
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert done.exit_code == 0 and len(rows) == 2 * 2 * len(evidence.NONE) * len(evidence.THRESHOLDS)
+    assert {row["test"] for row in rows} == {"all", "12", "8"}
+    assert {row["judged"] for row in rows} == {"9"}

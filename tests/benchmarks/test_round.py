@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
 from attune.fedserver.home import ServerHome
-from benchmarks import floor, mcsa, private_step, secure_round
+from benchmarks import floor, gpu, mcsa, private_step, secure_round
 from benchmarks import round as benchmark
 from benchmarks.floor import floor_s
 from benchmarks.model import Freight
@@ -167,3 +168,29 @@ def test_the_obvious_mixing_is_the_servers():
     expected = mcsa.naive(X_SD, 5.0)
     mcsa.mcsa_(X_SD, 5.0)
     torch.testing.assert_close(X_SD, expected, rtol=1e-5, atol=1e-6)
+
+
+# --- round of FedTP at the published size, in small
+
+SMALL = ("model.preset=small", "train.local_epochs=1")
+
+
+def test_the_seconds_are_those_of_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the clock stand but for simulations, of which each takes 3 s and 2 s a round."""
+    now_s, rounds = [0.0], []
+    simulated = gpu.simulate
+
+    def slow(*args: Any, **options: Any) -> Any:
+        rounds.append(options["rounds"])
+        now_s[0] += 3 + 2 * options["rounds"]
+        return simulated(*args, **options)
+
+    monkeypatch.setattr(gpu, "simulate", slow)
+    monkeypatch.setattr(gpu.time, "perf_counter", lambda: now_s[0])
+    assert gpu.published_round("cpu", 40, 3, SMALL) == 2 and rounds == [1, 4]
+
+
+def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    gpu.main([], standalone_mode=False)
+    assert "no GPU" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,12 +11,14 @@ import msgspec
 import pytest
 
 from attune.common.exchange.transform import SUMMED
+from attune.common.methods import registry
 from attune.common.metrics import METRICS, Metrics, reported_by
 from attune.common.plan import Columns, Profile
 from attune.fedclient.disclosing import told_profile
 from attune.fedclient.exchanges import report_of
 from attune.fedclient.limits import PrivacyLimits
 from attune.fedclient.messages import OrderResult
+from attune.fedserver.core.adaptation import adaptation_of
 from docs.disclosed import Decision, decisions, fields_sent
 
 VALUES: dict[str, Any] = {name: "local" if name == "kept" else 1 for name in METRICS}
@@ -71,3 +74,23 @@ def test_a_new_field_without_a_decision_is_noticed(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("docs.disclosed.Metrics", Grown)
     assert "Grown.birthday" in fields_sent()
+
+
+# --- the documents on each method, compared with the registry
+
+CONFIGURED = {name: registry.configured_from({"name": name}) for name in registry.names()}
+
+
+def test_what_newcomers_of_each_method_train_is_described(page: Any) -> None:
+    rows = page("docs/operations/rounds.md").table("## Newcomers")
+    described = {what: set(re.findall(r"`([\w+-]+)`", methods)) for methods, what, *_ in rows[4:]}
+    nothing = {name for name, configured in CONFIGURED.items() if adaptation_of(configured, "personal") is None}
+    assert described[next(what for what in described if what.startswith("no part"))] == nothing
+    single = {name for name in CONFIGURED if "+" not in name and not name.startswith("fedtp-")}
+    assert set().union(*described.values()) >= single
+
+
+def test_each_method_that_refuses_a_loop_of_the_users_own_is_named(page: Any) -> None:
+    [said] = re.findall(r"^- (.*?) refuse a loop of your own", page("docs/own-training.md").text, re.MULTILINE)
+    refusing = {name.partition("+")[0] for name, configured in CONFIGURED.items() if configured.objective.own_loop}
+    assert {name.lower() for name in re.split(r", | and ", said)} == refusing

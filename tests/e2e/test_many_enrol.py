@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import resource
-import sys
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from attune.common import aio
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.home import DeviceHome, DeviceInfo
 from attune.fedclient.link.enrol import enrol
-from tests.e2e.harness import Federation, tabular_shard
+from tests.e2e.harness import Federation
 
 DEVICES = 100  # more than one caller may have calls and connections
 
@@ -34,29 +30,3 @@ def test_devices_that_share_a_token_enrol_at_once(federation_at: Callable[[str],
     status = federation.status()
     assert len(status["clients"]) == DEVICES
     assert status["refused"] == []
-
-
-# --- a server that has no free file descriptors says so, and continues by itself when it has some again
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process can be set on Linux only")
-
-
-def test_rounds_go_on_when_files_can_be_opened_again(federation_at: Callable[[str], Federation], tmp_path: Path) -> None:
-    federation = federation_at("descriptors")
-    shards = [tabular_shard(tmp_path / f"s{number}", number) for number in range(2)]
-    server = federation.server(
-        "--exit-when-done", "--method", "fedavg", "--model", "mlr", "--rounds", "4", "--min-clients", "2"
-    )
-    devices = [federation.device(shard, fault="*:*:training=sleep:0.1") for shard in shards]
-    federation.await_status(lambda status: status["round"] >= 1)
-    pid = server.popen.pid
-    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (used // 2, limits[1]))
-    server.wait_for("Too many open files")
-    server.wait_for("trying again")  # the first sign may be an answer to a device, which tries again by itself
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
-    assert [device.code() for device in devices] == [0, 0], [device.text for device in devices]
-    assert server.code() == 0
-    assert "goes on" in server.text
-    assert "Traceback" not in server.text

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import resource
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -18,6 +22,7 @@ from attune.common.plan import Plan
 from attune.fedclient import fleet, shards
 from attune.fedclient.address import ServerAddress
 from attune.fedclient.cli import main
+from attune.fedclient.console import CLOSED
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.fleet import FleetConsole, agreeing
@@ -257,3 +262,27 @@ def test_the_learner_that_has_waited_longest_is_dropped_first():
     assert [slot.dropped for slot in (first, second, third)] == [False, True, False]
     cache.release(third, 101)
     assert first.dropped and third.dropped, "what is too large alone does not stay either"
+
+
+# --- lines of a device whose output nobody reads
+
+CODE = """
+import sys, time
+from attune.fedclient.console import console
+screen = console()
+time.sleep(0.5)
+for number in range(5):
+    screen.say(f"line {number}")
+screen.close()
+open(sys.argv[1], "w").write(screen.last_line)
+"""
+
+
+@pytest.mark.parametrize(("tail", "said"), [("| true", CLOSED + "\n"), ("2>&1 | true", ""), (">&-", ""), (">&- 2>&-", "")])
+def test_a_closed_output_is_named_once_and_ends_nothing(tmp_path: Path, tail: str, said: str) -> None:
+    """Run a device as in `fedclient ... | head -1`, and without any stdout."""
+    end = tmp_path / "end"
+    command = f"'{sys.executable}' -c \"$CODE\" '{end}' {tail}"
+    done = subprocess.run(["sh", "-c", command], env=os.environ | {"CODE": CODE}, capture_output=True, text=True, timeout=60)
+    assert done.stderr == said
+    assert end.read_text() == "line 4"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from attune.common.plan import Columns, Plan, Profile, closed_form_words
-from attune.fedserver.core.messages import Record
+from attune.fedserver.core.messages import Phase, Record, StrEnum
 from attune.fedserver.core.orderbook import lacks_sums
+from attune.fedserver.core.phases import PhaseKey
 from attune.fedserver.core.planning import make_plan, resolve
 from attune.fedserver.core.records import DeviceRecord
+from attune.fedserver.federation.streams import DeviceStage
 
 IMAGES = Profile("images", (8, 8, 1), [3, 9], 100, 30)
 TABLE = Profile("tabular", (2,), ["no", "yes"], 50, 9)
@@ -76,3 +80,18 @@ def test_sums_are_asked_for_once_and_again_where_the_state_with_them_was_taken_b
     assert lacks_sums(back, later)
     assert not lacks_sums(back, DeviceRecord("a", "key", contributed=2))
     assert not lacks_sums(back, DeviceRecord("a", "key", contributed=6))
+
+
+# --- members of a StrEnum become their text in formatted strings, on every Python
+
+
+@pytest.mark.parametrize("kind", [Phase, PhaseKey, DeviceStage])
+def test_a_member_is_its_text(kind: type[StrEnum]) -> None:
+    for member in kind:
+        text = str.__str__(member)
+        assert str(member) == f"{member}" == "%s" % member == "{}".format(member) == "".join([member]) == text  # noqa: UP031, UP032
+        assert f"{member:>20}|{member!s}" == f"{text:>20}|{text}"
+        assert type(str(member)) is str
+        assert member == text and {text: 1}[member] == 1 and kind(text) is member
+        assert json.dumps({"phase": member}) == json.dumps({"phase": text})
+        assert msgspec.json.decode(msgspec.json.encode(member), type=kind) is member
