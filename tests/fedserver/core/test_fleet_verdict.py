@@ -9,7 +9,8 @@ import pytest
 
 from attune.common.metrics import KEPT_RIVALS
 from attune.fedserver.core import evidence
-from attune.fedserver.core.evidence import Belief, beliefs_of_counts, beliefs_of_gains, effect_of, fleet_verdicts
+from attune.fedserver.core.evidence import Belief, beliefs_of_counts, beliefs_of_gains
+from attune.fedserver.core.fleet_verdict import effect_of, fleet_verdicts
 from attune.fedserver.core.messages import Aggregate, Effect, Open, PassOver, together
 from tests.needs import Later
 
