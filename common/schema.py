@@ -174,7 +174,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise SettingError(f"{where}: column {name[:LONGEST_NAME]!r} {wrong}")
         for role in ROLES[1:]:
             if len(self.with_kind(role)) > 1:
-                raise SettingError(f"{where} has several columns of the kind {role}: {', '.join(self.with_kind(role))}")
+                raise SettingError(f"{where} has several columns of the kind {role}: {listed(self.with_kind(role), _SHOWN)}")
         if wrong := self._wrong_with_survival():
             raise SettingError(f"{where} {wrong}")
         features = [feature.name for feature in self.features()]
@@ -312,7 +312,7 @@ def _wrong_with(name: str, column: Column) -> str:
     try:
         date.fromisoformat(column.origin)
     except ValueError:
-        return f"has the `origin` {column.origin!r}, which is no day such as {ORIGIN}"
+        return f"has the `origin` {column.origin[:LONGEST_NAME]!r}, which is no day such as {ORIGIN}"
     return ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 import pytest
@@ -10,28 +10,35 @@ import pytest
 from attune.common.config import PrivacySettings, RoundSettings, load_settings
 from attune.common.errors import SettingError
 from attune.common.exchange.messages import FixedSurvivors
+from attune.common.exchange.registry import SECURE_SUM
+from attune.common.plan import Profile
 from attune.fedserver.core.messages import Attempted, Exchanged, Phase, Record
 from attune.fedserver.core.phases import Rules
-from attune.fedserver.core.planning import reconcile, resolve
+from attune.fedserver.core.planning import make_plan, reconcile, resolve
 from attune.fedserver.core.policy import Synchronous
 from attune.fedserver.core.round import step
 from attune.fedserver.core.secure_policy import ExchangeWait, SameCohortRounds
 from attune.fedserver.core.state import Round
 
 EXCHANGES = ("keys", "shares", "masked", "survivors", "unmasking")
+SURVEY = tuple(f"statistics {name}" for name in EXCHANGES)
 NAMES = frozenset(f"d{number}" for number in range(10))
 HOUR_S, TRAINS_S, ANSWERS_S, LEAST = 3600.0, 4.0, 0.1, 6
 
 
 class Fleet:
-    """Ten devices that train for four seconds, then answer each exchange in a tenth of one; some are silent in some of them."""
+    """Ten devices that train for four seconds, then answer each exchange in a tenth of one; some are silent in some of them.
+
+    After each round their statistics are summed. Those silent take `turns` rounds for their exchanges.
+    """
 
     def __init__(
-        self, silent: Collection[str], exchanges: Collection[str], names: frozenset[str] = NAMES, **said: object
+        self, silent: Collection[str], exchanges: Sequence[str], names: frozenset[str] = NAMES, turns: int = 1, **said: object
     ) -> None:
         self.settings = msgspec.convert({"rounds": 10**6, "min_clients": 5} | said, RoundSettings)
         self.rules = Rules(self.settings, Synchronous(self.settings, 0, secure=True))
         self.state, self.now, self.silent, self.exchanges = Round(connected=names), 0.0, frozenset(silent), exchanges
+        self.turns, self.rounds = turns, 0
 
     @property
     def cohort(self) -> frozenset[str]:
@@ -40,9 +47,11 @@ class Fleet:
     def sum(self) -> float:
         """Carry a round out, and return for how long it waited for silent devices."""
         self.now += TRAINS_S
-        lost_s, asked = 0.0, self.cohort
-        for exchange in EXCHANGES:
-            pending = asked & self.silent if exchange in self.exchanges else frozenset()
+        self.rounds += 1
+        lost_s, asked, chosen = 0.0, self.cohort, self.exchanges[self.rounds % self.turns :: self.turns]
+        for exchange in (*EXCHANGES, *SURVEY):
+            asked = self.state.connected if exchange == SURVEY[0] else asked
+            pending = asked & self.silent if exchange in chosen else frozenset()
             took = dict.fromkeys(asked - pending, ANSWERS_S)
             wait = ExchangeWait(exchange, asked, pending, took, LEAST, PrivacySettings().secure_wait_s)
             waited_s = max(ANSWERS_S, wait.patience_s(self.settings, self.state, self.now))
@@ -50,7 +59,7 @@ class Fleet:
             costs = wait.costs(self.settings, self.state, waited_s, self.now)
             self.state = step(self.rules, self.state, Exchanged(self.now, exchange, took, costs)).state
             lost_s += waited_s - ANSWERS_S
-            asked = asked if exchange in ("survivors", "unmasking") else asked - pending
+            asked = asked if exchange.endswith(("survivors", "unmasking")) else asked - pending
         return lost_s
 
     def lost_s(self, seconds: float) -> float:
@@ -60,10 +69,17 @@ class Fleet:
         return lost_s
 
 
-@pytest.mark.parametrize("exchanges", [*((name,) for name in EXCHANGES), EXCHANGES[3:], EXCHANGES])
+ALONE = [((name,), turns) for name in (*EXCHANGES, *SURVEY) for turns in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("exchanges", "turns"), [*ALONE, (EXCHANGES[3:], 1), (EXCHANGES, 1), (EXCHANGES, 5), (SURVEY, 1), (EXCHANGES + SURVEY, 10)]
+)
 @pytest.mark.parametrize("grace_s", [30.0, 300.0])
-def test_one_silent_device_of_ten_costs_a_twentieth_of_an_hour_at_most(exchanges: tuple[str, ...], grace_s: float) -> None:
-    lost_s = Fleet(["d0"], exchanges, grace_s=grace_s).lost_s(HOUR_S)
+def test_one_silent_device_of_ten_costs_a_twentieth_of_an_hour_at_most(
+    exchanges: tuple[str, ...], turns: int, grace_s: float
+) -> None:
+    lost_s = Fleet(["d0"], exchanges, turns=turns, grace_s=grace_s).lost_s(HOUR_S)
     assert 0 < lost_s <= HOUR_S / 20
 
 
@@ -121,6 +137,13 @@ def test_a_device_that_is_much_slower_in_each_exchange_has_a_debt_too(takes_s: f
 
 def test_where_it_is_switched_off_each_exchange_waits_for_its_whole_time() -> None:
     assert Fleet(["d0"], ["keys", "masked"], deadline_multiple=0).sum() == pytest.approx(60.0 - ANSWERS_S)
+
+
+@pytest.mark.parametrize(("lie", "most"), [(70, 70), (2**53, 300)])
+def test_no_device_alone_says_how_many_samples_have_the_weight_1(lie: int, most: int) -> None:
+    profiles = {name: Profile("tabular", (2,), [0, 1], lie if name == "d0" else 60, 9) for name in NAMES}
+    plan = make_plan(resolve({"method": {"name": "fedavg"}, "privacy": {"secure_aggregation": True}}), profiles, "f")
+    assert plan.transforms[SECURE_SUM]["most_samples"] == most
 
 
 # --- rounds that are all over one cohort (privacy.same_cohort): who is asked, and when no round opens

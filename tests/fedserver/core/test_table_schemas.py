@@ -140,9 +140,18 @@ def test_the_operator_declares_a_schema() -> None:
     assert DataSettings(columns=["a"]).names == ["a"] and DataSettings(columns=["a"]).schema is None
 
 
-@pytest.mark.parametrize("columns", [101, 1000])
-def test_a_device_that_proposes_many_times_the_usual_features_is_refused_by_name(columns: int) -> None:
-    usual, flood = profile(site()), profile(site(**{f"c{number}": Column("number") for number in range(columns)}))
+VALUES = [str(number) for number in range(4096)]
+FLOODS = [
+    {f"c{number}": Column("number") for number in range(101)},
+    {"c": Column("category", values=VALUES, encoding="embedding")},
+    {"c": Column("category", values=VALUES, left_out="rare")},
+    {f"{number}{'ü' * 250}": Column("number", left_out="ü" * 256) for number in range(90)},
+]
+
+
+@pytest.mark.parametrize("columns", FLOODS)
+def test_a_device_that_proposes_many_times_the_usual_features_is_refused_by_name(columns: dict[str, Column]) -> None:
+    usual, flood = profile(site()), profile(site(**columns))
     refused = data_form.too_many_features({"ada": usual, "bob": usual, "eve": flood}, {})
     assert set(refused) == {"eve"} and "data.columns" in str(refused["eve"])
     fakes = {f"fake{number}": flood for number in range(8)}
@@ -186,6 +195,14 @@ def test_a_device_that_contradicts_more_than_two_thirds_is_refused_by_name(odd: 
     assert set(refused) == set("abc") and together["h"].schema == USUAL
 
 
+@pytest.mark.parametrize("odd", [site(x=Column("date")), site(x=Column("category", values=["a"]))])
+def test_three_of_ten_do_not_shut_out_the_holder_of_what_few_have(odd: Schema) -> None:
+    usual = dict.fromkeys("hijklm", profile(site()))
+    fleet = {**usual, "one": profile(site(x=Column("category", values=["A"]))), **dict.fromkeys("abc", profile(odd))}
+    with pytest.raises(SettingError, match="one"):
+        united(fleet, None)
+
+
 def test_a_conflict_without_a_majority_of_two_thirds_stops() -> None:
     usual, odd = profile(site(h=Column("number"))), profile(site(h=Column("date")))
     two_thirds = {"ada": usual, "bob": usual, "eve": odd}
@@ -222,10 +239,18 @@ def test_columns_and_policies_of_one_device_bind_no_other() -> None:
     assert set(data_form.too_many_features({"eve": many, **usual}, {})) == {"eve"}
 
 
-def test_only_a_table_proposes_columns() -> None:
-    images = msgspec.structs.replace(profile(USUAL), kind="images", shape=(2, 2, 1), column_names=[])
-    with pytest.raises(SettingError, match="eve"):
-        data_form.check_possible(images, "eve")
+@pytest.mark.parametrize(
+    "odd",
+    [
+        msgspec.structs.replace(profile(USUAL), kind="images", shape=(2, 2, 1), column_names=[]),
+        profile(Schema({**AGE, "d": Column("date", origin="x" * 9999)})),
+        profile(Schema(AGE | {f"{number}{'x' * 250}": Column("split") for number in range(90)})),
+    ],
+)
+def test_a_proposal_that_cannot_be_is_refused_in_few_words(odd: Profile) -> None:
+    with pytest.raises(SettingError, match="eve") as refusal:
+        data_form.check_possible(odd, "eve")
+    assert len(str(refusal.value)) < 1000
 
 
 def test_words_for_no_and_yes_are_not_chosen_by_chance() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from attune.common.errors import SettingError
 from attune.common.plan import Profile
 from attune.fedserver.core.ballot import united_classes
-from attune.fedserver.core.data_form import agree, one_token, too_many_classes
+from attune.fedserver.core.data_form import agree, one_token, too_many_classes, too_many_tokens
 from attune.fedserver.core.finishing import likeliest
 from attune.fedserver.core.records import Report
 from attune.fedserver.core.voices import MOST_VOTE, bounded
@@ -62,6 +62,14 @@ def test_a_device_that_declares_many_times_the_usual_classes_is_refused_by_name(
     refused = too_many_classes({**HONEST, "eve": many(count)}, {})
     assert set(refused) == {"eve"}
     assert f"eve declares {count} classes" in str(refused["eve"]) and "data.classes" in str(refused["eve"])
+
+
+@pytest.mark.parametrize("liars", [1, 3])
+def test_a_device_that_declares_many_times_the_usual_tokens_is_refused_by_name(liars: int) -> None:
+    text = [msgspec.structs.replace(USUAL, kind="tokens", vocabulary=count) for count in (0, 300, 3000, 1 << 20)]
+    fleet = {f"d{number}": text[number % 3] for number in range(7)} | {f"liar{number}": text[3] for number in range(liars)}
+    refused = too_many_tokens(fleet, {})
+    assert {*refused} == {f"liar{number}" for number in range(liars)} and "data.vocabulary" in str(refused["liar0"])
 
 
 def test_names_of_one_token_do_not_move_the_usual_number_of_classes() -> None:
