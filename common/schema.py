@@ -79,7 +79,7 @@ _UNITS = (
     "pct|percent|eur|usd|kg_m2|iu|[munp]?(?:g|mol|iu|u)_[dm]?l"
 )
 _UNIT_AT_THE_END = re.compile(rf"(?P<stem>.+?)\s*(?:_(?P<unit>{_UNITS})|[(\[](?P<marked>[^()\[\]]+)[)\]])", re.IGNORECASE)
-MAX_COLUMNS, MAX_VALUES = 1 << 12, 1 << 12
+MAX_COLUMNS, MAX_VALUES, MAX_ONE_HOT = 1 << 12, 1 << 12, 1 << 14  # the last of all columns together
 
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -177,6 +177,11 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise SettingError(f"{where} has several columns of the kind {role}: {listed(self.with_kind(role), _SHOWN)}")
         if wrong := self._wrong_with_survival():
             raise SettingError(f"{where} {wrong}")
+        one_hot = [column for column in self.used.values() if (column.kind, column.encoding) == ("category", "one-hot")]
+        if (count := sum(len(column.values) for column in one_hot)) > MAX_ONE_HOT:  # before so many features are made
+            raise SettingError(
+                f"{where} makes {count} features of values, more than {MAX_ONE_HOT}: embed or leave out categories"
+            )
         features = [feature.name for feature in self.features()]
         if wrong := wrong_with(features, len(features)):
             raise SettingError(f"{where} makes features with {wrong}: rename a column or a value")

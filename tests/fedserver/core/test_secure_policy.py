@@ -72,8 +72,7 @@ class Fleet:
 def test_one_silent_device_of_ten_costs_a_twentieth_of_an_hour_at_most(
     exchanges: tuple[str, ...], turns: int, grace_s: float
 ) -> None:
-    lost_s = Fleet(["d0"], exchanges, turns=turns, grace_s=grace_s).lost_s(HOUR_S)
-    assert 0 < lost_s <= HOUR_S / 20
+    assert 0 < Fleet(["d0"], exchanges, turns=turns, grace_s=grace_s).lost_s(HOUR_S) <= HOUR_S / 20
 
 
 def test_a_device_in_debt_is_in_no_cohort_until_it_has_paid() -> None:

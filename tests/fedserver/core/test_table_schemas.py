@@ -231,7 +231,8 @@ def test_columns_and_policies_of_one_device_bind_no_other() -> None:
 def test_a_proposal_that_cannot_be_is_refused_in_few_words() -> None:
     images = msgspec.structs.replace(profile(USUAL), kind="images", shape=(2, 2, 1), column_names=[])
     splits = {f"{number}{'x' * 250}": Column("split") for number in range(90)}
-    for odd in (images, profile(Schema(AGE | splits)), profile(Schema({"d": Column("date", origin="x" * 9999)}))):
+    wide = dict.fromkeys("vwxyz", Column("category", values=[*map(str, range(4096))]))
+    for odd in (images, *(profile(Schema(of)) for of in (AGE | splits, wide, {"d": Column("date", origin="x" * 9999)}))):
         with pytest.raises(SettingError, match=r"^(?=.*eve).{9,999}$"):
             data_form.check_possible(odd, "eve")
 
