@@ -16,7 +16,7 @@ from attune.common.faults import SERVER, fail_at
 from attune.common.plan import Plan, Profile
 from attune.common.protocol import LOCAL_SCALE, SUMS
 from attune.common.schema import Schema
-from attune.common.text import listed
+from attune.common.text import clean, listed
 from attune.fedserver.core import data_form, planning
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core.advice import for_devices
@@ -137,7 +137,7 @@ class Planner:
         """Tell the connected devices that no plan can be made of their data, and wait for other devices."""
         self._state.troubles.set(PLANNING, str(error))
         for name in self._streams.profiles():
-            self._streams.send(name, Notice(f"the server cannot begin: {for_devices(error)}"))
+            self._streams.send(name, Notice(clean(f"the server cannot begin: {for_devices(error)}")))
         if not self.planless.done():
             self.planless.set_result(error)
 
