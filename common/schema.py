@@ -79,7 +79,7 @@ _UNITS = (
     "pct|percent|eur|usd|kg_m2|iu|[munp]?(?:g|mol|iu|u)_[dm]?l"
 )
 _UNIT_AT_THE_END = re.compile(rf"(?P<stem>.+?)\s*(?:_(?P<unit>{_UNITS})|[(\[](?P<marked>[^()\[\]]+)[)\]])", re.IGNORECASE)
-MAX_COLUMNS, MAX_VALUES = 1 << 12, 1 << 12
+MAX_COLUMNS, MAX_VALUES, MAX_ONE_HOT = 1 << 12, 1 << 12, 1 << 14  # the last of all columns together
 
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -174,9 +174,14 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise SettingError(f"{where}: column {name[:LONGEST_NAME]!r} {wrong}")
         for role in ROLES[1:]:
             if len(self.with_kind(role)) > 1:
-                raise SettingError(f"{where} has several columns of the kind {role}: {', '.join(self.with_kind(role))}")
+                raise SettingError(f"{where} has several columns of the kind {role}: {listed(self.with_kind(role), _SHOWN)}")
         if wrong := self._wrong_with_survival():
             raise SettingError(f"{where} {wrong}")
+        one_hot = [column for column in self.used.values() if (column.kind, column.encoding) == ("category", "one-hot")]
+        if (count := sum(len(column.values) for column in one_hot)) > MAX_ONE_HOT:  # before so many features are made
+            raise SettingError(
+                f"{where} makes {count} features of values, more than {MAX_ONE_HOT}: embed or leave out categories"
+            )
         features = [feature.name for feature in self.features()]
         if wrong := wrong_with(features, len(features)):
             raise SettingError(f"{where} makes features with {wrong}: rename a column or a value")
@@ -312,7 +317,7 @@ def _wrong_with(name: str, column: Column) -> str:
     try:
         date.fromisoformat(column.origin)
     except ValueError:
-        return f"has the `origin` {column.origin!r}, which is no day such as {ORIGIN}"
+        return f"has the `origin` {column.origin[:LONGEST_NAME]!r}, which is no day such as {ORIGIN}"
     return ""
 
 

@@ -138,6 +138,14 @@ def _is_majority(votes: Fraction | int, whole: Fraction | int) -> bool:
     return whole >= FEWEST_VOICES and 3 * votes > 2 * whole
 
 
+def _outvote(against: Fraction, whole: Fraction, votes: Votes) -> bool:
+    """Return whether voices outvote a device: most of those that have the column or value, and a third of all.
+
+    Otherwise a few liars would shut out the honest device that alone has a column.
+    """
+    return _is_majority(against, whole) and 3 * against > sum(votes.values())
+
+
 def _contradicting(proposals: Mapping[str, Schema], votes: Votes, tokens: Mapping[str, str]) -> dict[str, str]:
     """Return what is wrong with each site that most others contradict: first by column, then with what most sites have."""
     reasons: dict[str, str] = {}
@@ -178,7 +186,7 @@ def _odd_in(name: str, sites: Mapping[str, Column], votes: Votes, tokens: Mappin
             for others in variants.values()
             if others is not names and conflict_in(name, {OTHERS: short[others[0]], names[0]: short[names[0]]})
         ]
-        if _is_majority(sum((votes[site] for others in against for site in others), Fraction()), whole):
+        if _outvote(sum((votes[site] for others in against for site in others), Fraction()), whole, votes):
             largest = max(against, key=lambda others: sum(votes[site] for site in others))
             odd |= {site: conflict_in(name, {OTHERS: short[largest[0]], site: short[site]}) for site in names}
     values = {site: column.values for site, column in sites.items() if site not in odd}
@@ -202,12 +210,12 @@ def _odd_values(name: str, values: Mapping[str, list[str]], votes: Votes, tokens
         whole = sum((votes[site] for site in everybody), Fraction())
         usual_text = max(group, key=lambda text: sum(votes[site] for site in holders[text]))
         others = everybody - holders[usual_text]
-        if _is_majority(whole - sum((votes[site] for site in others), Fraction()), whole):
+        if _outvote(whole - sum((votes[site] for site in others), Fraction()), whole, votes):
             odd |= dict.fromkeys(others, f"{name}: a value looks like {usual_text!r} of {OTHERS}: write it so")
     return odd
 
 
-_SHOWN = 4
+_SHOWN, LONGEST_SHOWN = 4, 100  # classes that an error names, and characters of one
 REMEDY = "Write each class in one way at all sites; or, if these are different classes, declare all classes in data.classes"
 
 
@@ -293,7 +301,10 @@ def classes_apart(labels: Mapping[str, Collection[str]]) -> str:
 
 
 def _described(groups: Sequence[Sequence[str]], profiles: Mapping[str, Profile]) -> str:
-    clauses = [" and ".join(f"{label!r} ({_devices_with(label, profiles)})" for label in group) for group in groups[:_SHOWN]]
+    def written(label: str) -> str:
+        return f"{clean(label, LONGEST_SHOWN)!r} ({_devices_with(label, profiles)})"
+
+    clauses = [" and ".join(map(written, group[:_SHOWN])) + (" and more" * (len(group) > _SHOWN)) for group in groups[:_SHOWN]]
     more = f" and {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
     return f"{'; '.join(clauses)}{more}"
 

@@ -20,7 +20,7 @@ from attune.common.errors import AttuneError, SettingError, ShapeMismatch, Undec
 from attune.common.metrics import MAX_COUNT
 from attune.common.models.registry import MAX_SAMPLE_VALUES, MAX_VOCABULARY
 from attune.common.plan import DataSettings, Label, Plan, Profile
-from attune.common.schema import Schema, difference, remedy, wrong_with
+from attune.common.schema import LONGEST_NAME, Schema, difference, remedy, wrong_with
 from attune.common.task import TASKS, TIME_AND_EVENT, TaskName, asked
 from attune.common.text import listed
 from attune.fedserver.core.scale import check_columns, check_targets
@@ -114,33 +114,48 @@ def columns_of(profiles: Mapping[str, Profile]) -> list[str]:
 
 def too_many_classes(profiles: Mapping[str, Profile], tokens: Mapping[str, str]) -> dict[str, AttuneError]:
     """Return an error for each device that declares more classes than `usual_and_most` allows."""
-    usual, most = usual_and_most({name: len(profile.labels) for name, profile in profiles.items()}, tokens)
-    return {
-        name: UndeclaredLabels(
-            f"{name} declares {len(profile.labels)} classes, and devices of this federation have {usual} as a median: at most "
-            f"{most} are taken from one device; the server's operator can declare data.classes in a new federation"
-        )
-        for name, profile in profiles.items()
-        if profile.task == "classes" and len(profile.labels) > most
-    }
+    counts = {name: len(profile.labels) for name, profile in profiles.items() if profile.task == "classes"}
+    remedy = "declare data.classes in a new federation"
+    return {name: UndeclaredLabels(text) for name, text in _beyond(counts, tokens, "declares {} classes", remedy).items()}
+
+
+def too_many_tokens(profiles: Mapping[str, Profile], tokens: Mapping[str, str]) -> dict[str, AttuneError]:
+    """Return an error for each device that declares more different tokens than `usual_and_most` allows.
+
+    A model has a vector for each token, and devices that tell of none say nothing about the usual number.
+    """
+    counts = {name: profile.vocabulary for name, profile in profiles.items() if profile.kind == "tokens" and profile.vocabulary}
+    remedy = "declare data.vocabulary in a new federation"
+    return {name: ShapeMismatch(text) for name, text in _beyond(counts, tokens, "declares {} tokens", remedy).items()}
 
 
 def too_many_features(profiles: Mapping[str, Profile], tokens: Mapping[str, str]) -> dict[str, AttuneError]:
-    """Return an error for each device that proposes more features or columns than `usual_and_most` allows.
+    """Return an error for each device that proposes more features, columns, values or text than `usual_and_most` allows.
 
     All proposals are united, so one such device would make the model of all many times as large, or the schema too large.
     """
     proposals = {name: profile.proposal for name, profile in profiles.items() if isinstance(profile.proposal, Schema)}
-    counts = {name: max(len(proposal.feature_names), len(proposal.columns)) for name, proposal in proposals.items()}
+    counts = {name: _size_of(proposal) for name, proposal in proposals.items()}
+    what, remedy = f"proposes {{}} columns, values or texts of {LONGEST_NAME} bytes", "describe the columns (data.columns)"
+    return {name: ShapeMismatch(text) for name, text in _beyond(counts, tokens, what, remedy).items()}
+
+
+def _beyond(counts: Mapping[str, int], tokens: Mapping[str, str], what: str, remedy: str) -> dict[str, str]:
+    """Return, in words, how far above the usual number each device is that is above the most."""
     usual, most = usual_and_most(counts, tokens)
     return {
-        name: ShapeMismatch(
-            f"{name} proposes {count} columns or features, and devices of this federation propose {usual} as a median: at "
-            f"most {most} are taken from one device; the server's operator can describe the columns (data.columns)"
-        )
+        name: f"{name} {what.format(count)}, and {usual} are the median of the devices of this federation: at most {most} are "
+        f"taken from one device; the server's operator can {remedy}"
         for name, count in counts.items()
         if count > most
     }
+
+
+def _size_of(proposal: Schema) -> int:
+    """Return how much a proposal adds to the schema of all: categories may be embedded, or left out with their values."""
+    columns = proposal.columns.values()
+    values = sum(len(column.values) for column in columns if column.kind != "yes/no")
+    return max(len(proposal.feature_names), len(columns), values, len(proposal.to_json()) // LONGEST_NAME)
 
 
 def _unlike_columns(named: Mapping[str, Profile]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from attune.common.text import listed
 from attune.fedserver.core.messages import Phase
 from attune.fedserver.core.policy import FEW, SHOWN, Asked, Synchronous
 from attune.fedserver.core.state import STEPS, FleetPace, Round, indebted
+from attune.fedserver.core.voices import MOST_VOTE
 
 ON = "privacy.secure_aggregation"
 TENTH = 0.1 * (1 - 1e-9)  # of a usual step, with the error of rounding
@@ -107,10 +109,14 @@ def check_profile(privacy: PrivacySettings, profile: Profile, name: str) -> None
 
 
 def weighted(plan: Plan, profiles: Mapping[str, Profile]) -> Plan:
-    """Return the plan with the number of samples that has the weight 1: the largest of the devices of round 1."""
+    """Return the plan with the number of samples that has the weight 1: the largest of the devices of round 1.
+
+    It is at most MOST_VOTE medians: beside a larger lie all other updates would weigh nothing.
+    """
     if SECURE_SUM not in plan.transforms:
         return plan
-    settings = plan.transforms[SECURE_SUM] | {"most_samples": max(profile.samples for profile in profiles.values())}
+    samples = [profile.samples for profile in profiles.values()]
+    settings = plan.transforms[SECURE_SUM] | {"most_samples": min(max(samples), MOST_VOTE * median_low(samples))}
     return msgspec.structs.replace(plan, transforms=merge(plan.transforms, {SECURE_SUM: settings}))
 
 

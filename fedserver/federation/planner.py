@@ -16,6 +16,7 @@ from attune.common.faults import SERVER, fail_at
 from attune.common.plan import Plan, Profile
 from attune.common.protocol import LOCAL_SCALE, SUMS
 from attune.common.schema import Schema
+from attune.common.text import clean, listed
 from attune.fedserver.core import data_form, planning
 from attune.fedserver.core import scale as scales
 from attune.fedserver.core.advice import for_devices
@@ -77,8 +78,8 @@ class Planner:
         proposals = {name: profile.proposal for name, profile in usual.items() if isinstance(profile.proposal, Schema)}
         schema = next((profile.schema for profile in profiles.values() if isinstance(profile.schema, Schema)), None)
         for name, texts in (telling(schema, proposals) if schema is not None else {}).items():
-            for text in texts:
-                LOG.warning("%s: %s", name, text, extra={"device": name})
+            if texts:
+                LOG.warning("%s: %s", name, listed(texts, data_form.NAMED), extra={"device": name})
         apart = classes_apart({name: list(map(str, profile.labels)) for name, profile in agreement.agreed.items()})
         for why in filter(None, (data_form.one_token(tokens), apart)):
             LOG.warning("%s", why)
@@ -86,6 +87,7 @@ class Planner:
             self._cannot_begin(ShapeMismatch(agreement.tie))
             return False
         greedy = {} if self._settings.data.classes else data_form.too_many_classes(agreement.agreed, tokens)
+        greedy |= {} if self._settings.data.vocabulary else data_form.too_many_tokens(agreement.agreed, tokens)
         unable = self._unable(agreement.agreed)
         for name, error in {**swollen, **outside, **agreement.odd, **greedy, **unable}.items():
             await refuse(name, error)
@@ -135,7 +137,7 @@ class Planner:
         """Tell the connected devices that no plan can be made of their data, and wait for other devices."""
         self._state.troubles.set(PLANNING, str(error))
         for name in self._streams.profiles():
-            self._streams.send(name, Notice(f"the server cannot begin: {for_devices(error)}"))
+            self._streams.send(name, Notice(clean(f"the server cannot begin: {for_devices(error)}")))
         if not self.planless.done():
             self.planless.set_result(error)
 

@@ -115,6 +115,11 @@ def never_trains(fleet: Fleet, work: str, number: int) -> None:
         fleet.at(TAKES_S, lambda t: Reported("eve", number, t, work))
 
 
+def evaluates_every_second_time(fleet: Fleet, work: str, number: int) -> None:
+    if work == "train" or number % 2:
+        fleet.at(TAKES_S, lambda t: Reported("eve", number, t, work))
+
+
 def every(interval: int, answers: bool = True) -> Hostile:
     """Answer every so many orders, or all but those, and report progress all the time."""
 
@@ -177,7 +182,7 @@ def in_turns(fleet: Fleet, work: str, number: int) -> None:
 STALLING = [never_evaluates, never_trains, every(3), every(2), every(3, False), every(10, False), comes_and_goes]
 STALLING += [connects_anew_after_each_order, leaves_for_good_each_time, says_late_that_it_cannot, answers_the_order_before]
 STALLING += [just_before_the_deadline, slowly_at_first_and_then_never, four_times_as_slow_and_then_never, only_when_it_is_late]
-STALLING += [in_turns]
+STALLING += [evaluates_every_second_time, in_turns]
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,9 @@ def test_the_median_device_takes_fifty_steps_a_round(samples: list[int], epochs:
     assert make_plan(resolve(noisy), profiles, "f").train.local_epochs == 5, "each step costs a part of a budget"
     published = resolve({"method": {"name": "fedtp", "preset": "published"}})
     assert make_plan(published, profiles, "f").train.local_epochs == 5
+    secure = resolve({"method": {"name": "fedavg"}, "privacy": {"secure_aggregation": True}})
+    [masks] = make_plan(secure, profiles, "f").transforms.values()
+    assert masks["most_samples"] == min(max(samples), 5 * sorted(samples)[len(samples) // 2])
 
 
 def test_what_does_not_fit_the_plan_is_refused_with_what_was_expected() -> None:

@@ -140,9 +140,16 @@ def test_the_operator_declares_a_schema() -> None:
     assert DataSettings(columns=["a"]).names == ["a"] and DataSettings(columns=["a"]).schema is None
 
 
-@pytest.mark.parametrize("columns", [101, 1000])
-def test_a_device_that_proposes_many_times_the_usual_features_is_refused_by_name(columns: int) -> None:
-    usual, flood = profile(site()), profile(site(**{f"c{number}": Column("number") for number in range(columns)}))
+FLOODS = [
+    {f"c{number}": Column("text") for number in range(101)},
+    {f"{number}{'ü' * 250}": Column("number", left_out="ü" * 256) for number in range(90)},
+    *({"c": Column("category", values=[*map(str, range(4096))], encoding="embedding", left_out=why)} for why in ("", "rare")),
+]
+
+
+@pytest.mark.parametrize("columns", FLOODS)
+def test_a_device_that_proposes_many_times_the_usual_features_is_refused_by_name(columns: dict[str, Column]) -> None:
+    usual, flood = profile(site()), profile(site(**columns))
     refused = data_form.too_many_features({"ada": usual, "bob": usual, "eve": flood}, {})
     assert set(refused) == {"eve"} and "data.columns" in str(refused["eve"])
     fakes = {f"fake{number}": flood for number in range(8)}
@@ -188,13 +195,14 @@ def test_a_device_that_contradicts_more_than_two_thirds_is_refused_by_name(odd: 
 
 def test_a_conflict_without_a_majority_of_two_thirds_stops() -> None:
     usual, odd = profile(site(h=Column("number"))), profile(site(h=Column("date")))
-    two_thirds = {"ada": usual, "bob": usual, "eve": odd}
-    with pytest.raises(SettingError, match="h: number in ada, bob; date in eve"):
-        united(two_thirds, None)
-    with pytest.raises(SettingError, match="h: number"):
-        united({**two_thirds, "cyd": usual, "fay": odd}, None)
-    with pytest.raises(SettingError, match="h: number"):  # two voices only
-        united({**two_thirds, "cyd": usual}, None, {"ada": "one", "bob": "one", "cyd": "one"})
+    two_thirds, one_token = {"ada": usual, "bob": usual, "eve": odd}, dict.fromkeys(("ada", "bob", "cyd"), "one")
+    lacking = dict.fromkeys("hijklm", profile(site()))
+    three_of_ten = {**lacking, "ada": usual, **dict.fromkeys("efg", odd)}
+    alike = {"ada": profile(site(s=Column("category", values=["A"]))), "eve": profile(site(s=Column("category", values=["a"])))}
+    alike = {**lacking, **alike, "eva": alike["eve"], "evi": alike["eve"]}
+    for fleet in (two_thirds, {**two_thirds, "cyd": usual, "fay": odd}, {**two_thirds, "cyd": usual}, three_of_ten, alike):
+        with pytest.raises(SettingError, match=r": .*ada.* e"):
+            united(fleet, None, one_token if len(fleet) == 4 else {})  # two voices only
 
 
 def test_devices_of_one_token_are_one_voice_on_a_schema() -> None:
@@ -218,14 +226,15 @@ def test_columns_and_policies_of_one_device_bind_no_other() -> None:
     together, refused = united({"aaa": profile(Schema.of(hostile)), **usual}, None)
     assert not refused and together["bob"].schema.columns["age"] == Column("number", unit="years")
     assert together["bob"].schema.columns["d"] == USUAL.columns["d"]
-    many = profile(site(**{f"text{number}": Column("text") for number in range(4090)}))
-    assert set(data_form.too_many_features({"eve": many, **usual}, {})) == {"eve"}
 
 
-def test_only_a_table_proposes_columns() -> None:
+def test_a_proposal_that_cannot_be_is_refused_in_few_words() -> None:
     images = msgspec.structs.replace(profile(USUAL), kind="images", shape=(2, 2, 1), column_names=[])
-    with pytest.raises(SettingError, match="eve"):
-        data_form.check_possible(images, "eve")
+    splits = {f"{number}{'x' * 250}": Column("split") for number in range(90)}
+    wide = dict.fromkeys("vwxyz", Column("category", values=[*map(str, range(4096))]))
+    for odd in (images, *(profile(Schema(of)) for of in (AGE | splits, wide, {"d": Column("date", origin="x" * 9999)}))):
+        with pytest.raises(SettingError, match=r"^(?=.*eve).{9,999}$"):
+            data_form.check_possible(odd, "eve")
 
 
 def test_words_for_no_and_yes_are_not_chosen_by_chance() -> None:

@@ -62,10 +62,11 @@ def test_1_is_the_class_1_everywhere(of_a: list[Label], of_b: list[Label], class
         ([0, 1], ["false", "true"]),
         ([1, 2], ["01", "02"]),
         *(([written], [other, "more"]) for written, other in WRITTEN_TWICE),
+        ([f"a{number:06b}".translate({48: "I", 49: "l"}) + "x" * 249 for number in range(64)], [f"a{'l' * 6}{'X' * 249}"]),
     ],
 )
 def test_classes_that_look_alike_are_refused_with_the_devices(of_a: list[Label], of_b: list[Label]) -> None:
-    with pytest.raises(SettingError, match=r"(?=.*\(a\))(?=.*\(b\)).*in one way at all sites.*data\.classes"):
+    with pytest.raises(SettingError, match=r"^(?=.{9,4999}$)(?=.*\(a\))(?=.*\(b\)).*in one way at all sites.*data\.classes"):
         united_classes(profiles(a=of_a, b=of_b), [])
     everything = [*map(str, of_a), *map(str, of_b)]
     assert united_classes(profiles(a=of_a, b=of_b), everything) == sorted(everything)
@@ -86,9 +87,7 @@ def test_classes_that_look_alike_are_refused_with_the_devices(of_a: list[Label],
 )
 def test_yes_and_no_in_other_words_are_asked_back(of_a: list[Label], of_b: list[Label]) -> None:
     everything = sorted({*map(str, of_a), *of_b})
-    with pytest.raises(
-        SettingError, match=r"say yes and no in other words: (?=.*\(a\))(?=.*\(b\)).*Write each class in one way"
-    ) as error:
+    with pytest.raises(SettingError, match=r"yes and no in other words: (?=.*\(a\))(?=.*\(b\)).*in one way") as error:
         united_classes(profiles(a=of_a, b=of_b), [])
     assert re.search(r"--map 'LABEL:[^=']+=[^=']+(,[^=']+=[^=']+)?'", str(error.value))
     line = re.search(r"`classes = (\[.*\])`", str(error.value))
@@ -152,9 +151,7 @@ def test_a_device_may_tell_no_classes_if_the_operator_declares_them() -> None:
     silent = profiles(ann=[])["ann"]
     data_form.check_possible(silent, "ann")
     data_form.check_declared(silent, DataSettings(classes=[0, 1]), "ann")
-    with pytest.raises(
-        UndeclaredLabels, match=r"ann does not tell which classes .* \(--max-epsilon\), and data.classes is not set"
-    ):
+    with pytest.raises(UndeclaredLabels, match=r"ann does not tell which classes .* and data.classes is not set"):
         data_form.check_declared(silent, DataSettings(), "ann")
     with pytest.raises(SettingError, match="ann declares no labels"):
         data_form.check_possible(msgspec.structs.replace(silent, task="regression"), "ann")
@@ -164,7 +161,5 @@ def test_a_device_may_tell_no_tokens_if_the_operator_declares_their_number() -> 
     silent = Profile("tokens", (8,), [0, 1], 30, 10)
     data_form.check_possible(silent, "ann")
     data_form.check_declared(silent, DataSettings(vocabulary=50), "ann")
-    with pytest.raises(
-        ShapeMismatch, match=r"ann does not tell which tokens .* \(--max-epsilon\), and data.vocabulary is not set"
-    ):
+    with pytest.raises(ShapeMismatch, match=r"ann does not tell which tokens .* and data.vocabulary is not set"):
         data_form.check_declared(silent, DataSettings(), "ann")

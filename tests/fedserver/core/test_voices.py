@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from attune.common.errors import SettingError
 from attune.common.plan import Profile
 from attune.fedserver.core.ballot import united_classes
-from attune.fedserver.core.data_form import agree, one_token, too_many_classes
+from attune.fedserver.core.data_form import agree, one_token, too_many_classes, too_many_tokens
 from attune.fedserver.core.finishing import likeliest
 from attune.fedserver.core.records import Report
 from attune.fedserver.core.voices import MOST_VOTE, bounded
@@ -58,9 +58,11 @@ def test_one_token_against_one_is_a_tie_however_many_names_each_has() -> None:
 
 
 @pytest.mark.parametrize("count", [101, 1000, 60_000])
-def test_a_device_that_declares_many_times_the_usual_classes_is_refused_by_name(count: int) -> None:
+def test_a_device_that_declares_many_times_the_usual_number_is_refused_by_name(count: int) -> None:
     refused = too_many_classes({**HONEST, "eve": many(count)}, {})
-    assert set(refused) == {"eve"}
+    words = [msgspec.structs.replace(USUAL, kind="tokens", vocabulary=number) for number in (0, 9, 10, count)]
+    tokens = too_many_tokens(dict(zip((*HONEST, "eve"), words, strict=True)), {})
+    assert set(refused) == set(tokens) == {"eve"} and "data.vocabulary" in str(tokens["eve"])
     assert f"eve declares {count} classes" in str(refused["eve"]) and "data.classes" in str(refused["eve"])
 
 
