@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
+import types
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+from attune.common import plugins
+from attune.common.methods import registry
+from attune.common.methods.method import assign
+from attune.common.models.registry import build, default_spec
 
 ROOT = Path(__file__).parents[2]
 SIDES = ("fedserver", "fedclient")
@@ -68,3 +79,103 @@ def test_decisions_and_tensors_know_no_paths(room: str) -> None:
         or (isinstance(node, ast.Import) and {alias.name for alias in node.names} & {"pathlib", "sqlite3"})
     ]
     assert knowing == []
+
+
+# --- the examples of CONTRIBUTING.md, executed, and its targets against the Makefile
+
+PAGE = "CONTRIBUTING.md"
+
+
+@pytest.fixture
+def example(page: Any) -> Any:
+    """Return the code block whose first line is `# PATH`."""
+    found = {block.split("\n", 1)[0].removeprefix("# "): block for block in page(PAGE).blocks("python")}
+    return found.__getitem__
+
+
+def execute(name: str, code: str) -> types.ModuleType:
+    module = types.ModuleType(name)
+    exec(compile(code, name, "exec"), module.__dict__)  # noqa: S102 (our own document)
+    return module
+
+
+def test_the_method_is_found_and_only_its_head_travels(example: Any, page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = execute("lg_fedavg", example("lg_fedavg.py"))
+    line = re.search(r'`attune.register\("(\w+)", "([\w-]+)", (\w+)\)`', page(PAGE).text)
+    assert line is not None
+    monkeypatch.setitem(plugins._registered[line[1]], line[2], getattr(module, line[3]))
+    assert registry.get("lg-fedavg") is module.LG_FEDAVG
+    parts = assign(registry.get("lg-fedavg"), build(default_spec("tabular", (4,), 3, 0, "dnn", {}), seed=0))
+    assert {name for name, part in parts.items() if part == "shared"} == {"head.weight", "head.bias"}
+    assert set(parts.values()) == {"shared", "private"}
+
+
+@pytest.fixture
+def mymodels(example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "mymodels").mkdir()
+    (tmp_path / "mymodels" / "tiny.py").write_text(example("mymodels/tiny.py"), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in ("mymodels", "mymodels.tiny"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("mymodels")
+def test_the_model_is_built_by_its_name() -> None:
+    model = build(default_spec("images", (8, 8, 1), 10, 0, "mymodels.tiny:tiny", {"width": 8}), seed=0)
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    assert sum(p.numel() for p in model.parameters()) == 64 * 8 + 8 + 8 * 10 + 10
+
+
+def test_every_target_of_the_makefile_is_described(page: Any, root: Path) -> None:
+    phony = re.search(r"^\.PHONY: (.*)$", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert phony is not None
+    described = [row[0].strip("`").removeprefix("make ") for row in page(PAGE).table("## Set-up")]
+    assert sorted(described) == sorted(phony[1].split())
+
+
+def test_ci_runs_every_suite_that_make_test_leaves_out(page: Any, root: Path) -> None:
+    makefile = (root / "Makefile").read_text(encoding="utf-8")
+    [folders] = re.findall(r"^LEFT_OUT := (.*)$", makefile, re.MULTILINE)
+    [marked] = re.findall(
+        r"^test: .*\n\t.* -m 'not (\w+(?: and not \w+)*)' \$\(LEFT_OUT:%=--ignore=tests/%\)$", makefile, re.MULTILINE
+    )
+    targets = re.findall(r"^make (\S+)", (root / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    suites = [*folders.split(), *marked.split(" and not ")]
+    assert [name for name in suites if not any(name in target.split("-") for target in targets)] == []
+    [said] = re.findall(r"^CI runs `.ci/run`: (.*)$", page(PAGE).section("## Set-up"), re.MULTILINE)
+    assert re.findall(r"`([\w-]+)`", said) == targets
+
+
+def test_files_that_start_engines_have_the_marker(root: Path) -> None:
+    """Keep engines out of `make test`: a file that uses them marks its tests, or the parameters that need one."""
+    texts = {path: path.read_text(encoding="utf-8") for path in (root / "tests").rglob("test_*.py")}
+    using = {
+        path
+        for path, text in texts.items()
+        if re.search(r"^from tests(\.engines)? import (?:.*, )?engines\b", text, re.MULTILINE)
+    }
+    assert len(using) > 5
+    assert {path for path in using if "mark.engines" not in texts[path]} == set()
+
+
+def test_areas_of_tests_that_are_named_exist(page: Any, root: Path) -> None:
+    areas = {path.parent.name for path in (root / "tests").glob("*/test_*.py")}
+    named = set(re.findall(r"`tests/(\w+)`", page(PAGE).section("## Where things go")))
+    assert len(named) >= 8
+    assert named <= areas
+
+
+@pytest.mark.parametrize("package", ["common", "fedserver", "fedclient", "simulation", "contrib"])
+def test_folders_of_tests_mirror_the_product(package: str, root: Path) -> None:
+    folders = {path.parent.relative_to(root / "tests") for path in (root / "tests" / package).rglob("test_*.py")}
+    assert folders
+    assert {folder for folder in folders if not (root / folder / "__init__.py").is_file()} == set()
+
+
+def test_every_slow_test_is_a_function_of_its_file(root: Path) -> None:
+    lines = (root / "tests" / "slow.txt").read_text(encoding="utf-8").splitlines()
+    assert lines == sorted(set(lines))
+    for line in lines:
+        file, function = line.split("::")
+        assert re.search(rf"^(async )?def {function}\(", (root / file).read_text(encoding="utf-8"), re.MULTILINE), line

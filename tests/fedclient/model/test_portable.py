@@ -10,7 +10,9 @@ import threading
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,9 +21,13 @@ from attune.common.config import TrainSettings
 from attune.common.errors import NoModel, SettingError
 from attune.common.models.registry import build, default_spec
 from attune.common.models.structure import tensors_of
+from attune.common.plan import Profile
+from attune.fedclient.messages import OrderResult
 from attune.fedclient.model import artifact, portable
 from attune.fedclient.model.artifact import Model
+from attune.fedclient.model.model_guarantee import guarantee_of
 from attune.fedclient.model.model_info import ModelInfo
+from attune.fedserver.core.planning import make_plan, resolve
 
 TINY = {"vit": {"width": 8, "heads": 2, "depth": 1, "patch": 2}, "mlr": {}, "dnn": {}}
 SHAPES = {"images": (4, 6, 1), "tabular": (5,), "series": (6, 3), "tokens": (7,)}
@@ -124,3 +130,31 @@ def test_samples_of_8_bits_are_checked_as_the_model_takes_them(tmp_path):
     model = finished(tmp_path, "images", "vit")
     x = np.random.default_rng(0).integers(0, 256, (4, 4, 6, 1), dtype=np.uint8)
     assert portable.export(model, tmp_path / "out.pt2", x) <= portable.TOLERANCE
+
+
+# --- the privacy guarantee in model.json: a model has the guarantee only if it follows from the samples through noise
+
+RESULT = OrderResult(order_id="evaluate-1-a", round=1, trained=False, samples=60, epsilon=1.0)
+KNN = {"name": "custom", "parts": {"@head": "private", "*": "shared"}, "predictor": "knn"}
+
+
+@pytest.mark.parametrize(
+    ("method", "has_noise"),
+    [
+        ({"name": "fedper"}, True),
+        ({"name": "fedmcsa"}, True),
+        ({"name": "mr-mtl"}, True),  # its own model is handed in
+        ({"name": "ditto"}, False),  # the own model stays on the device
+        ({"name": "fedavg+ft"}, False),
+        ({"name": "fedbabu"}, False),
+        (KNN, False),  # it remembers samples
+        ({"name": "fedmcsa", "dial": True}, False),  # held-out samples choose the mixture
+    ],
+    ids=lambda value: value.get("predictor", value["name"]) if isinstance(value, dict) else "",
+)
+def test_a_model_that_is_made_without_noise_is_named(method: dict[str, Any], has_noise: bool) -> None:
+    settings = {"method": method, "model": {"name": "dnn"}, "privacy": {"unit": "example", "noise": 1.0, "ranges": [[-3, 3]]}}
+    plan = make_plan(resolve(settings), {"a": Profile("tabular", (6,), [0, 1], 60, 20)}, "f")
+    guarantee = guarantee_of(plan, RESULT, ["personalized", "common", "local", "finished-common"])
+    assert guarantee is not msgspec.UNSET
+    assert guarantee.finished == ["finished-common", "local", *([] if has_noise else ["personalized"])]
