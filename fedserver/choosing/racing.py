@@ -5,8 +5,9 @@ with two rungs. Early scores say little, because models have learned little: at 
 it is behind the second best by more than two standard errors. At the second one the rule of one standard error (Breiman et al.:
 Classification and Regression Trees, 1984) keeps a candidate that is not clearly worse. At the end the candidates within one
 standard error of the best are told apart by all comparisons together. The best one then wins only if a paired t test shows that
-it is ahead of training alone (Bonferroni's level for all candidates): else nothing shows that federating pays. Scores are
-log-likelihoods in nats, one for each device: the higher, the better.
+it is ahead of training alone (Bonferroni's level for all tests). Few held-out samples often show nothing. So the closed form,
+which predicts all training samples out of fold, takes part to the end, and is tested by these, too. Else nothing shows that
+federating pays. Scores are log-likelihoods in nats, one for each device: the higher, the better.
 """
 
 from __future__ import annotations
