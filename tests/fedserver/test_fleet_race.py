@@ -77,7 +77,7 @@ def connect(server: Server, *names: str) -> list[Any]:
 
 
 async def score(server: Server, order: Order) -> None:
-    row = Report(round=1, work="evaluate", client=id_of(order).client, samples=10, likelihood_kept=-1.0)
+    row = Report(round=1, work="evaluate", client=id_of(order).client, likelihood_kept=-1.0, likelihood_closed_form=0.5)
     server.state.inbox.accept(id_of(order), row, {})
     await server.coordinator.updates.report(id_of(order))
 
@@ -151,7 +151,7 @@ def test_an_evaluation_to_which_nobody_came_is_made_again() -> None:
             order = await next_order(stream)
             assert order.id == f"evaluate-1-{stream.name}"
             await score(server, order)
-        assert (await end(turn, server)).legs == (RunLeg(ALONE, 1, dict.fromkeys(DEVICES, -1.0)),)
+        assert (await end(turn, server)).legs == (RunLeg(ALONE, 1, dict.fromkeys(DEVICES, -1.0), dict.fromkeys(DEVICES, 0.5)),)
 
     in_leg(turn, first, storage)
     in_leg(turn, second, storage)
@@ -169,7 +169,7 @@ def test_the_scores_of_a_device_that_was_revoked_do_not_count() -> None:
         assert await ended(turn, server) is None
         await server.ledger.update_device("b", revoked=True)
         (leg,) = (await end(turn, server)).legs
-        assert leg.scores == {"a": -1.0, "c": -1.0}
+        assert (leg.scores, leg.gains) == ({"a": -1.0, "c": -1.0}, {"a": 0.5, "c": 0.5})
 
     in_leg(turn, scenario)
 
