@@ -13,7 +13,7 @@ from attune.common.errors import FederationFailed, SettingError
 from attune.fedclient.data.holdout import FEWEST_SAMPLES
 from attune.fedserver.choosing.candidates import check_race, entrants_of
 from attune.fedserver.choosing.race_course import Course
-from attune.fedserver.choosing.racing import ALONE, KEPT, NOTHING_HELD_OUT, rungs_of
+from attune.fedserver.choosing.racing import ALONE, CLOSED_FORM, KEPT, NOTHING_HELD_OUT, rungs_of
 from attune.simulation.arguments import overrides as arguments_of
 from attune.simulation.progress import Watcher
 from attune.simulation.result import SimulationResult
@@ -76,7 +76,8 @@ def race(simulator: Simulator, overrides: Mapping[str, Any], folder: Path | None
 def _rounds_left(course: Course, until: int, before: int, rounds: int) -> int:
     """Return an upper bound of the rounds that are left after the present leg."""
     second = rungs_of(rounds)[1]
-    after = len(course.present) * max(0, second - until) + (1 + KEPT) * (rounds - max(until, second))
+    last = KEPT + len({ALONE, CLOSED_FORM} & {*course.present})  # entrants that take part to the end
+    after = len(course.present) * max(0, second - until) + last * (rounds - max(until, second))
     return (course.legs_of_stage - 1) * (until - before) + after
 
 

@@ -106,9 +106,9 @@ class Course:
         last = self._stage == len(self._stops) - 1
         candidates = {name: of for name, of in scores.items() if name != ALONE}
         if last:
-            gains = bounded({CLOSED_FORM: self._gains, ALONE: dict.fromkeys(self._gains, 0.0)})
-            is_told = self._gains and CLOSED_FORM in candidates
-            decision = at_end(scores, [rung.scores for rung in self.rungs], self._entered, gains if is_told else None)
+            gained = self._gains if CLOSED_FORM in candidates else {}
+            gains = bounded({CLOSED_FORM: gained, ALONE: dict.fromkeys(gained, 0.0)}) if gained else None
+            decision = at_end(scores, [rung.scores for rung in self.rungs], self._entered, gains)
         elif candidates:
             decision = at_rung(self._stage, candidates)
             if CLOSED_FORM in candidates and CLOSED_FORM not in decision.kept:

@@ -80,7 +80,7 @@ class Network:
 
     @cached_property
     def normalises_batches(self) -> bool:
-        """Whether a layer normalises by the samples of a batch, so that training needs two of them."""
+        """True if a layer normalises by the samples of a batch, so that training needs two of them."""
         return any(isinstance(module, _BatchNorm) for module in self.model.modules())
 
     def with_features(self, tensors: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from attune.common.errors import SettingError
 from attune.fedserver.choosing.race_course import Course
 from attune.fedserver.choosing.racing import ALONE, CLOSED_FORM, DeviceScores, at_end
+from attune.simulation.auto import _rounds_left
 
 ENTRANTS = (ALONE, "fedavg", "fedper", "fedtp")
 DEVICES = "abcd"
@@ -51,9 +52,13 @@ def test_the_closed_form_goes_on_at_every_rung_and_no_device_alone_makes_it_win(
     behind: dict[str, DeviceScores] = {CLOSED_FORM: {who: -9.0 - number for number, who in enumerate(DEVICES)}}
 
     def chosen(gains: DeviceScores) -> str:
-        course = Course(entrants, 3)
+        course, before, done, whole = Course(entrants, 20), 0, 0, list[int]()
         while (leg := course.leg) is not None:
+            done += leg.until - before
+            whole.append(done + _rounds_left(course, leg.until, before, 20))
             course.scored(behind.get(leg.name, ALL), gains if leg.name == CLOSED_FORM else None)
+            before = course.rungs[-1].round if course.rungs else 0
+        assert whole == sorted(whole, reverse=True), "progress would fall back"
         assert all(CLOSED_FORM in rung.scores for rung in course.rungs)
         return course.result.chosen
 
