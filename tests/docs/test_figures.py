@@ -144,6 +144,7 @@ def test_choosing_has_the_figures_of_the_races(page: Any, root: Path) -> None:
     chosen = {tuple(row[name] for name in ("recipe", "x", "seed")): row["chosen"] for row in rows if row["method"] == "auto"}
     alone = [chosen[run] for run, gap in zip(races, behind, strict=True) if gap > 0.5 and chosen[run] == "local"]
     assert f"In {len(alone)} of the others it stays with training alone" in text
+    assert f"`digits` 20 loses {max(behind):.1f} points by it" in text
 
 
 def test_choosing_says_by_figures_where_one_round_is_enough(page: Any, root: Path) -> None:
