@@ -168,7 +168,10 @@ def closed_form_words(plan: Plan) -> str:
     """Return in one line whether devices have the closed form; empty: it was not asked for."""
     if plan.no_closed_form:
         return f"no closed form joins the devices' blends: {plan.no_closed_form}"
-    return "the closed form of the devices' sums joins every device's blend" if plan.closed_form else ""
+    joins = "the closed form of the devices' sums joins every device's blend"
+    if plan.closed_form and plan.privacy is not None and plan.privacy.secure_aggregation:
+        return f"{joins}: of one sum behind masks, which round 1 brings; later devices and new data are not in it"
+    return joins if plan.closed_form else ""
 
 
 def _way(plan: Plan, what: str, scale: Scale | None) -> str:

@@ -51,6 +51,7 @@ class DeviceModels:
     common: Tensors
     trained: Tensors | None
     solved: Tensors
+    given: Tensors
 
 
 class Evaluation:
@@ -269,7 +270,7 @@ class Evaluation:
         portfolio = self._portfolio()
         if portfolio is None or not held.solved:
             return portfolio
-        return portfolio.joined(self.federated.models(held.solved))
+        return portfolio.joined(self.federated.models(held.solved, held.given))
 
     def _prepared(self, theta: Tensors, received: Tensors, seeds: Seeds, cancelled: Callable[[], bool]) -> Jobs[Tensors]:
         """Return the own model, ready to predict."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from attune.common.plan import Plan, Profile
+from attune.common.plan import FEWEST_DEVICES, Plan, Profile
 
 FEWEST_SUMS = 2  # devices; the sums of one device would say nothing that it does not know
 MOST_DEVICES = 200  # the server keeps 1 MB of each device, and a simulation 2 MB
@@ -40,6 +40,11 @@ def _lacking(plan: Plan, profiles: Mapping[str, Profile], sums: Collection[str])
         return f"it is for at most {MOST_INPUTS:,} numbers of a sample, {MOST_OUTPUTS} outputs and {MOST_DEVICES:,} devices"
     if (kind != "images" and plan.scale is None) or (plan.task == "regression" and plan.targets is None):
         return "devices have no common scale: it takes --standardise federation and --disclose statistics"
-    if len(profiles.keys() & set(sums)) < FEWEST_SUMS:
+    able = profiles.keys() & set(sums)
+    if plan.privacy is not None and plan.privacy.secure_aggregation:
+        few, left = len(profiles) < FEWEST_DEVICES, len(profiles) - len(able)
+        lacking = f"{left} of {len(profiles)} devices were in such a sum before, and a home is in one, or need an update"
+        return f"behind masks it takes {FEWEST_DEVICES} devices" if few else lacking if left else ""
+    if len(able) < FEWEST_SUMS:
         return f"fewer than {FEWEST_SUMS} of {len(profiles)} devices allow it by --disclose sums"
     return ""

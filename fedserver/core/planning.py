@@ -344,9 +344,15 @@ def make_plan(
 
 
 def _no_sums(settings: ResolvedSettings) -> str:
-    """Return why no device hands in plain sums over its samples under these settings; empty: it may."""
-    if settings.privacy.unit != "none" or settings.privacy.secure_aggregation:
-        return "with [privacy] no plain sums over samples are handed in"
+    """Return why no device hands in sums over its samples under these settings; empty: it may."""
+    privacy = settings.privacy
+    if privacy.unit != "none":
+        return "with privacy.unit no sums over samples are handed in, for they have no noise"
+    if privacy.secure_aggregation and privacy.secure_devices < FEWEST_DEVICES:
+        return (
+            f"privacy.secure_aggregation cannot be combined with privacy.secure_devices = {privacy.secure_devices}: sums over "
+            f"samples have at least {FEWEST_DEVICES} devices"
+        )
     return "buffered rounds have none" if settings.round.mode == "buffered" else ""
 
 

@@ -9,11 +9,11 @@ from functools import partial
 
 from attune.common.exchange.messages import Order, WorkName
 from attune.common.methods.method import SOLVED
-from attune.common.protocol import CLOSED_FORM, SUMS
+from attune.common.protocol import CLOSED_FORM, EXACT_SUMS, SUMS
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.finishing import lengthened, stops_after, trial_round
 from attune.fedserver.core.messages import OrderId, Record
-from attune.fedserver.core.orderbook import counted, lacks_sums, needs_download
+from attune.fedserver.core.orderbook import counted, hands_in_once, lacks_sums, needs_download
 from attune.fedserver.core.prior import NO_PRIOR, Prior, fitted_of, prior_of, votes_of
 from attune.fedserver.core.records import DeviceRecord, Smaller
 from attune.fedserver.core.round import left_s
@@ -202,11 +202,16 @@ class OrderSender:
             return adaptation.trains, [part for part in parts if part in adaptation.returns]
         asked = parts if self._state.round.hands_in(name) else ()
         adds_up = self._state.streams.can(name, SUMS) and lacks_sums(record, device)
+        if self._settings.privacy.secure_aggregation:
+            adds_up = hands_in_once(record.round + 1)
         return (), [part for part in asked if part != SOLVED or adds_up]
 
     def _takes(self, served: Mapping[str, Blob], record: Record, device: DeviceRecord | None, work: str) -> dict[str, Blob]:
         """Return what a device downloads for an order."""
-        needed, knows = self._needs_download(record, device, work), device and self._state.streams.can(device.name, CLOSED_FORM)
+        needed, ability = self._needs_download(record, device, work), CLOSED_FORM
+        if self._settings.privacy.secure_aggregation:
+            ability = EXACT_SUMS
+        knows = device and self._state.streams.can(device.name, ability)
         return {part: blob for part, blob in served.items() if (knows if part == SOLVED else needed)}
 
     def _needs_download(self, record: Record, device: DeviceRecord | None, work: str) -> bool:

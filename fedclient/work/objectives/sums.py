@@ -10,7 +10,6 @@ from torch import Tensor
 
 from attune.common.methods.ridge import (
     BLOCK,
-    COUNTED,
     CROSS,
     ERRORS,
     FEWEST,
@@ -20,14 +19,13 @@ from attune.common.methods.ridge import (
     STRENGTH,
     STRENGTHS,
     WEIGHT,
-    blocks_of,
     out_of_fold,
     places_of,
     sizes_of,
-    solved,
     sums_manifest,
     sums_of,
     targets_of,
+    without_own,
 )
 from attune.common.methods.settings.objectives import SumsSettings
 from attune.common.models.closed_form import ClosedForm
@@ -95,11 +93,8 @@ def others(task: LocalTask, gamma: float | None = None) -> Tensor:
     start = task.start
     if not knows_sum(start):
         return start[WEIGHT]
-    rest = {name: start[name] - start[COUNTED] * start[PERSONAL + name].to(start[name]) for name in (GRAM, CROSS)}
-    gammas = [gamma] * len(start[GAMMA]) if gamma else start[GAMMA].tolist()
     try:
-        blocks = zip(gammas, blocks_of(rest, sizes_of(start)), strict=True)
-        return torch.cat([solved(G_DD, B_DC, strength) for strength, (_, G_DD, B_DC) in blocks], dim=1)
+        return without_own(start, {name: start[PERSONAL + name] for name in (GRAM, CROSS)}, gamma)
     except RuntimeError:  # torch.linalg.LinAlgError, which mypy does not know
         raise TrainingDiverged("the sum that the server serves, without this device, is that of no samples") from None
 
