@@ -245,10 +245,12 @@ def check_one_sum(plan: Plan | None, transforms: Mapping[str, Any]) -> None:
     Raises:
         SettingError: It does.
     """
-    if plan is not None and all(of.get(SECURE_SUM, {}).get("exact") for of in (plan.transforms, transforms)):
+    masked = plan.transforms.get(SECURE_SUM, {}) if plan is not None else {}
+    had_one = masked.get("exact") or (masked and plan is not None and plan.closed_form)
+    if had_one and transforms.get(SECURE_SUM, {}).get("exact"):
         raise SettingError(
             "behind masks a device hands in to one sum over its samples in the life of its home, and nothing is taken out of "
-            f"it: method {plan.method} gets no other. Revoke a device that is to be forgotten (fedserver revoke), and begin a "
+            "it: method analytic gets no other. Revoke a device that is to be forgotten (fedserver revoke), and begin a "
             "new federation, with new homes of the others"
         )
 
