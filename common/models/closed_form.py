@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ class ClosedForm(nn.Module):
 
     strength: Tensor
     block: Tensor
+    sizes: Tensor
     block_of: Tensor
 
     def __init__(self, spec: ModelSpec, features: Sequence[int]) -> None:
@@ -44,7 +46,7 @@ class ClosedForm(nn.Module):
         if sum(features) > MOST_FEATURES or spec.classes > MOST_OUTPUTS:
             raise SettingError(
                 f"a closed form takes at most {MOST_FEATURES:,} features and {MOST_OUTPUTS:,} outputs, and here are "
-                f"{sum(features):,} and {spec.classes:,}: take another method"
+                f"{sum(features):,} and {spec.classes:,}: take fewer of them (model.features, model.widths), or another method"
             )
         if spec.per_position:
             raise SettingError("a closed form gives one answer for a sample, and here every token has a label")
@@ -88,25 +90,29 @@ class RandomFeatures(ClosedForm):
 
     def __init__(self, spec: ModelSpec, options: ClosedFormOptions) -> None:
         inputs, self.images = math.prod(spec.shape), spec.kind == "images"
-        kinds = [*[options.features] * len(options.widths), *([inputs] if options.linear else [])]
-        super().__init__(spec, kinds)
-        self.linear = options.linear
+        kinds = [options.features] * len(options.widths)
+        has_linear = options.linear and sum(kinds) + inputs <= MOST_FEATURES
+        super().__init__(spec, [*kinds, inputs] if has_linear else kinds)
+        self.linear = has_linear
         if inputs > MOST_INPUTS:
             raise SettingError(
                 f"model closed-form takes at most {MOST_INPUTS:,} numbers of a sample, and here are {inputs:,}: take another "
                 "method, or smaller images"
             )
         draws = np.random.RandomState(options.seed)  # numpy promises that its numbers never change
-        width_R = np.repeat(options.widths, options.features)
-        frequency_IR = draws.standard_normal((inputs, len(width_R))) * width_R / math.sqrt(inputs)
-        phase_R = draws.uniform(0, 2 * math.pi, len(width_R))
-        for name, drawn in (("frequency", frequency_IR), ("phase", phase_R)):
-            self.register_buffer(name, torch.tensor(drawn, dtype=torch.float32), persistent=False)
+        drawn: dict[str, list[Any]] = {"frequency": [], "phase": []}
+        for width in options.widths:
+            drawn["frequency"].append(draws.standard_normal((inputs, options.features)) * width / math.sqrt(inputs))
+            drawn["phase"].append(draws.uniform(0, 2 * math.pi, options.features))
+        for name, pieces in drawn.items():
+            numbers = np.concatenate(pieces, axis=-1)
+            self.register_buffer(name, torch.tensor(numbers, dtype=torch.float32), persistent=False)
         self._features, sums = options.features, dict[str, tuple[int, ...]]()
         if options.one_sum:
-            triangles = sum((number + 1) * (number + 2) // 2 for number in kinds)
+            sizes = [int(size) for size in self.sizes.tolist()]
+            triangles = sum(size * (size + 1) // 2 for size in sizes)
             cross = (self.head.in_features, spec.classes)
-            sums = {"gram": (triangles,), "cross": cross, "gamma": (len(kinds),), "counted": ()}
+            sums = {"gram": (triangles,), "cross": cross, "gamma": (len(sizes),), "counted": ()}
         for name, shape in sums.items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
 
