@@ -146,11 +146,7 @@ ROWS = (
         "sums",
         "closed-form",
         aggregators={"attended": "closed-form"},
-        defaults={
-            "model": {"name": "closed-form", "widths": [0.5, 0.25, 1.0], "linear": True},
-            "round": {"rounds": 2},
-            "train": {"validation": 0.0},
-        },
+        defaults={"model": {"name": "closed-form"}, "round": {"rounds": 2}, "train": {"validation": 0.0}},
     ),
     _fedtp("fedtp", "", ("@qkv", "generated")),
     _fedtp("fedtp-mlp", ", table V", ("@mlp", "generated")),

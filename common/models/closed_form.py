@@ -38,7 +38,6 @@ class ClosedForm(nn.Module):
 
     strength: Tensor
     block: Tensor
-    sizes: Tensor
     block_of: Tensor
 
     def __init__(self, spec: ModelSpec, features: Sequence[int]) -> None:
@@ -90,10 +89,9 @@ class RandomFeatures(ClosedForm):
 
     def __init__(self, spec: ModelSpec, options: ClosedFormOptions) -> None:
         inputs, self.images = math.prod(spec.shape), spec.kind == "images"
-        kinds = [options.features] * len(options.widths)
-        has_linear = options.linear and sum(kinds) + inputs <= MOST_FEATURES
-        super().__init__(spec, [*kinds, inputs] if has_linear else kinds)
-        self.linear = has_linear
+        kinds = [*[options.features] * len(options.widths), *([inputs] if options.linear else [])]
+        super().__init__(spec, kinds)
+        self.linear = options.linear
         if inputs > MOST_INPUTS:
             raise SettingError(
                 f"model closed-form takes at most {MOST_INPUTS:,} numbers of a sample, and here are {inputs:,}: take another "
@@ -109,10 +107,9 @@ class RandomFeatures(ClosedForm):
             self.register_buffer(name, torch.tensor(numbers, dtype=torch.float32), persistent=False)
         self._features, sums = options.features, dict[str, tuple[int, ...]]()
         if options.one_sum:
-            sizes = [int(size) for size in self.sizes.tolist()]
-            triangles = sum(size * (size + 1) // 2 for size in sizes)
+            triangles = sum((number + 1) * (number + 2) // 2 for number in kinds)
             cross = (self.head.in_features, spec.classes)
-            sums = {"gram": (triangles,), "cross": cross, "gamma": (len(sizes),), "counted": ()}
+            sums = {"gram": (triangles,), "cross": cross, "gamma": (len(kinds),), "counted": ()}
         for name, shape in sums.items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
 

@@ -324,3 +324,16 @@ def test_the_fleet_chooses_the_block_that_errs_least():
     figures = made.close_round(updates)
     assert (figures["block"], figures["strength"]) == (1, STRENGTHS[3])
     assert float(made.cold_start()[BLOCK]) == float(served(made, "c0")["c0"][BLOCK]) == 1
+
+
+@pytest.mark.parametrize(("gains", "block"), [([5.0, 4.0, 6.0, 5.0], 1), ([30.0, -4.0, -4.0, 2.0], 0)])
+def test_another_block_than_the_first_must_be_clearly_better(gains: list[float], block: int):
+    """The sum of the errors is 20 and 24 less; but the gain of one device alone may be luck."""
+    made = ClosedFormSums(ClosedFormSettings(), MemoryVault(), 0, {})
+    made.start(nothing_solved(CLASSES, TWO))
+    updates = []
+    for number, gain in enumerate(gains):
+        errors = torch.full((2, len(STRENGTHS)), 90.0, dtype=torch.float64)
+        errors[0, 1], errors[1, 3] = 80.0, 80.0 - gain
+        updates.append(PartUpdate(f"c{number}", 20.0, {**sums_of(*of_two(number, 20), TWO), ERRORS: errors}))
+    assert made.close_round(updates)["block"] == block
