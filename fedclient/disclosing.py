@@ -71,6 +71,11 @@ def abilities(options: DeviceOptions, profile: Profile) -> tuple[str, ...]:
     return (MASKED, *([MASKED_SCALE] if scales else []), *described, *sums)
 
 
+def has_common_form(profile: Profile) -> bool:
+    """Return whether sums over a device's samples may mean the same as those of others: it does not scale columns by itself."""
+    return profile.kind not in ("series", "tabular") or profile.columns is not None
+
+
 def hello_of(options: DeviceOptions, shard: LazyShard, empty: bool, in_no_sum: bool = True) -> Hello:
     """Return the first message to the server. It names the transforms of plug-ins too; plans are checked when they come."""
     transforms = (f"{SPOKEN_AS}{name}" for name in TRANSFORMS)

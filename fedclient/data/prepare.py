@@ -60,6 +60,7 @@ class Prepared:
         places: Places in the shard of all samples but those for testing: first those to train on, then those for validation,
             then those of the dial.
         groups: Groups of the same samples, in the order of the shard; None without groups.
+        in_common: Whether all devices scale features alike, so that sums over their samples mean something.
     """
 
     train_x: Tensor
@@ -77,6 +78,7 @@ class Prepared:
     dial: HeldOut | None = None
     places: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     groups: npt.NDArray[np.intp] | None = None
+    in_common: bool = True
 
     @property
     def dial_samples(self) -> HeldOut:
@@ -124,6 +126,7 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     return Prepared(
         x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups, _weights(shard, held), targets,
         numbers, held_groups, dial, places, all_groups,
+        shard.kind == "images" or (shard.over_the_federation and plan.scale is not None),
     )  # fmt: skip
 
 

@@ -268,7 +268,7 @@ class Evaluation:
     def _fitted(self, held: DeviceModels) -> Portfolio | None:
         """Return the models that the device fits, with those of the closed form."""
         portfolio = self._portfolio()
-        if portfolio is None or not held.solved:
+        if portfolio is None or not held.solved or not self._data.in_common:
             return portfolio
         return portfolio.joined(self.federated.models(held.solved, held.given))
 

@@ -38,12 +38,17 @@ def _lacking(plan: Plan, profiles: Mapping[str, Profile], sums: Collection[str])
         return "it is for images, series and tables, with one answer for a sample"
     if math.prod(plan.model.shape) > MOST_INPUTS or plan.model.classes > MOST_OUTPUTS or len(profiles) > MOST_DEVICES:
         return f"it is for at most {MOST_INPUTS:,} numbers of a sample, {MOST_OUTPUTS} outputs and {MOST_DEVICES:,} devices"
+    masked = plan.privacy is not None and plan.privacy.secure_aggregation
     if (kind != "images" and plan.scale is None) or (plan.task == "regression" and plan.targets is None):
-        return "devices have no common scale: it takes --standardise federation and --disclose statistics"
+        statistics = "masked-statistics" if masked else "statistics"
+        return f"devices have no common scale: it takes --standardise federation and --disclose {statistics}"
     able = profiles.keys() & set(sums)
-    if plan.privacy is not None and plan.privacy.secure_aggregation:
+    if masked:
         few, left = len(profiles) < FEWEST_DEVICES, len(profiles) - len(able)
-        lacking = f"{left} of {len(profiles)} devices were in such a sum before, and a home is in one, or need an update"
+        lacking = (
+            f"{left} of {len(profiles)} devices were in such a sum before, and a home is in one; or they scale columns by "
+            "themselves, or need an update"
+        )
         return f"behind masks it takes {FEWEST_DEVICES} devices" if few else lacking if left else ""
     if len(able) < FEWEST_SUMS:
         return f"fewer than {FEWEST_SUMS} of {len(profiles)} devices allow it by --disclose sums"

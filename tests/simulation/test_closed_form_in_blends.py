@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
@@ -125,3 +126,28 @@ def test_a_device_that_has_lost_what_it_gave_or_is_served_no_sum_has_no_such_mod
     served |= {**of_two, "gamma": served["gamma"] + 0.1, "strength": served["strength"] + 1, "head.weight": given["cross"].T}
     assert set(ridge.models(served, given)) == set(DRAWS)
     assert ridge.models(served) == {} == ridge.models(served | {"gram": 0 * given["gram"] - 1}, given)
+
+
+@pytest.mark.parametrize("more", [{}, MASKS], ids=["plain", "masked"])
+def test_a_device_that_scales_its_columns_by_itself_is_in_no_sum(more: dict[str, Any], tmp_path: Path) -> None:
+    """The scale of the others is in the plan, and a sum over differently scaled columns means nothing."""
+    draws, shards = np.random.default_rng(2), {}
+    for site in range(6):
+        x = draws.normal(size=(60, 3)).astype("f4") + site
+        y = (np.sin(2 * x[:, 0]) + x[:, 1] > site).astype("i8")
+        shards[f"s{site}"] = folder = tmp_path / f"s{site}"
+        folder.mkdir()
+        np.savez(folder / "train.npz", x=x[:40], y=y[:40])
+        np.savez(folder / "test.npz", x=x[40:], y=y[40:])
+        scale = True if site == 5 else "federation"
+        (folder / "meta.json").write_bytes(msgspec.json.encode({"classes": [0, 1], "standardise": scale}))
+    result = attune.simulate(shards, settings={**AVERAGE, **more}, baseline="alone", home=tmp_path / "home", progress=False)
+    assert result._plan.scale is not None
+    if more:
+        assert "1 of 6 devices were in such a sum before" in result.status["closed_form"]
+        return
+    total = read_tensors(next((tmp_path / "home" / "server" / "state").glob("solved.total.*")))
+    assert float(total["gram"][-1]) == 200, "five sites of 40 samples"
+    saved = result.save(tmp_path / "saved") / "models"
+    fitted = {name: {member for member in Model.load(saved / name).info.weights if member in DRAWS} for name in shards}
+    assert not fitted["s5"] and any(fitted.values())
