@@ -28,7 +28,7 @@ from attune.common.text import from_json
 from attune.fedclient import messages, session
 from attune.fedclient.console import Console
 from attune.fedclient.data.lazy_shard import LazyShard
-from attune.fedclient.disclosing import Discloser, has_common_form, hello_of, tell_units
+from attune.fedclient.disclosing import Discloser, hello_of, tell_units
 from attune.fedclient.exchanges import Exchanges, book_of, exchanges_of, report_of
 from attune.fedclient.limits import accept_plan, check_sums
 from attune.fedclient.link.port import FINAL, Broken, Link
@@ -173,8 +173,7 @@ class Device:
 
         try:
             await self._renew()
-            in_no_sum = has_common_form(self.shard.profile) and not (await self.worker.do(book_of, self.store)).samples
-            await self.link.control(hello_of(self.options, self.shard, self.empty, in_no_sum), handle)
+            await self.link.control(hello_of(self.options, self.shard, self.empty, not book_of(self.store).samples), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))

@@ -71,14 +71,11 @@ def abilities(options: DeviceOptions, profile: Profile) -> tuple[str, ...]:
     return (MASKED, *([MASKED_SCALE] if scales else []), *described, *sums)
 
 
-def has_common_form(profile: Profile) -> bool:
-    """Return whether sums over a device's samples may mean the same as those of others: it does not scale columns by itself."""
-    return profile.kind not in ("series", "tabular") or profile.columns is not None
-
-
 def hello_of(options: DeviceOptions, shard: LazyShard, empty: bool, in_no_sum: bool = True) -> Hello:
     """Return the first message to the server. It names the transforms of plug-ins too; plans are checked when they come."""
     transforms = (f"{SPOKEN_AS}{name}" for name in TRANSFORMS)
+    scales_alone = shard.profile.kind in ("series", "tabular") and shard.profile.columns is None
+    in_no_sum = in_no_sum and not scales_alone  # else sums over its samples mean something else than those of others
     now = (word for word, is_so in ((EMPTY, empty), (IN_NO_SUM, in_no_sum)) if is_so)
     can = (*SPOKEN, *transforms, *abilities(options, shard.profile), *now)
     return Hello(f"attune {_version(DISTRIBUTION)}", msgspec.json.encode(told_profile(options, shard)), can)

@@ -53,16 +53,15 @@ def nothing_solved(outputs: int, sizes: Sequence[int], one_sum: bool = False) ->
     """
     shapes: dict[str, tuple[int, ...]] = {WEIGHT: (outputs, sum(sizes)), STRENGTH: (), BLOCK: ()}
     if one_sum:
-        of_sum = {name: spec.shape for name, spec in sums_manifest(outputs, sizes).items() if name in (GRAM, CROSS)}
-        shapes |= of_sum | {GAMMA: (len(sizes),), COUNTED: ()}
+        of_sums = sums_manifest(outputs, sizes)
+        shapes |= {GRAM: of_sums[GRAM].shape, CROSS: of_sums[CROSS].shape, GAMMA: (len(sizes),), COUNTED: ()}
     zeros = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
     return {**zeros, SIZES: torch.tensor(sizes, dtype=torch.float64)}
 
 
 def nothing_served(plan: Plan) -> Tensors:
-    """Return the same for the closed form that joins the blends of a plan: behind masks devices are served one sum."""
-    is_masked = plan.privacy is not None and plan.privacy.secure_aggregation
-    return nothing_solved(plan.model.classes, member_sizes(), is_masked)
+    """Return the same for the closed form that joins the blends of a plan."""
+    return nothing_solved(plan.model.classes, member_sizes(), plan.one_sum)
 
 
 def without_own(served: Mapping[str, Tensor], own_sums: Mapping[str, Tensor], gamma: float | None = None) -> Tensor:

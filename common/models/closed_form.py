@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -98,11 +97,11 @@ class RandomFeatures(ClosedForm):
                 "method, or smaller images"
             )
         draws = np.random.RandomState(options.seed)  # numpy promises that its numbers never change
-        drawn: dict[str, list[Any]] = {"frequency": [], "phase": []}
-        for width in options.widths:
-            drawn["frequency"].append(draws.standard_normal((inputs, options.features)) * width / math.sqrt(inputs))
-            drawn["phase"].append(draws.uniform(0, 2 * math.pi, options.features))
-        for name, pieces in drawn.items():
+        R, most = options.features, 2 * math.pi
+        drawn = [
+            (draws.standard_normal((inputs, R)) * w / math.sqrt(inputs), draws.uniform(0, most, R)) for w in options.widths
+        ]
+        for name, pieces in zip(("frequency", "phase"), zip(*drawn, strict=True), strict=True):
             numbers = np.concatenate(pieces, axis=-1)
             self.register_buffer(name, torch.tensor(numbers, dtype=torch.float32), persistent=False)
         self._features, sums = options.features, dict[str, tuple[int, ...]]()

@@ -313,11 +313,8 @@ class Learner:
             change = self.returns[part] == "change"
             before = state.received if change or any(ref.part == part for ref in order.downloads) else None
             if part == SOLVED:
-                is_one_sum, in_common = GAMMA in self.holdings.expected(SOLVED), self.data.in_common
-                if is_one_sum and not in_common:
-                    raise Forbidden("this device scales its columns by itself, and is in no sum over samples behind masks")
-                values = self.evaluation.federated.sums(is_one_sum)
-                values = values if in_common else {name: torch.zeros_like(tensor) for name, tensor in values.items()}
+                is_one_sum = GAMMA in self.holdings.expected(SOLVED)
+                values = self.evaluation.sums(is_one_sum)
                 given = values if is_one_sum else {}
             elif embedding and part == PART:
                 before = embedding.network

@@ -228,8 +228,7 @@ def common_settings(overrides: Mapping[str, Any], rounds: int) -> dict[str, Any]
     scored = [*rungs_of(rounds), rounds]
     if round_settings(given.get("round", {})).patience:  # all candidates train as long
         given = merge(given, {"round": {"rounds": rounds, "patience": 0}})
-    if given.get("privacy", {}).get("secure_aggregation"):  # a home is in one sum over samples, not in one of each candidate
-        given = merge(given, {"round": {"analytic": "off"}})
+    given = planning.of_several_runs(given)
     return merge(merge({"train": {"finish": "auto"}}, given), {"train": {"score_after": scored}})
 
 

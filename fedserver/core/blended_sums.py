@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from attune.common.plan import FEWEST_DEVICES, Plan, Profile
+from attune.common.plan import Plan, Profile
 
 FEWEST_SUMS = 2  # devices; the sums of one device would say nothing that it does not know
 MOST_DEVICES = 200  # the server keeps 1 MB of each device, and a simulation 2 MB
@@ -38,18 +38,9 @@ def _lacking(plan: Plan, profiles: Mapping[str, Profile], sums: Collection[str])
         return "it is for images, series and tables, with one answer for a sample"
     if math.prod(plan.model.shape) > MOST_INPUTS or plan.model.classes > MOST_OUTPUTS or len(profiles) > MOST_DEVICES:
         return f"it is for at most {MOST_INPUTS:,} numbers of a sample, {MOST_OUTPUTS} outputs and {MOST_DEVICES:,} devices"
-    masked = plan.privacy is not None and plan.privacy.secure_aggregation
     if (kind != "images" and plan.scale is None) or (plan.task == "regression" and plan.targets is None):
-        statistics = "masked-statistics" if masked else "statistics"
+        statistics = "masked-statistics" if plan.one_sum else "statistics"
         return f"devices have no common scale: it takes --standardise federation and --disclose {statistics}"
-    able = profiles.keys() & set(sums)
-    if masked:
-        few, left = len(profiles) < FEWEST_DEVICES, len(profiles) - len(able)
-        lacking = (
-            f"{left} of {len(profiles)} devices were in such a sum before, and a home is in one; or they scale columns by "
-            "themselves, or need an update"
-        )
-        return f"behind masks it takes {FEWEST_DEVICES} devices" if few else lacking if left else ""
-    if len(able) < FEWEST_SUMS:
+    if len(profiles.keys() & set(sums)) < FEWEST_SUMS:
         return f"fewer than {FEWEST_SUMS} of {len(profiles)} devices allow it by --disclose sums"
     return ""

@@ -161,11 +161,6 @@ def lacks_sums(record: Record, device: DeviceRecord | None) -> bool:
     return not last or record.given_up_after < last <= record.given_up
 
 
-def hands_in_once(number: int) -> bool:
-    """Return whether sums over samples are handed in behind masks in this round: in the first one, by its whole cohort."""
-    return number == 1
-
-
 def needs_download(device: DeviceRecord | None, work: str, train: Literal["sampled", "all"], evaluate: EvaluatedAs) -> bool:
     """Return whether an order starts from what the server serves, instead of from the device's own state.
 

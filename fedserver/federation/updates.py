@@ -19,7 +19,6 @@ from attune.common.task import TaskName
 from attune.common.wire.blobs import Blob
 from attune.fedserver.core.advice import advice
 from attune.fedserver.core.messages import Acknowledge, OrderId, Reported
-from attune.fedserver.core.orderbook import hands_in_once
 from attune.fedserver.core.records import DeviceRecord, Report
 from attune.fedserver.core.round import step
 from attune.fedserver.federation.federation_state import FederationState, Handle
@@ -159,8 +158,8 @@ class Updates:
         raise OrderClosed(f"no masked update for {order_id} is waited for")
 
     def _masked_parts(self, number: int) -> Sequence[str]:
-        """Return the parts that each device of a round hands in behind masks."""
-        return [part for part in sorted(self._state.max_bytes) if part != SOLVED or hands_in_once(number)]
+        """Return the parts that each device of a round hands in behind masks: sums over samples are of the first one."""
+        return [part for part in sorted(self._state.max_bytes) if part != SOLVED or number == 1]
 
     # --- updates
 

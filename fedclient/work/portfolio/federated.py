@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +38,6 @@ from attune.fedclient.work.portfolio.portfolio import FittedModel
 # Strengths with which a device draws its own weights from those that it is served, by the names of the models.
 DRAWS: Mapping[str, float] = {"closed-form-near": 10.0, "closed-form": 1.0, "closed-form-far": 0.1}
 NEAREST = next(iter(DRAWS))
-NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class FederatedRidge:
@@ -64,7 +62,7 @@ class FederatedRidge:
         errors = torch.zeros(sums_manifest(self._outputs, sizes, one_sum=one_sum)[ERRORS].shape, dtype=torch.float64)
         return {**sums_of(self._Z_ND, self._T_NC, sizes), ERRORS: errors}
 
-    def models(self, served: Mapping[str, Tensor], given: Mapping[str, Tensor] = NOTHING) -> dict[str, FittedModel]:
+    def models(self, served: Mapping[str, Tensor], given: Mapping[str, Tensor] | None = None) -> dict[str, FittedModel]:
         """Return the models that follow from served weights, by name; none before the server has any sums.
 
         With a strength of 0 the device has too few samples for weights of its own, and takes the served ones.
