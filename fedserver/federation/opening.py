@@ -203,10 +203,8 @@ class OrderSender:
         if record.adapting and adaptation is not None:
             return adaptation.trains, [part for part in parts if part in adaptation.returns]
         asked = parts if self._state.round.hands_in(name) else ()
-        if self._in_one_sum:
-            adds_up = not record.round  # behind masks in the first round, by its whole cohort
-        else:
-            adds_up = self._state.streams.can(name, SUMS) and lacks_sums(record, device)
+        in_plain = self._state.streams.can(name, SUMS) and lacks_sums(record, device)
+        adds_up = not record.round if self._in_one_sum else in_plain  # behind masks the whole cohort of the first round
         return (), [part for part in asked if part != SOLVED or adds_up]
 
     def _takes(self, served: Mapping[str, Blob], record: Record, device: DeviceRecord | None, work: str) -> dict[str, Blob]:
