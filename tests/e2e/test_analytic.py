@@ -229,8 +229,7 @@ def test_a_second_run_gets_no_second_sum(five: list[Path], federation_at) -> Non
         refused = federation.command("fedserver", *command, code=2)
         assert "nothing is taken out of it: method analytic gets no other" in refused.stderr
     assert federation.client(five[0].name)["state"] != "revoked"
-    blends = flags((*MASKED_BLENDS, "round.rounds=1"))
-    federation.command("fedserver", "run", "new", "other", *blends)
+    federation.command("fedserver", "run", "new", "other", *flags((*MASKED_BLENDS, "round.rounds=1")))
     server = federation.server("--exit-when-done")
     devices = [federation.device(shard, *STATISTICS) for shard in five]
     assert [process.code() for process in (*devices, server)] == [0] * 6, server.text

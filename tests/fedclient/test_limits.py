@@ -23,8 +23,7 @@ STATISTICS = {"columns", "targets"}
 def plan_of(devices: int = 0) -> Plan:
     """Return a plan; with `devices` sums are masked, and of so many devices at least."""
     transforms = {"secure-sum-4": {"devices": devices}} if devices else {}
-    spec = ModelSpec("mlr", "tabular", (3,), 2)
-    return Plan("fed", 0, spec, [0, 1], "fedavg", {}, TrainSettings(), transforms=transforms)
+    return Plan("fed", 0, ModelSpec("mlr", "tabular", (3,), 2), [0, 1], "fedavg", {}, TrainSettings(), transforms=transforms)
 
 
 @pytest.mark.parametrize("disclose", [(), ("statistics",)])

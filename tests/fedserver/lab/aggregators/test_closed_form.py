@@ -320,9 +320,9 @@ def test_another_block_than_the_first_must_be_clearly_better(gains: list[float],
     """The sum of the errors is 20 and 24 less; but the gain of one device alone may be luck."""
     made = ClosedFormSums(ClosedFormSettings(), MemoryVault(), 0, {})
     made.start(nothing_solved(CLASSES, TWO))
-    updates = []
+    updates, full = [], torch.full((2, len(STRENGTHS)), 90.0, dtype=torch.float64)
     for number, gain in enumerate(gains):
-        errors = torch.full((2, len(STRENGTHS)), 90.0, dtype=torch.float64)
+        errors = full.clone()
         errors[0, 1], errors[1, 3] = 80.0, 80.0 - gain
         updates.append(PartUpdate(f"c{number}", 20.0, {**sums_of(*of_two(number, 20), TWO), ERRORS: errors}))
     figures = made.close_round(updates)
