@@ -16,7 +16,7 @@ from safetensors.numpy import load, save
 from attune.common.pb import federation_pb2 as pb
 from attune.common.wire.digest import digest_of
 from tests.e2e.hand import CALL_S, PROFILE, Hand, Stream, kind_of, moved, refusal
-from tests.e2e.harness import Federation, Server
+from tests.e2e.harness import Federation, FederationAt, Server
 
 ACCEPTED, LATE = pb.Receipt.STATUS_ACCEPTED, pb.Receipt.STATUS_LATE
 OUTSIDE = "sha256:" + "0" * 64
@@ -64,7 +64,7 @@ class Round:
 
 
 @pytest.fixture(scope="module")
-def trio(federation_at: Callable[[str], Federation]) -> Trio:
+def trio(federation_at: FederationAt) -> Trio:
     federation = federation_at("hostile")
     server = federation.server(
         "--method", "fedavg", "--model", "mlr", "--min-clients", "3", "--rounds", "1000", "--set", "round.quorum=2"

@@ -18,13 +18,13 @@ from attune.common.pb import federation_pb2 as pb
 from attune.common.wire.digest import digest_of
 from attune.fedserver.identity.authority import Authority
 from tests.e2e.hand import CALL_S, Caller, Hand, kind_of, refusal
-from tests.e2e.harness import Federation
+from tests.e2e.harness import FederationAt
 
 FEDTP = ("--model", "transformer", "--min-clients", "2", "--rounds", "3", "--set", "model.width=8", "--set", "model.depth=1")
 
 
 @pytest.fixture(scope="module")
-def running(federation_at: Callable[[str], Federation]) -> SimpleNamespace:
+def running(federation_at: FederationAt) -> SimpleNamespace:
     """Run a FedTP server with two devices, each with an open order, and the operator's credential."""
     federation = federation_at("security")
     server = federation.server(*FEDTP)
