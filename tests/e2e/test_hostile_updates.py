@@ -93,31 +93,11 @@ def _with(tensors: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, An
     return tensors | {_name(tensors): change(tensors[_name(tensors)])}
 
 
-def _with_nan(tensor: Any) -> Any:
-    spoiled = tensor.copy()
-    spoiled.flat[-1] = np.nan
-    return spoiled
-
-
-WRONG: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
-    "shape": ("wrong-shape", lambda good: _with(good, lambda tensor: tensor.T.copy())),
-    "rank": ("wrong-shape", lambda good: _with(good, lambda tensor: tensor.reshape(-1))),
-    "dtype": ("wrong-dtype", lambda good: _with(good, lambda tensor: tensor.astype(np.float64))),
-    "nan": ("not-finite", lambda good: _with(good, _with_nan)),
-    "infinity": ("not-finite", lambda good: _with(good, lambda tensor: tensor * np.float32(np.inf))),
-    "missing": ("missing-tensor", lambda good: {name: good[name] for name in good if name != _name(good)}),
-    "none": ("missing-tensor", lambda good: {}),
-    "extra": ("unexpected-tensor", lambda good: good | {"extra": np.zeros(1, "f4")}),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_tensors_are_refused_by_name_and_the_operator_sees_why(opened, case):
-    expected, spoil = WRONG[case]
-    ref = opened.eve.send(opened.order.id, "shared", spoil(opened.good))
+def test_wrong_tensors_are_refused_by_name_and_the_operator_sees_why(opened):
+    """One kind of them; tests/attacks/attacks.py has the others, and blobs that hold no tensors."""
+    ref = opened.eve.send(opened.order.id, "shared", _with(opened.good, lambda tensor: tensor.reshape(-1)))
     kind, message = refusal(lambda: opened.eve.submit(opened.order.id, [ref]))
-    assert kind == expected
-    assert "eve" in message
+    assert (kind, "eve" in message) == ("wrong-shape", True)
     assert message[:100] in opened.note()
 
 
@@ -133,12 +113,8 @@ def test_a_refused_device_may_correct_itself_while_the_round_is_open(opened):
 
 BIG = (1 << 64) - 1
 LIES: dict[str, dict[str, Any]] = {
-    "more samples than declared": {"samples": 21},
-    "samples without end": {"samples": BIG},
-    "accuracy above 1": {"accuracy_before": 1.5},
     "accuracy below 0": {"accuracy_after": -0.1},
     "accuracy that is no number": {"accuracy_before": float("nan")},
-    "loss without end": {"loss": float("inf")},
     "test samples without end": {"test_samples": BIG},
     "bytes without end": {"bytes_down": BIG},
     "seconds that are no number": {"seconds": float("nan")},
@@ -309,18 +285,12 @@ def _profile(**said: Any) -> pb.DeviceMessage:
 
 GARBAGE: dict[str, tuple[str, pb.DeviceMessage]] = {
     "nothing said": ("setting", pb.DeviceMessage()),
-    "progress first": ("setting", pb.DeviceMessage(progress=pb.Progress())),
-    "protocol 2": ("setting", _hello(protocol=2)),
     "no profile": ("setting", _hello(profile_json=b"")),
-    "not JSON": ("setting", _hello(profile_json=b"\xff\xfe{")),
-    "deep JSON": ("setting", _hello(profile_json=b"[" * 100_000)),
     "wrong types": ("setting", _profile(samples="many")),
     "unknown kind": ("setting", _profile(kind="smells")),
     "negative samples": ("setting", _profile(samples=-1)),
     "samples without end": ("setting", _profile(samples=1 << 63)),
-    "another shape": ("shape-mismatch", _profile(shape=[4])),
     "another kind": ("shape-mismatch", _profile(kind="images", shape=[8, 8, 1])),
-    "another label": ("undeclared-labels", _profile(labels=[0, 1, 2])),
 }
 
 

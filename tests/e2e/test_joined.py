@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -10,7 +9,6 @@ import time
 from attune.fedserver.rpc.connection_limiter import LOOK_S
 from tests.e2e.hand import Hand, refusal
 from tests.e2e.harness import FederationAt, tabular_shard
-from tests.fedserver.web.conftest import Page
 
 FLAGS = ("--method", "fedavg", "--model", "mlr", "--min-clients", "1", "--rounds", "1")
 
@@ -100,32 +98,3 @@ def test_a_server_that_cannot_write_says_why_to_the_device(federation_at: Federa
     assert hand.answer(order)
     server.wait_for("disk: goes on")
     assert "Traceback" not in server.text
-
-
-def test_who_acts_on_the_dashboard_stands_in_the_audit_log(federation_at: FederationAt) -> None:
-    federation = federation_at("roles")
-    shared = federation.folder / "shared"
-    shared.mkdir()
-    settings = ("--set", f"server.metrics_token_file={shared / 'token'}", "--set", "server.advertise=fed.example:443")
-    server = federation.server(*FLAGS, "--dashboard", "0", *settings)
-    assert "fedclient join --server fed.example:443 --token" in server.text
-    port = int(server.wait_for(r"^dashboard http://127\.0\.0\.1:(\d+)/")[1])
-    page = Page(port)
-    token = federation.command("fedserver", "dashboard-token", "add", "ben", "--role", "operator").stdout.strip()
-    viewer = federation.command("fedserver", "dashboard-token", "add", "eve", "--role", "viewer").stdout.strip()
-    metrics = (shared / "token").read_text()
-    assert (shared / "token").stat().st_mode & 0o777 == 0o640
-    assert page.ask("/metrics", token=metrics).status == 200
-    assert page.ask("/api/actions/pause", "POST", {}, token=metrics).status == 403
-    assert page.ask("/api/actions/pause", "POST", {}, token=viewer).status == 403
-    assert not federation.status()["paused"]
-    assert page.ask("/api/actions/pause", "POST", {}, token=token).status == 200
-    line = json.loads(page.ask("/api/actions/token", "POST", {}, token=token).text)["line"]
-    assert line.startswith("fedclient join --server fed.example:443 --token ")
-    log = federation.command("fedserver", "audit").stdout
-    assert "paused, by operator ben on the dashboard" in log
-    assert "token made, by operator ben on the dashboard" in log
-    assert "dashboard token made, by operator" in log
-    federation.command("fedserver", "dashboard-token", "remove", "ben")
-    assert page.ask("/api/actions/resume", "POST", {}, token=token).status == 401
-    assert federation.status()["paused"]

@@ -15,7 +15,7 @@ import pytest
 import attune
 from attune.common.plan import Plan
 from attune.fedserver.home import ServerHome
-from tests.e2e.harness import IN_AGGREGATION, Federation, FederationAt, run_to_the_end, tabular_shard
+from tests.e2e.harness import IN_AGGREGATION, Federation, FederationAt, tabular_shard
 from tests.plugins.installed import NAME, install, with_package
 
 METHOD = "fedadam+la"
@@ -88,15 +88,6 @@ def test_the_plan_lists_the_package_and_every_device_is_served_adams_value(finis
     plan = msgspec.json.decode(plans[0], type=Plan)
     assert plans[0] == plans[1] and (plan.plugins, plan.returns) == ({NAME: "0.1.0"}, {"shared": "values"})
     assert set(digests(finished)) == {"first-moment", "second-moment", "value"}
-
-
-def test_a_killed_server_comes_to_the_bits_of_one_that_lived(
-    finished: Federation, federation_at: FederationAt, site: Path, shards: list[Path]
-) -> None:
-    undisturbed = federation_at("undisturbed")
-    undisturbed.environment = with_package(undisturbed.environment, site)
-    run_to_the_end(undisturbed, shards, "--method", METHOD, *SMALL, device_flags=ALLOWED)
-    assert digests(undisturbed) == digests(finished)
 
 
 def test_a_simulation_has_the_bits_of_the_network(finished: Federation, shards: list[Path], tmp_path: Path) -> None:
