@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,20 +17,16 @@ FLAGS = ("--method", "fedavg", "--set", "method.bound_change=0", "--model", "mlr
 
 
 @pytest.fixture(scope="module")
-def federation_at(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Federation]]:
+def federation_at(package: Path, federation_at: FederationAt) -> FederationAt:
     """Make federations in which the package is installed for all processes."""
-    made: list[Federation] = []
 
     def make(name: str) -> Federation:
-        federation = Federation(tmp_path_factory.mktemp(name))
+        federation = federation_at(name)
         path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH", "")]))
         federation.environment |= {"PYTHONPATH": path}
-        made.append(federation)
         return federation
 
-    yield make
-    for federation in made:
-        federation.close()
+    return make
 
 
 def shards(federation: Federation) -> list[Path]:
