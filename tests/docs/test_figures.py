@@ -167,6 +167,15 @@ def test_choosing_says_by_figures_where_one_round_is_enough(page: Any, root: Pat
     assert f"is {min(gains):.1f} to {max(gains):.0f} points ahead of alone" in text
 
 
+def test_rounds_says_why_an_early_end_is_not_the_default(page: Any, root: Path) -> None:
+    kept: dict[tuple[str, str], dict[str, float]] = {}
+    for row in rows_of(root, "enough_blend.csv"):
+        kept.setdefault((row["point"], row["method"]), {})[row["budget"]] = 100 * float(row["kept"])
+    moved = [of["auto"] - of["default"] for of in kept.values()]
+    said = f"{min(moved):+.1f} to {max(moved):+.1f} points in {len(moved)} pairs of runs, {abs(fmean(moved)):.1f} on average"
+    assert said in prose(page, "docs/operations/rounds.md")
+
+
 def test_choosing_says_what_pays_in_schools_and_clinics(page: Any, root: Path) -> None:
     text, gains = prose(page, "docs/choosing.md"), []
     for name in PUBLIC:
