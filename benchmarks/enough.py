@@ -63,7 +63,8 @@ def main(
 ) -> None:
     """Run what is missing in the file."""
     results, data = Results(out, COLUMNS), {name: str(path) for name, path in named(files).items()}
-    settings, baseline = ({}, "alone") if blend else ({"train.evaluate": False}, "none")
+    settings: dict[str, Any] = {} if blend else {"train.evaluate": False}
+    baseline = "alone" if blend else "none"
     there = {tuple(row[name] for name in KEY) for row in results.rows()}
     for point, method, budget in product(points, methods, budgets):
         key = {"point": point, "method": method, "budget": budget, "seed": 0}
