@@ -74,7 +74,7 @@ def main(
         [place] = [place for place in recipe.points if place.x == POINTS[point][1]]
         with tempfile.TemporaryDirectory(prefix="attune-enough-") as folder:
             shards = place.write(Path(folder), recipe.load(data.get(recipe.name), 0), 0)
-            results.add([row := key | row_of(shards, method, settings | BUDGETS[budget], baseline)])
+            results.add([row := key | row_of(shards, method, {**settings, **BUDGETS[budget]}, baseline)])
         click.echo(row)
 
 
