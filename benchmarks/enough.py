@@ -38,11 +38,13 @@ KEY = ("point", "method", "budget", "seed")
 COLUMNS = (*KEY, "model", "epochs", "rounds", "own", "kept", "seconds")
 
 
-def row_of(shards: Sequence[Path], method: str, settings: Mapping[str, Any], baseline: str = "none") -> dict[str, Any]:
+def row_of(shards: Sequence[Path], method: str, settings: Mapping[str, Any], blend: bool) -> dict[str, Any]:
     """Return the figures of a run: mean accuracies over devices of the method's own models, and of what devices keep."""
     began = time.monotonic()
     names = [str(shard) for shard in shards]
-    result = simulate(names, method, settings=settings, seed=0, baseline=baseline, executor="stacked", progress=False)
+    result = simulate(
+        names, method, settings=settings, seed=0, baseline="alone" if blend else "none", executor="stacked", progress=False
+    )
     table = result.table()
     return {
         "model": result.summary["model"], "epochs": result._plan.train.local_epochs, "rounds": result.status["round"],
@@ -64,7 +66,6 @@ def main(
     """Run what is missing in the file."""
     results, data = Results(out, COLUMNS), {name: str(path) for name, path in named(files).items()}
     settings: dict[str, Any] = {} if blend else {"train.evaluate": False}
-    baseline = "alone" if blend else "none"
     there = {tuple(row[name] for name in KEY) for row in results.rows()}
     for point, method, budget in product(points, methods, budgets):
         key = {"point": point, "method": method, "budget": budget, "seed": 0}
@@ -74,7 +75,7 @@ def main(
         [place] = [place for place in recipe.points if place.x == POINTS[point][1]]
         with tempfile.TemporaryDirectory(prefix="attune-enough-") as folder:
             shards = place.write(Path(folder), recipe.load(data.get(recipe.name), 0), 0)
-            results.add([row := key | row_of(shards, method, {**settings, **BUDGETS[budget]}, baseline)])
+            results.add([row := key | row_of(shards, method, {**settings, **BUDGETS[budget]}, blend)])
         click.echo(row)
 
 
