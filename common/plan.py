@@ -149,7 +149,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     @property
     def one_sum(self) -> bool:
-        """Whether sums over samples are handed in behind masks, as one sum of many devices."""
+        """Return whether devices hand in sums over samples behind masks, as one sum of many devices."""
         return self.privacy is not None and self.privacy.secure_aggregation
 
     @property

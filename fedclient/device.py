@@ -173,7 +173,8 @@ class Device:
 
         try:
             await self._renew()
-            await self.link.control(hello_of(self.options, self.shard, self.empty, not book_of(self.store).samples), handle)
+            book = await asyncio.to_thread(book_of, self.store)
+            await self.link.control(hello_of(self.options, self.shard, self.empty, not book.samples), handle)
         except Replaced as replaced:
             lived_s = 0.0 if opened_at is None else time.monotonic() - opened_at
             await self.events.put(messages.Displaced(str(replaced), lived_s))
@@ -265,8 +266,7 @@ class Device:
         done = self.store.spent() + (newest.sequence if newest is not None else 0)
         check_sums(order, self.options, self.plan)
         order = self.options.limits.bounded(order, done, self.console.say)
-        stop = threading.Event()
-        self.job = OrderInProgress(self._spawn(self._work(order, stop)), stop)
+        self.job = OrderInProgress(self._spawn(self._work(order, stop := threading.Event())), stop)
         self._set_deadline(order)
 
     def _set_deadline(self, order: Order) -> None:

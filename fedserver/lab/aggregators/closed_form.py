@@ -43,7 +43,7 @@ MEMBERS = "members"  # the total as clients that are in one sum are served it
 SUMMED = (GRAM, CROSS, SQUARES)
 BlockSums = tuple[slice, Tensor, Tensor]  # as of blocks_of
 GROUPS = 10  # of clients that are left out together, to choose gamma
-CLEARLY = 3.0
+CLEARLY = 3.0  # standard errors by which another block must be better than the first
 USUAL_STRENGTH = 1.0  # before devices have reported errors
 USUAL_GAMMA = GAMMAS[len(GAMMAS) // 2]
 
@@ -243,7 +243,7 @@ def _gammas(total: Tensors, groups: Sequence[Tensors], sizes: Sequence[int]) -> 
 def _choice(errors: Mapping[str, Tensor]) -> tuple[int, float]:
     """Return the block and the strength with the least error over the clients, none of which has more than a bounded vote.
 
-    Another block than the first must be better by CLEARLY standard errors, for blocks differ by the luck of their draw.
+    Another block than the first must be clearly better, because blocks differ by the luck of their draw.
 
     Args:
         errors: For each client the errors of each block and strength, (n, L); all 0: it reports none.
