@@ -82,6 +82,13 @@ def without_own(served: Mapping[str, Tensor], own_sums: Mapping[str, Tensor], ga
     return torch.cat([solved(G_DD, B_DC, strength) for strength, (_, G_DD, B_DC) in blocks], dim=1)
 
 
+def is_alone_in_a_class(total: Mapping[str, Tensor], own_sums: Mapping[str, Tensor]) -> bool:
+    """Return whether a device in a total is the only one with samples of a class: one-hot targets have counts beside the 1."""
+    counts_C, own_C = total[CROSS][-1], own_sums[CROSS][-1]
+    nobody_else_C = (own_C > 0) & ((counts_C - own_C).abs() <= ROUNDING * own_C)
+    return torch.equal(own_C, own_sums[SQUARES]) and bool(nobody_else_C.any())
+
+
 def sizes_of(tensors: Mapping[str, Tensor]) -> list[int]:
     """Return D of each block of a model."""
     return [int(size) for size in tensors[SIZES].tolist()]

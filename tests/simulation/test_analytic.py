@@ -85,7 +85,10 @@ def last(result: Any) -> list[Any]:
 
 
 def check_kept(result: Any, folder: Path, shards: dict[str, Path], features: Callable[[torch.Tensor], np.ndarray]) -> Path:
-    """Compare what devices keep with numpy: common strength, weights without the device, its own. Return their folder."""
+    """Compare what devices keep with numpy: common strength, weights without the device, its own. Return their folder.
+
+    A device that is alone in a class keeps the common weights.
+    """
     saved, classes = result.save(folder) / "models", [int(label) for label in result._plan.classes]
     Z, T = {}, {}
     for name, path in shards.items():
@@ -95,7 +98,7 @@ def check_kept(result: Any, folder: Path, shards: dict[str, Path], features: Cal
     identity = np.eye(Z[name].shape[1])
 
     def without(name: str, gamma: float) -> np.ndarray:
-        others = [other for other in shards if other != name]
+        others = [other for other in shards if other != name]  # all for the name ""
         G, B = (sum(left[o].T @ right[o] for o in others) for left, right in ((Z, Z), (Z, T)))
         return np.linalg.solve(G + gamma * identity, B)
 
@@ -104,6 +107,11 @@ def check_kept(result: Any, folder: Path, shards: dict[str, Path], features: Cal
     for name in shards:
         kept = Model.load(saved / name, allow_models=[ON_BODY]).tensors
         strength = float(kept["strength"])
+        others_C = sum(of.sum(axis=0) for other, of in T.items() if other != name)
+        if (others_C[T[name].any(axis=0)] == 0).any():
+            np.testing.assert_allclose(kept[WEIGHT].numpy(), without("", gamma).T, rtol=0, atol=1e-8)
+            assert strength == 0
+            continue
         own = np.linalg.solve(Z[name].T @ Z[name] + strength * identity, Z[name].T @ T[name] + strength * without(name, gamma))
         np.testing.assert_allclose(kept[WEIGHT].numpy(), own.T, rtol=0, atol=1e-8)
         assert strength in STRENGTHS

@@ -10,15 +10,18 @@ from torch import Tensor
 
 from attune.common.methods.ridge import (
     BLOCK,
+    COUNTED,
     CROSS,
     ERRORS,
     FEWEST,
     GAMMA,
     GAMMAS,
     GRAM,
+    SQUARES,
     STRENGTH,
     STRENGTHS,
     WEIGHT,
+    is_alone_in_a_class,
     out_of_fold,
     places_of,
     sizes_of,
@@ -106,9 +109,12 @@ def block_of(task: LocalTask) -> slice:
 
 def centre_of(task: LocalTask) -> tuple[Tensor, float]:
     """Return the weights around which the device draws its own, and by which strength; 0: it keeps them. Errors as `others`."""
-    if knows_sum(task.start) and len(task.y) < FEWEST:
-        return task.start[WEIGHT], 0.0
-    return others(task), float(task.start[STRENGTH])
+    start = task.start
+    if knows_sum(start):
+        given = {name: start[PERSONAL + name] for name in (CROSS, SQUARES)}
+        if len(task.y) < FEWEST or (float(start[COUNTED]) and is_alone_in_a_class(start, given)):
+            return start[WEIGHT], 0.0
+    return others(task), float(start[STRENGTH])
 
 
 def errors_of(task: LocalTask, Z_ND: Tensor, T_NC: Tensor, centre_CD: Tensor, common: bool = False) -> Tensor:

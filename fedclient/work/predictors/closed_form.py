@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attune.common.methods.ridge import CROSS, GRAM, WEIGHT, drawn, out_of_fold
+from attune.common.methods.ridge import CROSS, GRAM, STRENGTH, WEIGHT, drawn, out_of_fold
 from attune.common.methods.settings.objectives import ClosedFormPredictorSettings
 from attune.fedclient.work.objectives.base import LocalTask, Tensors, split
 from attune.fedclient.work.objectives.sums import block_of, centre_of, closed_form_of, features_and_targets
@@ -21,7 +21,7 @@ class ClosedFormPredictor(Predictor[ClosedFormPredictorSettings]):
         model |= {name: torch.zeros_like(model[name]) for name in (GRAM, CROSS) if name in model}  # of all devices
         centre_CD, strength = centre_of(task)
         if not strength:
-            return model
+            return model | {STRENGTH: torch.zeros_like(model[STRENGTH])}
         Z_ND, T_NC = features_and_targets(task)
         used, W_CD = block_of(task), centre_CD.clone()
         W_CD[:, used] = drawn(Z_ND[:, used], T_NC, strength, centre_CD[:, used].to(Z_ND)).to(W_CD)

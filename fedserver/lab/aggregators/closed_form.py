@@ -30,6 +30,7 @@ from attune.common.methods.ridge import (
     WEIGHT,
     blocks_of,
     check_sums,
+    is_alone_in_a_class,
     sizes_of,
     solved,
     squared_error,
@@ -52,7 +53,8 @@ class ClosedFormSums:
     """The newest sums of every client, their total, and the weights that follow from them.
 
     A client is served W without its own samples, and the strength with which it draws its own weights from W. A client with
-    fewer than FEWEST samples keeps the common weights; its strength is 0. A client that has handed in nothing is served the
+    fewer than FEWEST samples keeps the common weights; its strength is 0. So does one that is alone in a class, of which the
+    others' weights know nothing, once it has reported errors of theirs. A client that has handed in nothing is served the
     common weights, and draws its own from them. W is of all blocks of features, each with a gamma of its own. One block
     predicts: the clients' errors choose it together with the strength. Memory: 3 + GROUPS squares of D x D numbers.
 
@@ -102,7 +104,7 @@ class ClosedFormSums:
             own_sums = self._vault.read(f"{OF}{client}") if f"{OF}{client}" in keys else None
             if own_sums is None:
                 yield client, _served(total, blocks)
-            elif float(own_sums[GRAM][-1]) < FEWEST:
+            elif float(own_sums[GRAM][-1]) < FEWEST or (own_sums[ERRORS].any() and is_alone_in_a_class(total, own_sums)):
                 yield client, _served(total, blocks, keep=True)
             else:
                 own_blocks = blocks_of(own_sums, sizes_of(total))

@@ -221,6 +221,16 @@ def test_a_device_with_few_samples_keeps_the_common_weights(make_task: MakeTask)
     assert torch.equal(PREDICTOR.prepare(task)[WEIGHT], task.start[WEIGHT])
 
 
+@pytest.mark.parametrize("counted", [0.0, 1.0])
+def test_a_device_alone_in_a_class_keeps_the_common_weights(make_task: MakeTask, counted: float):
+    """Others gave nothing to that class. A device that is in no sum draws weights of its own."""
+    task, _ = one_sum_task(make_task, counted)
+    cross = task.start[CROSS].clone()
+    cross[-1] = torch.tensor([9.0, 8.0, 0.0]) + counted * task.start[PERSONAL + CROSS][-1]
+    made = PREDICTOR.prepare(LocalTask(**{**vars(task), "start": task.start | {CROSS: cross}}))
+    assert torch.equal(made[WEIGHT], task.start[WEIGHT]) is bool(counted)
+
+
 def test_a_served_sum_without_the_device_in_it_is_told(make_task: MakeTask):
     """A server could say that a device is in a sum in which it is not."""
     task, _ = one_sum_task(make_task)

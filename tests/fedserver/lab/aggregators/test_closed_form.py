@@ -109,6 +109,20 @@ def test_a_client_with_few_samples_keeps_the_common_weights():
         np.testing.assert_allclose(of[client][WEIGHT].numpy(), common, rtol=0, atol=1e-10)
 
 
+def test_a_client_alone_in_a_class_keeps_the_common_weights():
+    """Others know nothing of the class. Before that it is served their weights, to report honest errors."""
+    made, (Z, T) = aggregator(), samples(1, 12)
+    fleet, errors = {"ann": (Z, targets_of(T[:, 0].long(), CLASSES)), "bob": samples(0, 12)}, [1.0] * len(STRENGTHS)
+    made.close_round([update(client, of) for client, of in fleet.items()])
+    before = served(made, *fleet)
+    made.close_round([update(client, of, errors) for client, of in fleet.items()])
+    after = served(made, *fleet)
+    assert [float(of["bob"][STRENGTH]) > 0 for of in (before, after)] == [True, False]
+    assert torch.equal(after["bob"][WEIGHT], made.cold_start()[WEIGHT])
+    assert not torch.equal(before["bob"][WEIGHT], after["bob"][WEIGHT])
+    assert float(after["ann"][STRENGTH]) and torch.equal(before["ann"][WEIGHT], after["ann"][WEIGHT])
+
+
 def test_the_newest_sums_of_a_client_take_the_place_of_older_ones():
     """Partial cohorts, and new data: the state is that of all clients' newest sums, whichever rounds brought them."""
     one, two = aggregator(), aggregator()
