@@ -153,6 +153,11 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         return self.privacy is not None and self.privacy.secure_aggregation
 
     @property
+    def scaled_by_ranges(self) -> bool:
+        """Whether the ranges of a table's schema are the common scale of a closed form: there are no common statistics."""
+        return self.scale is None and self.schema is not None and not self.schema.without_bounds
+
+    @property
     def noisy_sums(self) -> PrivacySettings | None:
         """The settings with which the server adds noise to what devices share; None if it adds none."""
         return self.privacy if self.privacy is not None and self.privacy.on_server else None
@@ -182,7 +187,8 @@ def closed_form_words(plan: Plan) -> str:
 def _way(plan: Plan, what: str, scale: Scale | None) -> str:
     """Return by what one kind of numbers is standardised; {} stands for all kinds of which this is true."""
     privacy, features = plan.privacy or PrivacySettings(), what == "features"
-    if features and plan.is_private and plan.schema is not None:
+    by_ranges = plan.is_private or (plan.scaled_by_ranges and plan.model.name == "closed-form")
+    if features and by_ranges and plan.schema is not None:
         return "are standardised by the public ranges of the schema"
     if privacy.unit != "none":
         if not (privacy.ranges if features else privacy.target_ranges):

@@ -60,6 +60,8 @@ class Prepared:
             then those of the dial.
         groups: Groups of the same samples, in the order of the shard; None without groups.
         in_common: Whether all devices scale features alike, so that sums over their samples mean something.
+        to_ranges: Factor and shift, (F,) each, from features to the scale by the schema's ranges, which a closed form has in
+            common; None: it has that of the features.
     """
 
     train_x: Tensor
@@ -78,6 +80,7 @@ class Prepared:
     places: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     groups: npt.NDArray[np.intp] | None = None
     in_common: bool = True
+    to_ranges: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
 
     @property
     def dial_samples(self) -> HeldOut:
@@ -124,7 +127,8 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
     return Prepared(
         x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups, _weights(shard, held), targets,
         numbers, held_groups, dial, places, all_groups,
-        shard.kind == "images" or (shard.over_the_federation and plan.scale is not None),
+        shard.kind == "images" or plan.scaled_by_ranges or (shard.over_the_federation and plan.scale is not None),
+        _to_ranges(shard, plan, standardiser),
     )  # fmt: skip
 
 
@@ -216,12 +220,27 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
                 'trains with privacy.unit. Let its operator set privacy.ranges, or set "standardise": false in meta.json'
             )
         return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std), None, shard.missing_words)
+    if shard.schema is not None and plan.scaled_by_ranges and _adds_up(plan):
+        return Standardiser(*TableEncoder(shard.schema).public_scale, shard.fill, shard.missing_words)
     if not shard.over_the_federation or plan.scale is None:
         _check_own_scale(shard, plan, "features")
         scaling = _blind(shard, fitted, _unscaled(shard, Standardiser.fit(shard.train_x[fitted])))
         return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
     scaling = _unscaled(shard, Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std)))
     return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
+
+
+def _to_ranges(
+    shard: Shard, plan: Plan, scaling: Standardiser | None
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+    """Return what `Prepared.to_ranges` says. A feature that stands for a value has the same scale at every site."""
+    if shard.schema is None or not plan.scaled_by_ranges:
+        return None
+    encoder = TableEncoder(shard.schema)
+    mean_F, std_F = encoder.public_scale
+    own_mean_F, own_std_F = (0.0, 1.0) if scaling is None else (scaling.mean, scaling.std)
+    shift_F = (own_mean_F - mean_F) / std_F
+    return np.where(encoder.is_scaled, own_std_F / std_F, 1.0), np.where(encoder.is_scaled, shift_F, 0.0)
 
 
 def _unscaled(shard: Shard, scaling: Standardiser) -> Standardiser:
@@ -262,12 +281,16 @@ def _own_scale(shard: Shard, plan: Plan) -> Scale:
 
 def _check_own_scale(shard: Shard, plan: Plan, what: str) -> None:
     """Refuse (ShardError) a method that adds up numbers of all devices, where this device scales them by itself."""
-    if configured_on_device(plan).objective.adds_up:
+    if _adds_up(plan):
         raise ShardError(
             f"the {what} of shard {shard.name} would be scaled by its own statistics, but method {plan.method} adds up numbers "
             "of all devices. Start all with --standardise federation --disclose statistics; or scale the data yourself, with "
-            "--standardise none"
+            "--standardise none; or the operator gives all numbers of a schema a `range`"
         )
+
+
+def _adds_up(plan: Plan) -> bool:
+    return configured_on_device(plan).objective.adds_up
 
 
 def check_columns(shard: Shard, expected: Sequence[str]) -> None:

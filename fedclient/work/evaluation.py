@@ -264,7 +264,8 @@ class Evaluation:
 
         It is not kept: its features take 4 KB of each sample, of every device of a simulation.
         """
-        return FederatedRidge(self._plan.model, samples_of(self._data, self._plan, torch.device("cpu")), held_of(self._data))
+        samples = samples_of(self._data, self._plan, torch.device("cpu"))
+        return FederatedRidge(self._plan.model, samples, held_of(self._data), self._data.to_ranges)
 
     def sums(self, one_sum: bool) -> Tensors:
         """Return what the device hands in of it, as FederatedRidge.sums; zeros if it scales its columns by itself.

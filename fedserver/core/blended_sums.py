@@ -38,7 +38,8 @@ def _lacking(plan: Plan, profiles: Mapping[str, Profile], sums: Collection[str])
         return "it is for images, series and tables, with one answer for a sample"
     if math.prod(plan.model.shape) > MOST_INPUTS or plan.model.classes > MOST_OUTPUTS or len(profiles) > MOST_DEVICES:
         return f"it is for at most {MOST_INPUTS:,} numbers of a sample, {MOST_OUTPUTS} outputs and {MOST_DEVICES:,} devices"
-    if (kind != "images" and plan.scale is None) or (plan.task == "regression" and plan.targets is None):
+    has_scale = kind == "images" or plan.scale is not None or plan.scaled_by_ranges
+    if not has_scale or (plan.task == "regression" and plan.targets is None):
         statistics = "masked-statistics" if plan.one_sum else "statistics"
         return f"devices have no common scale: it takes --standardise federation and --disclose {statistics}"
     if len(profiles.keys() & set(sums)) < FEWEST_SUMS:

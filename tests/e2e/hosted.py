@@ -52,6 +52,7 @@ def host(
     executor: fleet.How = "sequential",
     allow_models: tuple[str, ...] = (),
     baseline: Baseline | None = None,
+    disclose: tuple[str, ...] = ("statistics", "sums"),  # as in a simulation
 ) -> Hosted:
     """Run a device for each shard, by name, to the end. `settings` has the shape of a federation.toml."""
     hosted, fixed = Hosted(folder), {"round": {"min_clients": len(members)}, "server": {"threads": 1, "device": "cpu"}}
@@ -69,7 +70,7 @@ def host(
         keep=keep,
         allow_models=allow_models,
         baseline=baseline,
-        disclose=("statistics", "sums"),  # as in a simulation
+        disclose=disclose,
     )
     listed = shards.members(list(members.values()), common)
     named = [

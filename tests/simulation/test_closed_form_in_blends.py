@@ -9,18 +9,21 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import load_digits
 
 import attune
 from attune.common.methods.ridge import nothing_solved
 from attune.common.models.closed_form import PIXELS
-from attune.common.plan import ModelSpec
+from attune.common.plan import ModelSpec, standardisation
+from attune.common.schema import Column, Schema
 from attune.common.wire.files import TensorFile, read_tensors
 from attune.fedclient.data.shard import load_shard
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.work.portfolio.federated import DRAWS, SHARPNESS, FederatedRidge, _module
 from attune.fedclient.work.portfolio.fitting import Samples
 from attune.fedserver.ports.blobs import blob_of
+from tests.e2e.hosted import host
 
 FEATURES = 501  # with the constant
 MASKS = {"privacy": {"secure_aggregation": True}}
@@ -148,3 +151,54 @@ def test_a_device_that_scales_its_columns_by_itself_is_in_no_sum(more: dict[str,
     saved = result.save(tmp_path / "saved") / "models"
     fitted = {name: {member for member in Model.load(saved / name).info.weights if member in DRAWS} for name in shards}
     assert not fitted["s5"] and any(fitted.values())
+
+
+SCHEMA = Schema.of(
+    {
+        "age": Column("number", range=(0.0, 100.0)),
+        "dose": Column("number", range=(-5.0, 25.0)),
+        "sex": Column("category", values=["f", "m"]),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [({"method": {"name": "analytic"}}, "attended"), (AVERAGE, "solved"), ({**AVERAGE, **MASKS}, "solved")],
+    ids=["analytic", "blends", "masked"],
+)
+def test_ranges_of_a_schema_are_the_scale_where_no_device_tells_statistics(
+    settings: dict[str, Any], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Networks have each device's own scale, and the closed form that of the ranges: its sums are those of all samples.
+
+    Behind masks a device must take the scale of all, if there is one, before it knows that there is none.
+    """
+    monkeypatch.setenv("ATTUNE_HOME", str(tmp_path))
+    draws, shards, x, y = np.random.default_rng(0), {}, [], []
+    for site in range(5):
+        age, dose, is_male = draws.normal(30 + 8 * site, 9, 60), draws.normal(10, 5, 60), draws.integers(2, size=60)
+        x.append(np.stack([age, dose, 1 - is_male, is_male, 0 * age], axis=1).astype("f4"))
+        y.append((np.sin(dose / 3) + age / 50 > 1).astype("i8"))
+        shards[f"s{site}"] = folder = tmp_path / f"s{site}"
+        folder.mkdir()
+        np.savez(folder / "train.npz", x=x[-1][:40], y=y[-1][:40])
+        np.savez(folder / "test.npz", x=x[-1][40:], y=y[-1][40:])
+        standardise = "federation" if "privacy" in settings else site % 2 == 0 or "federation"
+        meta = {"classes": [0, 1], "standardise": standardise, "schema": SCHEMA, "columns": SCHEMA.feature_names}
+        (folder / "meta.json").write_bytes(msgspec.json.encode(meta | {"missing": "median"}))
+    hosted = host(tmp_path, shards, settings, baseline="alone", disclose=("sums",))
+    plan = hosted.home.snapshot().plan
+    assert plan is not None and plan.scale is None and plan.closed_form is (part == "solved")
+    assert ("ranges of the schema" in standardisation(plan)) is (part == "attended")
+    x_NI = np.concatenate([some[:40] for some in x]).astype("f8")
+    x_NI[:, :2] = (x_NI[:, :2] - [50, 10]) / [50, 15]
+    Z = _module("tabular", (5,), 2).features(torch.from_numpy(x_NI), torch.float64).numpy()
+    T = np.eye(2)[np.concatenate([some[:40] for some in y])]
+    total = read_tensors(max((hosted.home.path / "state").glob(f"{part}.total.*")))
+    np.testing.assert_allclose(total["gram"].numpy(), (Z.T @ Z)[np.triu_indices(FEATURES)], atol=1e-6)
+    np.testing.assert_allclose(total["cross"].numpy(), Z.T @ T, atol=1e-6)
+    if part == "attended":
+        return
+    weights = [Model.load(hosted.model(name)).info.weights for name in shards]
+    assert any(DRAWS.keys() & of.keys() for of in weights)

@@ -6,6 +6,7 @@ He et al., AFL, CVPR 2025; a device's own weights as in arXiv 2508.10732. The le
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import lru_cache
 
 import numpy as np
@@ -37,6 +38,7 @@ from attune.fedclient.work.portfolio.portfolio import FittedModel
 
 # Strengths with which a device draws its own weights from those that it is served, by the names of the models.
 DRAWS: Mapping[str, float] = {"closed-form-near": 10.0, "closed-form": 1.0, "closed-form-far": 0.1}
+Numbers = npt.NDArray[np.float64]
 NEAREST = next(iter(DRAWS))
 
 
@@ -47,10 +49,18 @@ class FederatedRidge:
         spec: The plan's model, for the kind and shape of samples and the number C of outputs.
         samples: All training samples of the device, with their own numbers as features.
         first: Same as in `portfolio.fitted_on`.
+        scale: Factor and shift, (I,) each, from the device's numbers to those that all devices have; None: they are the same.
     """
 
-    def __init__(self, spec: ModelSpec, samples: Samples, first: npt.NDArray[np.intp]) -> None:
+    def __init__(
+        self, spec: ModelSpec, samples: Samples, first: npt.NDArray[np.intp], scale: tuple[Numbers, Numbers] | None = None
+    ) -> None:
         self._module = _module(spec.kind, tuple(spec.shape), spec.classes)
+        if scale is not None:
+            self._module, (factor_I, shift_I) = deepcopy(self._module), map(torch.from_numpy, scale)
+            frequency_IR = self._module.frequency.double()
+            self._module.frequency = factor_I[:, None] * frequency_IR
+            self._module.phase = self._module.phase.double() + shift_I @ frequency_IR
         self._samples, self._first, self._outputs = samples, first, spec.classes
         x = torch.from_numpy(samples.x)
         self._Z_ND = self._module.features(x, torch.float64)

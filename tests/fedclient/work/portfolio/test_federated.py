@@ -77,6 +77,22 @@ def test_sums_are_those_of_all_training_samples() -> None:
     np.testing.assert_allclose(sums[SQUARES], T.sum(axis=0))
 
 
+def test_numbers_in_another_scale_have_the_sums_and_the_models_of_the_common_one() -> None:
+    x, (factor, shift) = images().x, np.random.default_rng(3).uniform(0.5, 3, (2, 6))
+    spec, y = default_spec("tabular", (6,), 3, 0, "mlr", {}), images().y
+    one = FederatedRidge(spec, Samples(x, y, "classes", "tabular"), NONE, (factor, shift))
+    other = FederatedRidge(spec, Samples((factor * x + shift).astype("f4"), y, "classes", "tabular"), NONE)
+    for name, tensor in one.sums().items():
+        np.testing.assert_allclose(tensor, other.sums()[name], atol=1e-5)
+    pairs = zip(one.models(served()).items(), other.models(served()).values(), strict=True)
+    new = images(7, seed=5).x
+    for (name, its), of_other in pairs:
+        answers = evaluator(name, its.tensors, "classes", 3).forward(torch.from_numpy(new))
+        scaled = torch.from_numpy((factor * new + shift).astype("f4"))
+        expected = evaluator(name, of_other.tensors, "classes", 3).forward(scaled)
+        np.testing.assert_allclose(answers, expected, atol=1e-4)
+
+
 def test_each_model_and_its_scores_out_of_fold_are_those_of_numpy() -> None:
     samples, given_weights = images(), served()
     ridge = FederatedRidge(SPEC, samples, NONE)
