@@ -228,7 +228,7 @@ def common_settings(overrides: Mapping[str, Any], rounds: int) -> dict[str, Any]
     scored = [*rungs_of(rounds), rounds]
     if round_settings(given.get("round", {})).patience:  # all candidates train as long
         given = merge(given, {"round": {"rounds": rounds, "patience": 0}})
-    return merge(planning.of_several_runs(given), {"train": {"score_after": scored}})
+    return merge(given, {"train": {"score_after": scored}})
 
 
 def entrants_of(

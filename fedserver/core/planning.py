@@ -240,12 +240,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
-def of_several_runs(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of runs of the same devices: behind masks a home is in one sum over samples, not in one of each."""
-    masked = given.get("privacy", {}).get("secure_aggregation")
-    return merge(given, {"round": {"analytic": "off"}}) if masked else dict(given)
-
-
 def sums_ability(settings: ResolvedSettings) -> str:
     """Return what devices can do that hand in sums over their samples with their updates."""
     return IN_NO_SUM if settings.privacy.secure_aggregation else SUMS

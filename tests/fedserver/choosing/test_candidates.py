@@ -39,6 +39,8 @@ def test_without_sums_there_is_no_closed_form_in_the_race(profiles: Any, sums: s
     assert CLOSED_FORM not in race.settings and why in race.left_out[CLOSED_FORM]
     off = entrants(profiles, {**RACE, "round": {"rounds": 10, "analytic": "off"}})
     assert off.left_out[CLOSED_FORM] == "round.analytic is off"
+    with pytest.raises(SettingError, match="local shares nothing that privacy"):
+        entrants(profiles, {**RACE, "privacy": {"secure_aggregation": True}})  # behind masks there is no race at all
 
 
 def test_a_method_has_its_usual_model_unless_one_is_named() -> None:
