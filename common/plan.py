@@ -154,7 +154,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     @property
     def scaled_by_ranges(self) -> bool:
-        """Whether the ranges of a table's schema are the common scale of a closed form: there are no common statistics."""
+        """Whether a closed form scales by the ranges of a table's schema: there are no common statistics."""
         return self.scale is None and self.schema is not None and not self.schema.without_bounds
 
     @property

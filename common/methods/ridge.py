@@ -84,9 +84,8 @@ def without_own(served: Mapping[str, Tensor], own_sums: Mapping[str, Tensor], ga
 
 def is_alone_in_a_class(total: Mapping[str, Tensor], own_sums: Mapping[str, Tensor]) -> bool:
     """Return whether a device in a total is the only one with samples of a class: one-hot targets have counts beside the 1."""
-    counts_C, own_C = total[CROSS][-1], own_sums[CROSS][-1]
-    nobody_else_C = (own_C > 0) & ((counts_C - own_C).abs() <= ROUNDING * own_C)
-    return torch.equal(own_C, own_sums[SQUARES]) and bool(nobody_else_C.any())
+    own_C, others_C = own_sums[CROSS][-1], total[CROSS][-1] - own_sums[CROSS][-1]
+    return torch.equal(own_C, own_sums[SQUARES]) and bool(((own_C > 0) & (others_C.abs() <= ROUNDING * own_C)).any())
 
 
 def sizes_of(tensors: Mapping[str, Tensor]) -> list[int]:
@@ -137,8 +136,7 @@ def whole(gram: Tensor, features: int) -> Tensor:
 
 def solved(G_DD: Tensor, B_DC: Tensor, strength: float, centre_CD: Tensor | None = None) -> Tensor:
     """Return W (C, D) with (G + strength I) W' = B + strength C', in which C is the centre (None: 0)."""
-    ridge_DD = G_DD.clone()
-    ridge_DD.diagonal().add_(strength)
+    ridge_DD = G_DD.diagonal_scatter(G_DD.diagonal() + strength)
     right_DC = B_DC if centre_CD is None else B_DC + strength * centre_CD.T
     return torch.cholesky_solve(right_DC, torch.linalg.cholesky(ridge_DD)).T.contiguous()
 
@@ -213,9 +211,8 @@ def check_sums(sums: Tensors, sizes: Sequence[int], classes: bool, who: str) -> 
 def _is_possible(G_DD: Tensor, B_DC: Tensor, squares_C: Tensor, classes: bool) -> bool:
     """Return whether [G B; B' T'T] is positive semi-definite to rounding."""
     size = max(float(G_DD.diagonal().max()), 1.0)
-    ridge_DD = G_DD.clone()
-    ridge_DD.diagonal().add_(ROUNDING * size)
-    factor_DD, wrong = torch.linalg.cholesky_ex(ridge_DD)
+    G_DD.diagonal().add_(ROUNDING * size)  # in place: it is needed no more
+    factor_DD, wrong = torch.linalg.cholesky_ex(G_DD)
     if wrong:
         return False
     explained_DC = torch.linalg.solve_triangular(factor_DD, B_DC, upper=False)

@@ -27,6 +27,8 @@ from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser
 from attune.fedclient.data.table_encoder import TableEncoder
 
+Rescaling = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -59,9 +61,8 @@ class Prepared:
         places: Places in the shard of all samples but those for testing: first those to train on, then those for validation,
             then those of the dial.
         groups: Groups of the same samples, in the order of the shard; None without groups.
-        in_common: Whether all devices scale features alike, so that sums over their samples mean something.
-        to_ranges: Factor and shift, (F,) each, from features to the scale by the schema's ranges, which a closed form has in
-            common; None: it has that of the features.
+        in_common: Whether the closed form has one scale on all devices, so that sums over their samples mean something.
+        to_ranges: Factor and shift, (F,) each, from features to that scale, by the schema's ranges; None: they have it.
     """
 
     train_x: Tensor
@@ -80,7 +81,7 @@ class Prepared:
     places: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     groups: npt.NDArray[np.intp] | None = None
     in_common: bool = True
-    to_ranges: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
+    to_ranges: Rescaling | None = None
 
     @property
     def dial_samples(self) -> HeldOut:
@@ -220,7 +221,7 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
                 'trains with privacy.unit. Let its operator set privacy.ranges, or set "standardise": false in meta.json'
             )
         return Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std), None, shard.missing_words)
-    if shard.schema is not None and plan.scaled_by_ranges and _adds_up(plan):
+    if shard.schema is not None and plan.scaled_by_ranges and configured_on_device(plan).objective.adds_up:
         return Standardiser(*TableEncoder(shard.schema).public_scale, shard.fill, shard.missing_words)
     if not shard.over_the_federation or plan.scale is None:
         _check_own_scale(shard, plan, "features")
@@ -230,17 +231,14 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
     return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
 
 
-def _to_ranges(
-    shard: Shard, plan: Plan, scaling: Standardiser | None
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+def _to_ranges(shard: Shard, plan: Plan, scaling: Standardiser | None) -> Rescaling | None:
     """Return what `Prepared.to_ranges` says. A feature that stands for a value has the same scale at every site."""
     if shard.schema is None or not plan.scaled_by_ranges:
         return None
     encoder = TableEncoder(shard.schema)
-    mean_F, std_F = encoder.public_scale
+    (mean_F, std_F), is_scaled = encoder.public_scale, encoder.is_scaled
     own_mean_F, own_std_F = (0.0, 1.0) if scaling is None else (scaling.mean, scaling.std)
-    shift_F = (own_mean_F - mean_F) / std_F
-    return np.where(encoder.is_scaled, own_std_F / std_F, 1.0), np.where(encoder.is_scaled, shift_F, 0.0)
+    return np.where(is_scaled, own_std_F / std_F, 1.0), np.where(is_scaled, (own_mean_F - mean_F) / std_F, 0.0)
 
 
 def _unscaled(shard: Shard, scaling: Standardiser) -> Standardiser:
@@ -281,16 +279,12 @@ def _own_scale(shard: Shard, plan: Plan) -> Scale:
 
 def _check_own_scale(shard: Shard, plan: Plan, what: str) -> None:
     """Refuse (ShardError) a method that adds up numbers of all devices, where this device scales them by itself."""
-    if _adds_up(plan):
+    if configured_on_device(plan).objective.adds_up:
         raise ShardError(
             f"the {what} of shard {shard.name} would be scaled by its own statistics, but method {plan.method} adds up numbers "
             "of all devices. Start all with --standardise federation --disclose statistics; or scale the data yourself, with "
-            "--standardise none; or the operator gives all numbers of a schema a `range`"
+            "--standardise none"
         )
-
-
-def _adds_up(plan: Plan) -> bool:
-    return configured_on_device(plan).objective.adds_up
 
 
 def check_columns(shard: Shard, expected: Sequence[str]) -> None:

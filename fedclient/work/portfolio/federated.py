@@ -10,7 +10,6 @@ from copy import deepcopy
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,14 +30,14 @@ from attune.common.methods.ridge import (
 from attune.common.models.closed_form import PIXELS, RandomFeatures, member_of
 from attune.common.models.options import SHARPNESS
 from attune.common.plan import Kind, ModelSpec
+from attune.fedclient.data.prepare import Rescaling
 from attune.fedclient.work.portfolio.evaluators import FourierModel, flattened
 from attune.fedclient.work.portfolio.fitting import Samples
-from attune.fedclient.work.portfolio.folds import folds_of
+from attune.fedclient.work.portfolio.folds import Folds, folds_of
 from attune.fedclient.work.portfolio.portfolio import FittedModel
 
 # Strengths with which a device draws its own weights from those that it is served, by the names of the models.
 DRAWS: Mapping[str, float] = {"closed-form-near": 10.0, "closed-form": 1.0, "closed-form-far": 0.1}
-Numbers = npt.NDArray[np.float64]
 NEAREST = next(iter(DRAWS))
 
 
@@ -52,15 +51,12 @@ class FederatedRidge:
         scale: Factor and shift, (I,) each, from the device's numbers to those that all devices have; None: they are the same.
     """
 
-    def __init__(
-        self, spec: ModelSpec, samples: Samples, first: npt.NDArray[np.intp], scale: tuple[Numbers, Numbers] | None = None
-    ) -> None:
+    def __init__(self, spec: ModelSpec, samples: Samples, first: Folds, scale: Rescaling | None = None) -> None:
         self._module = _module(spec.kind, tuple(spec.shape), spec.classes)
         if scale is not None:
             self._module, (factor_I, shift_I) = deepcopy(self._module), map(torch.from_numpy, scale)
-            frequency_IR = self._module.frequency.double()
-            self._module.frequency = factor_I[:, None] * frequency_IR
-            self._module.phase = self._module.phase.double() + shift_I @ frequency_IR
+            self._module.double().phase += shift_I @ self._module.frequency
+            self._module.frequency *= factor_I[:, None]
         self._samples, self._first, self._outputs = samples, first, spec.classes
         x = torch.from_numpy(samples.x)
         self._Z_ND = self._module.features(x, torch.float64)

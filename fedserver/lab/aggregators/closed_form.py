@@ -53,10 +53,10 @@ class ClosedFormSums:
     """The newest sums of every client, their total, and the weights that follow from them.
 
     A client is served W without its own samples, and the strength with which it draws its own weights from W. A client with
-    fewer than FEWEST samples keeps the common weights; its strength is 0. So does one that is alone in a class, of which the
-    others' weights know nothing, once it has reported errors of theirs. A client that has handed in nothing is served the
-    common weights, and draws its own from them. W is of all blocks of features, each with a gamma of its own. One block
-    predicts: the clients' errors choose it together with the strength. Memory: 3 + GROUPS squares of D x D numbers.
+    fewer than FEWEST samples keeps the common weights; its strength is 0. So does one that is alone in a class, once it has
+    reported errors of the others' weights. A client that has handed in nothing draws its own from the common weights. W is of
+    all blocks of features, each with a gamma of its own. One block predicts: the clients' errors choose it together with the
+    strength. Memory: 3 + GROUPS squares of D x D numbers.
 
     Where a round brings one sum of several clients (PartUpdate.members), the first such sum is the total for ever, and its
     clients take their own out of it. Later ones bring the errors of their weights.

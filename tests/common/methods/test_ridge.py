@@ -85,15 +85,6 @@ def test_sums_of_samples_are_never_refused(seed: int, samples: int, classes: int
     check_sums(sums(Z_ND, numbers_NC), [12], False, WHO)
 
 
-def test_features_of_any_input_give_sums_that_are_accepted():
-    model = build(default_spec("images", (4, 4, 1), 3, 0, "closed-form", {"features": 40}), seed=0)
-    x = torch.rand(9, 1, 4, 4, generator=torch.Generator().manual_seed(1))
-    Z_ND = model.features(x, torch.float64)
-    made = sums(Z_ND, targets_of(torch.arange(9) % 3, 3))
-    check_sums(made, [41], True, WHO)
-    assert manifest_of(made) == sums_manifest(3, [41])
-
-
 def altered(name: str, change) -> dict[str, torch.Tensor]:
     made = sums(*drawn(3, 20))
     made[name] = change(made[name].clone())

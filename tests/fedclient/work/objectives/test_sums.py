@@ -216,19 +216,16 @@ def test_what_the_device_gave_is_taken_out_whatever_its_data_are_now(make_task: 
     )
 
 
-def test_a_device_with_few_samples_keeps_the_common_weights(make_task: MakeTask):
-    task, _ = one_sum_task(make_task, of=FEWEST - 1)
-    assert torch.equal(PREDICTOR.prepare(task)[WEIGHT], task.start[WEIGHT])
-
-
-@pytest.mark.parametrize("counted", [0.0, 1.0])
-def test_a_device_alone_in_a_class_keeps_the_common_weights(make_task: MakeTask, counted: float):
-    """Others gave nothing to that class. A device that is in no sum draws weights of its own."""
-    task, _ = one_sum_task(make_task, counted)
+@pytest.mark.parametrize(("counted", "of", "keeps"), [(1.0, N, True), (0.0, N, False), (0.0, FEWEST - 1, True)])
+def test_a_device_alone_in_a_class_or_with_few_samples_keeps_the_common_weights(
+    make_task: MakeTask, counted: float, of: int, keeps: bool
+):
+    """Others gave nothing to the last class. A device that is in no sum draws weights of its own."""
+    task, _ = one_sum_task(make_task, counted, of)
     cross = task.start[CROSS].clone()
     cross[-1] = torch.tensor([9.0, 8.0, 0.0]) + counted * task.start[PERSONAL + CROSS][-1]
     made = PREDICTOR.prepare(LocalTask(**{**vars(task), "start": task.start | {CROSS: cross}}))
-    assert torch.equal(made[WEIGHT], task.start[WEIGHT]) is bool(counted)
+    assert torch.equal(made[WEIGHT], task.start[WEIGHT]) is keeps
 
 
 def test_a_served_sum_without_the_device_in_it_is_told(make_task: MakeTask):

@@ -84,13 +84,10 @@ def test_numbers_in_another_scale_have_the_sums_and_the_models_of_the_common_one
     other = FederatedRidge(spec, Samples((factor * x + shift).astype("f4"), y, "classes", "tabular"), NONE)
     for name, tensor in one.sums().items():
         np.testing.assert_allclose(tensor, other.sums()[name], atol=1e-5)
-    pairs = zip(one.models(served()).items(), other.models(served()).values(), strict=True)
     new = images(7, seed=5).x
-    for (name, its), of_other in pairs:
-        answers = evaluator(name, its.tensors, "classes", 3).forward(torch.from_numpy(new))
-        scaled = torch.from_numpy((factor * new + shift).astype("f4"))
-        expected = evaluator(name, of_other.tensors, "classes", 3).forward(scaled)
-        np.testing.assert_allclose(answers, expected, atol=1e-4)
+    inputs = ((one, new), (other, (factor * new + shift).astype("f4")))
+    tensors = [(ridge.models(served())[NEAREST].tensors, torch.from_numpy(some)) for ridge, some in inputs]
+    np.testing.assert_allclose(*(evaluator(NEAREST, its, "classes", 3).forward(some) for its, some in tensors), atol=1e-4)
 
 
 def test_each_model_and_its_scores_out_of_fold_are_those_of_numpy() -> None:
