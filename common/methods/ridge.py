@@ -136,7 +136,8 @@ def whole(gram: Tensor, features: int) -> Tensor:
 
 def solved(G_DD: Tensor, B_DC: Tensor, strength: float, centre_CD: Tensor | None = None) -> Tensor:
     """Return W (C, D) with (G + strength I) W' = B + strength C', in which C is the centre (None: 0)."""
-    ridge_DD = G_DD.diagonal_scatter(G_DD.diagonal() + strength)
+    ridge_DD = G_DD.clone()
+    ridge_DD.diagonal().add_(strength)
     right_DC = B_DC if centre_CD is None else B_DC + strength * centre_CD.T
     return torch.cholesky_solve(right_DC, torch.linalg.cholesky(ridge_DD)).T.contiguous()
 

@@ -110,8 +110,7 @@ def block_of(task: LocalTask) -> slice:
 def centre_of(task: LocalTask) -> tuple[Tensor, float]:
     """Return the weights around which the device draws its own, and by which strength; 0: it keeps them. Errors as `others`."""
     start, given = task.start, {name: task.start[PERSONAL + name] for name in (CROSS, SQUARES)}
-    is_alone = knows_sum(start) and bool(start[COUNTED]) and is_alone_in_a_class(start, given)
-    if is_alone or (knows_sum(start) and len(task.y) < FEWEST):
+    if knows_sum(start) and (len(task.y) < FEWEST or (start[COUNTED] and is_alone_in_a_class(start, given))):
         return start[WEIGHT], 0.0
     return others(task), float(start[STRENGTH])
 
