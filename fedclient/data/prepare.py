@@ -23,11 +23,10 @@ from attune.common.text import listed
 from attune.fedclient.data import kinds, labels
 from attune.fedclient.data.arrays import Array
 from attune.fedclient.data.holdout import hold_out, strata
+from attune.fedclient.data.rescaling import Rescaling, to_ranges, unscaled
 from attune.fedclient.data.shard import Shard
 from attune.fedclient.data.standardiser import UNSEEN, Standardiser
 from attune.fedclient.data.table_encoder import TableEncoder
-
-Rescaling = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def prepare(shard: Shard, plan: Plan) -> Prepared:
         x[0][fitted], y[0][fitted], x[1], y[1], x[0][held], y[0][held], standardiser, groups, _weights(shard, held), targets,
         numbers, held_groups, dial, places, all_groups,
         shard.kind == "images" or plan.scaled_by_ranges or (shard.over_the_federation and plan.scale is not None),
-        _to_ranges(shard, plan, standardiser),
+        to_ranges(shard, plan, standardiser),
     )  # fmt: skip
 
 
@@ -225,28 +224,10 @@ def _standardiser(shard: Shard, plan: Plan, fitted: Array) -> Standardiser | Non
         return Standardiser(*TableEncoder(shard.schema).public_scale, shard.fill, shard.missing_words)
     if not shard.over_the_federation or plan.scale is None:
         _check_own_scale(shard, plan, "features")
-        scaling = _blind(shard, fitted, _unscaled(shard, Standardiser.fit(shard.train_x[fitted])))
+        scaling = _blind(shard, fitted, unscaled(shard, Standardiser.fit(shard.train_x[fitted])))
         return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
-    scaling = _unscaled(shard, Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std)))
+    scaling = unscaled(shard, Standardiser(np.array(plan.scale.mean), np.array(plan.scale.std)))
     return replace(scaling, fill=shard.fill, missing_words=shard.missing_words)
-
-
-def _to_ranges(shard: Shard, plan: Plan, scaling: Standardiser | None) -> Rescaling | None:
-    """Return what `Prepared.to_ranges` says. A feature that stands for a value has the same scale at every site."""
-    if shard.schema is None or not plan.scaled_by_ranges:
-        return None
-    encoder = TableEncoder(shard.schema)
-    (mean_F, std_F), is_scaled = encoder.public_scale, encoder.is_scaled
-    own_mean_F, own_std_F = (0.0, 1.0) if scaling is None else (scaling.mean, scaling.std)
-    return np.where(is_scaled, own_std_F / std_F, 1.0), np.where(is_scaled, (own_mean_F - mean_F) / std_F, 0.0)
-
-
-def _unscaled(shard: Shard, scaling: Standardiser) -> Standardiser:
-    """Return a scaling that leaves features as they are that stand for values, so that they mean the same at every site."""
-    if shard.schema is None:
-        return scaling
-    is_scaled = TableEncoder(shard.schema).is_scaled
-    return Standardiser(np.where(is_scaled, scaling.mean, 0.0), np.where(is_scaled, scaling.std, 1.0))
 
 
 def _blind(shard: Shard, fitted: Array, scaling: Standardiser) -> Standardiser:

@@ -1,0 +1,31 @@
+"""Scaling of a table's features by its schema: by the ranges of its columns, and of numbers alone. F features."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from attune.common.plan import Plan
+from attune.fedclient.data.shard import Shard
+from attune.fedclient.data.standardiser import Standardiser
+from attune.fedclient.data.table_encoder import TableEncoder
+
+Rescaling = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+
+
+def to_ranges(shard: Shard, plan: Plan, scaling: Standardiser | None) -> Rescaling | None:
+    """Return what `Prepared.to_ranges` says. A feature that stands for a value has the same scale at every site."""
+    if shard.schema is None or not plan.scaled_by_ranges:
+        return None
+    encoder = TableEncoder(shard.schema)
+    (mean_F, std_F), is_scaled = encoder.public_scale, encoder.is_scaled
+    own_mean_F, own_std_F = (0.0, 1.0) if scaling is None else (scaling.mean, scaling.std)
+    return np.where(is_scaled, own_std_F / std_F, 1.0), np.where(is_scaled, (own_mean_F - mean_F) / std_F, 0.0)
+
+
+def unscaled(shard: Shard, scaling: Standardiser) -> Standardiser:
+    """Return a scaling that leaves features as they are that stand for values, so that they mean the same at every site."""
+    if shard.schema is None:
+        return scaling
+    is_scaled = TableEncoder(shard.schema).is_scaled
+    return Standardiser(np.where(is_scaled, scaling.mean, 0.0), np.where(is_scaled, scaling.std, 1.0))
