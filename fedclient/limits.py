@@ -85,16 +85,7 @@ class OrderLimits:
             )
 
     def bounded(self, order: Order, done: int, say: Callable[[str], None]) -> Order:
-        """Return the order within these limits: without finishing, if that takes too many passes over the samples.
-
-        Args:
-            order: The order; it may fine-tune two models at most.
-            done: Orders that the home has carried out.
-            say: Takes a line about what is left out.
-
-        Raises:
-            LimitExceeded: The home may not carry out another order.
-        """
+        """XX"""
         if done >= self.orders:
             raise LimitExceeded(f"this device has carried out {done:,} orders, as many as it allows (--max-orders)")
         if (epochs := 2 * order.finish_epochs) <= self.epochs:

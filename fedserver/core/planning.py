@@ -36,7 +36,6 @@ from attune.fedserver.core.client_privacy import (
 from attune.fedserver.core.conflicts import check_conflicts
 from attune.fedserver.core.data_form import columns_of
 from attune.fedserver.core.encodings import Encodings, encodings_of
-from attune.fedserver.core.finishing import round_settings, trial_round, usual_epochs, with_scores
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.policy import SUSPECTED, Synchronous, heard_as, outvoted
 from attune.fedserver.core.replayed_rounds import Arrival, ReplayedRounds
@@ -82,8 +81,7 @@ class ResolvedSettings:
         common = self.adaptation is not None and self.adaptation.common
         privacy = self.privacy
         if not privacy.on_server:
-            trial = trial_round(self.train, settings.rounds)
-            scored = {*self.train.scored_rounds, *([] if trial is None else [trial])}
+            scored = set(self.train.scored_rounds)
             if self.arrivals is not None:
                 replayed = ReplayedRounds(settings, self.seed, score_after=scored, until=self.until, arrivals=self.arrivals)
                 return Rules(settings, replayed, common)
@@ -358,16 +356,14 @@ def make_plan(
 
 
 def _train_of(settings: ResolvedSettings, task: TaskName, profiles: Sequence[Profile]) -> TrainSettings:
-    """Return the settings of training as the plan has them, with the number of epochs; the orders tell of finishing.
+    """Return the settings of training as the plan has them, with the number of epochs.
 
-    Devices with a dial must know from the beginning that they will finish. Then they blend another model, and they vote.
     Where samples have no likelihood, by which devices choose between models, none is held out.
     """
     train = settings.train
     validation = train.validation if TASKS[task].by_sample else 0.0
-    finish = train.finish if settings.configured.dial is not None else msgspec.UNSET
     epochs = train.local_epochs if settings.sets_epochs else usual_epochs(train, (profile.samples for profile in profiles))
-    return msgspec.structs.replace(train, finish=finish, finish_stop=msgspec.UNSET, validation=validation, local_epochs=epochs)
+    return msgspec.structs.replace(train, validation=validation, local_epochs=epochs)
 
 
 def pinned(plan: Plan, body_digest: str) -> Plan:

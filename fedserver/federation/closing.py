@@ -15,7 +15,7 @@ from attune.common.faults import SERVER, fail_at
 from attune.common.task import TASKS
 from attune.fedserver.core.accuracy import summary
 from attune.fedserver.core.buffered_rounds import staleness_weight
-from attune.fedserver.core.finishing import improves
+from attune.fedserver.core.training_length import improves
 from attune.fedserver.core.messages import Aggregated, Effect, GoBack, Record, SummedChanges
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.policy import often_taken_back
