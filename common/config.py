@@ -24,6 +24,13 @@ Probability = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Decay = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Encoding = Literal["", "bf16", "int8", "zstd"]  # attune.common.exchange.encodings says what each does
 
+# Settings that earlier versions had, by section, and what to do instead. Homes and plans may have them, and nothing reads them.
+_FINISHING = (
+    "Devices fine-tune their models no more at the end: what they kept was worse for it. To fine-tune a model on each device, "
+    "take the method fedavg+ft (method.tune_epochs)"
+)
+REMOVED = {"train": dict.fromkeys(("finish", "finish_lr", "finish_stop"), _FINISHING)}
+
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -62,7 +69,7 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     augment: tuple[Literal["flip", "crop", "noise", "erase"], ...] | msgspec.UnsetType = msgspec.UNSET
     # Score the test part before and after local training. false: only in evaluations of all devices. none: true.
     evaluate: bool | msgspec.UnsetType = msgspec.UNSET
-    # Removed: homes and plans of earlier versions have these three, and nothing reads them. See `load_settings`.
+    # REMOVED
     finish: Literal["auto", "off"] | msgspec.UnsetType = msgspec.UNSET
     finish_lr: Positive | msgspec.UnsetType = msgspec.UNSET
     finish_stop: Literal["fleet", "off"] | msgspec.UnsetType = msgspec.UNSET
@@ -381,6 +388,18 @@ def load_settings(config: Path | None, assignments: Iterable[str], flags: Mappin
     for text in assignments:
         path, value = parse_assignment(text)
         overrides = merge(overrides, by_section({".".join(path): value}))
-    overrides = merge(overrides, flags)
-    convert(Settings, overrides, "")
-    return overrides
+    return checked(merge(overrides, flags))
+
+
+def checked(given: dict[str, Any]) -> dict[str, Any]:
+    """Return settings that a user gives, if their sections are known and none is set that was removed.
+
+    Raises:
+        SettingError: The error says what to set instead.
+    """
+    convert(Settings, given, "")
+    for section, removed in REMOVED.items():
+        for key, instead in removed.items():
+            if given.get(section, {}).get(key, "off") != "off":
+                raise SettingError(f"{section}.{key} was removed: leave it out. {instead}")
+    return given

@@ -26,8 +26,8 @@ LARGEST = 1e100  # magnitude of a reported number; its square is finite, and so 
 LARGEST_GAIN = 2.0  # the difference of two scores, each of which is from -1 to 1
 LARGEST_KEPT = 1.7e308  # magnitude in homes of before LARGEST; `within_bounds` cuts it where such a row is read
 
-# "alone" stands for all models that the device has fitted by scikit-learn on its own samples (fedclient.work.portfolio). Devices
-# of earlier versions may keep finished models, which were fine-tuned at the end.
+# "alone" stands for all models that the device has fitted by scikit-learn on its own samples (fedclient.work.portfolio). A
+# device of an earlier version may keep finished models, which were fine-tuned at the end.
 Choice = Literal["personalized", "common", "local", "finished-personalized", "finished-common", "alone"]
 CHOICES: tuple[Choice, ...] = ("personalized", "common", "local", "alone")  # whose likelihoods devices report, for the prior
 NETWORKS: tuple[Choice, ...] = ("personalized", "common", "local", "finished-personalized", "finished-common")

@@ -7,7 +7,7 @@ Thousands of simulated devices share one. A module only says how to compute, and
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import get_ident
 from weakref import WeakValueDictionary
 

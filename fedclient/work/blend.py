@@ -55,8 +55,7 @@ def pseudo_counts(models: Collection[str], prior: Mapping[str, float]) -> list[f
     known = {model: prior.get(model, 0.0) for model in models}
     shares = known if all(known.values()) else prior_shares(known)
     total = sum(shares.values())
-    counts = {model: len(known) * share / total for model, share in shares.items()}
-    return [PSEUDO_COUNT * counts.get(model, 1.0) for model in models]
+    return [PSEUDO_COUNT * (len(known) * shares[model] / total) for model in models]
 
 
 def weights_of(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 
 import msgspec
@@ -13,15 +12,13 @@ import torch
 
 from attune.common.errors import Forbidden
 from attune.common.exchange.messages import Order
-from attune.common.methods.registry import configured_on_device
-from attune.common.metrics import CHOICES, KEPT_RIVALS, LIKELIHOODS, LIKELIHOODS_AFTER, NETWORKS, RIVALS, Choice
+from attune.common.metrics import CHOICES, KEPT_RIVALS, LIKELIHOODS, NETWORKS, RIVALS, Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import Hooks
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work import baselines, comparison
 from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out
-from attune.fedclient.work.calibration import log_likelihood
 from attune.fedclient.work.dial import Dialled, Position, dialled
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, mean_score
@@ -29,7 +26,7 @@ from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.own_loop import Data, scored
 from attune.fedclient.work.portfolio.federated import FederatedRidge
 from attune.fedclient.work.portfolio.portfolio import Portfolio, held_of, samples_of
-from attune.fedclient.work.trainer import Seeds, Trainer, TrainingDiverged
+from attune.fedclient.work.trainer import Seeds, Trainer
 from attune.fedclient.work.weighing import Weighed, weighed
 
 
@@ -136,8 +133,8 @@ class Evaluation:
             blend = yield from weighed(blending, self.own_choice, data, order.prior, portfolio)
             candidates = blending if blend.members else candidates
         members = blend.members
-        reported = [name for name in CHOICES if name in blend.likelihood]
-        said = {name: blend.likelihood[name] for name in reported} if not is_flattered and len(reported) > 1 else {}
+        said = {name: blend.likelihood[name] for name in CHOICES if name in blend.likelihood}
+        said = said if not is_flattered and len(said) > 1 else {}
         likelihood_kept = gained = None
         if order.round in self._scored_rounds:
             likelihood_kept = yield from self._scored(blend, candidates, order)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from attune.common.config import PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
+from attune.common.config import REMOVED, PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.exchange.registry import SECURE_SUM, settings_of
 from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method
@@ -41,6 +41,7 @@ from attune.fedserver.core.policy import SUSPECTED, Synchronous, heard_as, outvo
 from attune.fedserver.core.replayed_rounds import Arrival, ReplayedRounds
 from attune.fedserver.core.scale import MaskedScales, check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
 from attune.fedserver.core.secure_policy import ON, SameCohortRounds, defaults_of, no_sums, transform_of, weighted
+from attune.fedserver.core.training_length import round_settings, usual_epochs, with_scores
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
 CHANGEABLE = ("adapt_rounds", "adapt", "left_out")
@@ -81,13 +82,17 @@ class ResolvedSettings:
         common = self.adaptation is not None and self.adaptation.common
         privacy = self.privacy
         if not privacy.on_server:
-            scored = set(self.train.scored_rounds)
+            scored = self.train.scored_rounds
             if self.arrivals is not None:
                 replayed = ReplayedRounds(settings, self.seed, score_after=scored, until=self.until, arrivals=self.arrivals)
                 return Rules(settings, replayed, common)
             kind = BufferedRounds if settings.mode == "buffered" else Synchronous
             kind, secure = SameCohortRounds if privacy.same_cohort else kind, privacy.secure_aggregation
-            return Rules(settings, kind(settings, self.seed, score_after=scored, until=self.until, secure=secure), common)
+            return Rules(
+                settings,
+                kind(settings, self.seed, score_after=scored, until=self.until, secure=secure),
+                common,
+            )
         most = settings.rounds if privacy.epsilon is not None else 0
         poisson = PoissonRounds(settings, self.seed, drawn_rate(privacy, settings), most, privacy.insecure_seed)
         return Rules(settings, poisson, noisy=True)
@@ -363,7 +368,8 @@ def _train_of(settings: ResolvedSettings, task: TaskName, profiles: Sequence[Pro
     train = settings.train
     validation = train.validation if TASKS[task].by_sample else 0.0
     epochs = train.local_epochs if settings.sets_epochs else usual_epochs(train, (profile.samples for profile in profiles))
-    return msgspec.structs.replace(train, validation=validation, local_epochs=epochs)
+    removed = dict.fromkeys(REMOVED["train"], msgspec.UNSET)
+    return msgspec.structs.replace(train, **removed, validation=validation, local_epochs=epochs)
 
 
 def pinned(plan: Plan, body_digest: str) -> Plan:
