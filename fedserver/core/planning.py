@@ -173,7 +173,8 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     transforms = {**full.get("transforms", {}), **transform_of(privacy, configured)}
     encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
     encodings.check_here()
-    train = with_scores(convert(TrainSettings, full.get("train", {}), "train."), rounds)
+    in_use = {key: value for key, value in full.get("train", {}).items() if key not in REMOVED["train"]}
+    train = with_scores(convert(TrainSettings, in_use, "train."), rounds)
     resolved = ResolvedSettings(
         configured=configured,
         method_options=options,
@@ -368,8 +369,7 @@ def _train_of(settings: ResolvedSettings, task: TaskName, profiles: Sequence[Pro
     train = settings.train
     validation = train.validation if TASKS[task].by_sample else 0.0
     epochs = train.local_epochs if settings.sets_epochs else usual_epochs(train, (profile.samples for profile in profiles))
-    removed = dict.fromkeys(REMOVED["train"], msgspec.UNSET)
-    return msgspec.structs.replace(train, **removed, validation=validation, local_epochs=epochs)
+    return msgspec.structs.replace(train, validation=validation, local_epochs=epochs)
 
 
 def pinned(plan: Plan, body_digest: str) -> Plan:

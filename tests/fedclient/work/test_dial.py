@@ -156,7 +156,8 @@ def make(shard, tmp_path):
         train = TrainSettings(lr=0.05, batch_size=8, local_epochs=4, validation=0.3)
         plan = Plan("f", 3, spec, [0, 1], method, options, train)
         data = prepare(shard, plan) if held_out is None else held_out(prepare(shard, plan))
-        return Learner(plan, data, "kiel", FolderOrders(tmp_path / home), torch.device("cpu"), keep, baseline == "local", fits_alone=alone)
+        orders, cpu = FolderOrders(tmp_path / home), torch.device("cpu")
+        return Learner(plan, data, "kiel", orders, cpu, keep, baseline == "local", fits_alone=alone)
 
     return learner
 
