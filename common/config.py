@@ -24,12 +24,7 @@ Probability = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Decay = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Encoding = Literal["", "bf16", "int8", "zstd"]  # attune.common.exchange.encodings says what each does
 
-# Settings that earlier versions had, by section, and what to do instead. Homes and plans may have them, and nothing reads them.
-_FINISHING = (
-    "Devices fine-tune their models no more at the end: what they kept was worse for it. To fine-tune a model on each device, "
-    "take the method fedavg+ft (method.tune_epochs)"
-)
-REMOVED = {"train": dict.fromkeys(("finish", "finish_lr", "finish_stop"), _FINISHING)}
+REMOVED = ("finish", "finish_lr", "finish_stop")  # of [train]: homes and plans of earlier versions have these, unread
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -69,7 +64,6 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     augment: tuple[Literal["flip", "crop", "noise", "erase"], ...] | msgspec.UnsetType = msgspec.UNSET
     # Score the test part before and after local training. false: only in evaluations of all devices. none: true.
     evaluate: bool | msgspec.UnsetType = msgspec.UNSET
-    # REMOVED
     finish: Literal["auto", "off"] | msgspec.UnsetType = msgspec.UNSET
     finish_lr: Positive | msgspec.UnsetType = msgspec.UNSET
     finish_stop: Literal["fleet", "off"] | msgspec.UnsetType = msgspec.UNSET
@@ -398,8 +392,8 @@ def checked(given: dict[str, Any]) -> dict[str, Any]:
         SettingError: The error says what to set instead.
     """
     convert(Settings, given, "")
-    for section, removed in REMOVED.items():
-        for key, instead in removed.items():
-            if given.get(section, {}).get(key, "off") != "off":
-                raise SettingError(f"{section}.{key} was removed: leave it out. {instead}")
+    for key in REMOVED:
+        if given.get("train", {}).get(key, "off") != "off":
+            why = "what devices kept was worse for it. The method fedavg+ft fine-tunes on each device (method.tune_epochs)"
+            raise SettingError(f"train.{key} was removed: leave it out, because {why}")
     return given

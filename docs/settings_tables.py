@@ -108,7 +108,7 @@ def struct_table(struct: Struct, section: str = "") -> Iterator[str]:
             linked(said[field.name].rstrip(".")),
         )
         for field in fields
-        if field.name not in REMOVED.get(section, {})
+        if field.name not in REMOVED
     )
     yield from table(HEADS, rows)
 

@@ -173,14 +173,13 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     transforms = {**full.get("transforms", {}), **transform_of(privacy, configured)}
     encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
     encodings.check_here()
-    in_use = {key: value for key, value in full.get("train", {}).items() if key not in REMOVED["train"]}
-    train = with_scores(convert(TrainSettings, in_use, "train."), rounds)
+    of_train = {key: value for key, value in full.get("train", {}).items() if key not in REMOVED}
     resolved = ResolvedSettings(
         configured=configured,
         method_options=options,
         model_name=name,
         model_options=model,
-        train=train,
+        train=(train := with_scores(convert(TrainSettings, of_train, "train."), rounds)),
         round=rounds,
         encodings=encodings,
         server=convert(ServerSettings, full.get("server", {}), "server."),
@@ -191,7 +190,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         adaptation=adaptation_of(configured, rounds.adapt),
         preset=preset,
         # Each step costs a share of a privacy budget, so there only the operator asks for more.
-        sets_epochs=privacy.unit != "none" or "local_epochs" in full.get("train", {}) or train.local_steps > 0,
+        sets_epochs=privacy.unit != "none" or "local_epochs" in of_train or train.local_steps > 0,
     )
     check_conflicts(resolved)
     return resolved

@@ -268,7 +268,7 @@ def test_who_has_dialled_does_not_tell_the_fleet_how_good_the_result_is(make, di
     assert found.weights["common"] < 0.2 and found.validation_samples == 12
 
 
-def test_beside_fitted_models_a_device_blends_its_model_before_the_dial_and_tells_its_score(make):
+def test_beside_fitted_models_the_blend_has_the_model_before_the_dial(make):
     """Set the dial to the local model. It is judged as the device's own model, and the blend has the one before the dial."""
     learner = make("fedmcsa", baseline="local", alone=True)
     ordered(learner, 1, train=True, serves=by_part(learner, learner.state.theta))
