@@ -91,8 +91,8 @@ def sections() -> Iterator[str]:
             yield ""
             yield from _task(name, figures)
             yield ""
-    yield "Gain by federating, over devices that train alone: of fine-tuned FedAvg, and of the other method that is best on validation"
-    yield "parts, with its 95 % interval over seeds (bold: not 0)."
+    yield "Gain by federating, over devices that train alone: of fine-tuned FedAvg, and of the other method that is best"
+    yield "on validation parts, with its 95 % interval over seeds (bold: not 0)."
     yield ""
     yield from _gains(by_task)
     missing = [
@@ -164,7 +164,8 @@ def _gain(name: str, figures: Known, epsilon: float, methods: Sequence[str], riv
     interval = interval_of_mean(gains)
     assert interval is not None
     low, high = interval
-    text = f"{fmean(gains):+.1f} ({low:.1f} to {high:.1f}){f', {NAMES[method]}' if len(methods) > 1 else ''}"
+    by = "" if methods == [TUNED] else f", {NAMES[method]}"
+    text = f"{fmean(gains):+.1f} ({low:.1f} to {high:.1f}){by}"
     return f"**{text}**" if low > 0 or high < 0 else text
 
 
