@@ -16,11 +16,6 @@ from attune.fedserver.core.voices import bounded
 FEWEST_STEPS, MOST_USUAL_EPOCHS = 50, 25  # of an order, where no epochs are set
 
 
-def epochs_for(steps: int, train: TrainSettings, samples: int) -> int:
-    """Return the fewest epochs in which a device with so many training samples takes so many steps."""
-    return math.ceil(steps / max(1, math.ceil(samples * (1 - train.validation) / train.batch_size)))
-
-
 def usual_epochs(train: TrainSettings, samples: Iterable[int]) -> int:
     """Return the epochs of an order where none are set: a device of the median size takes FEWEST_STEPS steps, within bounds.
 
@@ -28,7 +23,8 @@ def usual_epochs(train: TrainSettings, samples: Iterable[int]) -> int:
         train: The settings; `local_epochs` is the fewest epochs.
         samples: Training samples of each device. Their median is no single device's choice.
     """
-    return min(max(train.local_epochs, epochs_for(FEWEST_STEPS, train, median_low(samples))), MOST_USUAL_EPOCHS)
+    per_epoch = max(1, math.ceil(median_low(samples) * (1 - train.validation) / train.batch_size))
+    return min(max(train.local_epochs, math.ceil(FEWEST_STEPS / per_epoch)), MOST_USUAL_EPOCHS)
 
 
 # --- an early end: after `round.patience` rounds in which held-out samples have not become likelier
