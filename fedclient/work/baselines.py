@@ -105,14 +105,13 @@ class Baselines:
         hooks: Hooks = NONE,
         name: str = "",
     ) -> None:
-        family, self._shared = (family_of(plan), "baseline"), shared
         self._trainer = Trainer(
             shared.network,
             Sgd(SgdSettings()),
             PlainPredictor(ModelSettings()),
             plan.train,
             device,
-            family=family,
+            family=(family_of(plan), "baseline"),
             hooks=hooks,
             classes=plan.classes,
             measure=MEASURES[plan.task],
