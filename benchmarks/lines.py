@@ -76,7 +76,7 @@ def lines_of(table: Table, name: str, column: Column, rows: Sequence[Mapping[str
     for row in table.row:
         runs = [each for each in rows if (each["row"], each["column"]) == (row.name, column.name)]
         shown = [
-            (row.name, "kept_accuracy", "kept_accuracy") if row.kept else (row.name, table.figure, table.over_clients),
+            (row.name, table.figure, table.over_clients),
             *([(row.common, table.common_figure, "common")] if row.common else []),
         ]
         for printed_name, figure, over_clients in shown:

@@ -164,9 +164,6 @@ class Paper:
 
     def chosen(self, cell: Cell) -> tuple[str, ...]:
         """Return the settings with the best pooled accuracy on validation parts; of equal ones, the first."""
-        if cell.row.like:
-            [like] = [row for row in self.table.row if row.name == cell.row.like]
-            return (*cell.row.set, *self.chosen(replace(cell, row=like))[len(like.set) :])
         each, grid = trials(self.table, cell.row), self.table.grid
         if grid is None or len(each) == 1:
             return each[0]

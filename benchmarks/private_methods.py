@@ -1,8 +1,8 @@
-"""Accuracy of methods whose devices train with noise, at several epsilons, with and without finishing without noise.
+"""Accuracy of methods whose devices train with noise, at several epsilons; `fedavg+ft` fine-tunes without noise.
 
 `python -m benchmarks.private_methods --task TASK` runs what is missing in benchmarks/results/private/TASK.csv, and writes each
 row as it ends. The tasks `school` and `wisdm` need `--data`. Settings are chosen on validation parts, by the same grid for all
-methods, for each epsilon, and for the method's own models and the finished ones apart. What this choice costs in epsilon is not
+methods, for each epsilon. What this choice costs in epsilon is not
 counted. Features and numbers to predict are divided by public constants. Epsilon = inf is the same training without noise and
 without clipping.
 """
@@ -42,14 +42,14 @@ LOOSE = 1e6  # a norm of gradients that is no bound
 PERCENTAGES = (3, 4)  # columns of School
 WORST = -1e9  # score of a run that has diverged
 LOCAL = "local"
-OWN, KEPT = "own", "kept"  # the method's own models; what devices keep after finishing
-COLUMNS = ("task", "epsilon", "method", "seed", "settings", "part", OWN, KEPT)
+SCORE = "score"  # of the method's own models
+COLUMNS = ("task", "epsilon", "method", "seed", "settings", "part", SCORE)
 KEY = COLUMNS[:6]
 ALTERNATIVES: Mapping[str, Sequence[TrialSettings]] = {
+    "fedavg+ft": (("method.tune_epochs=20",),),
     "mr-mtl": (("method.mu=0.1",), ("method.mu=1",), ("method.mu=3",)),
     "fedmcsa": (("method.sigma=1",), ("method.sigma=5",), ("method.sigma=50",)),
 }
-USUAL = ("train.finish=auto", "train.evaluate=false")
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ def _given(data: Path | None) -> Path:
     return data
 
 
-LINEAR = (LOCAL, "fedavg", "mr-mtl", "fedmcsa")  # fedper keeps the head, which is all of a linear model
-DEEP = (LOCAL, "fedavg", "fedper", "mr-mtl", "fedmcsa")
+LINEAR = (LOCAL, "fedavg", "fedavg+ft", "mr-mtl", "fedmcsa")  # fedper keeps the head, which is all of a linear model
+DEEP = (LOCAL, "fedavg", "fedavg+ft", "fedper", "mr-mtl", "fedmcsa")
 DIGITS_SEEDS = (0, 1, 2, 3, 4)
 TASKS: Mapping[str, Task] = {
     "digits-linear": Task(cut_digits, "mlr", LINEAR, 15, DIGITS_SEEDS, (0.1, 0.3, 1.0), (1, 4), (0.5, 2.0), 32, (0, 1)),
@@ -140,30 +140,28 @@ TASKS: Mapping[str, Task] = {
 }
 
 
-def scores_of(result: SimulationResult, squared_error: bool) -> dict[str, float]:
-    """Return the scores of the devices' own models and of what they keep, larger is better; WORST after divergence."""
+def score_of(result: SimulationResult, squared_error: bool) -> float:
+    """Return the score of the devices' own models, larger is better; WORST after divergence."""
     tested = {client["name"]: client["test_samples"] for client in result.status["clients"] if client["test_samples"]}
     rows = [row for row in result.table() if row.device in tested]
     weights = [tested[row.device] if squared_error else 1 for row in rows]
-    made = {}
-    for name, column in ((OWN, "accuracy"), (KEPT, "kept")):
-        values = [math.nan if getattr(row, column) is None else getattr(row, column) for row in rows]
-        mean = float(np.average(values, weights=weights))
-        made[name] = round(mean - 1 if squared_error else mean, 5) if math.isfinite(mean) else WORST
-    return made
+    mean = float(np.average([math.nan if row.accuracy is None else row.accuracy for row in rows], weights=weights))
+    return round(mean - 1 if squared_error else mean, 5) if math.isfinite(mean) else WORST
 
 
-def run(task: Task, method: str, epsilon: float, seed: int, members: Members, chosen: Iterable[str]) -> dict[str, float]:
-    """Train and return the scores, as `scores_of`. The noise is drawn from the seed, so that a row can be repeated."""
+def run(task: Task, method: str, epsilon: float, seed: int, members: Members, chosen: Iterable[str]) -> float:
+    """Train and return the score, as `score_of`. The noise is drawn from the seed, so that a row can be repeated."""
     privacy: dict[str, Any] = {"unit": "example", "delta": DELTA, "ranges": [[-1, 1]], "insecure_seed": seed}
     privacy |= {"epsilon": epsilon} if math.isfinite(epsilon) else {"noise": 0.0}
-    settings = load_settings(None, [*USUAL, *chosen, f"train.batch_size={task.batch}"], {})
+    settings = load_settings(None, ["train.evaluate=false", *chosen, f"train.batch_size={task.batch}"], {})
     settings["privacy"] = settings.pop("privacy") | privacy
     try:
-        result = attune.simulate(members, method, task.model, task.rounds, seed, settings, executor="stacked", progress=False)
+        result = attune.simulate(
+            members, method, task.model, task.rounds, seed, settings, baseline="none", executor="stacked", progress=False
+        )
     except FederationFailed:  # all devices diverged
-        return {OWN: WORST, KEPT: WORST}
-    return scores_of(result, task.squared_error)
+        return WORST
+    return score_of(result, task.squared_error)
 
 
 class Table:
@@ -175,17 +173,15 @@ class Table:
     def __repr__(self) -> str:
         return f"Table({self._name})"
 
-    def row(
-        self, method: str, epsilon: float, seed: int, part: str, members: Members, settings: TrialSettings
-    ) -> dict[str, float]:
-        """Return the scores of one run."""
+    def row(self, method: str, epsilon: float, seed: int, part: str, members: Members, settings: TrialSettings) -> float:
+        """Return the score of one run."""
         key = dict(zip(KEY, (self._name, f"{epsilon:g}", method, str(seed), " ".join(settings), part), strict=True))
         for row in self._results.rows():
             if key.items() <= row.items():
-                return {name: float(row[name]) for name in (OWN, KEPT)}
-        scores = run(self._task, method, epsilon, seed, members, settings)
-        self._results.add([{**key, **scores}])
-        return scores
+                return float(row[SCORE])
+        score = run(self._task, method, epsilon, seed, members, settings)
+        self._results.add([{**key, SCORE: score}])
+        return score
 
     def fill(self, epsilon: float, members: Mapping[int, Members]) -> None:
         """Choose settings for this epsilon on validation parts, and run them on the test parts."""
@@ -196,11 +192,9 @@ class Table:
                 settings: [self.row(method, epsilon, seed, "validation", part, settings) for seed, part in held.items()]
                 for settings in task.listed(method, epsilon)
             }
-            wanted = (OWN,) if method == LOCAL else (OWN, KEPT)  # a device alone hands in nothing, so finishing adds nothing
-            for what in wanted:
-                chosen = best({settings: fmean(row[what] for row in rows) for settings, rows in tried.items()})
-                ended = [self.row(method, epsilon, seed, "test", members[seed], chosen)[what] for seed in task.seeds]
-                click.echo(f"{self._name} epsilon {epsilon:g} {method} {what}: {fmean(ended):.4f} {' '.join(chosen)}")
+            chosen = best({settings: fmean(scores) for settings, scores in tried.items()})
+            ended = [self.row(method, epsilon, seed, "test", members[seed], chosen) for seed in task.seeds]
+            click.echo(f"{self._name} epsilon {epsilon:g} {method}: {fmean(ended):.4f} {' '.join(chosen)}")
 
 
 @click.command()

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 
 from attune.common.statistics import interval_of_mean
 from attune.simulation.grid_search import TrialSettings, best
-from benchmarks.private_methods import EPSILONS, KEPT, LOCAL, OUT, OWN, TASKS
+from benchmarks.private_methods import EPSILONS, LOCAL, OUT, SCORE, TASKS
 from benchmarks.visible_by_mode import HALF, OVER
 from docs.markdown import table
 
@@ -26,8 +26,15 @@ TITLES = {
     "school": "School, 139 schools, linear model: squared error of y/69, x 1000 (less is better)",
     "wisdm": "WISDM, 36 persons, linear model: accuracy in %",
 }
-NAMES = {LOCAL: "Local", "fedavg": "FedAvg", "fedper": "FedPer", "mr-mtl": "MR-MTL", "fedmcsa": "FedMCSA"}
-WHAT = {OWN: "", KEPT: ", finished"}
+NAMES = {
+    LOCAL: "Local",
+    "fedavg": "FedAvg",
+    "fedavg+ft": "FedAvg, fine-tuned",
+    "fedper": "FedPer",
+    "mr-mtl": "MR-MTL",
+    "fedmcsa": "FedMCSA",
+}
+TUNED = "fedavg+ft"
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class Figures:
 
 
 Rows = Mapping[tuple[str, str, str, str, str], Mapping[str, str]]  # by epsilon, method, part, settings and seed
-Known = dict[tuple[float, str, str], Figures]  # by epsilon, method, and own or kept
+Known = dict[tuple[float, str], Figures]  # by epsilon and method
 
 
 def read(name: str) -> Rows:
@@ -56,24 +63,23 @@ def known(name: str, rows: Rows) -> Known:
     task = TASKS[name]
     made: Known = {}
     for epsilon, method in product(EPSILONS, task.methods):
-        for what in (OWN,) if method == LOCAL else (OWN, KEPT):
-            listed = task.listed(method, epsilon)
-            tried = {one: _scores(rows, epsilon, method, "validation", one, task.trial_seeds, what) for one in listed}
-            if not all(tried.values()):
-                continue
-            means = {settings: fmean(scores) for settings, scores in tried.items()}
-            chosen = best(means)
-            if test := _scores(rows, epsilon, method, "test", chosen, task.seeds, what):
-                made[epsilon, method, what] = Figures(means[chosen], test)
+        listed = task.listed(method, epsilon)
+        tried = {one: _scores(rows, epsilon, method, "validation", one, task.trial_seeds) for one in listed}
+        if not all(tried.values()):
+            continue
+        means = {settings: fmean(scores) for settings, scores in tried.items()}
+        chosen = best(means)
+        if test := _scores(rows, epsilon, method, "test", chosen, task.seeds):
+            made[epsilon, method] = Figures(means[chosen], test)
     return made
 
 
 def _scores(
-    rows: Rows, epsilon: float, method: str, part: str, settings: TrialSettings, seeds: Sequence[int], what: str
+    rows: Rows, epsilon: float, method: str, part: str, settings: TrialSettings, seeds: Sequence[int]
 ) -> tuple[float, ...]:
     """Return the scores of all seeds; none if one of them is missing."""
     keys = [(f"{epsilon:g}", method, part, " ".join(settings), str(seed)) for seed in seeds]
-    return tuple(float(rows[key][what]) for key in keys) if all(key in rows for key in keys) else ()
+    return tuple(float(rows[key][SCORE]) for key in keys) if all(key in rows for key in keys) else ()
 
 
 def sections() -> Iterator[str]:
@@ -85,8 +91,8 @@ def sections() -> Iterator[str]:
             yield ""
             yield from _task(name, figures)
             yield ""
-    yield "Gain by federating, over devices that train alone: of the method that is best on validation parts, with its 95 %"
-    yield "interval over seeds (bold: not 0)."
+    yield "Gain by federating, over devices that train alone: of fine-tuned FedAvg, and of the other method that is best"
+    yield "on validation parts, with its 95 % interval over seeds (bold: not 0)."
     yield ""
     yield from _gains(by_task)
     missing = [
@@ -98,14 +104,14 @@ def sections() -> Iterator[str]:
 
 
 def _is_open(name: str, epsilon: float, by_task: Mapping[str, Known]) -> bool:
-    return not all((epsilon, method, OWN) in by_task[name] for method in TASKS[name].methods)
+    return not all((epsilon, method) in by_task[name] for method in TASKS[name].methods)
 
 
 def _task(name: str, figures: Known) -> Iterator[str]:
     rows = [
-        [f"{NAMES[method]}{WHAT[what]}", *(_cell(name, figures.get((epsilon, method, what))) for epsilon in EPSILONS)]
-        for what, method in product(WHAT, TASKS[name].methods)
-        if any((epsilon, method, what) in figures for epsilon in EPSILONS)
+        [NAMES[method], *(_cell(name, figures.get((epsilon, method))) for epsilon in EPSILONS)]
+        for method in TASKS[name].methods
+        if any((epsilon, method) in figures for epsilon in EPSILONS)
     ]
     yield from table(("", *map(_epsilon, EPSILONS)), [*_alone(name), *rows])
 
@@ -141,18 +147,16 @@ def _cell(name: str, figures: Figures | None) -> str:
 def _gains(by_task: Mapping[str, Known]) -> Iterator[str]:
     rows = []
     for name, figures in by_task.items():
-        for what, against in ((OWN, None), (KEPT, math.inf)):
-            cells = []
-            for epsilon in EPSILONS:
-                rival = figures.get((epsilon if against is None else against, LOCAL, OWN))
-                cells.append(_gain(name, figures, epsilon, what, rival))
-            label = "without finishing, over Local" if what == OWN else "finished, over Local without privacy"
-            rows.append([name, label, *cells])
+        noisy = [method for method in TASKS[name].methods if method not in (LOCAL, TUNED)]
+        gains = [_gain(name, figures, epsilon, noisy, figures.get((epsilon, LOCAL))) for epsilon in EPSILONS]
+        rows.append([name, "with noise, over Local", *gains])
+        gains = [_gain(name, figures, epsilon, [TUNED], figures.get((math.inf, LOCAL))) for epsilon in EPSILONS]
+        rows.append([name, "fine-tuned, over Local without privacy", *gains])
     yield from table(("task", "compared", *map(_epsilon, EPSILONS)), rows)
 
 
-def _gain(name: str, figures: Known, epsilon: float, what: str, rival: Figures | None) -> str:
-    there = {method: one for method in TASKS[name].methods if method != LOCAL and (one := figures.get((epsilon, method, what)))}
+def _gain(name: str, figures: Known, epsilon: float, methods: Sequence[str], rival: Figures | None) -> str:
+    there = {method: one for method in methods if (one := figures.get((epsilon, method)))}
     if rival is None or not there:
         return "-"
     method = max(there, key=lambda one: there[one].validation)
@@ -160,7 +164,8 @@ def _gain(name: str, figures: Known, epsilon: float, what: str, rival: Figures |
     interval = interval_of_mean(gains)
     assert interval is not None
     low, high = interval
-    text = f"{fmean(gains):+.1f} ({low:.1f} to {high:.1f}), {NAMES[method]}"
+    by = "" if methods == [TUNED] else f", {NAMES[method]}"
+    text = f"{fmean(gains):+.1f} ({low:.1f} to {high:.1f}){by}"
     return f"**{text}**" if low > 0 or high < 0 else text
 
 

@@ -38,8 +38,6 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     common: str = ""  # the printed row of this method's common model
     seeds: tuple[int, ...] | None = None  # only these of the column's seeds; None: all of them
     baseline: bool = False  # devices also train a model alone, from which the dial may take values
-    like: str = ""  # the row whose trials choose for this one, too, because both train alike
-    kept: bool = False  # shown is what devices keep at the end, over clients, in place of the figure of the served model
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ FORMAT = click.option(
 
 
 class RoundsType(click.IntRange):
-    """Number of rounds, or `auto` (fedserver.core.finishing)."""
+    """Number of rounds, or `auto` (fedserver.core.training_length)."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value if value == "auto" else super().convert(value, param, ctx)

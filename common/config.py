@@ -24,6 +24,8 @@ Probability = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Decay = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Encoding = Literal["", "bf16", "int8", "zstd"]  # attune.common.exchange.encodings says what each does
 
+REMOVED = ("finish", "finish_lr", "finish_stop")  # of [train]: homes and plans of earlier versions have these, unread
+
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -62,32 +64,17 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     augment: tuple[Literal["flip", "crop", "noise", "erase"], ...] | msgspec.UnsetType = msgspec.UNSET
     # Score the test part before and after local training. false: only in evaluations of all devices. none: true.
     evaluate: bool | msgspec.UnsetType = msgspec.UNSET
-    # auto: before its last evaluation a device fine-tunes its models for 20 to 60 epochs, for itself alone
-    # (docs/does-it-help.md#finishing). none: off.
     finish: Literal["auto", "off"] | msgspec.UnsetType = msgspec.UNSET
-    # Constant learning rate of this fine-tuning. none: `lr`, with its decay.
     finish_lr: Positive | msgspec.UnsetType = msgspec.UNSET
-    # fleet: devices try several numbers of epochs, and all take the likeliest (docs/does-it-help.md#finishing).
-    # off: 20 to 60. none: fleet in regression without privacy, else off.
     finish_stop: Literal["fleet", "off"] | msgspec.UnsetType = msgspec.UNSET
     # Rounds after which all devices report how likely held-out samples are under what they would keep. The dial gets a second
     # held-out share. `--method auto` sets this. none: no round.
     score_after: tuple[Count, ...] | msgspec.UnsetType = msgspec.UNSET
 
-    def __post_init__(self) -> None:
-        of_finishing = self.finish_stop == "fleet" or self.finish_lr is not msgspec.UNSET
-        if of_finishing and (self.finish == "off" or not self.validation):
-            raise ValueError('train.finish_stop and finish_lr need train.finish = "auto", and train.validation above 0')
-
     @property
     def scored_rounds(self) -> tuple[int, ...]:
         """The rounds after which devices report a score of what they would keep."""
         return () if self.score_after is msgspec.UNSET else self.score_after
-
-    @property
-    def finishes(self) -> bool:
-        """Whether devices fine-tune their models before the last evaluation. Without held-out samples they could not choose."""
-        return self.finish == "auto" and self.validation > 0
 
     def in_round(self, number: int) -> TrainSettings:
         """Return the settings with the learning rate of this round; the first round is 1."""
@@ -395,6 +382,18 @@ def load_settings(config: Path | None, assignments: Iterable[str], flags: Mappin
     for text in assignments:
         path, value = parse_assignment(text)
         overrides = merge(overrides, by_section({".".join(path): value}))
-    overrides = merge(overrides, flags)
-    convert(Settings, overrides, "")
-    return overrides
+    return checked(merge(overrides, flags))
+
+
+def checked(given: dict[str, Any]) -> dict[str, Any]:
+    """Return settings that a user gives, if their sections are known and none is set that was removed.
+
+    Raises:
+        SettingError: The error says what to set instead.
+    """
+    convert(Settings, given, "")
+    for key in REMOVED:
+        if given.get("train", {}).get(key, "off") != "off":
+            why = "what devices kept was worse for it. The method fedavg+ft fine-tunes on each device (method.tune_epochs)"
+            raise SettingError(f"train.{key} was removed: leave it out, because {why}")
+    return given

@@ -24,10 +24,10 @@ from attune.common.text import clean, from_json
 MAX_COUNT = 1 << 53  # exact in every reader of JSON and CSV, and well within SQLite's integers
 LARGEST = 1e100  # magnitude of a reported number; its square is finite, and so is the sum of any number of devices
 LARGEST_GAIN = 2.0  # the difference of two scores, each of which is from -1 to 1
-FINISH_STOPS = (0, 5, 10, 20)  # numbers of epochs that a fleet tries before it finishes its models
 LARGEST_KEPT = 1.7e308  # magnitude in homes of before LARGEST; `within_bounds` cuts it where such a row is read
 
-# "alone" stands for all models that the device has fitted by scikit-learn on its own samples (fedclient.work.portfolio).
+# "alone" stands for all models that the device has fitted by scikit-learn on its own samples (fedclient.work.portfolio). A
+# device of an earlier version may keep finished models, which were fine-tuned at the end.
 Choice = Literal["personalized", "common", "local", "finished-personalized", "finished-common", "alone"]
 CHOICES: tuple[Choice, ...] = ("personalized", "common", "local", "alone")  # whose likelihoods devices report, for the prior
 NETWORKS: tuple[Choice, ...] = ("personalized", "common", "local", "finished-personalized", "finished-common")
@@ -139,10 +139,6 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     likelihood_alone: Finite | None = None
     likelihood_kept: Finite | None = None
     likelihood_closed_form: Finite | None = None
-    likelihood_after_0: Finite | None = None
-    likelihood_after_5: Finite | None = None
-    likelihood_after_10: Finite | None = None
-    likelihood_after_20: Finite | None = None
     dial_mean: Share | None = None
     dial_own: Share | None = None
     test_samples: Count | None = None
@@ -164,7 +160,6 @@ _D = MetricDescriptor
 HIGHER: Literal["higher"] = "higher"
 LOWER: Literal["lower"] = "lower"
 _TRAFFIC = "Bytes sent and fetched"
-_AFTER = "`likelihood_kept` if the device finishes for {} epochs; only where the fleet chooses (`train.finish_stop`)"
 _RIVAL_MODELS: Mapping[Rival, str] = {
     "common": "the common model",
     "local": "the local model",
@@ -213,10 +208,6 @@ _DESCRIPTORS = (
         "nats",
         HIGHER,
     ),
-    *(
-        _D(f"likelihood_after_{stop}", f"likelihood, finishing for {stop} epochs", _AFTER.format(stop), "nats", HIGHER)
-        for stop in FINISH_STOPS
-    ),
     _D("dial_mean", "dial at the common value", "Share of the attended components at the common value"),
     _D("dial_own", "dial at the own value", "Share of the attended components at the value that the device trained alone"),
     _D("test_samples", "test samples", "Samples of the test part, the weights of averages over samples", "samples"),
@@ -242,7 +233,6 @@ LIKELIHOODS: Mapping[Choice, str] = {
     "local": "likelihood_local",
     "alone": "likelihood_alone",
 }
-LIKELIHOODS_AFTER: Mapping[int, str] = {stop: f"likelihood_after_{stop}" for stop in FINISH_STOPS}  # epochs of finishing
 
 
 M = TypeVar("M", bound=Metrics)

@@ -265,7 +265,7 @@ class Device:
         newest = self._ready().newest
         done = self.store.spent() + (newest.sequence if newest is not None else 0)
         check_sums(order, self.options, self.plan)
-        order = self.options.limits.bounded(order, done, self.console.say)
+        self.options.limits.check_orders(done)
         self.job = OrderInProgress(self._spawn(self._work(order, stop := threading.Event())), stop)
         self._set_deadline(order)
 

@@ -6,8 +6,7 @@ The server's operator decides the plan, and the device's owner these limits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -84,26 +83,14 @@ class OrderLimits:
                 f"the server's model has {size:,} bytes; this device allows {self.model_bytes:,} (--max-model-bytes)"
             )
 
-    def bounded(self, order: Order, done: int, say: Callable[[str], None]) -> Order:
-        """Return the order within these limits: without finishing, if that takes too many passes over the samples.
-
-        Args:
-            order: The order; it may fine-tune two models at most.
-            done: Orders that the home has carried out.
-            say: Takes a line about what is left out.
+    def check_orders(self, done: int) -> None:
+        """Check that the home may carry out another order.
 
         Raises:
-            LimitExceeded: The home may not carry out another order.
+            LimitExceeded: It has carried out as many as it may.
         """
         if done >= self.orders:
             raise LimitExceeded(f"this device has carried out {done:,} orders, as many as it allows (--max-orders)")
-        if (epochs := 2 * order.finish_epochs) <= self.epochs:
-            return order
-        say(
-            f"models are not finished: the server asks for up to {epochs:,} passes over the samples, and this device allows "
-            f"{self.epochs:,} in one order (--max-epochs)"
-        )
-        return replace(order, finish_epochs=0)
 
 
 DEFAULT_LIMITS = OrderLimits()

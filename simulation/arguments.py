@@ -8,7 +8,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from attune.common.config import Settings, by_section, convert, load_settings, merge
+from attune.common.config import by_section, checked, load_settings, merge
 from attune.common.errors import AttuneError, SettingError, ShapeMismatch, ShardError, together
 from attune.common.identity.names import check_name
 from attune.common.plan import DataSettings
@@ -57,8 +57,7 @@ def overrides(
     given["model"] = {"name": model} if model else {}
     given["round"] = {"rounds": rounds} if rounds is not None else {}
     merged = merge(merged, given | ({} if seed is None else {"seed": seed}))
-    convert(Settings, merged, "")
-    return merged
+    return checked(merged)
 
 
 def data_by_name(given: Shards) -> dict[str, Any]:

@@ -69,16 +69,8 @@ class Order:
     )  # part -> encoding of what is handed in; a part without one is plain
     # Shares of models, as other devices found them: of those in CHOICES, and of the fitted ones among themselves.
     prior: Mapping[str, float] = field(default_factory=dict)
-    finish_epochs: int = 0  # epochs of fine-tuning before the models are weighed, in the last evaluation
-    finish_stops: tuple[int, ...] = ()  # smaller numbers of epochs, which are tried on the way
     # Where devices keep their embeddings: the round of this device's last update that counted -> the weight of all its updates.
     counted: Mapping[int, float] = field(default_factory=dict)
-
-    @property
-    def all_stops(self) -> tuple[int, ...]:
-        """All numbers of epochs at which fine-tuning stops, whatever the server wrote; the last is `finish_epochs`."""
-        on_way = sorted({stop for stop in self.finish_stops if 0 < stop < self.finish_epochs})
-        return (*on_way, self.finish_epochs) if self.finish_epochs else ()
 
     @property
     def whole(self) -> Order:

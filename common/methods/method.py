@@ -32,7 +32,7 @@ EVERYDAY, PUBLISHED, PLAIN = PRESETS = "everyday", "published", "plain"
 UNBOUNDED = {"bound_change": 0.0, "bound_samples": 0.0}  # as published: no paper bounds what a device hands in
 # As published: no paper holds training samples out to weigh models, or takes rounds back.
 WHOLE_TRAINING: Mapping[str, Mapping[str, float]] = {"train": {"validation": 0.0}, "round": {"take_back": 0.0}}
-# The rest that no paper has; with `train.validation` 0 no models are blended or finished.
+# The rest that no paper has; with `train.validation` 0 no models are blended.
 EXTRAS_OFF = merge(WHOLE_TRAINING, {"train": {"clip_norm": 0.0}, "round": {"deadline_multiple": 0.0}})
 DEFAULT_AGGREGATORS: Mapping[PartKind, str] = {"shared": "mean", "attended": "attention", "generated": "hypernetwork"}
 

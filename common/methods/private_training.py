@@ -33,11 +33,6 @@ CONFLICTS = [
         lambda s: s.privacy.on_devices and s.configured.objective.not_private,
     ),
     Conflict(
-        'train.finish_stop cannot be combined with privacy.unit = "{s.privacy.unit}": likelihoods without noise would choose '
-        "how long all devices finish. Leave it out",
-        lambda s: s.privacy.on_devices and s.train.finish_stop == "fleet",
-    ),
-    Conflict(
         'train.mixed_precision = "{s.train.mixed_precision}" is too coarse for privacy.unit = "{s.privacy.unit}": leave it off',
         lambda s: s.privacy.on_devices and s.train.mixed_precision != "off",
     ),

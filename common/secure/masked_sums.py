@@ -76,9 +76,7 @@ class MaskedLayout(msgspec.Struct, frozen=True):
     @property
     def size(self) -> int:
         """Bytes of the number."""
-        wide = 3 * len(self.columns) + 2 * len([*self.features, *self.targets])
-        counts = 3 + len(self.classes) + (2 * BUCKETS + 3) * len(self.columns)
-        return WIDE_BYTES * wide + COUNT_BYTES * counts
+        return sum(WIDE_BYTES if is_wide else COUNT_BYTES for is_wide in self.is_wide())
 
 
 def packed(layout: MaskedLayout, slots: Sequence[int | float | Fraction]) -> bytes:

@@ -7,7 +7,7 @@ Thousands of simulated devices share one. A module only says how to compute, and
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import get_ident
 from weakref import WeakValueDictionary
 
@@ -105,14 +105,13 @@ class Baselines:
         hooks: Hooks = NONE,
         name: str = "",
     ) -> None:
-        family, self._shared = (family_of(plan), "baseline"), shared
         self._trainer = Trainer(
             shared.network,
             Sgd(SgdSettings()),
             PlainPredictor(ModelSettings()),
             plan.train,
             device,
-            family=family,
+            family=(family_of(plan), "baseline"),
             hooks=hooks,
             classes=plan.classes,
             measure=MEASURES[plan.task],
@@ -142,36 +141,6 @@ class Baselines:
     def keep(self, local: Tensors | None, state: Mapping[str, torch.Tensor]) -> None:
         """Continue from a committed order."""
         self.local, self._trainer.state = local, state
-
-    def finished(
-        self, tensors: Tensors, data: Prepared, epochs: int, seeds: Seeds, cancelled: Callable[[], bool], round_: int
-    ) -> Jobs[Tensors]:
-        """Return a whole model after plain training on this device's samples, at the rate of finishing.
-
-        Args:
-            tensors: The model to start from.
-            data: The device's samples.
-            epochs: Passes over the training samples.
-            seeds: Values on which the seeds depend.
-            cancelled: Returns whether the work was replaced.
-            round_: The federation's round.
-
-        Raises:
-            TrainingDiverged: The loss or a tensor is not finite.
-            Cancelled: The work was replaced.
-        """
-        settings = msgspec.structs.replace(self._trainer.settings, local_epochs=epochs, local_steps=0)
-        if settings.finish_lr is not msgspec.UNSET:
-            settings = msgspec.structs.replace(settings, lr=settings.finish_lr, lr_decay=msgspec.UNSET)
-        trainer = replace(self._trainer, model=self._shared.network, settings=settings, family=(self._trainer.family, epochs))
-        trained = yield from trainer.training(
-            tensors, {}, data.train_x, data.train_y, seeds, cancelled=cancelled, round_=round_
-        )
-        return trained.tensors
-
-    def plain(self, tensors: Tensors) -> tuple[Trainer, Tensors]:
-        """Return what evaluates a plain model, and its tensors in the model's order."""
-        return self._trainer, {name: tensors[name] for name in self._shared.initial}
 
     def candidates(self, common: Tensors) -> Candidates:
         """Return the models that exist, each with what evaluates it.

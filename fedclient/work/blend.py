@@ -23,8 +23,6 @@ from attune.fedclient.work.trainer import EVALUATION_BATCH, Scores, Trainer
 # Pseudo-count of the prior for each model. It draws weights from few samples towards those that other devices found, or
 # towards equal weights.
 PSEUDO_COUNT = 1.0
-# For each finished model the model that it comes from.
-ORIGINS: Mapping[str, str] = {"finished-personalized": "personalized", "finished-common": "common"}
 NOTHING: Mapping[str, float] = MappingProxyType({})  # no device has found anything yet
 LOCAL_SHARE = 1 / 3  # weight of the model that was trained alone, where no sample was held out
 MOST_TURNS = 500  # of leaving samples out; of more samples several are left out together, which hardly changes the weights
@@ -52,14 +50,12 @@ def pseudo_counts(models: Collection[str], prior: Mapping[str, float]) -> list[f
     Args:
         models: The K models.
         prior: Shares of models, as other devices found them. Other models in it are ignored; if one of `models` is missing, the
-            counts are those of metrics.prior_shares. Other devices say nothing of finished models, so each of these counts
-            PSEUDO_COUNT: a model that a device can hardly use may be the best one after finishing.
+            counts are those of metrics.prior_shares.
     """
-    known = {model: prior.get(model, 0.0) for model in models if model not in ORIGINS}
+    known = {model: prior.get(model, 0.0) for model in models}
     shares = known if all(known.values()) else prior_shares(known)
     total = sum(shares.values())
-    counts = {model: len(known) * share / total for model, share in shares.items()}
-    return [PSEUDO_COUNT * counts.get(model, 1.0) for model in models]
+    return [PSEUDO_COUNT * (len(known) * shares[model] / total) for model in models]
 
 
 def weights_of(

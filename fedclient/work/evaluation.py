@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 
 import msgspec
@@ -13,15 +12,13 @@ import torch
 
 from attune.common.errors import Forbidden
 from attune.common.exchange.messages import Order
-from attune.common.methods.registry import configured_on_device
-from attune.common.metrics import CHOICES, KEPT_RIVALS, LIKELIHOODS, LIKELIHOODS_AFTER, NETWORKS, RIVALS, Choice
+from attune.common.metrics import CHOICES, KEPT_RIVALS, LIKELIHOODS, NETWORKS, RIVALS, Choice
 from attune.common.plan import Plan
 from attune.fedclient.data.prepare import Prepared
 from attune.fedclient.hooks import Hooks
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.work import baselines, comparison
 from attune.fedclient.work.blend import Member, answering, blended_logits, leave_one_out
-from attune.fedclient.work.calibration import log_likelihood
 from attune.fedclient.work.dial import Dialled, Position, dialled
 from attune.fedclient.work.job import Jobs
 from attune.fedclient.work.measures import MEASURES, mean_score
@@ -29,10 +26,8 @@ from attune.fedclient.work.objectives.base import Tensors
 from attune.fedclient.work.own_loop import Data, scored
 from attune.fedclient.work.portfolio.federated import FederatedRidge
 from attune.fedclient.work.portfolio.portfolio import Portfolio, held_of, samples_of
-from attune.fedclient.work.trainer import Seeds, Trainer, TrainingDiverged
+from attune.fedclient.work.trainer import Seeds, Trainer
 from attune.fedclient.work.weighing import Weighed, weighed
-
-FAR_BEHIND = 2.0  # nats a held-out sample: fine-tuning a common model that is so much worse is not worth its time
 
 
 @dataclass(frozen=True)
@@ -76,9 +71,6 @@ class Evaluation:
         self._scores = len(data.test_x) > 0 if hooks.evaluate is not None else self._measure.can_score(data.test_y)
         self._keeps_best, self._blends = blends, blends and plan.train.validation > 0
         self._scored_rounds = plan.train.scored_rounds
-        # Of its own loop a device does not know what one more epoch would do; a head that training does not use stays as drawn.
-        self._finishes = hooks.train is None and configured_on_device(plan).objective.uses_head
-        self._will_finish = self._finishes and plan.train.finishes
         self._plan = plan
         self.constant = baselines.constant_answer(data, self._measure) if hooks.evaluate is None else None
 
@@ -127,24 +119,22 @@ class Evaluation:
         right = (yield from baselines.right_on_test({**candidates, **alone}, data)) if self._scores else {}
         accuracies = {name: mean_score(scores) for name, scores in right.items()}
         others = [name for name in RIVALS if name in right and name != self.own_choice and self._by_sample]
-        blend, after = Weighed({}, {}), dict[str, float]()
+        blend = Weighed({}, {})
         if self._trainer.predictor.scores_out_of_fold and portfolio is not None and self._keeps_best:
             blend = yield from self._beside_fitted(portfolio, held, own_tensors, order, seeds)
         elif self._blends:
             blending = candidates
-            if is_flattered and (self._will_finish or portfolio is not None):
+            if is_flattered and portfolio is not None:
                 # The blend has the dial's sources. The model before the dial takes the place of the mixture, so that the device
                 # can tell how likely its held-out samples are.
-                theta, is_flattered = held.theta, False
-                undialled = yield from self._prepared(theta, held.received, seeds, cancelled)
+                is_flattered = False
+                undialled = yield from self._prepared(held.theta, held.received, seeds, cancelled)
                 blending = {**candidates, self.own_choice: (self._trainer, undialled)}
-            finished, after = yield from self._finished(theta, held.common, blending, order, seeds, cancelled, portfolio)
-            blending = {**blending, **finished}
             blend = yield from weighed(blending, self.own_choice, data, order.prior, portfolio)
             candidates = blending if blend.members else candidates
         members = blend.members
-        reported = [name for name in CHOICES if name in blend.likelihood]  # nothing is reported of finished models
-        said = {name: blend.likelihood[name] for name in reported} if not is_flattered and len(reported) > 1 else {}
+        said = {name: blend.likelihood[name] for name in CHOICES if name in blend.likelihood}
+        said = said if not is_flattered and len(said) > 1 else {}
         likelihood_kept = gained = None
         if order.round in self._scored_rounds:
             likelihood_kept = yield from self._scored(blend, candidates, order)
@@ -168,7 +158,6 @@ class Evaluation:
             fitted=dict(blend.fitted),
             likelihood_kept=likelihood_kept,
             likelihood_closed_form=gained,
-            **after,
             **{LIKELIHOODS[name]: value for name, value in said.items()},
             **{name: value for numbers in against for name, value in numbers.items()},
         )
@@ -190,51 +179,6 @@ class Evaluation:
         fit, beside = against
         return (yield from weighed(candidates, self.own_choice, data, order.prior, beside, {self.own_choice: fit}))
 
-    def _finished(
-        self,
-        theta: Tensors,
-        common: Tensors,
-        unfinished: baselines.Candidates,
-        order: Order,
-        seeds: Seeds,
-        cancelled: Callable[[], bool],
-        portfolio: Portfolio | None,
-    ) -> Jobs[tuple[baselines.Candidates, dict[str, float]]]:
-        """Return the own model and the common one after fine-tuning for this device alone, if the order asks for it.
-
-        They are weighed by held-out samples like all others, so a device without any has none of them. A model is left out if
-        plain training does not lead on from it, or diverges; the common one also if it is far behind.
-
-        Returns:
-            The finished models; and if the order has stops on the way, how likely held-out samples are at each (by the metric).
-        """
-        data, models, after = self._data, dict[str, Tensors](), dict[str, float]()
-        if not order.finish_epochs or not len(data.validation_x) or not self._finishes:
-            return {}, after
-        if self.own_choice != "local":
-            models["finished-common" if self.own_choice == "common" else "finished-personalized"] = theta
-        if common and self.own_choice != "common" and not (yield from self._far_behind(common, theta)):
-            models["finished-common"] = common
-        models = {name: self._rivals.plain(tensors)[1] for name, tensors in models.items()}
-        finished: dict[str, tuple[Trainer, Tensors]] = {}
-        done, stops = 0, (0, *order.all_stops)
-        for stop in stops:
-            for name in list(models) if stop else ():
-                purposes = partial(_purpose, seeds, f"{name} after {done}" if done else name)
-                try:
-                    models[name] = yield from self._rivals.finished(
-                        models[name], data, stop - done, purposes, cancelled, order.round
-                    )
-                except TrainingDiverged:
-                    del models[name]
-            done, finished = stop, {name: self._rivals.plain(tensors) for name, tensors in models.items() if stop}
-            if len(stops) > 2 and stop in LIKELIHOODS_AFTER:
-                candidates = {**unfinished, **finished}
-                blend = yield from weighed(candidates, self.own_choice, data, order.prior, portfolio)
-                likelihood = yield from self._scored(blend, candidates, order)
-                after |= {} if likelihood is None else {LIKELIHOODS_AFTER[stop]: likelihood}
-        return finished, after
-
     def _scored(self, blend: Weighed, candidates: baselines.Candidates, order: Order) -> Jobs[float | None]:
         """Return the log-likelihood of the held-out samples under what the device would keep; None without such samples.
 
@@ -248,15 +192,6 @@ class Evaluation:
             fit = yield from trainer.calibrated(tensors, data.validation_x, data.validation_y, data.validation_weight)
             probability = {self.own_choice: fit.probability.nan_to_num(0.0)}
         return leave_one_out(probability, order.prior, data.validation_weight, data.validation_groups)
-
-    def _far_behind(self, common: Tensors, theta: Tensors) -> Jobs[bool]:
-        """Return whether the common model explains held-out samples by FAR_BEHIND nats a sample less than the own one."""
-        data, nats = self._data, []
-        for tensors in (common, theta):
-            trainer, model = self._rivals.plain(tensors)
-            fit = yield from trainer.calibrated(model, data.validation_x, data.validation_y, data.validation_weight)
-            nats.append(log_likelihood(fit.probability, data.validation_weight))
-        return nats[0] < nats[1] - FAR_BEHIND * len(data.validation_x)
 
     @property
     def federated(self) -> FederatedRidge:
@@ -322,8 +257,3 @@ def _kept(members: Mapping[str, Member]) -> Choice | None:
     if alone := math.fsum(member.weight for name, member in members.items() if name not in NETWORKS):
         weights["alone"] = alone
     return max(weights.items(), key=itemgetter(1))[0] if weights else None
-
-
-def _purpose(seeds: Seeds, model: str, purpose: str) -> int:
-    """Return the seed of a purpose of one model's fine-tuning."""
-    return seeds(f"{model} {purpose}")

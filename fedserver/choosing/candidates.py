@@ -20,7 +20,7 @@ from attune.common.models.registry import model_for, why_not_usual
 from attune.common.plan import Kind, Plan, Profile
 from attune.fedserver.choosing.racing import ALONE, CLOSED_FORM, FEWEST_ROUNDS, NOTHING_HELD_OUT, rungs_of
 from attune.fedserver.core import planning
-from attune.fedserver.core.finishing import round_settings
+from attune.fedserver.core.training_length import round_settings
 
 Complete = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]  # returns all settings of a method, from its name and settings
 NOWHERE = "tried"  # the federation of a plan that is thrown away

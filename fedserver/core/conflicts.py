@@ -36,7 +36,6 @@ GENERATED = " (with 1,000 devices and epsilon = 8, FedTP was tried and has an ac
 SERVED, SINGLE = "each order must start from what the server serves", "it compares single updates"
 DRAW = "only independent draws of each device may be counted on"
 LIKELIHOODS = "it chooses by how likely each held-out sample is, and a Cox model gives no such likelihood. Leave it out"
-OR_TUNED = f"{LIKELIHOODS}, or take the method fedavg+ft"
 PAIRS = [
     (SECURE, "method.robust", "a robust rule compares single updates"),
     (SECURE, "round.take_back", "it looks at losses of single devices"),
@@ -68,7 +67,6 @@ PAIRS = [
     (CLIENT, "method.robust", SINGLE),
     (CLIENT, "server.max_update_norm", "changes are clipped, and a refusal tells their norm"),
     (CLIENT, "round.take_back", "it looks at losses of single devices"),
-    (CLIENT, 'train.finish_stop = "fleet"', "the likelihoods of all devices choose what each is told"),
     (CLIENT, "round.adapt_rounds", "newcomers' rounds have no noise"),
     (CLIENT, ALL, SERVED),
     *((CLIENT, f"round.{name}", DRAW) for name in ("quorum", "over_selection", "replace_after_s", "attackers")),
@@ -83,8 +81,6 @@ PAIRS = [
     ),
     (SURVIVAL, "method.dial", LIKELIHOODS),
     (SURVIVAL, "train.score_after", f"{LIKELIHOODS}; in place of --method auto name a method"),
-    (SURVIVAL, 'train.finish = "auto"', OR_TUNED),
-    (SURVIVAL, 'train.finish_stop = "fleet"', OR_TUNED),
 ]
 NEEDS = [
     Conflict(

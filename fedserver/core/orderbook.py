@@ -38,7 +38,6 @@ class OrderBook:
         smaller: Mapping[str, Smaller] | None = None,
         changes: bool = False,
         prior: Mapping[str, float] | None = None,
-        finish_stops: Sequence[int] = (),
         counted: Mapping[int, float] | None = None,
     ) -> Order:
         """Write and remember an order.
@@ -54,7 +53,6 @@ class OrderBook:
             smaller: Compressed forms to send instead, by the digest of the value.
             changes: Whether the device accepts a compressed form under the digest of the value itself.
             prior: Shares of the models (core.prior).
-            finish_stops: Numbers of epochs for which the device fine-tunes its models for itself; it keeps those of the last.
             counted: The round of its last update that counted, and the weight of that round's updates.
         """
         self._learn_from_last(order.client)
@@ -73,8 +71,6 @@ class OrderBook:
             cold_start=_refs(compared, version, instead, changes),
             encodings={part: encoding for part, encoding in returns.items() if encoding},
             prior=prior or {},
-            finish_epochs=finish_stops[-1] if finish_stops else 0,
-            finish_stops=tuple(finish_stops[:-1]),
             counted=counted or {},
         )
         return self._orders[order.client]

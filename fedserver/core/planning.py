@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from attune.common.config import PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
+from attune.common.config import REMOVED, PrivacySettings, RoundSettings, ServerSettings, TrainSettings, convert, merge
 from attune.common.errors import HomeMismatch, SettingError
 from attune.common.exchange.registry import SECURE_SUM, settings_of
 from attune.common.methods.method import EVERYDAY, ConfiguredMethod, Method
@@ -36,12 +36,12 @@ from attune.fedserver.core.client_privacy import (
 from attune.fedserver.core.conflicts import check_conflicts
 from attune.fedserver.core.data_form import columns_of
 from attune.fedserver.core.encodings import Encodings, encodings_of
-from attune.fedserver.core.finishing import round_settings, trial_round, usual_epochs, with_scores
 from attune.fedserver.core.phases import Rules
 from attune.fedserver.core.policy import SUSPECTED, Synchronous, heard_as, outvoted
 from attune.fedserver.core.replayed_rounds import Arrival, ReplayedRounds
 from attune.fedserver.core.scale import MaskedScales, check_bounds, declared_scale, declared_targets, scale_of, scale_of_targets
 from attune.fedserver.core.secure_policy import ON, SameCohortRounds, defaults_of, no_sums, transform_of, weighted
+from attune.fedserver.core.training_length import round_settings, usual_epochs, with_scores
 
 MAX_PLAN_BYTES = 2 << 20  # half of what a message may have
 CHANGEABLE = ("adapt_rounds", "adapt", "left_out")
@@ -82,14 +82,17 @@ class ResolvedSettings:
         common = self.adaptation is not None and self.adaptation.common
         privacy = self.privacy
         if not privacy.on_server:
-            trial = trial_round(self.train, settings.rounds)
-            scored = {*self.train.scored_rounds, *([] if trial is None else [trial])}
+            scored = self.train.scored_rounds
             if self.arrivals is not None:
                 replayed = ReplayedRounds(settings, self.seed, score_after=scored, until=self.until, arrivals=self.arrivals)
                 return Rules(settings, replayed, common)
             kind = BufferedRounds if settings.mode == "buffered" else Synchronous
             kind, secure = SameCohortRounds if privacy.same_cohort else kind, privacy.secure_aggregation
-            return Rules(settings, kind(settings, self.seed, score_after=scored, until=self.until, secure=secure), common)
+            return Rules(
+                settings,
+                kind(settings, self.seed, score_after=scored, until=self.until, secure=secure),
+                common,
+            )
         most = settings.rounds if privacy.epsilon is not None else 0
         poisson = PoissonRounds(settings, self.seed, drawn_rate(privacy, settings), most, privacy.insecure_seed)
         return Rules(settings, poisson, noisy=True)
@@ -170,13 +173,13 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
     transforms = {**full.get("transforms", {}), **transform_of(privacy, configured)}
     encodings = encodings_of(rounds, method.kinds, settings_of(transforms))
     encodings.check_here()
-    train = with_scores(convert(TrainSettings, full.get("train", {}), "train."), rounds)
+    of_train = {key: value for key, value in full.get("train", {}).items() if key not in REMOVED}
     resolved = ResolvedSettings(
         configured=configured,
         method_options=options,
         model_name=name,
         model_options=model,
-        train=train,
+        train=(train := with_scores(convert(TrainSettings, of_train, "train."), rounds)),
         round=rounds,
         encodings=encodings,
         server=convert(ServerSettings, full.get("server", {}), "server."),
@@ -187,7 +190,7 @@ def resolve(overrides: Mapping[str, Any]) -> ResolvedSettings:
         adaptation=adaptation_of(configured, rounds.adapt),
         preset=preset,
         # Each step costs a share of a privacy budget, so there only the operator asks for more.
-        sets_epochs=privacy.unit != "none" or "local_epochs" in full.get("train", {}) or train.local_steps > 0,
+        sets_epochs=privacy.unit != "none" or "local_epochs" in of_train or train.local_steps > 0,
     )
     check_conflicts(resolved)
     return resolved
@@ -352,16 +355,14 @@ def make_plan(
 
 
 def _train_of(settings: ResolvedSettings, task: TaskName, profiles: Sequence[Profile]) -> TrainSettings:
-    """Return the settings of training as the plan has them, with the number of epochs; the orders tell of finishing.
+    """Return the settings of training as the plan has them, with the number of epochs.
 
-    Devices with a dial must know from the beginning that they will finish. Then they blend another model, and they vote.
     Where samples have no likelihood, by which devices choose between models, none is held out.
     """
     train = settings.train
     validation = train.validation if TASKS[task].by_sample else 0.0
-    finish = train.finish if settings.configured.dial is not None else msgspec.UNSET
     epochs = train.local_epochs if settings.sets_epochs else usual_epochs(train, (profile.samples for profile in profiles))
-    return msgspec.structs.replace(train, finish=finish, finish_stop=msgspec.UNSET, validation=validation, local_epochs=epochs)
+    return msgspec.structs.replace(train, validation=validation, local_epochs=epochs)
 
 
 def pinned(plan: Plan, body_digest: str) -> Plan:

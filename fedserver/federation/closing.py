@@ -15,12 +15,12 @@ from attune.common.faults import SERVER, fail_at
 from attune.common.task import TASKS
 from attune.fedserver.core.accuracy import summary
 from attune.fedserver.core.buffered_rounds import staleness_weight
-from attune.fedserver.core.finishing import improves
 from attune.fedserver.core.messages import Aggregated, Effect, GoBack, Record, SummedChanges
 from attune.fedserver.core.planning import ResolvedSettings
 from attune.fedserver.core.policy import often_taken_back
 from attune.fedserver.core.records import AcceptedUpdate, Report
 from attune.fedserver.core.round import step
+from attune.fedserver.core.training_length import improves
 from attune.fedserver.federation.federation_state import FederationState
 from attune.fedserver.federation.opening import OrderSender
 from attune.fedserver.federation.secure_rounds import SecureRounds

@@ -11,7 +11,6 @@ from attune.common.exchange.messages import Order, WorkName
 from attune.common.methods.method import SOLVED
 from attune.common.protocol import CLOSED_FORM, EXACT_SUMS, IN_NO_SUM, SUMS
 from attune.common.wire.blobs import Blob
-from attune.fedserver.core.finishing import lengthened, stops_after, trial_round
 from attune.fedserver.core.messages import OrderId, Record
 from attune.fedserver.core.orderbook import counted, lacks_sums, needs_download
 from attune.fedserver.core.planning import sums_ability
@@ -34,7 +33,6 @@ class OrderSender:
         self._settings, self._ledger, self._lab, self._book = state.settings, state.storage.ledger, state.lab, state.book
         self._in_one_sum = sums_ability(state.settings) == IN_NO_SUM  # samples are, behind masks
         self._priors: dict[int, Prior] = {}  # of the evaluation after this round, once it was asked for
-        self._stops: dict[int, tuple[int, ...]] = {}  # likewise: epochs of finishing
 
     async def open(self, work: WorkName, number: int, devices: Collection[str]) -> None:
         """Send these devices their orders for a step of round `number`. Errors that can pass are overcome."""
@@ -53,7 +51,6 @@ class OrderSender:
         served = await self._lab.serve(sorted(together), _founders(known, together), earlier, work == "evaluate")
         cold_start = await self._lab.cold_start() if work == "evaluate" else {}
         prior = await self._prior(record, number) if work == "evaluate" else NO_PRIOR
-        finish_stops = await self._finish_stops(number, record.last) if work == "evaluate" else ()
         LOG.info("round %d: %s on %d devices", number, work, len(devices))
         takes = {name: self._takes(served[name], record, known.get(name), work) for name in devices}
         smaller = await self._smaller(version, record, known, takes, cold_start)
@@ -78,7 +75,6 @@ class OrderSender:
                 smaller[name],
                 changes,
                 prior.of(name),
-                self._stops_of(known.get(name), number, finish_stops, record.last),
                 counted(record, known.get(name)),
             )
             inline = self._inline(name, order)
@@ -89,27 +85,6 @@ class OrderSender:
                 whole = all(ref.sent.digest in inline for ref in (*order.downloads, *order.cold_start))
                 self._state.activity.enter(name, WORK[work] if whole else DeviceStage.WAITING, "" if whole else HAS_ORDER)
             self._state.streams.send(name, order.carrying({digest: data[digest] for digest in inline}))
-
-    async def _finish_stops(self, number: int, last: int) -> tuple[int, ...]:
-        """Return the numbers of epochs for which devices fine-tune their models before the evaluation after round `number`.
-
-        They are chosen once, by rows that change only when a device is revoked, so they are the same after a restart.
-        """
-        if number not in self._stops:
-            train, rounds = self._settings.train, last or self._settings.round.rounds
-            # The few held-out numbers of one device cannot show that a finished model is overfitted (docs/does-it-help.md).
-            # With privacy likelihoods, which have no noise, choose nothing that the operator has not asked for.
-            by_default = self._state.task == "regression" and self._settings.privacy.unit == "none"
-            trial = trial_round(train, rounds, by_default)
-            tried = await self._ledger.last_evaluations(number) if trial is not None and number >= rounds else []
-            self._stops = {number: stops_after(train, rounds, trial, number, [row for row in tried if row.round == trial])}
-        return self._stops[number]
-
-    def _stops_of(self, device: DeviceRecord | None, number: int, stops: tuple[int, ...], last: int) -> tuple[int, ...]:
-        """Return the stops of one device: in the last evaluation few samples take more epochs."""
-        if number < (last or self._settings.round.rounds) or device is None or device.samples is None:
-            return stops
-        return lengthened(stops, self._settings.train, device.samples)
 
     async def _prior(self, record: Record, number: int) -> Prior:
         """Return what devices found before this evaluation. It is read once.

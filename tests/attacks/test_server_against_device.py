@@ -42,15 +42,6 @@ def test_a_plan_that_trains_for_ever_is_refused(make: Make) -> None:
     assert nothing_was_done(bench)
 
 
-@pytest.mark.parametrize(("epochs", "allowed"), [(1 << 31, 1000), (6, 10)])
-def test_an_evaluation_that_fine_tunes_for_ever_is_carried_out_without(make: Make, epochs: int, allowed: int) -> None:
-    """Up to two models are fine-tuned in it, so it takes twice these passes over the samples."""
-    bench = make()
-    bench.server.works, bench.server.rounds, bench.server.finish_epochs = ["evaluate"], [1], epochs
-    bench.run(limits=OrderLimits(epochs=allowed))
-    assert len(bench.server.seen.submits) == 1 and "--max-epochs" in "".join(bench.lines.lines)
-
-
 def test_a_plan_with_a_model_that_fills_the_memory_is_refused_before_it_is_built(make: Make) -> None:
     """Send a plan with a model of 10^12 numbers, of which nothing is ever in memory."""
     bench = make(model="dnn")

@@ -189,18 +189,6 @@ def test_choosing_says_what_pays_in_schools_and_clinics(page: Any, root: Path) -
     assert f"the closed form is {min(gains):.0f} to {max(gains):.0f} points ahead of alone" in text
 
 
-def test_does_it_help_has_the_figures_of_finishing(page: Any, root: Path) -> None:
-    rows = list(rows_of(root, "finishing.csv"))
-    gains: dict[tuple[str, ...], list[float]] = {}
-    for row in rows:
-        gains.setdefault((row["recipe"], row["x"], row["method"]), []).append(float(row["kept"]) - float(row["unfinished"]))
-    means = {case: fmean(of) for case, of in gains.items()}
-    text = prose(page, "docs/does-it-help.md")
-    assert f"Measured at {len({case[:2] for case in means})} points" in text
-    assert f"in {sum(mean > -0.5 for mean in means.values())} of {len(means)} cases devices keep at least as much" in text
-    assert f"In the others it is up to {-min(means.values()):.1f} points worse" in text
-
-
 def test_does_it_help_has_the_figures_of_the_choice(page: Any, root: Path) -> None:
     rows = rows_of(root, "choice.csv")
     places = dict.fromkeys((row["recipe"], row["series"]) for row in rows)

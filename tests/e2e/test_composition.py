@@ -19,7 +19,7 @@ EPSILON, STATISTICS, ORDERS = 8.0, 1.0, 30
 SETTINGS = (
     "privacy.unit=example", f"privacy.noise={NOISE}", f"privacy.delta={DELTA}", f"privacy.epsilon={EPSILON}",
     f"privacy.statistics_epsilon={STATISTICS}", f"privacy.orders={ORDERS}", "privacy.ranges=[[-9, 9]]",
-    "data.classes=[0, 1, 2]", "train.batch_size=1000", f"train.local_epochs={EPOCHS}", "train.finish='auto'",
+    "data.classes=[0, 1, 2]", "train.batch_size=1000", f"train.local_epochs={EPOCHS}",
     "train.validation=0.2", "model.name=dnn", "server.threads=1", f"round.rounds={ROUNDS}",
 )  # fmt: skip
 FLAGS = [word for setting in SETTINGS for word in ("--set", setting)]

@@ -80,7 +80,6 @@ class FakeServer(FederationServicer):
         self.works = ["train", "train", "evaluate"]
         self.rounds = [1, 2, 2]
         self.deadline_s = 60.0
-        self.finish_epochs = 0
         self.at = 0
         self.plan: Plan | None = None
         self.serving: dict[str, dict[str, Any]] = {}  # tensors by part
@@ -198,7 +197,6 @@ class FakeServer(FederationServicer):
             return
         work, round_ = self.works[self.at], self.rounds[self.at]
         order = pb.Order(id=f"{work}-{round_}-{name}", round=round_, deadline_s=self.deadline_s)
-        order.finish_epochs = self.finish_epochs
         order.work = pb.WORK_TRAIN if work == "train" else pb.WORK_EVALUATE
         for part, tensors in self.serving.items():
             order.downloads.append(self._offer(part, tensors))

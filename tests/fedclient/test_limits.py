@@ -14,7 +14,7 @@ from attune.common.errors import Forbidden, ShapeMismatch
 from attune.common.exchange.messages import Order
 from attune.common.plan import ModelSpec, Plan
 from attune.fedclient.address import ServerAddress
-from attune.fedclient.limits import OrderLimits, check_sums
+from attune.fedclient.limits import check_sums
 from attune.fedclient.options import DeviceOptions
 
 STATISTICS = {"columns", "targets"}
@@ -50,14 +50,6 @@ def test_sums_of_targets_stay_on_a_device_that_does_not_disclose_them(bench) -> 
         bench.run()
     told = [json.loads(hello.profile_json) for hello in bench.server.seen.hellos]
     assert told and all(not profile[name] for profile in told for name in STATISTICS)
-
-
-@pytest.mark.parametrize(("epochs", "kept"), [(60, 30), (59, 0)])
-def test_an_order_is_finished_if_twice_its_epochs_are_within_the_limit(epochs: int, kept: int) -> None:
-    said: list[str] = []
-    bounded = OrderLimits(epochs=epochs).bounded(Order("a", 1, "evaluate", finish_epochs=30), 0, said.append)
-    assert bounded.finish_epochs == kept
-    assert len(said) == (kept == 0) and all("up to 60 passes" in line for line in said)
 
 
 def test_no_server_gets_sums_over_samples_that_the_owner_has_not_allowed() -> None:

@@ -36,7 +36,7 @@ from attune.common.exchange.messages import (
     UploadTarget,
     Welcome,
 )
-from attune.common.metrics import Metrics
+from attune.common.metrics import Metrics, read_metrics
 from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Profile
 from tests.e2e.harness import Federation
@@ -102,6 +102,18 @@ def test_a_message_has_the_bytes_that_were_recorded(name: str) -> None:
     message, codec = MESSAGES[name]
     assert codec.write(message).hex() == RECORDED[name]
     assert codec.read(bytes.fromhex(RECORDED[name])) == message
+
+
+def test_an_order_of_an_earlier_server_that_asks_for_finishing_is_read_without() -> None:
+    sent = pb.ServerMessage.FromString(exchange.TO_DEVICE.write(ORDER))
+    sent.order.finish_epochs = 1 << 31
+    sent.order.finish_stops.extend([5, 10])
+    assert exchange.TO_DEVICE.read(sent.SerializeToString()) == ORDER
+
+
+def test_a_report_of_an_earlier_device_that_finished_is_read() -> None:
+    sent = b'{"kept":"finished-common","likelihood_after_0":-3.5,"likelihood_after_20":-2.5}'
+    assert read_metrics(sent, "kiel") == Metrics(kept="finished-common")
 
 
 def test_messages_of_direct_transfers_come_back_and_hide_their_address() -> None:

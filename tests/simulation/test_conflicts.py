@@ -41,7 +41,6 @@ FEATURES: dict[str, dict[str, Any]] = {
     "round.encoding": {"round.encoding": "int8"},
     "round.served": {"round.served": "zstd"},
     "server.max_update_norm": {"server.max_update_norm": 1e6},
-    "train.finish_stop": {"train.finish": "auto", "train.finish_stop": "fleet", "train.validation": 0.2},
     "train.score_after": {"train.score_after": [1]},
     "train.mixed_precision": {"train.mixed_precision": "bf16"},
 }  # fmt: skip

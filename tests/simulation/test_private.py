@@ -188,26 +188,20 @@ def test_numbers_to_predict_are_scaled_by_public_ranges_or_not_at_all() -> None:
         prepare(shard, msgspec.structs.replace(plan, classes=shard.labels, targets=None))
 
 
-def test_finishing_needs_no_noise_and_changes_nothing_that_leaves_a_device() -> None:
+def test_fine_tuning_needs_no_noise_and_changes_nothing_that_leaves_a_device() -> None:
     """With a small budget what is exchanged is poor; what a device keeps was trained for itself alone, without noise."""
-    small = RANGE | {"epsilon": 0.5}
-    plain, finished = (simulated("fedavg", small, train={"finish": finish, "lr": 0.1}) for finish in ("off", "auto"))
-    assert finished.digests == plain.digests
-    assert all("finished-common" in finished.model(name).members for name in finished.devices)
-    noiseless = [finished.model(name).members["finished-common"].tensors for name in finished.devices]
-    again = simulated("fedavg", small, train={"finish": "auto", "lr": 0.1})
-    for name, tensors in zip(finished.devices, noiseless, strict=True):
-        same = again.model(name).members["finished-common"].tensors
-        assert all(tensors[key].equal(same[key]) for key in tensors)
-    guarantee = finished.model("device0").info.privacy
-    assert (guarantee.unit, guarantee.delta, guarantee.finished) == ("example", 1e-5, ["finished-common"])
+    small, tuning = RANGE | {"epsilon": 0.5}, {"name": "fedavg+ft", "tune_epochs": 20}
+    plain, tuned = (simulated(method, small, train={"lr": 0.1}) for method in ("fedavg", tuning))
+    assert tuned.digests == plain.digests
+    guarantee = tuned.model("device0").info.privacy
+    assert (guarantee.unit, guarantee.delta, guarantee.finished) == ("example", 1e-5, ["personalized"])
     assert (guarantee.mode, "one example is replaced by nothing" in guarantee.adjacency) == ("noise on the devices", True)
-    facts = finished.status["privacy"]
+    facts = tuned.status["privacy"]
     wanted = ("noise on the devices", "example", 0.5, 1e-5, guarantee.epsilon)
     assert tuple(facts[key] for key in ("mode", "unit", "epsilon", "delta", "spent")) == wanted
     assert "updates that were trained with noise" in facts["visible"] and facts["adjacency"] == guarantee.adjacency
     assert (guarantee.planned, guarantee.visible) == (0.5, facts["visible"])
-    assert finished.table().mean("kept") > plain.table().mean("kept") + 0.1
+    assert tuned.table().mean("kept") > plain.table().mean("kept") + 0.1
 
 
 OF_CLIENTS = {"unit": "client", "devices": 12, "noise": 0.8, "delta": 0.04, "insecure_seed": 3}

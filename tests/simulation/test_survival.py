@@ -186,7 +186,6 @@ def test_updates_of_survival_are_protected_like_others(settings: dict[str, Any])
             {"privacy.unit": "example", "privacy.noise": 1.0},
             '"survival" cannot be combined with privacy.unit = "example"',
         ),
-        ("fedper", {"train.finish": "auto"}, '"survival" cannot be combined with train.finish = "auto"'),
     ],
 )
 def test_what_makes_no_sense_ends_it_before_it_begins(method: str, settings: dict[str, Any], words: str) -> None:

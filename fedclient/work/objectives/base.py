@@ -118,7 +118,6 @@ class Network:
 
 
 Tensors = dict[str, torch.Tensor]
-Forward = Callable[[Mapping[str, torch.Tensor], torch.Tensor], torch.Tensor]  # (tensors, x) -> logits (N, ..., C)
 OnProgress = Callable[[float], None]
 
 S = TypeVar("S", bound=ObjectiveSettings, default=Any)

@@ -150,13 +150,14 @@ def shard(tmp_path):
 
 @pytest.fixture
 def make(shard, tmp_path):
-    def learner(method, home="home", baseline=None, held_out=None, finish="off", keep="best", **options):
+    def learner(method, home="home", baseline=None, held_out=None, alone=False, keep="best", **options):
         options = {"dial": True, **options}
         spec = default_spec("images", (8, 8, 1), 2, 0, "vit", {"width": 8, "heads": 2, "depth": 1})
-        train = TrainSettings(lr=0.05, batch_size=8, local_epochs=4, validation=0.3, finish=finish)
+        train = TrainSettings(lr=0.05, batch_size=8, local_epochs=4, validation=0.3)
         plan = Plan("f", 3, spec, [0, 1], method, options, train)
         data = prepare(shard, plan) if held_out is None else held_out(prepare(shard, plan))
-        return Learner(plan, data, "kiel", FolderOrders(tmp_path / home), torch.device("cpu"), keep, baseline == "local")
+        orders, cpu = FolderOrders(tmp_path / home), torch.device("cpu")
+        return Learner(plan, data, "kiel", orders, cpu, keep, baseline == "local", fits_alone=alone)
 
     return learner
 
@@ -267,26 +268,17 @@ def test_who_has_dialled_does_not_tell_the_fleet_how_good_the_result_is(make, di
     assert found.weights["common"] < 0.2 and found.validation_samples == 12
 
 
-def test_a_device_that_finishes_blends_its_model_before_the_dial_and_tells_its_score(make):
+def test_beside_fitted_models_the_blend_has_the_model_before_the_dial(make):
     """Set the dial to the local model. It is judged as the device's own model, and the blend has the one before the dial."""
-    learner = make("fedmcsa", baseline="local", finish="auto")
+    learner = make("fedmcsa", baseline="local", alone=True)
     ordered(learner, 1, train=True, serves=by_part(learner, learner.state.theta))
     undialled = spoilt(learner.baselines.local)
     learner._take(replace(learner.state, theta=undialled))
     found = ordered(learner, 2, common=undialled)
     assert found.dial_own == 1 and found.accuracy_before == found.accuracy_local > found.accuracy_common
     assert found.likelihood_personalized == found.likelihood_common < found.likelihood_local
-    for each in (learner, make("fedmcsa", baseline="local", finish="auto")):
+    for each in (learner, make("fedmcsa", baseline="local", alone=True)):
         assert all(tensor.equal(undialled[name]) for name, tensor in each.finished()["personalized"].items())
-
-
-def test_a_device_that_finishes_and_keeps_its_own_model_alone_keeps_the_dialled_one(make):
-    learner = make("fedmcsa", finish="auto", keep="personalized")
-    ordered(learner, 1, train=True, serves=by_part(learner, learner.state.theta))
-    good = dict(learner.state.theta)
-    learner._take(replace(learner.state, theta=spoilt(good)))
-    assert ordered(learner, 2, common=good).dial_mean == 1
-    assert all(tensor.equal(good[name]) for name, tensor in learner.finished()["personalized"].items())
 
 
 def test_without_samples_held_out_or_without_the_setting_nothing_is_dialled(make, shard):

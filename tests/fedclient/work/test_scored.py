@@ -13,11 +13,18 @@ import attune
 from attune.fedclient.work import blend
 from attune.fedclient.work.blend import leave_one_out
 from attune.fedclient.work.calibration import FLOOR
-from attune.fedclient.work.evaluation import Evaluation
-from attune.fedserver.core.finishing import MOST_EPOCHS, SCORE_EPOCHS
-from tests.fedclient.work.test_finishing import CLOUDS
 
-SETTINGS: dict[str, Any] = {"train.local_epochs": 1, "train.lr": 0.05, "train.finish": "auto", "train.score_after": [1, 3]}
+SETTINGS: dict[str, Any] = {"train.local_epochs": 1, "train.lr": 0.05, "train.score_after": [1, 3]}
+
+
+def cloud(seed: int, samples: int = 60) -> tuple[np.ndarray, np.ndarray]:
+    """Return three clouds of four features that overlap, turned by a different angle for each device."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, samples)
+    return (np.roll(np.eye(4), seed % 3, axis=1)[y] * 2 + rng.normal(size=(samples, 4))).astype(np.float32), y
+
+
+CLOUDS = {f"site{n}": cloud(n) for n in range(3)}
 
 
 def likeliest_share(p: list[float], q: list[float], value: list[float], before: tuple[float, float]) -> float:
@@ -102,22 +109,6 @@ def test_devices_report_it_after_these_rounds_alone() -> None:
     plain = attune.simulate(CLOUDS, "fedper", rounds=3, settings={**SETTINGS, "train.score_after": []}, progress=False)
     assert plain.digests == result.digests, "a score changes nothing that is trained"
     assert all(score is None for score in scores(plain).values())
-
-
-def test_finishing_before_a_score_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: set[tuple[int, int]] = set()
-    before = Evaluation.compared
-
-    def noted(self: Evaluation, result: Any, held: Any, order: Any, *rest: Any) -> Any:
-        asked.add((order.round, order.finish_epochs))
-        return (yield from before(self, result, held, order, *rest))
-
-    monkeypatch.setattr(Evaluation, "compared", noted)
-    attune.simulate(CLOUDS, "fedper", rounds=3, settings=SETTINGS, progress=False)
-    assert asked == {(1, SCORE_EPOCHS), (2, 0), (3, MOST_EPOCHS)}
-    asked.clear()
-    attune.simulate(CLOUDS, "fedper", rounds=3, settings={**SETTINGS, "train.finish": "off"}, progress=False)
-    assert asked == {(1, 0), (2, 0), (3, 0)}
 
 
 def test_the_method_local_scores_its_only_model() -> None:

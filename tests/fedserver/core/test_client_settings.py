@@ -63,10 +63,6 @@ def settings(**given: Any) -> Any:
         ({"privacy.secure_aggregation": True}, "(privacy.secure_aggregation|round.min_clients)"),
         ({"privacy.devices": 0}, "needs privacy.devices"),
         ({"privacy.devices": 9}, "round.clients = 10 is more than privacy.devices = 9"),
-        (
-            {"train.finish": "auto", "train.finish_stop": "fleet"},
-            'finish_stop = "fleet": the likelihoods of all devices',
-        ),
         ({"privacy.unit": "none", "privacy.clip_quantile": 0.5}, "privacy.clip_quantile needs"),
         ({"privacy.noise": None}, "needs privacy.epsilon or privacy.noise"),
     ],

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from attune.common.errors import SettingError
 from attune.fedserver.choosing.candidates import check_race, common_settings
-from attune.fedserver.core.finishing import improves
 from attune.fedserver.core.planning import resolve
+from attune.fedserver.core.training_length import improves
 
 
 def test_the_sum_over_devices_decides() -> None:

@@ -126,11 +126,6 @@ NOT_FOR_SURVIVAL = {
         'data.task = "survival" cannot be combined with method.dial: it chooses by how likely',
     ),
     "auto": ({"train": {"score_after": [1]}}, "survival.* train.score_after: .*in place of --method auto name a method"),
-    "finish": (
-        {"train": {"finish": "auto"}},
-        r'train.finish = "auto": .*Leave it out, or take the method fedavg\+ft',
-    ),
-    "stop": ({"train": {"finish_stop": "fleet"}}, 'data.task = "survival" cannot be combined with train.finish_stop'),
 }
 
 

@@ -13,8 +13,6 @@ from attune.common.errors import SettingError
 from attune.common.plan import Profile
 from attune.fedserver.core.ballot import united_classes
 from attune.fedserver.core.data_form import agree, one_token, too_many_classes, too_many_tokens
-from attune.fedserver.core.finishing import likeliest
-from attune.fedserver.core.records import Report
 from attune.fedserver.core.voices import MOST_VOTE, bounded
 
 USUAL = Profile(kind="tabular", shape=(3,), labels=[0, 1, 2], samples=20, test_samples=5)
@@ -129,16 +127,3 @@ def test_no_device_moves_a_difference_further_than_some_usual_ones(
 def test_devices_of_usual_size_count_in_full(gains: list[float], start: float) -> None:
     scores = {"a": {str(d): start for d in range(len(gains))}, "b": {str(d): start + gain for d, gain in enumerate(gains)}}
     assert bounded(scores) == scores
-
-
-def after(client: str, *likelihoods: float) -> Report:
-    names = [f"likelihood_after_{stop}" for stop in (0, 5, 10, 20)]
-    return Report(round=1, work="evaluate", client=client, **dict(zip(names, likelihoods, strict=True)))  # type: ignore[arg-type]
-
-
-def test_one_device_does_not_choose_for_how_long_all_finish() -> None:
-    honest = [after(f"site{number}", -9.0, -8.0, -7.0 - number / 10, -8.5) for number in range(7)]
-    assert likeliest(honest) == 10
-    assert likeliest([*honest, after("eve", 1e100, -1e100, -1e100, -1e100)]) == 10
-    assert likeliest([*honest, after("eve", 1e100, 1e100, 1e100, 1e100)]) == 10
-    assert likeliest([after("eve", -1.0, -2.0, -2.0, -1.0)]) == 0, "of equal ones the smallest"

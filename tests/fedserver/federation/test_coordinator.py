@@ -18,7 +18,6 @@ import pytest
 from attune.common import aio
 from attune.common.errors import DiskFull, HomeMismatch, LedgerBusy, SettingError
 from attune.common.exchange.messages import Hello, Order
-from attune.common.metrics import LIKELIHOODS_AFTER
 from attune.common.plan import Columns, Profile
 from attune.common.protocol import NOISE, SCORES
 from attune.common.wire.files import TensorFile, write_tensors
@@ -139,37 +138,12 @@ async def first_orders(server: Server) -> list[OrderId]:
 
 
 async def test_a_device_that_cannot_score_what_it_would_keep_is_refused_by_name(world: World) -> None:
-    settings = SETTINGS | {"train": {"score_after": [1], "finish": "auto"}}
+    settings = SETTINGS | {"train": {"score_after": [1]}}
 
     async with running(world, settings) as server:
         with pytest.raises(SettingError, match=r"old cannot score what it would keep .*: update fedclient"):
             server.members.connect("old", hello())
         server.members.connect("a", hello(encodings=[SCORES]))
-
-
-async def test_the_fleets_number_of_finishing_epochs_is_the_same_after_a_restart(world: World) -> None:
-    """Sums over both devices: -20, -13, -12 and -18, so ten epochs are best, with a stop after five."""
-    settings = SETTINGS | {"train": {"finish": "auto", "finish_stop": "fleet"}}
-    likelihoods = {"a": (-10.0, -9.0, -4.0, -9.0), "b": (-10.0, -4.0, -8.0, -9.0)}
-
-    async with running(world, settings) as server:
-        streams = server.connect("a", "b")
-        for stage in ("train", "evaluate", "train"):
-            for stream in streams:
-                order = await next_order(stream)
-                assert order.work == stage
-                said = (
-                    dict(zip(LIKELIHOODS_AFTER.values(), likelihoods[stream.name], strict=True)) if stage == "evaluate" else {}
-                )
-                row = Report(round=order.round, work=order.work, client=stream.name, samples=10, **said)
-                assert order.all_stops == ((5, 10, 20) if said else ())
-                server.state.inbox.accept(id_of(order), row, {})
-                await server.coordinator.updates.report(id_of(order))
-        orders = [await next_order(stream) for stream in streams]
-        assert {(order.work, order.finish_epochs, order.finish_stops) for order in orders} == {("evaluate", 10, (5,))}
-    async with running(world, settings) as server:
-        orders = [await next_order(stream) for stream in server.connect("a", "b")]
-        assert {(order.work, order.finish_epochs, order.finish_stops) for order in orders} == {("evaluate", 10, (5,))}
 
 
 async def test_an_evaluation_begins_with_the_results_of_the_last_also_after_a_restart(world: World) -> None:

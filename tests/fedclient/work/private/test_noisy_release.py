@@ -178,10 +178,3 @@ def test_a_plan_for_groups_allows_no_question_for_samples() -> None:
 def test_settings_that_cannot_be_are_refused_by_name(said: dict[str, Any], why: str) -> None:
     with pytest.raises(SettingError, match=why):
         check_private(configured_from({"name": "fedavg"}), TrainSettings(), PrivacySettings(statistics_epsilon=1.0, **said))
-
-
-@pytest.mark.parametrize("unit", ["example", "group"])
-def test_no_likelihood_without_noise_chooses_how_long_all_finish(unit: Any) -> None:
-    fleet = TrainSettings(finish="auto", finish_stop="fleet")
-    with pytest.raises(SettingError, match=f'train.finish_stop cannot be combined with privacy.unit = "{unit}"'):
-        check_private(configured_from({"name": "fedavg"}), fleet, PrivacySettings(unit=unit, epsilon=4.0))
