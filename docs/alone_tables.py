@@ -15,6 +15,16 @@ from docs.markdown import table
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 LEAST_GAIN = -0.5  # the target: points over alone
 CHOSEN = "chosen"  # the rows of rivals.csv with what each device chose
+SHOWN = (ALONE, "closed form", "FedAvg", "FedAvg, tuned", "FedPer", "FedTP", "auto")
+GLANCE = (
+    ("digits", 20, "digits, 10 devices of 20 samples"),
+    ("feature-shift", 4, "digits, 16 devices of 60 samples, seen in four ways"),
+    ("relatedness", 1, "digits, 12 devices of 60 samples, each with names of its own for the classes"),
+    ("hospitals", 1, "heart disease, 4 hospitals"),
+    ("school", 20, "exam scores, 139 schools of 20 pupils (R2)"),
+    ("wisdm", 50, "activities, 36 persons with 50 windows"),
+    ("one-minute", 1, "activities, 30 persons with a window of each"),
+)
 Row = Mapping[str, str]
 
 
@@ -76,6 +86,17 @@ def kept_alone(folder: Path = RESULTS / "recipes") -> Iterator[str]:
     yield ""
     yield f"Of {cells} cells, the gain misses the target of {LEAST_GAIN} points"
     yield f"by the interval in {_named(surely)}, and by the mean in {_named(behind)}."
+
+
+def at_a_glance(folder: Path = RESULTS / "recipes") -> Iterator[str]:
+    """Yield a line for one point of each kind of data: a constant answer, alone, and what devices keep by some methods."""
+    lines = []
+    for name, x, what in GLANCE:
+        rows = [row for row in read(folder / f"{name}.csv") if row.x == x and not row.series.startswith("four")]
+        means = {label: fmean(100 * row.mean for row in rows if row.method == label) for label in {row.method for row in rows}}
+        constant = fmean(100 * row.constant for row in rows if row.constant is not None)
+        lines.append((what, f"{constant:.1f}", *(f"{means[label]:.1f}" if label in means else "" for label in SHOWN)))
+    yield from table(("data", "constant answer", *SHOWN), lines)
 
 
 def _rows(path: Path) -> list[Row]:
