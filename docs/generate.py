@@ -75,6 +75,7 @@ REGIONS: dict[str, Callable[[], Iterator[str]]] = {
     "public-tables": recipe_tables.public,
     "rivals": alone_tables.rivals,
     "kept_alone": alone_tables.kept_alone,
+    "at-a-glance": alone_tables.at_a_glance,
     "attackers": robust_tables.sections,
     "liars": robust_tables.liars,
     "all-methods": method_tables.sections,

@@ -110,15 +110,12 @@ BASELINES = (
     RecipeMethod(TUNED, "fedavg+ft", TUNING),
 )
 
-DIAL = {"method.dial": True}
-MCSA = (RecipeMethod("FedMCSA", "fedmcsa"), RecipeMethod("FedMCSA, dial", "fedmcsa", DIAL, "alone+local"))
-IMAGES = (
-    *BASELINES,
-    *MCSA,
-    RecipeMethod("FedTP", "fedtp"),
-    RecipeMethod("FedTP x MCSA, dial", "fedtp+mcsa", DIAL, "alone+local"),
-)
-SERVED = (*BASELINES, *MCSA, RecipeMethod("hypernetwork", "pfedhn"))
+FEDPER = RecipeMethod("FedPer", "fedper")
+DIAL = RecipeMethod("FedMCSA, dial", "fedmcsa", {"method.dial": True}, "alone+local")
+FEDTP = RecipeMethod("FedTP", "fedtp")
+AUTO = RecipeMethod("auto", "auto")
+IMAGES = (*BASELINES, CLOSED_FORM, FEDPER, DIAL, FEDTP, AUTO)
+SERVED = (*BASELINES, CLOSED_FORM, FEDPER, DIAL, RecipeMethod("hypernetwork", "pfedhn"), AUTO)
 # Every recipe names its model and its epochs: the defaults may change, and its results keep their meaning.
 TRAIN = {"train.local_epochs": 2}
 VIT = TRAIN | {"model.name": "vit"}
@@ -185,13 +182,15 @@ SCHOOL = (
     RecipeMethod(FEDAVG, "fedavg", SCHOOL_RATE),
     RecipeMethod(TUNED, "fedavg+ft", {**TUNING, **SCHOOL_RATE, "method.alpha": 0.005}),
     RecipeMethod("MR-MTL", "mr-mtl", {**SCHOOL_RATE, "method.mu": 4}),
-    RecipeMethod("FedMCSA", "fedmcsa", SCHOOL_RATE),
+    replace(DIAL, settings={**DIAL.settings, **SCHOOL_RATE}),
+    CLOSED_FORM,
+    RecipeMethod("auto", "auto", SCHOOL_RATE),
 )
 
 
 def _public(name: str, table: PublicTable) -> Recipe:
     """Return the recipe on a public table."""
-    methods = (*BASELINES[1:], RecipeMethod("MR-MTL", "mr-mtl"), RecipeMethod("FedPer", "fedper"))
+    methods = (*BASELINES[1:], RecipeMethod("MR-MTL", "mr-mtl"), FEDPER)
     tuned = (replace(entry, settings={**entry.settings, **table.settings[entry.method]}) for entry in methods)
     settings = {"model.name": "dnn", "train.momentum": 0.9, "train.local_epochs": 5}
     points, entries, seeds = (RecipePoint(1, site_tables.by_site),), (ALONE_ENTRY, CLOSED_FORM, *tuned), tuple(range(10))
@@ -225,12 +224,12 @@ RECIPES = {
         Recipe(
             "hospitals", "Heart disease, four hospitals", "all patients", (RecipePoint(1, partial(_natural, by="hospital")),),
             IMAGES, 20, TRAIN | {"model.name": "transformer"}, data="heart_disease.npz",
-            read={"label": "num>0", "missing": "median", "apart": ("hospital",)},
+            read={"label": "num>0", "missing": "median", "apart": ("hospital",)}, standardise="federation",
         ),
         Recipe(
             "hospital-tables", "Heart disease, four hospitals, seven columns as categories", "all patients",
             (RecipePoint(1, site_tables.by_site),), IMAGES, 20, TRAIN | {"model.name": "transformer"},
-            data="heart_disease.npz", tables=site_tables.read_heart,
+            data="heart_disease.npz", tables=site_tables.read_heart, standardise="federation",
         ),
         Recipe(
             "school", "School, exam scores in 139 schools, a linear model", "pupils of a school for training, at most",
@@ -243,9 +242,9 @@ RECIPES = {
         Recipe(
             "wisdm", "WISDM, thirty-six persons with a phone, a linear model", "training windows per person, at most",
             tuple(RecipePoint(n, partial(_persons, samples=n)) for n in (20, 50, 250)),
-            (*BASELINES, RecipeMethod("MR-MTL", "mr-mtl"), *MCSA), 20,
+            (*BASELINES, CLOSED_FORM, RecipeMethod("MR-MTL", "mr-mtl"), DIAL, AUTO), 20,
             {"model.name": "mlr", "train.lr": 0.1, "train.momentum": 0.9, "train.local_epochs": 5}, data="wisdm.npz",
-            read={"missing": "median", "apart": ("user",)},
+            read={"missing": "median", "apart": ("user",)}, standardise="federation",
             note="Linear models fitted outside Attune (alone / common / shrunk to common) are right in 71.6 / 73.1 / 75.7 % "
             "with at most 20 windows of a person, and in 83.1 / 78.5 / 83.4 % with all.",
         ),
@@ -253,9 +252,11 @@ RECIPES = {
             "persons", "UCI-HAR, thirty persons", "all windows",
             (RecipePoint(1, partial(_natural, by="subject", group="segment")),), IMAGES, 8,
             {"model.name": "transformer", "train.local_epochs": 1}, (0,), "uci_har.npz", {"apart": ("subject", "segment")},
+            standardise="federation",
         ),
         Recipe(
-            "roles", "Shakespeare, twenty roles", "all text", (RecipePoint(1, _roles),), IMAGES[1:], 20,
+            "roles", "Shakespeare, twenty roles", "all text", (RecipePoint(1, _roles),),
+            (*BASELINES[1:], FEDPER, DIAL, FEDTP), 20,
             {"model.name": "transformer", "train.local_epochs": 1}, (0,), "roles.tsv.gz",
         ),
         Recipe(

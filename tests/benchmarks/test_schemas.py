@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +13,6 @@ from attune.common.schema import Column, Schema
 from attune.fedclient.read_options import ReadOptions
 from attune.simulation.arguments import read_shards
 from benchmarks import closed_form, closed_form_tables
-from benchmarks.kept_alone import row_of
 from benchmarks.schemas import ComparedTables, arrays, lines, write_tables
 
 
@@ -45,19 +43,6 @@ def test_the_table_has_means_and_paired_intervals_by_hand(tmp_path: Path) -> Non
     assert list(lines(tmp_path / "results.json"))[2:] == [
         "| heart disease, 4 hospitals, accuracy | `mlr` | 3 | 85.0 | 83.0 | +2.0 (-0.5 to 4.5) |"
     ]
-
-
-def client(alone: float | None, kept: float, better: int, worse: int) -> dict[str, Any]:
-    return {
-        "accuracy_alone": alone, "accuracy_kept": kept, "accuracy_before": 0.5, "test_samples": 40,
-        "kept_better_than_alone": better, "kept_worse_than_alone": worse,
-    }  # fmt: skip
-
-
-def test_a_device_is_harmed_if_it_is_worse_than_alone_by_more_than_chance() -> None:
-    """12 losses without a win have p = 2 / 2^12; one loss has p = 1. A device without ordinary models does not count."""
-    clients = [client(0.9, 0.6, 0, 12), client(0.8, 0.775, 0, 1), client(0.4, 1.0, 24, 0), client(None, 0.1, 0, 40)]
-    assert row_of({"clients": clients}) == {"devices": 3, "kept": 0.7917, "alone": 0.7, "own": 0.5, "harmed": 0.3333}
 
 
 def test_each_measurement_runs_and_its_table_has_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

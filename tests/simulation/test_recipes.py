@@ -51,6 +51,8 @@ def test_of_a_large_data_set_a_random_part_is_used_and_of_a_small_one_everything
 @pytest.mark.parametrize("recipe", catalogue.RECIPES.values(), ids=lambda recipe: recipe.name)
 def test_in_every_recipe_the_settings_exist(recipe: Recipe) -> None:
     for entry in recipe.entries:
+        if entry.method == "auto":
+            continue  # a race has the settings of the recipe
         said: dict = {"method": {"name": entry.method}}
         for key, value in {**recipe.settings, **entry.settings}.items():
             section, _, name = key.partition(".")
@@ -256,14 +258,6 @@ def test_tables_of_a_recipe_have_a_closed_form_where_they_are_scaled_together(sc
     recipe = Recipe("tables", "Tables", "rows", (), (), 1, {"model.name": "mlr"}, standardise=scale)
     result = recipe_runs.trained(recipe, RecipeMethod("FedAvg", "fedavg"), shards, 0)
     assert said in result.status["closed_form"]
-
-
-def test_rows_of_another_scale_have_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Recipe] = []
-    monkeypatch.setattr(recipe_runs, "run", lambda recipe, *given, **more: seen.append(recipe) or [])
-    words = ["simulate", "--benchmark", "digits", "--standardise", "federation", "--out", str(tmp_path)]
-    CliRunner().invoke(cli, words)
-    assert [(recipe.name, recipe.standardise) for recipe in seen] == [("digits-federation", "federation")]
 
 
 @pytest.mark.parametrize(
