@@ -115,7 +115,7 @@ DIAL = RecipeMethod("FedMCSA, dial", "fedmcsa", {"method.dial": True}, "alone+lo
 FEDTP = RecipeMethod("FedTP", "fedtp")
 AUTO = RecipeMethod("auto", "auto")
 IMAGES = (*BASELINES, CLOSED_FORM, FEDPER, DIAL, FEDTP, AUTO)
-SERVED = (*BASELINES, CLOSED_FORM, FEDPER, DIAL, RecipeMethod("hypernetwork", "pfedhn"), AUTO)
+SERVED = (*BASELINES, CLOSED_FORM, FEDPER, DIAL, RecipeMethod("hypernetwork", "pfedhn"))
 # Every recipe names its model and its epochs: the defaults may change, and its results keep their meaning.
 TRAIN = {"train.local_epochs": 2}
 VIT = TRAIN | {"model.name": "vit"}
