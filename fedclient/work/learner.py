@@ -30,6 +30,7 @@ from attune.common.wire.header import Manifest
 from attune.common.wire.tensors import manifest_of
 from attune.fedclient.data.lazy_shard import LazyShard
 from attune.fedclient.data.prepare import Prepared, prepare
+from attune.fedclient.gate import Gate
 from attune.fedclient.hooks import NONE, Hooks
 from attune.fedclient.messages import OrderResult
 from attune.fedclient.options import DeviceOptions
@@ -392,7 +393,7 @@ def make_learner(
     device = hardware.choose(options.device)
     prepared = prepare(shard.load_for(plan), plan)
     private = private_learning(plan, options, name, shard.digest, len(prepared.train_x), prepared.train_groups)
-    tells, store = options.privacy.tells_scores(plan), orders(name)
+    tells, store = Gate(options, plan).tells_scores, orders(name)
     source = EmbeddingSource(None if options.simulated else store.secret, options.limits.model_bytes)
     keep, local, alone = options.keep, options.trains_local, not options.against_alone(plan)
     return Learner(plan, prepared, name, store, device, keep, local, options.hooks, private, tells, source, alone)

@@ -12,7 +12,7 @@ import attune
 from attune.common.config import TrainSettings
 from attune.common.errors import SettingError
 from attune.common.metrics import Choice
-from attune.fedclient.limits import PrivacyLimits
+from attune.fedclient.gate import Gate
 from attune.fedclient.model.artifact import Model
 from attune.fedclient.work.baselines import Baselines
 from attune.fedclient.work.blend import pseudo_counts
@@ -275,7 +275,7 @@ def test_with_privacy_the_fleet_chooses_nothing_unasked(monkeypatch: pytest.Monk
 def test_without_likelihoods_devices_finish_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owners withhold scores, or there is no round before the last one."""
     asked = recorded_orders(monkeypatch)
-    monkeypatch.setattr(PrivacyLimits, "tells_scores", lambda *_: False)
+    monkeypatch.setattr(Gate, "tells_scores", False)
     run("fedavg", settings=FLEET)
     assert {epochs for round_, epochs, _ in asked if round_ == ROUNDS} == {LONGEST}
     asked.clear()
