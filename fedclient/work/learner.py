@@ -41,8 +41,7 @@ from attune.fedclient.work.device_state import DeviceState
 from attune.fedclient.work.dial import dial_of
 from attune.fedclient.work.embedding import FROM_SEED, PART, EmbeddingSource, embedding_of
 from attune.fedclient.work.evaluation import DeviceModels, Evaluation
-from attune.fedclient.work.executor import Work
-from attune.fedclient.work.job import Jobs, alone
+from attune.fedclient.work.executor import Jobs, Work, alone
 from attune.fedclient.work.measures import MEASURES
 from attune.fedclient.work.orders import Holdings, OrderStore, check_encodings, manifests_of, rebuilt
 from attune.fedclient.work.own_loop import check_loop
