@@ -121,10 +121,13 @@ class Discloser:
         elif not self._busy:
             self._busy = True
             try:
-                report = self._noisy_report if noisy else self._report
-                self._link.answer(await self._worker.do(report, question, gate.plan))
+                sums = await self._worker.do(self._noisy_sums if noisy else self._plain_sums, question, gate.plan)
+                report = StatisticsReport(question.id, sums)
+            except UpdateRefused as refusal:
+                report = StatisticsReport(question.id, refused=str(refusal))
             finally:
                 self._busy = False
+            self._link.answer(report)
 
     async def exchange(self, message: SecureMessage, gate: Gate) -> None:
         """Answer a message of a masked sum, or say why not."""
@@ -133,47 +136,43 @@ class Discloser:
         else:
             await self.masked.answer(message)
 
-    def _report(self, question: StatisticsRequest, plan: Plan | None) -> StatisticsReport:
-        """Return the answer to a question for statistics as they are."""
+    def _plain_sums(self, question: StatisticsRequest, plan: Plan | None) -> bytes:
+        """Return the answer to a question for statistics as they are. It can refuse by UpdateRefused."""
         try:
             centres = from_json(question.centres_json, dict[str, Centre]) if question.centres_json else {}
         except msgspec.DecodeError as error:
             raise WireError(f"the server's question for statistics cannot be read ({error}): update one of the two") from None
         if len(centres) > MOST_COLUMNS or len(question.columns) > MOST_COLUMNS:
-            return StatisticsReport(question.id, refused=f"the question is for more than {MOST_COLUMNS} columns")
+            raise UpdateRefused(f"the question is for more than {MOST_COLUMNS} columns")
         whole = self._shard.load()
         answer = site_sketches(whole, centres) if question.centres_json else site_sums(whole, question.columns)
         if len(answer.columns) > MOST_COLUMNS:
-            return StatisticsReport(
-                question.id,
-                refused=f"its data have {len(answer.columns)} columns: ask for at most {MOST_COLUMNS} of them (--columns)",
-            )
+            many = f"its data have {len(answer.columns)} columns: ask for at most {MOST_COLUMNS} of them (--columns)"
+            raise UpdateRefused(many)
         text = msgspec.json.encode(answer)
         if len(text) > MOST_BYTES:
-            return StatisticsReport(
-                question.id, refused=f"its answer has {len(text):,} bytes: ask for fewer columns (--columns)"
-            )
-        return StatisticsReport(question.id, text)
+            raise UpdateRefused(f"its answer has {len(text):,} bytes: ask for fewer columns (--columns)")
+        return text
 
-    def _noisy_report(self, question: StatisticsRequest, plan: Plan | None) -> StatisticsReport:
-        """Return the answer to a question for statistics with noise. This imports torch."""
+    def _noisy_sums(self, question: StatisticsRequest, plan: Plan | None) -> bytes:
+        """Return the answer to a question for statistics with noise. It can refuse by UpdateRefused. This imports torch."""
         from attune.fedclient.work.private.ledger import BudgetSpent
         from attune.fedclient.work.private.private_learning import noisy_statistics
 
         if self._shard.load_in is not None:
             why = "it proposes a schema, which tells of its rows: give it the schema of the operator (--schema FILE)"
-            return StatisticsReport(question.id, refused=why)
+            raise UpdateRefused(why)
         try:
             layout = from_json(question.noisy_json, NoisyLayout)
             sums = noisy_statistics(self._shard.load(), layout, self._options, plan, self._shard.digest)
         except msgspec.DecodeError as error:
-            return StatisticsReport(question.id, refused=f"the question cannot be read ({error}): update one of the two")
-        except (UpdateRefused, SettingError, BudgetSpent) as error:
-            return StatisticsReport(question.id, refused=str(error))
+            raise UpdateRefused(f"the question cannot be read ({error}): update one of the two") from None
+        except (SettingError, BudgetSpent) as error:
+            raise UpdateRefused(str(error)) from None
         except HomeMismatch as error:
             self._say(f"gives no statistics: {error}")
-            return StatisticsReport(question.id, refused="its privacy ledger cannot be used; its own log says why")
-        return StatisticsReport(question.id, msgspec.json.encode(sums))
+            raise UpdateRefused("its privacy ledger cannot be used; its own log says why") from None
+        return msgspec.json.encode(sums)
 
 
 def _moments(shard: LazyShard, plan: Plan) -> tuple[float, ...]:
