@@ -12,10 +12,10 @@ from attune.common.metrics import Metrics
 from attune.common.pb import federation_pb2 as pb
 from attune.common.plan import Profile
 from attune.common.secure.secure_sum import REPORTED
-from attune.fedclient.gate import Mode, decisions
+from attune.fedclient.gate import decisions
 from docs.markdown import table
 
-WORDS: dict[Mode, str] = {
+WORDS = {
     "sent": "sent",
     "not sent": "not sent",
     "declared": "only what meta.json declares",

@@ -146,9 +146,8 @@ class Discloser:
             raise UpdateRefused(f"the question is for more than {MOST_COLUMNS} columns")
         whole = self._shard.load()
         answer = site_sketches(whole, centres) if question.centres_json else site_sums(whole, question.columns)
-        if len(answer.columns) > MOST_COLUMNS:
-            many = f"its data have {len(answer.columns)} columns: ask for at most {MOST_COLUMNS} of them (--columns)"
-            raise UpdateRefused(many)
+        if (count := len(answer.columns)) > MOST_COLUMNS:
+            raise UpdateRefused(f"its data have {count} columns: ask for at most {MOST_COLUMNS} of them (--columns)")
         text = msgspec.json.encode(answer)
         if len(text) > MOST_BYTES:
             raise UpdateRefused(f"its answer has {len(text):,} bytes: ask for fewer columns (--columns)")

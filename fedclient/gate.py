@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
@@ -24,22 +24,17 @@ from attune.fedclient.messages import OrderResult
 if TYPE_CHECKING:
     from attune.fedclient.options import DeviceOptions
 
-Mode = Literal[
-    "sent", "not sent", "declared", "disclosed", "disclosed unmasked", "disclosed noisy", "by units", "scores", "by --metrics",
-    "shares", "charged", "noisy", "masked", "masked sum",
-]  # fmt: skip
-
 
 class DisclosureRow(msgspec.Struct, forbid_unknown_fields=True):
-    """Decision about some fields: a row of disclosed.toml, which says what its words mean."""
+    """Decision about some fields: a row of disclosed.toml, which says what the words of its three modes mean."""
 
     name: str
     fields: list[str]
     sees: str
     why: str
-    usual: Mode
-    noise: Mode
-    secure: Mode
+    usual: str
+    noise: str
+    secure: str
 
 
 @cache
@@ -133,6 +128,7 @@ class PrivacyLimits:
 NO_DEMANDS = PrivacyLimits()
 
 
+T = TypeVar("T")
 # Errors that name what a plan or a setting asks for. Others may quote labels, tokens, cells or gaps of the data.
 _NOT_OF_SAMPLES = (HomeMismatch, SettingError, WireError)
 
@@ -164,10 +160,9 @@ class Gate:
         metrics = self.options.privacy.metrics
         return metrics == "all" or (metrics is None and not self._with_noise)
 
-    def _permits(self, mode: Mode, declared: bool = False) -> bool:
-        disclose, scores = self.options.disclose, self.tells_scores
-        clear = "statistics" in disclose
-        permissions: dict[Mode, bool] = {
+    def _permits(self, mode: str, declared: bool = False) -> bool:
+        disclose, scores, clear = self.options.disclose, self.tells_scores, "statistics" in self.options.disclose
+        permissions: dict[str, bool] = {
             **dict.fromkeys(("sent", "noisy", "masked"), True),
             **dict.fromkeys(("scores", "by --metrics", "charged"), scores),
             **dict.fromkeys(("disclosed", "disclosed noisy"), clear),
@@ -211,10 +206,9 @@ class Gate:
 
     def profile(self, profile: Profile, declares: Collection[str]) -> Profile:
         """Return what the server is told of a shard, of which meta.json declares some facts."""
-        declared = {"Profile.labels": "classes" in declares or profile.task != "classes"}
-        declared["Profile.vocabulary"] = "vocabulary" in declares
-        sent: Profile = only(profile, Profile, lambda field: self.allows(field, declared.get(field, False)))
-        return sent
+        labels, vocabulary = "classes" in declares or profile.task != "classes", "vocabulary" in declares
+        declared = {"Profile.labels": labels, "Profile.vocabulary": vocabulary}
+        return only(profile, Profile, lambda field: self.allows(field, declared.get(field, False)))
 
     def report(self, result: OrderResult) -> OrderResult:
         """Return what the server is told of the result of an order.
@@ -226,15 +220,14 @@ class Gate:
         if result.accuracy_constant is not None and not self.allows("Metrics.accuracy_constant"):
             above = None if result.trained else int(not result.no_better_than_constant)
             result = msgspec.structs.replace(result, above_constant=above)
-        sent: OrderResult = only(result, Metrics, self.allows)
-        noisy = {} if self.tells_scores else result.noisy
-        charged = {name: value for name, value in noisy.items() if rows()[f"Metrics.{name}"].noise == "charged"}
-        return msgspec.structs.replace(sent, **charged)
+        sent = only(result, Metrics, self.allows)
+        paid = {field.partition(".")[2] for field, row in rows().items() if row.noise == "charged"}
+        charged = {name: value for name, value in result.noisy.items() if name in paid}
+        return sent if self.tells_scores else msgspec.structs.replace(sent, **charged)
 
     def reason(self, text: str) -> str:
         """Return what the server is told of why an order failed: the text may tell of samples."""
-        whole = text == SPENT or self.allows("Trouble.reason")
-        return text if whole else "it cannot carry out the order; its own log says why"
+        return text if text == SPENT or self.allows("Trouble.reason") else "it cannot carry out the order; its own log says why"
 
     def declined(self, error: AttuneError) -> str:
         """Return what the server is told of why the device takes no part: not which labels, tokens or gaps its data have.
@@ -245,16 +238,15 @@ class Gate:
             return str(error)
         return f"its data do not fit the plan ({error.kind}); its own log says why"
 
-    def check_method(self, adds_up: bool) -> None:
-        """Check a plan's method, which adds up over samples or not.
+    def check_method(self, name: str, adds_up: bool) -> None:
+        """Check the plan's method, which adds up over samples or not.
 
         Raises:
             LimitExceeded: It asks for sums over samples that neither the owner allows nor masks hide.
         """
         if adds_up and "sums" not in self.options.disclose and not (self._sums is not None and self._sums.exact):
-            method = "" if self.plan is None else self.plan.method
             raise LimitExceeded(
-                f"this federation's method {method} asks for sums over this device's samples, from which single samples can "
+                f"this federation's method {name} asks for sums over this device's samples, from which single samples can "
                 "be computed; the owner of the data allows that by --disclose sums, or the operator masks them "
                 "(privacy.secure_aggregation)"
             )
@@ -275,15 +267,14 @@ def report_of(result: OrderResult) -> OrderResult:
     return OrderResult(order_id=result.order_id, round=result.round, trained=result.trained, samples=0)
 
 
-def only(value: Any, kind: type, allows: Callable[[str], bool]) -> Any:
+def only(value: T, kind: type, allows: Callable[[str], bool]) -> T:
     """Return a struct or a message with those fields of `kind` that are allowed; the others are as if nothing was known."""
     form: Any = msgspec.structs if issubclass(kind, msgspec.Struct) else dataclasses
     refused = [field for field in form.fields(kind) if not allows(f"{kind.__name__}.{field.name}")]
-    return form.replace(value, **{field.name: _empty(field, getattr(value, field.name)) for field in refused})
-
-
-def _empty(field: Any, value: Any) -> Any:
-    return field.default if field.default in (None, msgspec.UNSET) else type(value)()
+    empty = {field.name: type(getattr(value, field.name))() for field in refused if field.default not in (None, msgspec.UNSET)}
+    unknown = {field.name: field.default for field in refused if field.name not in empty}
+    result: T = form.replace(value, **empty, **unknown)
+    return result
 
 
 def listed(message: Any) -> Any:

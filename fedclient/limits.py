@@ -141,7 +141,7 @@ def accept_plan(plan: Plan, store: Store, options: DeviceOptions) -> Plan | None
     for package in packages_on_devices(plan.method, plan.method_options, plan.model.name, plan.device_transforms):
         if package.name not in plan.plugins:
             raise WireError(f"the server's plan uses the plug-in {package.name}, which it does not list; update the server")
-    Gate(options, plan).check_method(configured_on_device(plan).objective.adds_up)
+    Gate(options, plan).check_method(plan.method, configured_on_device(plan).objective.adds_up)
     return before
 
 

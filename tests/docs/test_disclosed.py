@@ -52,8 +52,7 @@ def gate_of(mode: str = "usual", **options: Any) -> Gate:
 OPEN = {"privacy": PrivacyLimits(metrics="all"), "units": "all", "disclose": ("statistics",)}
 
 
-REF = messages.BlobRef("x", "x", 1, data=b"x")
-FILLED = {"str": "x", "bytes": b"x", "int": 1, "float": 1.0}
+REF, FILLED = messages.BlobRef("x", "x", 1, data=b"x"), {"str": "x", "bytes": b"x", "int": 1, "float": 1.0}
 
 
 def filled(kind: Any) -> Any:
@@ -89,7 +88,6 @@ def test_of_a_summed_update_the_server_is_told_only_that_it_is_done() -> None:
     report = gate_of("secure", **OPEN).report(msgspec.structs.replace(RESULT, trained=True))
     assert report == OrderResult(order_id="e-1", round=1, trained=True, samples=0)
     assert {name for name in METRICS if rows()[f"Metrics.{name}"].secure == "masked"} == set(SUMMED)
-    assert rows()["Update.samples"].secure == "masked"
 
 
 @pytest.mark.parametrize("mode", PLANS)

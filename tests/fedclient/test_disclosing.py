@@ -200,20 +200,6 @@ def test_with_a_limit_of_privacy_the_server_learns_neither_classes_nor_sums(
     assert (told.labels, told.columns is not None) == (labels, sums)
 
 
-@pytest.mark.parametrize(
-    ("limits", "declared", "told"),
-    [(PrivacyLimits(), None, 8), (PrivacyLimits(epsilon=4.0), None, 0), (PrivacyLimits(epsilon=4.0), 30, 30)],
-)
-def test_with_a_limit_of_privacy_the_server_does_not_learn_the_largest_token(
-    limits: PrivacyLimits, declared: int | None, told: int, tmp_path: Path
-) -> None:
-    for part in ("train", "test"):
-        np.savez(tmp_path / f"{part}.npz", x=np.arange(8).reshape(4, 2), y=np.arange(4) % 2)
-    (tmp_path / "meta.json").write_text(json.dumps({"kind": "tokens"} | ({"vocabulary": declared} if declared else {})))
-    hello = hello_of(given(privacy=limits), LazyShard.on_disk(tmp_path), empty=False)
-    assert from_json(hello.profile_json, Profile).vocabulary == told
-
-
 def test_a_device_with_a_limit_of_privacy_proposes_no_schema() -> None:
     with pytest.raises(SettingError, match=r"--schema auto tells the server of single rows.*--schema FILE"):
         given(privacy=PrivacyLimits(epsilon=4.0), table=ReadOptions.of("", schema="auto"))
