@@ -80,8 +80,7 @@ def test_without_permission_only_free_fields_of_profile_and_metrics_leave(mode: 
     report = gate.report(msgspec.structs.replace(RESULT, noisy={}))
     assert {f"Metrics.{name}" for name in reported_by(report)} == {field for field in free if field.startswith("Metrics.")}
     assert report.fitted == {}
-    noisy = gate.report(RESULT)
-    assert noisy.loss == 0.5 and noisy.epsilon == report.epsilon, "only what is charged takes the place of a score"
+    assert (noisy := gate.report(RESULT)).loss == 0.5 and noisy.epsilon == report.epsilon, "only what is charged is sent"
 
 
 def test_of_a_summed_update_the_server_is_told_only_that_it_is_done() -> None:

@@ -25,7 +25,6 @@ FEATURES: dict[str, dict[str, Any]] = {
     "method analytic": {"method.name": "analytic", "model.name": "closed-form"},
     "method ditto": {"method.name": "ditto"},
     "method fedamp": {"method.name": "fedamp"},
-    "privacy.same_cohort": {"privacy.secure_aggregation": True, "privacy.same_cohort": True},
     "round.patience": {"round.patience": 1, "train.validation": 0.2},
     "method.dial": {"method.name": "fedmcsa", "method.dial": True},
     "method.robust": {"method.robust": "median"},
